@@ -1,0 +1,1 @@
+"""Data: files, hub data sets and embedded samples in, batches of tensors out."""

@@ -1,0 +1,1 @@
+"""Plain `torch.nn.Module` building blocks and the models assembled from them."""

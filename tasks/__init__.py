@@ -1,0 +1,1 @@
+"""Lightning tasks: what a person runs (`python -m tasks.vit fit`)."""

@@ -1,0 +1,24 @@
+"""What all tests share: two threads, no network, no accounts, and the folder of real data where there is one."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", MPLBACKEND="Agg")
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> None:
+    import torch
+
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder of real data sets, from `TESSERA_DATA`."""
+    folder = os.environ.get("TESSERA_DATA")
+    if not folder:
+        pytest.skip("TESSERA_DATA is not set: it names the folder of real data sets")
+    return Path(folder).resolve()
