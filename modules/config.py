@@ -1,0 +1,237 @@
+"""Sizes and choices of the models, as frozen dataclasses of primitives: `asdict` -> YAML -> checkpoint -> back."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+NormName = Literal["layernorm", "rmsnorm"]
+FeedForwardName = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"]
+OrderName = Literal["pre", "post", "parallel"]
+AttentionName = Literal["dot", "additive"]
+InitName = Literal["trunc_normal", "xavier", "gpt2"]
+PositionName = Literal["none", "learned", "sinusoidal", "sincos2d", "rotary", "rotary2d", "alibi", "t5"]
+StemName = Literal["patch", "conv"]
+PoolName = Literal["cls", "mean", "max", "attention"]
+
+GATED = ("swiglu", "geglu")
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Raises `ValueError` with `sentence` unless `condition` holds."""
+    if not condition:
+        raise ValueError(sentence)
+
+
+def _check_rates(config: object, *names: str) -> None:
+    for name in names:
+        rate = getattr(config, name)
+        require(
+            0 <= rate < 1, f"{name} is {rate}; it is a probability, so give a number from 0 up to but not including 1."
+        )
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """Sizes and variants of a stack of Transformer blocks.
+
+    Args:
+        width: Size E of each token's vector.
+        depth: Number of blocks.
+        heads: Number of attention heads; must divide `width`.
+        kv_heads: Number of key/value heads, shared by groups of query heads (Ainslie 2023); null: `heads`.
+        mlp_width: Hidden size F of the feed-forward part; null: 4 x width, or with a gate 8/3 x width rounded up to 8.
+        attention: Kind of attention: "dot" (Vaswani 2017) or "additive" (Bahdanau 2015).
+        feedforward: Activation of the feed-forward part; "swiglu" and "geglu" are gated (Shazeer 2020).
+        norm: Kind of normalisation: "layernorm" (Ba 2016) or "rmsnorm" (Zhang 2019).
+        norm_eps: Constant added to the variance inside the norms.
+        order: Norms "pre" or "post" the sub-layers, or attention and feed-forward "parallel" (Dehghani 2023).
+        final_norm: A norm after the last block; null: yes, unless the order is "post", which ends with one already.
+        bias: Biases in output projections, feed-forward and norms.
+        qkv_bias: Biases in the query, key and value projections.
+        qk_norm: Norm on each head's queries and keys (Dehghani 2023).
+        dropout: Probability of dropping values after the embedding, after attention, inside and after the feed-forward.
+        attention_dropout: Probability of dropping attention weights (slow on CPUs).
+        drop_path: Probability of skipping a sub-layer in the last block, growing linearly from 0 (Huang 2016).
+        layer_scale: Start value of a learned scale on each sub-layer's output (Touvron 2021); null: none.
+        causal: Tokens see only themselves and earlier ones.
+        cross_attention: A second attention, to a source sequence, in each block (decoders).
+        source_width: Vector size of that source; null: `width`.
+        checkpoint_activations: Recompute activations in the backward pass: less memory, about a third more time.
+        init: Start values of the weights: "trunc_normal" (std 0.02), "xavier", or "gpt2" (smaller for residual layers).
+    """
+
+    width: int = 192
+    depth: int = 9
+    heads: int = 3
+    kv_heads: int | None = None
+    mlp_width: int | None = None
+    attention: AttentionName = "dot"
+    feedforward: FeedForwardName = "gelu"
+    norm: NormName = "layernorm"
+    norm_eps: float = 1e-6
+    order: OrderName = "pre"
+    final_norm: bool | None = None
+    bias: bool = True
+    qkv_bias: bool = True
+    qk_norm: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    drop_path: float = 0.0
+    layer_scale: float | None = None
+    causal: bool = False
+    cross_attention: bool = False
+    source_width: int | None = None
+    checkpoint_activations: bool = False
+    init: InitName = "trunc_normal"
+
+    def __post_init__(self) -> None:
+        for name in ("width", "depth", "heads"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1.")
+        require(
+            self.width % self.heads == 0,
+            f"width {self.width} cannot be split into {self.heads} heads; make width a multiple of heads.",
+        )
+        groups = self.kv_heads if self.kv_heads is not None else self.heads
+        require(
+            groups >= 1 and self.heads % groups == 0,
+            f"kv_heads {self.kv_heads} does not divide heads {self.heads}; choose a divisor.",
+        )
+        require(self.mlp_width is None or self.mlp_width >= 1, f"mlp_width is {self.mlp_width}; it must be at least 1.")
+        require(self.norm_eps > 0, f"norm_eps is {self.norm_eps}; it must be above 0.")
+        require(
+            self.source_width is None or self.cross_attention,
+            "source_width is set but cross_attention is off; switch it on or leave source_width out.",
+        )
+        _check_rates(self, "dropout", "attention_dropout", "drop_path")
+
+    @property
+    def head_width(self) -> int:
+        """Size D of one head."""
+        return self.width // self.heads
+
+    @property
+    def feedforward_width(self) -> int:
+        """Hidden size F of the feed-forward part."""
+        if self.mlp_width is not None:
+            return self.mlp_width
+        gated = (8 * self.width // 3 + 7) // 8 * 8  # three matrices instead of two: same parameter count
+        return gated if self.feedforward in GATED else 4 * self.width
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm follows the last block."""
+        return self.order != "post" if self.final_norm is None else self.final_norm
+
+
+@dataclass(frozen=True)
+class PositionConfig:
+    """What a position encoding may need to know; models fill it in.
+
+    Args:
+        width: Size E of each token's vector.
+        heads: Number of attention heads.
+        head_width: Size D of one head.
+        grid: Number of positions along each axis: (length,) for text, (rows, columns) for images.
+        base: Slowest wavelength of sinusoidal and rotary encodings, in positions (over 2 pi).
+        fraction: Share of each head that is rotated.
+        buckets: Number of distance buckets of T5's bias.
+        max_distance: Distance, in tokens, from which T5's buckets no longer tell apart.
+        causal: Only earlier tokens are attended to (T5 then spends all buckets on them).
+    """
+
+    width: int
+    heads: int
+    head_width: int
+    grid: tuple[int, ...]
+    base: float = 10000.0
+    fraction: float = 1.0
+    buckets: int = 32
+    max_distance: int = 128
+    causal: bool = False
+
+    @property
+    def rotated_width(self) -> int:
+        """Number of a head's channels that are rotated."""
+        return round(self.head_width * self.fraction)
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Sizes and variants of a Vision Transformer (Dosovitskiy 2021).
+
+    Args:
+        image_size: Height and width of the images, in pixels.
+        patch_size: Height and width of a patch, in pixels; must divide `image_size`.
+        channels: Colour channels of the images: 3 for colour, 1 for grey; null: to be filled in from the data.
+        num_classes: Number of classes; null: to be filled in from the data.
+        pool: How tokens become one vector: the class token, their mean, their max, or attention from a learned query.
+        class_token: Prepend a class token; null: only where `pool` is "cls".
+        register_tokens: Number of extra learned tokens (Darcet 2024).
+        position: Position encoding of the patches; class and register tokens have none.
+        position_base: Slowest wavelength of sinusoidal and rotary positions; null: 100 if rotary2d, 10000 otherwise.
+        rotary_fraction: Share of each head's channels that rotary positions turn.
+        stem: Patches by one linear map ("patch") or by 3x3 convolutions of stride 2 ("conv", Xiao 2021).
+        norm_after_pool: Put the final norm after the pooling instead of before it.
+        head_dropout: Probability of dropping values before the classifier.
+        stack: The Transformer blocks.
+    """
+
+    image_size: int = 224
+    patch_size: int = 16
+    channels: int | None = 3
+    num_classes: int | None = 1000
+    pool: PoolName = "cls"
+    class_token: bool | None = None
+    register_tokens: int = 0
+    position: PositionName = "learned"
+    position_base: float | None = None
+    rotary_fraction: float = 1.0
+    stem: StemName = "patch"
+    norm_after_pool: bool = False
+    head_dropout: float = 0.0
+    stack: StackConfig = field(default_factory=StackConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("image_size", "patch_size", "channels", "num_classes"):
+            require(
+                getattr(self, name) is None or getattr(self, name) >= 1,
+                f"{name} is {getattr(self, name)}; it must be at least 1.",
+            )
+        require(
+            self.image_size % self.patch_size == 0,
+            f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}; change one of them.",
+        )
+        require(self.register_tokens >= 0, f"register_tokens is {self.register_tokens}; it cannot be negative.")
+        require(
+            self.pool != "cls" or self.class_token is not False,
+            'pool "cls" needs the class token; leave class_token out or choose another pool.',
+        )
+        power_of_two = self.patch_size > 1 and self.patch_size & (self.patch_size - 1) == 0
+        require(
+            self.stem != "conv" or power_of_two,
+            f'stem "conv" halves the image step by step, so patch_size {self.patch_size} must be 2, 4, 8, ...',
+        )
+        require(
+            not (self.position.startswith("rotary") and self.stack.attention == "additive"),
+            f'position "{self.position}" works on dot products; use attention "dot" or another position.',
+        )
+        require(
+            not (self.stack.causal or self.stack.cross_attention),
+            "A ViT sees the whole image and nothing else; leave stack.causal and stack.cross_attention off.",
+        )
+        require(0 < self.rotary_fraction <= 1, f"rotary_fraction is {self.rotary_fraction}; give a share from 0 to 1.")
+        _check_rates(self, "head_dropout")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Number of patches along height and width."""
+        return self.image_size // self.patch_size, self.image_size // self.patch_size
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether a class token stands first."""
+        return self.pool == "cls" if self.class_token is None else self.class_token
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Number of tokens before the patches: class token, then registers."""
+        return int(self.has_class_token) + self.register_tokens

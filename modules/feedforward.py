@@ -1,0 +1,65 @@
+"""Feed-forward parts: each token's vector through a hidden layer of width F."""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+
+
+class FeedForward(nn.Module):
+    """down(dropout(activation(up(x)))): (B, N, E) -> (B, N, F) -> (B, N, E) (Vaswani 2017).
+
+    Args:
+        width: Size E of each token's vector.
+        hidden: Hidden size F.
+        bias: Biases in both layers.
+        dropout: Probability of dropping hidden values.
+        activation: Makes the non-linearity.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        bias: bool = True,
+        dropout: float = 0.0,
+        activation: Callable[[], nn.Module] = nn.GELU,
+    ) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.activation = activation()
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.down = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, E) -> (B, N, E)."""
+        return self.down(self.dropout(self.activation(self.up(x))))
+
+
+class GatedFeedForward(FeedForward):
+    """down(dropout(activation(gate(x)) * up(x))): (B, N, E) -> (B, N, E) (Shazeer 2020). Arguments as `FeedForward`."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        bias: bool = True,
+        dropout: float = 0.0,
+        activation: Callable[[], nn.Module] = nn.SiLU,
+    ) -> None:
+        super().__init__(width, hidden, bias, dropout, activation)
+        self.gate = nn.Linear(width, hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, E) -> (B, N, E)."""
+        return self.down(self.dropout(self.activation(self.gate(x)) * self.up(x)))
+
+
+FEEDFORWARDS: dict[str, Callable[..., FeedForward]] = {
+    "relu": partial(FeedForward, activation=nn.ReLU),
+    "gelu": FeedForward,
+    "gelu_tanh": partial(FeedForward, activation=partial(nn.GELU, approximate="tanh")),
+    "silu": partial(FeedForward, activation=nn.SiLU),
+    "swiglu": GatedFeedForward,
+    "geglu": partial(GatedFeedForward, activation=nn.GELU),
+}

@@ -1,0 +1,45 @@
+"""Start values of weights."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from modules.config import InitName
+
+RESIDUAL = ("output", "down")  # the layers whose result is added to the residual stream
+
+
+def trunc_normal(weight: Tensor, residual_scale: float) -> None:
+    """Normal with std 0.02, cut at two std (Dosovitskiy 2021)."""
+    nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04)
+
+
+def xavier(weight: Tensor, residual_scale: float) -> None:
+    """Uniform, keeping the variance of values and gradients (Glorot 2010)."""
+    nn.init.xavier_uniform_(weight)
+
+
+def gpt2(weight: Tensor, residual_scale: float) -> None:
+    """Normal with std 0.02, smaller where the result joins the residual stream (Radford 2019)."""
+    nn.init.normal_(weight, std=0.02 * residual_scale)
+
+
+INITS: dict[str, Callable[[Tensor, float], None]] = {"trunc_normal": trunc_normal, "xavier": xavier, "gpt2": gpt2}
+
+
+def initialise(net: nn.Module, name: InitName, depth: int) -> None:
+    """Sets the weights of all linear layers and embeddings in `net` by `name`, their biases to zero.
+
+    Args:
+        net: The network; convolutions start with LeCun's variance 1 / inputs, norms and learned vectors stay.
+        name: Entry of `INITS`.
+        depth: Number of blocks N; "gpt2" scales residual layers by 1 / sqrt(2 N).
+    """
+    for path, module in net.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            is_residual = path.rpartition(".")[2] in RESIDUAL
+            INITS[name](module.weight, (2 * depth) ** -0.5 if is_residual else 1.0)
+        elif isinstance(module, nn.Conv2d):
+            nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+        if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
+            nn.init.zeros_(module.bias)

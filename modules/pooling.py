@@ -1,0 +1,74 @@
+"""Many vectors to one: (B, N, E) -> (B, E), where `keep` (B, N) is False at padding."""
+
+import torch
+from torch import Tensor, nn
+
+from modules.attention import FREE, MultiHeadAttention
+from modules.masks import padding
+
+
+class ClassTokenPooling(nn.Module):
+    """The first token's vector (Devlin 2019).
+
+    Args:
+        width: Size E of the vectors.
+        heads: Number of attention heads, where the pooling attends.
+    """
+
+    patches_only = False
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        """(B, N, E) -> (B, E)."""
+        return x[:, 0]
+
+
+class MeanPooling(ClassTokenPooling):
+    """Mean of the vectors that are not padding; zeros where all are."""
+
+    patches_only = True
+
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        """(B, N, E) -> (B, E)."""
+        if keep is None:
+            return x.mean(1)
+        total = x.masked_fill(~keep[..., None], 0.0).sum(1)
+        return total / keep.sum(1, keepdim=True).clamp(min=1)
+
+
+class MaxPooling(ClassTokenPooling):
+    """Largest value of each channel over what is not padding; zeros where all is."""
+
+    patches_only = True
+
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        """(B, N, E) -> (B, E)."""
+        if keep is None:
+            return x.amax(1)
+        return x.masked_fill(~keep[..., None], float("-inf")).amax(1).masked_fill(~keep.any(1, keepdim=True), 0.0)
+
+
+class AttentionPooling(ClassTokenPooling):
+    """Attention from one learned query to all vectors (Lee 2019)."""
+
+    patches_only = True
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.query = nn.Parameter(torch.randn(1, 1, width) * width**-0.5)
+        self.attention = MultiHeadAttention(width, heads, source_width=width)
+
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        """(B, N, E) -> (B, E)."""
+        mask = FREE if keep is None else padding(keep)
+        return self.attention(self.query.expand(len(x), -1, -1), x, mask)[:, 0]  # (B, 1, E) -> (B, E)
+
+
+POOLINGS: dict[str, type[ClassTokenPooling]] = {
+    "cls": ClassTokenPooling,
+    "mean": MeanPooling,
+    "max": MaxPooling,
+    "attention": AttentionPooling,
+}

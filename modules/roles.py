@@ -1,0 +1,29 @@
+"""What the optimizer must know about each parameter, said beside the blocks."""
+
+from typing import Literal
+
+from torch import nn
+
+from modules.heads import ClassifierHead, TokenHead
+
+Role = Literal["matrix", "table", "scalar"]
+
+
+def parameter_roles(net: nn.Module) -> dict[str, Role]:
+    """One role for each parameter of `net`, by name (shared ones under their first name).
+
+    - "matrix": weights of linear layers between vectors of the network; decayed, fit for Muon.
+    - "table": weights of convolutions, embeddings and heads, which touch pixels, tokens or classes; decayed, AdamW.
+    - "scalar": biases, norms, scales, positions, class and register tokens, learned queries; never decayed, AdamW.
+    """
+    heads = {id(part) for head in net.modules() if isinstance(head, ClassifierHead) for part in head.modules()}
+    roles: dict[int, Role] = {}
+    for module in net.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            role: Role = "scalar"
+            if name == "weight" and isinstance(module, nn.Linear):
+                role = "table" if id(module) in heads else "matrix"
+            elif name == "weight" and isinstance(module, nn.Conv2d | nn.Embedding | TokenHead):
+                role = "table"
+            roles.setdefault(id(parameter), role)
+    return {name: roles[id(parameter)] for name, parameter in net.named_parameters()}
