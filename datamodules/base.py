@@ -1,0 +1,127 @@
+"""What every datamodule of the suite shares: loaders in a fixed order, and the state to continue in mid-epoch."""
+
+import warnings
+from typing import Any, Protocol
+
+import pytorch_lightning as pl
+from torch import Generator
+from torch.utils.data import DataLoader
+
+from datamodules.batching import ResumableBatchSampler
+from datamodules.errors import UsageError
+
+# Both are wrong here: data in memory need no workers, and the order of batches does survive a resume.
+for _message in (".*does not have many workers.*", ".*your dataloader is not resumable.*"):
+    warnings.filterwarnings("ignore", _message)
+
+
+class BatchedDataset(Protocol):
+    """A data set that is asked for whole batches: `dataset[[3, 1, 4]]` is a dict of tensors, batch first."""
+
+    in_memory: bool
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, indices: list[int]) -> dict[str, Any]: ...
+
+
+class ResumableDataModule(pl.LightningDataModule):
+    """Builds loaders whose batches follow from (seed, epoch, batch number), whatever the number of workers.
+
+    Subclasses return `train_loader(dataset)` and `eval_loader(dataset)` from Lightning's hooks. The Trainer must be
+    built with `use_distributed_sampler=False`: the sampler here shards by rank itself, and evaluates each sample once.
+
+    Args:
+        batch_size: Training samples per batch and device.
+        eval_batch_size: Samples per batch in validation, test and prediction.
+        num_workers: Processes that prepare batches of a data set that is not in memory.
+        seed: Of the order of the samples.
+
+    Raises:
+        UsageError: A size below 1, or fewer workers than 0.
+    """
+
+    def __init__(self, batch_size: int, eval_batch_size: int, num_workers: int, seed: int) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("eval_batch_size", eval_batch_size, 1),
+            ("num_workers", num_workers, 0),
+        ):
+            if value < least:
+                raise UsageError(f"{name} is {value}, but must be at least {least}.")
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.num_workers, self.seed = num_workers, seed
+        self._resume: dict[str, int] | None = None
+        self._samples = 0
+
+    def train_loader(self, dataset: BatchedDataset) -> DataLoader:
+        """Shuffled batches, from the place in the epoch that a loaded checkpoint names."""
+        world_size, rank = self._ranks()
+        self._samples = len(dataset)
+        whole = self._samples >= self.batch_size * world_size
+        sampler = ResumableBatchSampler(
+            self._samples, self.batch_size, self.seed, shuffle=True, drop_last=whole, rank=rank, world_size=world_size
+        )
+        sampler.start(*self._place(world_size))
+        return self._loader(dataset, sampler)
+
+    def eval_loader(self, dataset: BatchedDataset) -> DataLoader:
+        """Batches in the order of the data set, each sample once over all ranks."""
+        world_size, rank = self._ranks()
+        sampler = ResumableBatchSampler(len(dataset), self.eval_batch_size, rank=rank, world_size=world_size)
+        return self._loader(dataset, sampler)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where training stands: `epoch` and `batch` come next; the rest says what they were counted with."""
+        if self.trainer is None or not self.trainer.fit_loop._combined_loader:
+            return {}
+        loop = self.trainer.fit_loop
+        epochs: Any = loop.epoch_progress.current
+        batch = loop.epoch_loop.batch_progress.current.ready
+        epoch = epochs.processed
+        if epochs.processed > epochs.completed:  # saved at the end of an epoch, which is already counted
+            batch = 0
+        elif batch >= self.trainer.num_training_batches:  # saved after the last batch, before the epoch is counted
+            epoch, batch = epoch + 1, 0
+        counted = {"batch_size": self.batch_size, "world_size": self.trainer.world_size, "samples": self._samples}
+        return {"epoch": epoch, "batch": batch, **counted}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Continue there when training asks for its loader; validation and test ignore it."""
+        self._resume = state_dict
+
+    def _place(self, world_size: int) -> tuple[int, int]:
+        """(epoch, batch) to start from; a checkpoint counts once.
+
+        Raises:
+            UsageError: The checkpoint counted in other batches than this run.
+        """
+        state, self._resume = self._resume, None
+        if not state:
+            return (self.trainer.current_epoch if self.trainer else 0), 0
+        counted = {"batch_size": self.batch_size, "world_size": world_size, "samples": self._samples}
+        words = {"batch_size": "batch size", "world_size": "number of devices", "samples": "number of training samples"}
+        for name, value in counted.items():
+            if value != state[name]:
+                raise UsageError(
+                    f"the checkpoint was written with {words[name]} {state[name]}, this run has {value}: "
+                    f"set it to {state[name]} to resume, or start a new run."
+                )
+        return state["epoch"], state["batch"]
+
+    def _ranks(self) -> tuple[int, int]:
+        return (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+
+    def _loader(self, dataset: BatchedDataset, sampler: ResumableBatchSampler) -> DataLoader:
+        workers = 0 if dataset.in_memory else self.num_workers
+        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        return DataLoader(
+            dataset,  # type: ignore[arg-type]
+            sampler=sampler,
+            batch_size=None,  # the sampler yields whole batches
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=on_gpu,
+            generator=Generator().manual_seed(self.seed),  # an iterator then draws nothing from the global generator
+        )

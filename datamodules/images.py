@@ -1,0 +1,232 @@
+"""Images for classification: decoded once into memory where they fit, streamed through workers where they do not."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pytorch_lightning.utilities import rank_zero_info
+from torch.utils.data import DataLoader
+
+from datamodules.base import BatchedDataset, ResumableDataModule
+from datamodules.decoding import common_size, decode_all, usable_cores
+from datamodules.errors import DataError, UsageError
+from datamodules.pixels import MemoryImages, StreamedImages, channel_statistics
+from datamodules.records import Records, file_records, image_files, stratified_split
+from datamodules.sources import SOURCES, DatasetOptions, Source
+
+
+@dataclass(frozen=True)
+class LoadingOptions:
+    """How batches reach the model.
+
+    Args:
+        eval_batch_size: Images per batch in validation, test and prediction.
+        num_workers: Processes that decode, for data that do not fit; None: one per core.
+        memory_limit_mb: Decoded images up to this size, in MiB per split, are kept in memory.
+        seed: Of the order of the training images.
+    """
+
+    eval_batch_size: int = 256
+    num_workers: int | None = None
+    memory_limit_mb: int = 4096
+    seed: int = 0
+
+
+class ImageData(ResumableDataModule):
+    """Batches of images: {"image": uint8 (B, C, Y, X), "label": int64 (B,), "index": int64 (B,)}.
+
+    For prediction "path" (B names) takes the place of "label". Images are not augmented and not normalised here:
+    that is done on the batch, on the device (`datamodules.augment`).
+
+    Args:
+        source: digits: the 1,797 handwritten digits of scikit-learn; hub: a data set of the hub; folder:
+            your own images in train/CLASS/.
+        path: Folder to read: your images, or for the source hub a local copy (parquet files named by split).
+        image_size: Side in pixels that images are resized to (shorter side, then centre); None: as the data are.
+        batch_size: Training images per step and device.
+        predict_path: Image file or folder to classify with `predict`.
+        skip_bad: Leave out corrupt and non-image files, and count them, instead of stopping at the first.
+        dataset: What the files do not say: hub id, columns, validation share.
+        loading: Sizes of evaluation batches, workers, memory, seed of the order.
+
+    Raises:
+        UsageError: An option is out of range, or the data are not where it says.
+        DataError: A file is corrupt, or the hub cannot be reached.
+    """
+
+    def __init__(
+        self,
+        source: Literal["digits", "hub", "folder"] = "digits",
+        path: str | None = None,
+        image_size: int | None = None,
+        batch_size: int = 64,
+        predict_path: str | None = None,
+        skip_bad: bool = False,
+        dataset: DatasetOptions = DatasetOptions(),  # noqa: B008  frozen
+        loading: LoadingOptions = LoadingOptions(),
+    ) -> None:
+        workers = usable_cores() if loading.num_workers is None else loading.num_workers
+        super().__init__(batch_size, loading.eval_batch_size, workers, loading.seed)
+        if source not in SOURCES:
+            raise UsageError(f"source is {source}, but must be one of {', '.join(SOURCES)}.")
+        if image_size is not None and image_size < 1:
+            raise UsageError(f"image_size is {image_size}, but must be at least 1.")
+        self.image_size, self.predict_path, self.skip_bad = image_size, predict_path, skip_bad
+        self.options, self.loading = dataset, loading
+        self.source: Source = SOURCES[source](path, dataset, skip_bad)
+        self._facts: dict[str, Any] = {}
+        self._records: dict[str, Records] = {}
+        self._datasets: dict[str, BatchedDataset] = {}
+        self._skipped: list[str] = []
+
+    # What the model must know of the data, and what a checkpoint may tell instead.
+
+    def facts(self) -> dict[str, Any]:
+        """Primitives that a checkpoint keeps; from the training split, unless they were adopted.
+
+        Returns:
+            class_names (list), num_classes, channels, image_size (pixels), mean and std (per channel, in [0, 1]).
+        """
+        if "mean" not in self._facts:
+            layout = self._layout()
+            given = self.options.mean, self.options.std
+            mean, std = given if None not in given else channel_statistics(self._dataset("train"))
+            mean, std = self.options.mean or mean, self.options.std or std
+            for name, values in (("mean", mean), ("std", std)):
+                if len(values) != layout["channels"]:  # type: ignore[arg-type]
+                    raise UsageError(f"{name} {values} need a number for each of {layout['channels']} channels.")
+            self._facts = {**layout, "mean": mean, "std": std}
+        return self._facts
+
+    def adopt(self, facts: dict[str, Any]) -> None:
+        """Takes the facts of a checkpoint: prediction then needs no data set, and other data must agree with them.
+
+        Raises:
+            UsageError: Another image size was asked for.
+        """
+        if self.image_size not in (None, facts["image_size"]):
+            raise UsageError(
+                f"image_size is {self.image_size}, the checkpoint was trained with {facts['image_size']}: leave it out."
+            )
+        self._facts, self.image_size = dict(facts), facts["image_size"]
+        self.source.known_names = facts["class_names"]
+        self._records, self._datasets = {}, {}
+
+    @property
+    def skipped(self) -> list[str]:
+        """Files left out because of `skip_bad`, so far."""
+        return sorted({*self._skipped, *self.source.skipped})
+
+    def _class_names(self) -> list[str]:
+        own, given = self.source.class_names, self.options.class_names
+        if given is not None and len(given) != len(own):
+            raise UsageError(f"class_names lists {len(given)} classes, the data have {len(own)}: {_listed(own)}.")
+        names = given or own
+        if len(names) < 2:
+            raise UsageError(f"the data have one class only ({names[0]}): classification needs at least two.")
+        return names
+
+    def _layout(self) -> dict[str, Any]:
+        """The facts that are known before any training image is decoded."""
+        if not self._facts:
+            names, train = self._class_names(), self._split("train")
+            channels = train.channels()
+            size = self.image_size or common_size(train, channels, self.skip_bad)
+            self._facts = {"class_names": names, "num_classes": len(names), "channels": channels, "image_size": size}
+        return self._facts
+
+    # Splits: read and decoded when first asked for, so that the test images stay untouched until the test.
+
+    def prepare_data(self) -> None:
+        """Downloads where needed (one process)."""
+        self.source.prepare()
+
+    def setup(self, stage: str) -> None:
+        """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""
+        if stage == "predict":
+            self._dataset("predict")
+            return
+        if self._facts and (names := self._class_names()) != self._facts["class_names"]:
+            own, known = names, self._facts["class_names"]
+            raise UsageError(
+                f"the data have {len(own)} classes ({_listed(own)}), the checkpoint {len(known)} ({_listed(known)}): "
+                "use the data that it was trained for."
+            )
+        for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}[stage]:
+            self._dataset(split)
+        self.facts()
+
+    def _split(self, split: str) -> Records:
+        if split not in self._records:
+            self._records[split] = self._predicted() if split == "predict" else self._labelled(split)
+        return self._records[split]
+
+    def _labelled(self, split: str) -> Records:
+        found = self.source.records(split)
+        if found is not None and (split != "train" or self.source.has("val")):
+            return found
+        if split == "test":
+            rank_zero_info("The data have no test split: the validation split is tested instead.")
+            return self._split("val")
+        train = found if split == "train" else self.source.records("train")
+        if train is None:
+            raise UsageError(f"{self.source.path or 'the data set'} has no training split.")
+        first, second = stratified_split(train.labels, self.options.val_fraction, self.options.split_seed)
+        if len(second) == 0:
+            raise UsageError("there are too few training images to hold some back: add a validation split.")
+        return train.select(first if split == "train" else second)
+
+    def _predicted(self) -> Records:
+        if self.predict_path is None:
+            raise UsageError("predict needs --data.predict_path: an image file or a folder of images.")
+        path = Path(self.predict_path)
+        if not path.exists():
+            raise UsageError(f"{path} does not exist: --data.predict_path takes an image file or a folder of images.")
+        files = image_files(path, self.skip_bad, self._skipped) if path.is_dir() else [path]
+        if not files:
+            raise UsageError(f"{path} holds no images.")
+        return file_records(files, [0] * len(files))
+
+    def _dataset(self, split: str) -> BatchedDataset:
+        if split not in self._datasets:
+            self._datasets[split] = self._load(self._split(split), self._layout(), split != "predict")
+        return self._datasets[split]
+
+    def _load(self, records: Records, layout: dict[str, Any], labelled: bool) -> BatchedDataset:
+        """In memory where the decoded images fit, else a stream."""
+        channels, size = layout["channels"], layout["image_size"]
+        if len(records) * channels * size**2 > self.loading.memory_limit_mb * 2**20:
+            return StreamedImages(records, labelled, channels, size, self.skip_bad)
+        pixels, good, skipped = decode_all(records, channels, size, self.image_size is not None, self.skip_bad)
+        self._skipped += skipped
+        if not good:
+            raise DataError(f"none of the {len(records)} image files can be read, such as {records.name(0)}.")
+        records = records.select(good) if skipped else records
+        if labelled:
+            return MemoryImages(pixels, records.labels)
+        return MemoryImages(pixels, None, [records.name(i) for i in range(len(records))])
+
+    # Lightning's hooks.
+
+    def train_dataloader(self) -> DataLoader:
+        return self.train_loader(self._dataset("train"))
+
+    def val_dataloader(self) -> DataLoader:
+        return self.eval_loader(self._dataset("val"))
+
+    def test_dataloader(self) -> DataLoader:
+        return self.eval_loader(self._dataset("test"))
+
+    def predict_dataloader(self) -> DataLoader:
+        return self.eval_loader(self._dataset("predict"))
+
+    def on_before_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> dict[str, Any]:
+        """Passes on what a worker reports: an error is raised here, skipped files are counted."""
+        if "error" in batch:
+            raise DataError(batch["error"])
+        self._skipped += batch.pop("skipped", [])
+        return batch
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

@@ -1,0 +1,29 @@
+"""The embedded data set: real handwritten digits, no download."""
+
+import torch
+
+from datamodules.records import PixelRecords, Records, stratified_split
+from datamodules.sources.base import Source
+
+
+class Digits(Source):
+    """The 1,797 handwritten digits, 8 x 8 grey, of scikit-learn (Alpaydin & Kaynak 1998); a fixed 20 % is test."""
+
+    @property
+    def class_names(self) -> list[str]:
+        return [str(digit) for digit in range(10)]
+
+    def has(self, split: str) -> bool:
+        return split != "val"
+
+    def records(self, split: str) -> Records | None:
+        if not self.has(split):
+            return None
+        from sklearn.datasets import load_digits
+
+        images, labels = load_digits(return_X_y=True)
+        # values 0..16 -> 0..255; (S, 64) -> (S, C, Y, X)
+        pixels = torch.from_numpy(images).mul(255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
+        labels = torch.from_numpy(labels).long()
+        train, test = stratified_split(labels, 0.2, seed=0)
+        return PixelRecords(pixels, labels, torch.arange(len(pixels))).select(train if split == "train" else test)
