@@ -15,9 +15,9 @@ class EMA(Callback):
 
     After optimizer step t, `average = d * average + (1 - d) * weights` with `d = min(decay, (1 + t) / (10 + t))`, so
     that short runs are not dominated by the first weights. Validation sees the averaged weights, and so does whoever
-    uses the task after `fit`, however that ended. A checkpoint's `state_dict` holds them under the usual names; the weights in training
-    are in this callback's own state there, and a resumed run continues from those, bit by bit. Only parameters are
-    averaged; buffers stay as they are.
+    uses the task after `fit`, however that ended. A checkpoint's `state_dict` holds them under the usual names; the
+    weights in training are in this callback's own state there, and a resumed run continues from those, bit by bit.
+    Only parameters are averaged; buffers stay as they are.
 
     Lightning 2.6's `WeightAveraging` is not exact: it mixes up the two sets of weights in a checkpoint that is written
     when training ends or when validation is interrupted, saves the wrong one with `save_weights_only`, and copies the

@@ -11,6 +11,7 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from datamodules.errors import UsageError
+from modules.roles import parameter_roles
 
 Group = dict[str, Any]
 
@@ -86,8 +87,6 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
     Raises:
         ValueError: a parameter has no role or a role has no parameter.
     """
-    from modules.roles import parameter_roles
-
     roles = parameter_roles(net)
     parameters = dict(net.named_parameters())
     if wrong := sorted(roles.keys() ^ parameters.keys()):
