@@ -1,0 +1,247 @@
+"""What every task shares: building, stepping, logging and what its checkpoints hold."""
+
+import os
+import zlib
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric, MetricCollection
+
+from tasks import __version__, optim
+from tasks.checkpoints import KEY, Checkpoint, net_weights
+from tasks.errors import RunError, UsageError
+from tasks.parsing import flat, merged
+
+Batch = dict[str, Any]
+
+
+class Task(pl.LightningModule):
+    """A network, its loss and its optimizer; subclasses say how to build the network and what one step is.
+
+    The network is built in `configure_model`, after the data are known: from the data's facts (class names, channels,
+    normalisation) in a new run, from the checkpoint's in any other.
+
+    Args:
+        optimizer: optimizer, schedule and clipping.
+        ema: decay of the running average of weights, per optimizer step (0.999); None for none.
+        compile: compile the network with `torch.compile`, in place, so that checkpoint keys keep their names.
+    """
+
+    name: str  # of the task, as in `python -m tasks.NAME`
+    monitor: str = "val/loss"  # decides which checkpoint is best
+    monitor_mode: str = "min"
+
+    def __init__(self, optimizer: optim.OptimConfig, ema: float | None = None, compile: bool = False) -> None:
+        super().__init__()
+        if ema is not None and not 0 < ema < 1:
+            raise ValueError(f"ema {ema} must lie between 0 and 1, as in 0.999")
+        self.optimizer_config, self.ema, self.compile_net = optimizer, ema, compile
+        self.net: nn.Module | None = None
+        self.facts: dict[str, Any] = {}
+        self.run_config: dict[str, Any] = {}  # the command line's options, kept in checkpoints
+        self.restored: Checkpoint | None = None
+        self.metrics = nn.ModuleDict()
+        self.register_buffer("first_bad_step", torch.tensor(-1), persistent=False)
+
+    # What a task is -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def build(self, facts: Mapping[str, Any]) -> nn.Module:
+        """The network for data with these facts; its `config` is a dataclass of primitives."""
+
+    @abstractmethod
+    def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss (scalar), outputs and targets of one batch, as the metrics want them."""
+
+    @abstractmethod
+    def make_metrics(self) -> dict[str, Metric]:
+        """The evaluation metrics by their short names, such as {"acc": ...}."""
+
+    # Building -------------------------------------------------------------------------------------------------------
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take facts and weights from a checkpoint when the network is built."""
+        self.restored, self.facts = checkpoint, checkpoint[KEY]["facts"]
+
+    def configure_model(self) -> None:
+        """Build the network, once the data are set up."""
+        if self.net is not None:
+            return
+        data = self._trainer and self._trainer.datamodule
+        self.facts = self.facts or data.facts()
+        torch.manual_seed(run_seed())  # initial weights follow from the seed alone
+        self.net = self.build(self.facts)
+        if self.restored is not None:
+            load_weights(self.net, net_weights(self.restored), self.restored[KEY]["config"]["model"]["net"])
+        if self.compile_net:
+            self.net.compile()
+        for split in ("val", "test"):
+            self.metrics[split] = MetricCollection(self.make_metrics(), prefix=f"{split}/")
+            self.metrics[f"{split}_loss"] = MeanMetric()
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """The running average of weights, where asked for."""
+        if self.ema is None:
+            return []
+        from tasks.ema import EMA
+
+        return [EMA(self.ema)]
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """Optimizer and schedule, counted in optimizer steps."""
+        built = optim.build(self.net, self.optimizer_config, self.total_steps())
+        self._typed_groups = [{k: v for k, v in g.items() if k != "params"} for g in built["optimizer"].param_groups]
+        return built
+
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run, from the data's size alone."""
+        trainer = self.trainer
+        batches = trainer.datamodule.train_batches()
+        limit = trainer.limit_train_batches
+        if limit is not None:
+            batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        per_epoch = -(-batches // trainer.accumulate_grad_batches)
+        epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else 10**9
+        total = per_epoch * epochs
+        return max(1, min(total, trainer.max_steps) if trainer.max_steps != -1 else total)
+
+    # Training -------------------------------------------------------------------------------------------------------
+
+    def on_train_start(self) -> None:
+        """Let the options as typed win over those in a resumed checkpoint."""
+        optimizer, scheduler = self.optimizers(use_pl_optimizer=False), self.lr_schedulers()
+        scheduler.base_lrs = [group["initial_lr"] for group in self._typed_groups]
+        scaled = [base * f(scheduler.last_epoch) for base, f in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+        for group, typed, lr in zip(optimizer.param_groups, self._typed_groups, scaled, strict=True):
+            group.update(typed, lr=lr)
+        scheduler._last_lr = scaled
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Let every random draw of this step follow from the seed and the position in training."""
+        torch.manual_seed(position_seed(run_seed(), self.current_epoch, batch_idx, self.global_rank))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Loss (scalar) of one batch, logged as `train/loss`."""
+        loss, _, _ = self.step(batch, training=True)
+        self._watch(loss)
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(batch["label"]))
+        return loss
+
+    def configure_gradient_clipping(
+        self, optimizer: torch.optim.Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip to the total norm asked for, and log the norm before it."""
+        parameters = [p for p in self.net.parameters() if p.grad is not None]
+        limit = gradient_clip_val or self.optimizer_config.gradient_clip
+        if gradient_clip_algorithm == "value":
+            nn.utils.clip_grad_value_(parameters, limit)
+        norm = nn.utils.get_total_norm([p.grad for p in parameters])
+        if limit and gradient_clip_algorithm != "value":
+            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        self.log("train/grad_norm", norm)
+        self.log("train/lr", optimizer.param_groups[0]["lr"])
+
+    def _watch(self, loss: Tensor) -> None:
+        """Remember the first step whose loss is not a number, looking only now and then where looking stalls."""
+        bad = ~torch.isfinite(loss.detach()) & (self.first_bad_step < 0)
+        self.first_bad_step.masked_fill_(bad, self.global_step)
+        if loss.device.type == "cpu" or self.global_step % 50 == 0:
+            self.check_finite()
+
+    def check_finite(self) -> None:
+        """Stop a run whose loss became NaN or infinite.
+
+        Raises:
+            RunError: names the step, and the checkpoint that is still good.
+        """
+        step = int(self.first_bad_step)
+        if step >= 0:
+            raise RunError(f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): try a lower "
+                           "--model.optimizer.lr or --model.optimizer.gradient_clip; checkpoints before it are kept")  # fmt: skip
+
+    # Evaluation -----------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, batch: Batch, split: str) -> Tensor:
+        loss, outputs, targets = self.step(batch, training=False)
+        self.metrics[f"{split}_loss"].update(loss, len(targets))
+        self.metrics[split].update(outputs, targets)
+        return outputs
+
+    def _log_evaluation(self, split: str) -> None:
+        values = self.metrics[split].compute() | {f"{split}/loss": self.metrics[f"{split}_loss"].compute()}
+        self.log_dict({name: value for name, value in values.items() if value.ndim == 0}, prog_bar=split == "val")
+
+    def _start_evaluation(self, split: str) -> None:
+        self.metrics[split].reset()
+        self.metrics[f"{split}_loss"].reset()
+
+    def on_validation_epoch_start(self) -> None:
+        """Start the `val/` metrics afresh."""
+        self._start_evaluation("val")
+
+    def on_test_epoch_start(self) -> None:
+        """Start the `test/` metrics afresh."""
+        self._start_evaluation("test")
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the `val/` metrics, reduced over ranks."""
+        self._log_evaluation("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log the `test/` metrics, reduced over ranks."""
+        self._log_evaluation("test")
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Update the `val/` metrics; the step's outputs."""
+        return self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Update the `test/` metrics; the step's outputs."""
+        return self._evaluate(batch, "test")
+
+    # Checkpoints ----------------------------------------------------------------------------------------------------
+
+    def resolved(self) -> dict[str, Any]:
+        """The run's options with what the data decided filled in, primitives only."""
+        return merged(self.run_config, {"model": {"net": asdict(self.net.config)}})
+
+    def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Make the checkpoint self-contained; never write one whose loss was not a number."""
+        self.check_finite()
+        config = self.resolved()
+        checkpoint[KEY] = {
+            "task": self.name,
+            "version": __version__,
+            "facts": self.facts,
+            "config": {"model": config["model"] | {"pretrained": None}, "data": config.get("data", {})},
+        }
+
+
+def run_seed() -> int:
+    """The run's seed, as `--seed_everything` set it; 0 outside of a run."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+
+def position_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
+    """A seed for one rank's batch; nearby positions get unrelated ones."""
+    return zlib.crc32(f"{seed}/{epoch}/{batch}/{rank}".encode())
+
+
+def load_weights(net: nn.Module, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
+    """Load `weights` saved with the configuration `saved`, all of them.
+
+    Raises:
+        UsageError: the network was asked for otherwise than it was saved; names the options that differ.
+    """
+    try:
+        net.load_state_dict(weights)
+    except RuntimeError as error:
+        asked, had = flat(asdict(net.config)), flat(dict(saved))
+        differ = [f"--model.net.{k} {v} (checkpoint: {had.get(k)})" for k, v in asked.items() if had.get(k) != v]
+        reason = "; ".join(differ) or str(error).splitlines()[0]
+        raise UsageError(f"these options do not fit the checkpoint's weights: {reason}") from error

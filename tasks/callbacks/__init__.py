@@ -1,0 +1,1 @@
+"""Callbacks: progress, the record of a run, pictures."""

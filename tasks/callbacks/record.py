@@ -1,0 +1,76 @@
+"""The record of a run: its configuration at the start, throughput on the way, summary and pictures at the end."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+
+from tasks.base import Task
+from tasks.report import draw_curves
+from tasks.run_folder import write_config, write_summary
+
+
+class RunRecord(Callback):
+    """Write `config.yaml` once the data have decided what they decide, log samples/s, write `summary.json`.
+
+    Args:
+        folder: run folder.
+        options: the command's options, primitives only.
+    """
+
+    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+        self.folder, self.options = folder, options
+        self.samples, self.seconds, self.since, self.unlogged = 0, 0.0, 0.0, 0
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Hand the options to the task, which keeps them in its checkpoints."""
+        assert isinstance(pl_module, Task)
+        pl_module.run_config = self.options
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write `config.yaml`; what the data decided is known now."""
+        assert isinstance(pl_module, Task)
+        if trainer.is_global_zero:
+            write_config(self.folder, pl_module.resolved())
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock; validation in between is not counted."""
+        self.since, self.unlogged = time.perf_counter(), 0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Count samples; log samples/s wherever the loggers log."""
+        self.unlogged += len(batch["label"]) * trainer.world_size
+        if (trainer.global_step % trainer.log_every_n_steps == 0) or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            seconds = time.perf_counter() - self.since
+            self.samples, self.seconds = self.samples + self.unlogged, self.seconds + seconds
+            pl_module.log("train/samples_per_s", self.unlogged / seconds)
+            self.since, self.unlogged = time.perf_counter(), 0
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock again."""
+        self.since, self.unlogged = time.perf_counter(), 0
+
+    def finish(self, trainer: pl.Trainer, task: Task, metrics: dict[str, float], seconds: float) -> None:
+        """Write `summary.json` and the pictures.
+
+        Args:
+            trainer: after its test.
+            task: the task it tested.
+            metrics: final metrics by their logged names.
+            seconds: from the start of the process's work to now.
+        """
+        for logger in trainer.loggers:
+            logger.save()
+        draw_curves(self.folder / "metrics.csv", self.folder / "curves.png")
+        task.draw_results(self.folder)
+        write_summary(self.folder, {
+            **{name: float(value) for name, value in metrics.items()},
+            "parameters": sum(p.numel() for p in task.net.parameters()),
+            "samples_per_s": round(self.samples / self.seconds, 1) if self.seconds else None,
+            "seconds": round(seconds, 1),
+            "epochs": trainer.current_epoch,
+            "steps": trainer.global_step,
+            "best_checkpoint": "checkpoints/best.ckpt",
+        })  # fmt: skip

@@ -1,0 +1,79 @@
+"""Checkpoints: written whole or not at all, read without running code."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning.plugins.io import TorchCheckpointIO
+
+from tasks.errors import RunError, UsageError
+
+Checkpoint = dict[str, Any]
+KEY = "tessera"  # our entry: {"task", "version", "facts", "config"}, primitives only
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write beside the target, sync, rename: a kill or a full disk leaves the previous checkpoint whole.
+
+    Lightning's own goes through the system's temporary folder, unsynced, with a second copy in memory.
+    """
+
+    def save_checkpoint(self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None) -> None:
+        """Save `checkpoint` at `path`.
+
+        Raises:
+            RunError: it cannot be written; names the path. What was there before stays.
+        """
+        target = Path(path)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for stale in target.parent.glob(f".{target.name}.*.tmp"):  # of a killed process
+                stale.unlink(missing_ok=True)
+            with open(partial, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, target)
+        except (OSError, RuntimeError) as error:
+            partial.unlink(missing_ok=True)
+            raise RunError(f"checkpoint {target} could not be written: {error}") from error
+
+
+def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:
+    """Load a checkpoint's tensors and primitives; a pickle with code in it is refused, never run.
+
+    Args:
+        path: file written by `fit`.
+        task: task it must belong to, such as "vit"; None for any.
+
+    Raises:
+        UsageError: no such file, not a checkpoint of this project or of another task, or it holds code.
+        RunError: truncated or corrupt.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"no checkpoint '{path}': `fit` writes them to RUN_DIR/checkpoints/best.ckpt and last.ckpt")
+    try:
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "weights_only" not in str(error) and "Unsupported" not in str(error):
+            raise RunError(f"checkpoint '{path}' is truncated or not a checkpoint") from error
+        raise UsageError(f"checkpoint '{path}' holds objects other than tensors and primitives; "
+                         "loading them could run code, so it is refused") from error  # fmt: skip
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise RunError(f"checkpoint '{path}' is truncated or not a checkpoint") from error
+    if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
+        raise UsageError(f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; "
+                         "weights of other libraries load through --model.pretrained")  # fmt: skip
+    found = checkpoint[KEY]["task"]
+    if task is not None and found != task:
+        raise UsageError(f"checkpoint '{path}' is of task '{found}', not '{task}': use python -m tasks.{found}")
+    return checkpoint
+
+
+def net_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The network's own weights, names as in the plain module (averaged ones where the run averaged them)."""
+    return {name[4:]: value for name, value in checkpoint["state_dict"].items() if name.startswith("net.")}

@@ -1,0 +1,124 @@
+"""The command line of every task: `python -m tasks.<task> COMMAND [options]`.
+
+This module answers `--help`, `--version` and mistyped commands by itself, so it imports nothing heavy; what a command
+needs is imported when the command runs.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks import __version__
+from tasks.errors import UsageError, guarded, nearest
+
+TRAINER_COMMANDS = {
+    "fit": "train, keep the best checkpoint, test it",
+    "validate": "evaluate a checkpoint on the validation split",
+    "test": "evaluate a checkpoint on the test split",
+    "predict": "label new files with a checkpoint",
+}
+
+
+@dataclass(frozen=True)
+class App:
+    """One task's command line.
+
+    Args:
+        name: task name: `python -m tasks.NAME`, run folders under `runs/NAME`.
+        title: one line that says what the task does.
+        task: the LightningModule, as "module:Class".
+        data: the LightningDataModule, as "module:Class".
+        presets: function that gives the named model configurations, as "module:function".
+        pretrained: function from a `--model.pretrained` value to model options, as "module:function".
+        trainer: Lightning Trainer defaults of this task.
+        functions: further commands, name to (help, "module:function"); their options are the function's arguments.
+        examples: command lines worth showing, without the leading `python -m tasks.NAME`.
+    """
+
+    name: str
+    title: str
+    task: str
+    data: str
+    presets: str
+    pretrained: str
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    functions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    examples: Sequence[str] = ()
+
+    @property
+    def commands(self) -> dict[str, str]:
+        """Name and one-line help of every command."""
+        return TRAINER_COMMANDS | {name: text for name, (text, _) in self.functions.items()}
+
+
+def load(target: str) -> Any:
+    """Import "module:name" and return it."""
+    module, name = target.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def main(app: App, argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    return guarded(lambda: _dispatch(app, arguments), debug)
+
+
+def _dispatch(app: App, arguments: list[str]) -> None:
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help", "help"):
+        print(help_screen(app))
+    elif command == "--version":
+        print(f"tessera {__version__}")
+    elif command not in app.commands:
+        raise UsageError(nearest(command, app.commands, "command"))
+    else:
+        _run(app, command, arguments[1:])
+
+
+def _run(app: App, command: str, arguments: list[str]) -> None:
+    from tasks.runtime import tune_allocator
+
+    tune_allocator()
+    if command in app.functions:
+        from tasks.parsing import run_function
+
+        run_function(f"{program(app)} {command}", load(app.functions[command][1]), arguments)
+        return
+    from tasks.imports import import_lightning
+
+    import_lightning()
+    from tasks.lightning_cli import TaskCLI
+
+    TaskCLI(app, command, arguments)
+
+
+def program(app: App) -> str:
+    """How the user calls this task."""
+    return f"python -m tasks.{app.name}"
+
+
+def help_screen(app: App) -> str:
+    """The one-screen answer to `--help`."""
+    width = max(map(len, app.commands)) + 2
+    commands = "\n".join(f"  {name:<{width}}{text}" for name, text in app.commands.items())
+    examples = "\n".join(f"  {program(app)} {example}" for example in app.examples)
+    configs = os.path.join("configs", app.name, "*.yaml")
+    return f"""{app.title}
+
+usage: {program(app)} COMMAND [options]
+
+commands:
+{commands}
+
+examples:
+{examples}
+
+more:
+  {program(app)} COMMAND --help   every option, what it does, its unit and its default
+  {configs:<{len(program(app)) + 17}} documented recipes for --config
+  README.md                                your own images, figures, how to extend"""

@@ -1,0 +1,38 @@
+"""Import PyTorch Lightning without the packages it would pull in and never use.
+
+Lightning imports torchmetrics, and torchmetrics imports transformers, torchvision and matplotlib wherever they are
+installed, for metrics that no task here computes: about half of the start-up time. Telling torchmetrics that they are
+absent keeps them out; our own code still imports them where it needs them.
+"""
+
+import logging
+import re
+import sys
+import warnings
+
+_UNUSED = {"transformers", "torchvision", "matplotlib", "scienceplots", "onnxruntime", "librosa", "torchaudio", "regex"}
+
+
+def import_lightning() -> None:
+    """Import `pytorch_lightning` and `torchmetrics`; a no-op where torchmetrics is imported already."""
+    if "torchmetrics" in sys.modules:
+        return
+    from lightning_utilities.core.imports import RequirementCache
+
+    check = RequirementCache._check_available
+
+    def check_used(self: RequirementCache) -> None:
+        name = re.split(r"[^\w-]", self.requirement or self.module or "")[0]
+        if name in _UNUSED:
+            self.available, self.message = False, f"{name} is not used here"
+        else:
+            check(self)
+
+    RequirementCache._check_available = check_used
+    try:
+        import pytorch_lightning  # noqa: F401
+    finally:
+        RequirementCache._check_available = check
+    warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning's own use of torch
+    for name in ("pytorch_lightning", "lightning_fabric"):  # hints and lists of hardware; warnings stay
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,258 @@
+"""The commands that need a Trainer (fit, validate, test, predict), as a LightningCLI that builds one of them."""
+
+import time
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+
+from tasks.callbacks.progress import progress_bar
+from tasks.callbacks.record import RunRecord
+from tasks.checkpoints import KEY, AtomicCheckpointIO, read_checkpoint
+from tasks.cli import App, load, program
+from tasks.errors import UsageError, nearest
+from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, read_config
+from tasks.report import closing_table
+from tasks.run_folder import MetricsCSV, make_run_folder, run_folder
+
+HIDDEN = {  # arguments of the Trainer's methods that are ours to fill in
+    "fit": {"ckpt_path", "weights_only"},
+    "validate": {"ckpt_path", "weights_only", "verbose"},
+    "test": {"ckpt_path", "weights_only", "verbose"},
+    "predict": {"ckpt_path", "weights_only", "return_predictions"},
+}
+DATA = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
+
+
+class Parser(PlainErrors, LightningArgumentParser):
+    """Lightning's parser with one-sentence errors."""
+
+
+class TaskCLI(LightningCLI):
+    """One command of one task, from its command line to its end.
+
+    Args:
+        app: the task.
+        command: "fit", "validate", "test" or "predict".
+        arguments: command line after the command.
+    """
+
+    def __init__(self, app: App, command: str, arguments: list[str]) -> None:
+        self.app, self.command, self.started = app, command, time.perf_counter()
+        self.checkpoint: dict[str, Any] | None = None
+        self.base: Options = {}
+        arguments = self.prepare(arguments)
+        super().__init__(
+            load(app.task),
+            load(app.data),
+            save_config_callback=None,
+            trainer_defaults=dict(app.trainer),
+            seed_everything_default=0,
+            parser_class=Parser,
+            parser_kwargs={"prog": program(app), command: {"usage": f"{program(app)} {command} [options]"}},
+            args=[command, *arguments],
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    # The command line -----------------------------------------------------------------------------------------------
+
+    def prepare(self, arguments: list[str]) -> list[str]:
+        """Put what `--resume` or `--ckpt_path` stand for in front of what was typed, and expand the rest in place."""
+        if {"-h", "--help"} & set(arguments):
+            return arguments
+        name = "--resume" if self.command == "fit" else "--ckpt_path"
+        self.source, arguments = given(arguments, name)
+        if self.command == "fit" and self.source:
+            self.base = self.resumed(Path(self.source))
+        elif self.command != "fit":
+            self.base = self.from_checkpoint()
+        base = [f"--config={yaml.safe_dump(self.base)}"] if self.base else []
+        macros = {
+            "--config": lambda value: self.expanded(read_config(value)),
+            "-c": lambda value: self.expanded(read_config(value)),
+            "--preset": lambda value: self.expanded({"preset": value}),
+            "--model.pretrained": lambda value: self.expanded({"model": {"pretrained": value}}),
+        }
+        return base + expand(arguments, macros, {"--compile": "--model.compile=true"})
+
+    def expanded(self, options: Options) -> Options:
+        """Options of a file with what its preset and its pretrained weights imply put below them."""
+        implied: Options = {}
+        if name := options.get("preset"):
+            presets = load(self.app.presets)()
+            if name not in presets:
+                raise UsageError(nearest(str(name), presets, "preset"))
+            implied = {"model": {"net": presets[name]}}
+        if pretrained := (options.get("model") or {}).get("pretrained"):
+            implied = merged(implied, {"model": {"net": load(self.app.pretrained)(pretrained)}})
+        return merged(implied, {key: value for key, value in options.items() if key != "preset"})
+
+    def resumed(self, folder: Path) -> Options:
+        """The options of the run in `folder`, and its last checkpoint."""
+        if not (folder / "config.yaml").is_file():
+            raise UsageError(f"--resume {folder}: no run there (no config.yaml); give the folder a `fit` wrote, "
+                             f"such as runs/{self.app.name}/latest")  # fmt: skip
+        self.checkpoint = read_checkpoint(folder / "checkpoints" / "last.ckpt", self.app.name)
+        return merged(read_config(str(folder / "config.yaml")), {"model": {"pretrained": None}})
+
+    def from_checkpoint(self) -> Options:
+        """The model and data options kept in the checkpoint."""
+        if not self.source:
+            raise UsageError(f"{self.command} needs --ckpt_path, such as --ckpt_path "
+                             f"runs/{self.app.name}/latest/checkpoints/best.ckpt")  # fmt: skip
+        self.checkpoint = read_checkpoint(self.source, self.app.name)
+        return self.checkpoint[KEY]["config"]
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Only the command that was asked for, so that only its parser is built."""
+        return {self.command: DATA | HIDDEN[self.command]}
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The seed, from which every random draw of the run follows."""
+        text = "Seed of all random draws: initial weights, order, augmentation, dropout. true draws one."
+        parser.add_argument("--seed_everything", type=int | bool, default=self.seed_everything_default, help=text)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The options beside Lightning's own."""
+        parser.link_arguments("model.net.image_size", "data.image_size")
+        parser.link_arguments("seed_everything", "data.loading.seed", compute_fn=int)
+        parser.add_argument("--run_dir", type=str | None, default=None, help="Folder for all that the command writes.")
+        if self.command != "fit":
+            parser.add_argument("--ckpt_path", type=str | None, help="Checkpoint to use; holds all it needs. Required.")
+            return
+        group = parser.add_argument_group("Shortcuts")
+        group.add_argument("--resume", type=str | None, help="Run folder to continue; options beside it win.")
+        group.add_argument("--preset", type=str | None, help=f"Model size: {', '.join(load(self.app.presets)())}.")
+        group.add_argument("--compile", type=bool, default=False, help="Same as --model.compile true.")
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.set_defaults({"checkpoint.save_last": True, "checkpoint.save_top_k": 0,
+                             "checkpoint.enable_version_counter": False})  # fmt: skip
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse; what is wrong is raised as `UsageError`."""
+        self.config = parser.parse_args(args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: a checkpoint's options were put below the typed ones, not over them."""
+
+    def dumped(self) -> Options:
+        """The command's options as primitives, without those that belong to this call alone."""
+        text = self.parser.dump(self.config, skip_link_targets=True, skip_none=False, format="yaml")
+        options = yaml.safe_load(text)[self.command]
+        return {k: v for k, v in options.items() if k not in ("config", "run_dir", "resume", "preset", "compile", "ckpt_path")}
+
+    # What the command builds ----------------------------------------------------------------------------------------
+
+    def before_instantiate_classes(self) -> None:
+        """Choose the run folder; say what a resumed run does differently."""
+        options = self.config[self.command]
+        self.folder: Path | None = Path(options.run_dir) if options.run_dir else None
+        if self.command == "fit":
+            self.folder = Path(self.source).resolve() if self.source else run_folder(self.app.name, options.run_dir)
+        for logger in as_list(options.trainer.logger):
+            if self.folder and hasattr(logger, "init_args"):
+                logger.init_args.update(logger_place(self.folder, logger.class_path))
+        if self.base and self.command == "fit":
+            now, then = flat(self.dumped()), flat(self.base)
+            for name in (name for name in now if name in then and now[name] != then[name] and name != "model.pretrained"):
+                print(f"changed for the rest of the run: {name} {then[name]} -> {now[name]}")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """A Trainer with this command's callbacks and loggers only."""
+        options = self._get(self.config_init, "trainer")
+        kwargs |= {"use_distributed_sampler": False, "logger": False, "enable_checkpointing": False}
+        if options.precision is None:
+            kwargs["precision"] = default_precision(options.accelerator)
+        callbacks: list[Callback] = progress_bar(options.enable_progress_bar)
+        kwargs["enable_progress_bar"] = any(hasattr(bar, "enable") for bar in callbacks)
+        if options.enable_model_summary is None:
+            kwargs["enable_model_summary"] = False
+        if self.command == "fit":
+            callbacks += self.fit_callbacks()
+            kwargs |= {"enable_checkpointing": True, "logger": self.loggers(options.logger)}
+            kwargs["plugins"] = [*as_list(options.plugins), AtomicCheckpointIO()]
+            kwargs["default_root_dir"] = str(self.folder)
+        return self._instantiate_trainer({**options, **kwargs}, callbacks)
+
+    def fit_callbacks(self) -> list[Callback]:
+        """Best and last checkpoint, and the record of the run."""
+        folder = str(self.folder / "checkpoints")
+        self.best = ModelCheckpoint(folder, "best", monitor=self.model.monitor, mode=self.model.monitor_mode,
+                                    enable_version_counter=False)  # fmt: skip
+        last = self._get(self.config_init, "checkpoint")
+        last.dirpath = last.dirpath or folder
+        return [self.best, last, RunRecord(self.folder, self.dumped())]
+
+    def loggers(self, chosen: Any) -> list[Any]:
+        """CSV always, then those asked for, writing into the run folder."""
+        step = self.checkpoint["global_step"] if self.checkpoint else 0
+        extra = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
+        return [MetricsCSV(self.folder, step), *extra]
+
+    # The commands ---------------------------------------------------------------------------------------------------
+
+    def fit(self, model: Any, datamodule: Any, **_: Any) -> None:
+        """Train, then test the best checkpoint and say where everything is."""
+        make_run_folder(self.folder)
+        last = self.folder / "checkpoints" / "last.ckpt" if self.source else None
+        self.trainer.fit(model, datamodule=datamodule, ckpt_path=last and str(last), weights_only=True)
+        if not self.best.best_model_path:
+            return
+        metrics = self.trainer.test(model, datamodule, ckpt_path=self.best.best_model_path, verbose=False, weights_only=True)[0]
+        record = next(c for c in self.trainer.callbacks if isinstance(c, RunRecord))
+        if self.trainer.is_global_zero:
+            record.finish(self.trainer, model, metrics, time.perf_counter() - self.started)
+            closing_table(metrics, self.folder, program(self.app))
+
+    def _evaluate(self, model: Any, datamodule: Any) -> None:
+        model.restore(self.checkpoint)
+        datamodule.adopt(model.facts)
+        run = getattr(self.trainer, self.command)
+        metrics = run(model, datamodule=datamodule, verbose=False)[0]
+        if self.trainer.is_global_zero:
+            closing_table(metrics, None, program(self.app))
+
+    def validate(self, model: Any, datamodule: Any, **_: Any) -> None:
+        """Evaluate on the validation split."""
+        self._evaluate(model, datamodule)
+
+    def test(self, model: Any, datamodule: Any, **_: Any) -> None:
+        """Evaluate on the test split."""
+        self._evaluate(model, datamodule)
+
+    def predict(self, model: Any, datamodule: Any, **_: Any) -> None:
+        """Label files and write `predictions.csv`."""
+        model.restore(self.checkpoint)
+        datamodule.adopt(model.facts)
+        model.write_predictions(self.trainer, datamodule, self.folder or Path())
+
+
+def as_list(value: Any) -> list[Any]:
+    """None as no element, one value as one, several as they are."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
+
+
+def logger_place(folder: Path, class_path: str) -> Options:
+    """Where a logger writes: the run folder; W&B also needs an id, kept there, to continue the same run later."""
+    if not class_path.endswith("WandbLogger"):
+        return {"save_dir": str(folder)}
+    kept = folder / "wandb_id"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.write_text(uuid.uuid4().hex[:8])
+    return {"save_dir": str(folder), "id": kept.read_text()}
+
+
+def default_precision(accelerator: str) -> str:
+    """bf16-mixed where the accelerator has bfloat16, else 32-true."""
+    cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported() else "32-true"

@@ -1,0 +1,88 @@
+"""What a run says at its end: a table, and two pictures in the run folder."""
+
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+
+def table(title: str, rows: Mapping[str, Any]) -> None:
+    """Print names and values as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title=title, show_header=False, title_justify="left", title_style="bold")
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
+    Console(width=None if sys.stdout.isatty() else 120).print(grid)
+
+
+def closing_table(metrics: Mapping[str, float], folder: Path | None, program: str) -> None:
+    """Print the metrics and, after a fit, where its files are and what to do next."""
+    rows: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+    if folder is not None:
+        best = folder / "checkpoints" / "best.ckpt"
+        rows |= {"run folder": folder, "best checkpoint": best}
+    table("Results", rows)
+    if folder is not None:
+        print(f"next:\n  {program} predict --ckpt_path {best} --data.predict_path FILE_OR_FOLDER\n"
+              f"  {program} export --ckpt_path {best} --format onnx\n"
+              f"  {program} fit --resume {folder} --trainer.max_epochs N")  # fmt: skip
+
+
+def draw_curves(metrics_csv: Path, path: Path) -> None:
+    """Draw loss and accuracy over steps, one panel for each, from `metrics.csv`.
+
+    Args:
+        metrics_csv: rows of `step` and logged values.
+        path: PNG to write.
+    """
+    import matplotlib.figure
+
+    with open(metrics_csv, newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in (rows[0] if rows else {}) if name.startswith(("train/", "val/"))]
+    kinds = sorted({name.split("/")[1] for name in names if name.startswith("val/")} | {"loss", "lr"}, reverse=True)
+    figure = matplotlib.figure.Figure(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
+    for axis, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+        for name in (name for name in names if name.endswith("/" + kind)):
+            points = [(int(row["step"]), float(row[name])) for row in rows if row[name]]
+            axis.plot(*zip(*points, strict=True), label=name.split("/")[0]) if points else None
+        axis.set(xlabel="step", title=kind)
+        if kind != "lr":
+            axis.legend()
+    figure.savefig(path, dpi=120)
+
+
+def draw_confusion(counts: Tensor, names: Sequence[str], path: Path) -> None:
+    """Draw a confusion matrix with row shares as colour and, up to 20 classes, the counts as text.
+
+    Args:
+        counts: (K, K), true class by predicted class.
+        names: the K class names.
+        path: PNG to write.
+    """
+    import matplotlib.figure
+
+    size = min(3 + 0.35 * len(names), 14)
+    figure = matplotlib.figure.Figure(figsize=(size, size), layout="constrained")
+    axis = figure.subplots()
+    shares = counts / counts.sum(1, keepdim=True).clamp(min=1)  # (K, K)
+    axis.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    ticks = range(len(names))
+    axis.set(xlabel="predicted", ylabel="true", title=f"accuracy {counts.trace() / counts.sum():.4f}")
+    if len(names) <= 50:
+        axis.set_xticks(ticks, names, rotation=90)
+        axis.set_yticks(ticks, names)
+    if len(names) <= 20:
+        for row in ticks:
+            for column in ticks:
+                colour = "white" if shares[row, column] > 0.5 else "black"
+                if counts[row, column]:
+                    axis.text(column, row, int(counts[row, column]), ha="center", va="center", color=colour, fontsize=8)
+    figure.savefig(path, dpi=120)

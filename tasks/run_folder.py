@@ -1,0 +1,123 @@
+"""The run folder: where a run keeps its configuration, metrics, checkpoints, pictures and summary."""
+
+import csv
+import json
+import os
+import platform
+import subprocess
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning_fabric.loggers.csv_logs import _ExperimentWriter
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.loggers.logger import rank_zero_experiment
+from pytorch_lightning.utilities import rank_zero_only
+
+from tasks import __version__
+from tasks.errors import UsageError
+
+PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy")
+
+
+def run_folder(task: str, chosen: str | None) -> Path:
+    """The folder of this run: as chosen, else `runs/TASK/<time>`; the same one in every process of the run.
+
+    Raises:
+        UsageError: the chosen folder is a file, or holds a run already.
+    """
+    inherited = os.environ.get("TESSERA_RUN_DIR")  # set by the process that launched this one
+    if inherited:
+        return Path(inherited)
+    folder = Path(chosen or Path("runs", task, time.strftime("%Y-%m-%d_%H-%M-%S")))
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--run_dir {folder} is a file: give a folder, it is made where it does not exist")
+    if (folder / "config.yaml").exists():
+        if chosen:
+            raise UsageError(f"--run_dir {folder} holds a run already: choose another folder, or continue that run "
+                             f"with --resume {folder}")  # fmt: skip
+        folder = folder.with_name(f"{folder.name}-{os.getpid()}")  # two runs in one second
+    return folder
+
+
+def make_run_folder(folder: Path) -> None:
+    """Create the folder, let its processes inherit it, and point `latest` beside it to it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TESSERA_RUN_DIR"] = str(folder.resolve())
+    link, partial = folder.parent / "latest", folder.parent / f".latest.{os.getpid()}"
+    if link.is_symlink() or not link.exists():
+        partial.unlink(missing_ok=True)
+        partial.symlink_to(folder.name)
+        partial.replace(link)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Write `config.yaml`, which `fit --config` takes back."""
+    write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=120))
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Write `summary.json`, with the versions and the commit that made it."""
+    origin = {"tessera": __version__, "python": platform.python_version()} | {p: version(p) for p in PACKAGES}
+    write_text(folder / "summary.json", json.dumps(summary | {"versions": origin, "git_commit": git_commit()}, indent=2))
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree, with "-dirty" where it has changes; None outside of a git checkout."""
+    where = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(("git", "-C", str(where), *arguments), capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+class MetricsCSV(CSVLogger):
+    """`metrics.csv` in the run folder; a continued run keeps the rows from before its checkpoint.
+
+    Args:
+        folder: run folder.
+        step: first optimizer step of this process; rows from it on are dropped and logged anew.
+    """
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        super().__init__(save_dir=folder, name="", version="", flush_logs_every_n_steps=50)
+        self._step = step
+
+    @property
+    def log_dir(self) -> str:
+        """The run folder itself."""
+        return self.save_dir
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> _ExperimentWriter:
+        """The writer of the file."""
+        if self._experiment is None:
+            path, kept = Path(self.save_dir, "metrics.csv"), []
+            if path.exists():
+                with open(path, newline="") as file:
+                    rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(file)]
+                kept = [row for row in rows if int(row["step"]) < self._step]
+                path.unlink()  # or the writer would warn
+            self._experiment = _ExperimentWriter(log_dir=self.save_dir)
+            self._experiment.metrics += kept
+            self._experiment.save()
+        return self._experiment
+
+    @rank_zero_only
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        """Nothing: `config.yaml` holds them."""

@@ -1,0 +1,26 @@
+"""`python -m tasks.vit`: ViT image classification on the command line."""
+
+import sys
+
+from tasks.cli import App, main
+
+APP = App(
+    name="vit",
+    title="Tessera ViT: image classification with a Vision Transformer",
+    task="tasks.vit.task:ViTTask",
+    data="datamodules.images:ImageData",
+    presets="tasks.vit.architectures:presets",
+    pretrained="tasks.vit.architectures:pretrained_architecture",
+    trainer={"max_epochs": 60, "log_every_n_steps": 10, "num_sanity_val_steps": 0},
+    functions={"export": ("write a checkpoint's weights for timm, ONNX or safetensors", "tasks.vit.export:export")},
+    examples=(
+        "fit",
+        "fit --config configs/vit/cifar10.yaml --run_dir runs/vit/cifar",
+        "fit --config configs/vit/imagefolder.yaml --data.path my_images",
+        "fit --resume runs/vit/latest --trainer.max_epochs 80",
+        "predict --ckpt_path runs/vit/latest/checkpoints/best.ckpt --data.predict_path photo.jpg",
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(APP))

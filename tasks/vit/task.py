@@ -1,0 +1,122 @@
+"""ViT image classification: the network, its recipe and its results."""
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor
+from torch.nn import functional as F
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+
+from datamodules.augment import Augment, AugmentConfig, normalise
+from modules.vit import VIT_PRESETS, ViT, ViTConfig
+from tasks.base import Batch, Task
+from tasks.callbacks.mistakes import Mistakes
+from tasks.errors import UsageError
+from tasks.optim import OptimConfig
+from tasks.parsing import merged
+from tasks.report import draw_confusion
+from tasks.run_folder import write_text
+
+
+class ViTTask(Task):
+    """Image classification with a Vision Transformer (Dosovitskiy 2021).
+
+    Args:
+        net: The network. Number of classes and channels come from the data where they are null.
+        optimizer: Optimizer, schedule and clipping.
+        augment: Random changes to training images; each image draws its own.
+        label_smoothing: Share of the target spread evenly over all classes (Szegedy 2016), 0 to 1.
+        pretrained: Weights to start from: `timm/<model name>`, downloaded by timm, or a local .safetensors or .pth file
+            with timm's names; null starts from random weights.
+        ema: Decay of a running average of the weights, per optimizer step, such as 0.999; evaluation and the saved
+            weights use the average. Null keeps none.
+        compile: Compile the network with torch.compile, in place.
+    """
+
+    name, monitor, monitor_mode = "vit", "val/acc", "max"
+
+    def __init__(
+        self,
+        net: ViTConfig = VIT_PRESETS["digits"],
+        optimizer: OptimConfig = OptimConfig(),
+        augment: AugmentConfig = AugmentConfig(),
+        label_smoothing: float = 0.0,
+        pretrained: str | None = None,
+        ema: float | None = None,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(optimizer, ema, compile)
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing {label_smoothing} must be from 0 to below 1")
+        self.net_config, self.label_smoothing, self.pretrained = net, label_smoothing, pretrained
+        self.augment = Augment(augment)
+
+    def build(self, facts: Mapping[str, Any]) -> ViT:
+        """A ViT for the data's classes and channels; refuses a typed number that contradicts the data."""
+        found = {"num_classes": len(facts["class_names"]), "channels": facts["channels"]}
+        for name, value in found.items():
+            if getattr(self.net_config, name) not in (None, value):
+                raise UsageError(f"--model.net.{name} {getattr(self.net_config, name)} contradicts the data, which has {value}")
+        net = ViT(replace(self.net_config, **found))
+        if self.pretrained is not None and self.restored is None:
+            from tasks.vit.architectures import load_pretrained
+
+            load_pretrained(net, self.pretrained)
+        return net
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """The shared ones, and pictures of what was got wrong."""
+        return [*super().configure_callbacks(), Mistakes()]
+
+    def resolved(self) -> dict[str, Any]:
+        """The run's options with the network, class names and normalisation filled in."""
+        known = {name: self.facts[name] for name in ("class_names", "mean", "std")}
+        return merged(super().resolved(), {"data": {"dataset": known}})
+
+    def make_metrics(self) -> dict[str, Metric]:
+        """Accuracy and the confusion matrix over all samples."""
+        classes = len(self.facts["class_names"])
+        return {"acc": MulticlassAccuracy(classes, average="micro"), "confusion": MulticlassConfusionMatrix(classes)}
+
+    def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss (), logits (B, K) and labels (B,) of a batch of uint8 images (B, C, Y, X)."""
+        labels = targets = batch["label"]
+        if training:
+            pixels = self.augment.erase(self.normalised(self.augment(batch["image"])))
+            pixels, targets = self.augment.mix(pixels, labels, len(self.facts["class_names"]))
+        else:
+            pixels = self.normalised(batch["image"])
+        logits = self.net(pixels)
+        return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing if training else 0.0), logits, labels
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """uint8 (B, C, Y, X) to float with the training data's mean and standard deviation taken out."""
+        return normalise(images, self.facts["mean"], self.facts["std"])
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> tuple[list[str], Tensor]:
+        """Paths and class probabilities (B, K)."""
+        return batch["path"], self.net(self.normalised(batch["image"])).softmax(-1)
+
+    def write_predictions(self, trainer: pl.Trainer, datamodule: pl.LightningDataModule, folder: Path) -> None:
+        """Write `predictions.csv`: path, label and the probability of each class, one row per image file."""
+        batches, names = trainer.predict(self, datamodule=datamodule), self.facts["class_names"]
+        rows = [row for paths, probabilities in batches for row in zip(paths, probabilities.tolist(), strict=True)]
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(["path", "label", *names])
+        for path, row in rows:
+            table.writerow([path, names[row.index(max(row))], *(f"{p:.6f}" for p in row)])
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "predictions.csv", text.getvalue())
+        skipped = f", {len(datamodule.skipped)} bad files skipped" if datamodule.skipped else ""
+        print(f"{len(rows)} images labelled in {folder / 'predictions.csv'}{skipped}")
+
+    def draw_results(self, folder: Path) -> None:
+        """Draw `confusion.png` from the test just done."""
+        draw_confusion(self.metrics["test"]["confusion"].compute().cpu(), self.facts["class_names"], folder / "confusion.png")
