@@ -76,20 +76,29 @@ def fit_size(image: Tensor, size: int) -> Tensor:
     return image[:, top : top + size, left : left + size]
 
 
-def read_image(pictures: Pictures, i: int, channels: int, size: int) -> Tensor:
+def read_image(pictures: Pictures, i: int, channels: int, size: int, resize: bool = True) -> Tensor:
     """Image i as uint8 (C, size, size).
 
     Raises:
         DataError: The file is corrupt, missing or not an image; the sentence names it.
+        UsageError: It has another size and may not be resized.
     """
     try:
-        return fit_size(pictures.image(i, channels), size)
+        image = pictures.image(i, channels)
+        if resize:
+            return fit_size(image, size)
     except Exception as error:  # each decoder has its own kinds
         reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
         raise DataError(
             f"{pictures.name(i)} is not a readable image ({reason}): remove it, or leave such files out with "
             "--data.skip_bad true."
         ) from error
+    y, x = image.shape[-2:]
+    if (y, x) != (size, size):
+        raise UsageError(
+            f"{pictures.name(i)} is {x} x {y} pixels where others are {size} x {size}: add --data.image_size N."
+        )
+    return image
 
 
 def common_size(pictures: Pictures, channels: int, skip_bad: bool) -> int:
@@ -106,7 +115,7 @@ def common_size(pictures: Pictures, channels: int, skip_bad: bool) -> int:
                 continue
             read_image(pictures, i, channels, 1)  # says what is wrong with it
         if y != x:
-            raise UsageError(f"{pictures.name(i)} is {x} x {y} pixels: resize, with --data.image_size N.")
+            raise UsageError(f"{pictures.name(i)} is {x} x {y} pixels, not square: add --data.image_size N.")
         return y
     raise DataError("none of the image files can be read.")
 
@@ -131,12 +140,7 @@ def decode_all(
     def work(chunk: range) -> int:
         for i in chunk:
             try:
-                if not resize and (shape := pictures.image(i, channels).shape[-2:]) != (size, size):
-                    raise UsageError(
-                        f"{pictures.name(i)} is {shape[1]} x {shape[0]} pixels where others are {size} x {size}: "
-                        "give the side to resize to, --data.image_size N."
-                    )
-                pixels[i] = read_image(pictures, i, channels, size)
+                pixels[i] = read_image(pictures, i, channels, size, resize)
             except DataError:
                 if not skip_bad:
                     raise

@@ -23,11 +23,13 @@ class Records:
         items: All that the files hold.
         labels: (S,) int64.
         rows: (S,) int64, into `items`.
+        where: What the items are part of, for messages.
     """
 
     items: Any
     labels: Tensor
     rows: Tensor
+    where: str = ""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -79,18 +81,11 @@ class TableRecords(Records):
     """Images in a column of an Arrow table, as bytes or as paths."""
 
     def name(self, i: int) -> str:
-        cell = self._cell(i)
-        path = cell.get("path") if isinstance(cell, dict) else None
-        return f"row {int(self.rows[i])}" + (f" ({path})" if path else "")
+        return f"row {int(self.rows[i])} of {self.where}"
 
     def read(self, i: int) -> bytes:
-        cell = self._cell(i)
-        if not isinstance(cell, dict):
-            return cell
-        return cell["bytes"] if cell.get("bytes") is not None else Path(cell["path"]).read_bytes()
-
-    def _cell(self, i: int) -> Any:
-        return self.items[int(self.rows[i])].as_py()
+        cell = self.items[int(self.rows[i])].as_py()
+        return Path(cell["path"]).read_bytes() if isinstance(cell, dict) else cell
 
 
 def file_records(paths: Sequence[Path], labels: Sequence[int]) -> Records:

@@ -60,14 +60,13 @@ class Hub(Source):
         else:
             index = {name: i for i, name in enumerate(self.class_names)}
             labels = torch.tensor([index[str(value)] for value in cells.to_pylist()], dtype=torch.int64)
+        where = f"the {split} split of {self.folder or self.options.name}"
         if len(labels) == 0:
-            raise DataError(f"the {split} split of {self.folder or self.options.name} is empty.")
+            raise DataError(f"{where} is empty.")
         if int(labels.min()) < 0 or int(labels.max()) >= len(self.class_names):
-            raise DataError(
-                f"the {split} split of {self.folder or self.options.name} has labels from {int(labels.min())} to "
-                f"{int(labels.max())}, outside its {len(self.class_names)} classes."
-            )
-        return TableRecords(table.column(image), labels, torch.arange(len(labels)))
+            low, high = int(labels.min()), int(labels.max())
+            raise DataError(f"{where} has labels from {low} to {high}, outside its {len(self.class_names)} classes.")
+        return TableRecords(_encoded(table.column(image)), labels, torch.arange(len(labels)), where)
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -115,6 +114,16 @@ class Hub(Source):
 
 def _is_integer(cells: Any) -> bool:
     return "int" in str(cells.type)
+
+
+def _encoded(cells: Any) -> Any:
+    """The bytes of an image column alone, which are read ten times as fast; paths where it holds no bytes."""
+    import pyarrow.compute as pc
+
+    if not str(cells.type).startswith("struct"):
+        return cells
+    encoded = pc.struct_field(cells, "bytes")
+    return encoded if encoded.null_count == 0 else cells
 
 
 def _split_of(path: Path) -> str | None:
