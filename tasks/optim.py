@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -166,15 +166,6 @@ def _muon(groups: list[Group]) -> Muon:
 
 PARTS: dict[str, Callable[[list[Group]], Optimizer]] = {"muon": _muon, "adamw": _fused_adamw}
 OPTIMIZERS: dict[str, Callable[[list[Group]], Optimizer]] = {"adamw": _fused_adamw, "muon": MuonAdamW}
-
-
-def clip_gradients(net: nn.Module, limit: float | None) -> Tensor:
-    """Scales the gradients of `net` down to a total norm of at most `limit`; null leaves them as they are.
-
-    Returns:
-        The total (Euclidean) norm before, as a tensor without axes, to be logged.
-    """
-    return nn.utils.clip_grad_norm_(net.parameters(), math.inf if limit is None else limit)
 
 
 # ----------------------------------------------------------------------------------------------------------- schedules
