@@ -189,7 +189,8 @@ class ImageData(ResumableDataModule):
 
     def _dataset(self, split: str) -> BatchedDataset:
         if split not in self._datasets:
-            self._datasets[split] = self._load(self._split(split), self._layout(), split != "predict")
+            layout = self._layout()
+            self._datasets[split] = self._load(self._split(split), layout, labelled=split != "predict")
         return self._datasets[split]
 
     def _load(self, records: Records, layout: dict[str, Any], labelled: bool) -> BatchedDataset:
@@ -207,6 +208,10 @@ class ImageData(ResumableDataModule):
         return MemoryImages(pixels, None, [records.name(i) for i in range(len(records))])
 
     # Lightning's hooks.
+
+    def train_batches(self) -> int:
+        """Batches of a training epoch on this rank, without making a loader."""
+        return len(self.train_sampler(self._dataset("train")))
 
     def train_dataloader(self) -> DataLoader:
         return self.train_loader(self._dataset("train"))

@@ -105,7 +105,7 @@ def posterize(images: Tensor, strength: Tensor) -> Tensor:
 
 
 def solarize(images: Tensor, strength: Tensor) -> Tensor:
-    return torch.where(images >= strength[:, None, None, None], 255 - images, images)
+    return torch.where(images >= 255 * strength[:, None, None, None], 255 - images, images)
 
 
 def autocontrast(images: Tensor, strength: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ RAND_AUGMENT_OPS: dict[str, RandOp] = {
     "Contrast": RandOp(contrast, lambda level, side: 0.9 * level, signed=True),
     "Sharpness": RandOp(sharpness, lambda level, side: 0.9 * level, signed=True),
     "Posterize": RandOp(posterize, lambda level, side: round(8 - 4 * level)),
-    "Solarize": RandOp(solarize, lambda level, side: 255 * (1 - level)),
+    "Solarize": RandOp(solarize, lambda level, side: 1 - level),
     "AutoContrast": RandOp(autocontrast),
     "Equalize": RandOp(equalize),
 }

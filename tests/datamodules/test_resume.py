@@ -168,7 +168,11 @@ def test_another_batch_size_is_refused_by_name(whole: tuple[Line, Path], tmp_pat
 
 def test_evaluation_takes_any_batch_size(whole: tuple[Line, Path]) -> None:
     trainer = pl.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
     )
     trainer.validate(Line(), NumberData(batch_size=7), ckpt_path=whole[1] / "step=7.ckpt", verbose=False)
 
