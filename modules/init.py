@@ -1,7 +1,9 @@
 """Start values of weights."""
 
+import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from modules.config import InitName
@@ -9,9 +11,16 @@ from modules.config import InitName
 RESIDUAL = ("output", "down")  # the layers whose result is added to the residual stream
 
 
+@torch.no_grad()
+def cut_normal(weight: Tensor, std: float) -> None:
+    """Normal, cut at two std, by the inverse distribution: many times faster than `nn.init.trunc_normal_`."""
+    edge = math.erf(2 / math.sqrt(2))
+    weight.uniform_(-edge, edge).erfinv_().mul_(std * math.sqrt(2))
+
+
 def trunc_normal(weight: Tensor, residual_scale: float) -> None:
     """Normal with std 0.02, cut at two std (Dosovitskiy 2021)."""
-    nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04)
+    cut_normal(weight, 0.02)
 
 
 def xavier(weight: Tensor, residual_scale: float) -> None:
@@ -40,6 +49,6 @@ def initialise(net: nn.Module, name: InitName, depth: int) -> None:
             is_residual = path.rpartition(".")[2] in RESIDUAL
             INITS[name](module.weight, (2 * depth) ** -0.5 if is_residual else 1.0)
         elif isinstance(module, nn.Conv2d):
-            nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+            cut_normal(module.weight, module.weight[0].numel() ** -0.5)
         if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
             nn.init.zeros_(module.bias)
