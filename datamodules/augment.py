@@ -90,11 +90,14 @@ class Crop(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 (B, C, Y, X) -> uint8 (B, C, Y, X)."""
-        b, _, y, x = images.shape
-        down, right = torch.randint(2 * self.padding + 1, (2, b), device=images.device)
-        # All windows as a view, (B, C, 2p + 1, 2p + 1, Y, X), of which each image picks one: -> (B, C, Y, X)
-        windows = F.pad(images, [self.padding] * 4).unfold(2, y, 1).unfold(3, x, 1)
-        return windows[torch.arange(b, device=images.device), :, down, right]
+        b, c, y, x = images.shape
+        down, right = torch.randint(2 * self.padding + 1, (2, b, 1, 1), device=images.device)
+        rows = down + torch.arange(y, device=images.device)[:, None]
+        columns = right + torch.arange(x, device=images.device)
+        # places in the padded image, one for all channels: (B, Y, X) -> (B, C, Y * X)
+        places = (rows * (x + 2 * self.padding) + columns).reshape(b, 1, -1).expand(-1, c, -1)
+        # (B, C, Y * X) -> (B, C, Y, X)
+        return F.pad(images, [self.padding] * 4).flatten(2).gather(2, places).reshape(b, c, y, x)
 
 
 class Flip(nn.Module):
@@ -110,8 +113,10 @@ class Flip(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 (B, C, Y, X) -> uint8 (B, C, Y, X)."""
-        chosen = torch.rand(len(images), 1, 1, 1, device=images.device) < self.probability
-        return torch.where(chosen, images.flip(-1), images)
+        b = len(images)
+        chosen = torch.rand(b, device=images.device) < self.probability
+        # picking whole images from both kinds is five times as fast as a choice for each pixel
+        return torch.cat([images, images.flip(-1)]).index_select(0, torch.arange(b, device=images.device) + b * chosen)
 
 
 class RandomOps(RandAugment):
@@ -138,7 +143,7 @@ def normalise(images: Tensor, mean: list[float], std: list[float]) -> Tensor:
     # one number per channel: (C,) -> (C, 1, 1)
     scale = torch.tensor([1 / (255 * s) for s in std], device=images.device).reshape(-1, 1, 1)
     shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=images.device).reshape(-1, 1, 1)
-    return torch.addcmul(shift, images.float(), scale)
+    return images.float().mul_(scale).add_(shift)
 
 
 def random_boxes(area: Tensor, ratio: Tensor, y: int, x: int) -> Tensor:

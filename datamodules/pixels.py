@@ -33,7 +33,7 @@ class MemoryImages:
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index = torch.tensor(indices)
-        batch: dict[str, Any] = {"image": self.pixels[index], "index": index}
+        batch: dict[str, Any] = {"image": self.pixels.index_select(0, index), "index": index}
         return batch | _whose(self.labels, self.names, index)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 MAX_MAGNITUDE = 30
 
@@ -92,10 +91,12 @@ def sharpness(images: Tensor, strength: Tensor) -> Tensor:
     """Blends the inner pixels with a blur whose 3 x 3 weights are 1, and 5 in the middle, over 13."""
     if min(images.shape[2:]) <= 2:
         return images
-    middle = images[..., 1:-1, 1:-1].float()
-    blurred = ((F.avg_pool2d(images.float(), 3, stride=1) * 9 + middle * 4) / 13).round_()
+    pixels = images.float()
+    triples = pixels[..., :-2] + pixels[..., 1:-1] + pixels[..., 2:]
+    nines = triples[..., :-2, :] + triples[..., 1:-1, :] + triples[..., 2:, :]
+    middle = pixels[..., 1:-1, 1:-1]
     out = images.clone()
-    out[..., 1:-1, 1:-1] = blend(images[..., 1:-1, 1:-1], blurred, 1 + strength)
+    out[..., 1:-1, 1:-1] = blend(middle, nines.add_(middle, alpha=4).div_(13).round_(), 1 + strength)
     return out
 
 
@@ -105,7 +106,9 @@ def posterize(images: Tensor, strength: Tensor) -> Tensor:
 
 
 def solarize(images: Tensor, strength: Tensor) -> Tensor:
-    return torch.where(images >= 255 * strength[:, None, None, None], 255 - images, images)
+    return images ^ (
+        (images >= 255 * strength[:, None, None, None]) * torch.tensor(255, dtype=torch.uint8)
+    )  # 255 - value
 
 
 def autocontrast(images: Tensor, strength: Tensor) -> Tensor:
@@ -175,9 +178,11 @@ class RandAugment(nn.Module):
         drawn = torch.randint(len(RAND_AUGMENT_OPS), (len(images),), device=images.device)
         sign = torch.randint(2, (len(images),), device=images.device) * 2.0 - 1
         counts = drawn.bincount(minlength=len(RAND_AUGMENT_OPS)).tolist()
-        out = torch.empty_like(images)
-        for op, rows in zip(RAND_AUGMENT_OPS.values(), drawn.argsort(stable=True).split(counts), strict=True):
-            if len(rows):
-                signs = sign[rows] if op.signed else torch.ones_like(sign[rows])
-                out[rows] = op.apply(images[rows], signs * op.strength(self.level, images.shape[-1]))
-        return out
+        order = drawn.argsort(stable=True)  # images of one operation side by side
+        groups = zip(images.index_select(0, order).split(counts), sign[order].split(counts), strict=True)
+        done = []
+        for op, (group, signs) in zip(RAND_AUGMENT_OPS.values(), groups, strict=True):
+            if len(group):
+                signs = signs if op.signed else torch.ones_like(signs)
+                done.append(op.apply(group, signs * op.strength(self.level, images.shape[-1])))
+        return torch.cat(done).index_select(0, order.argsort())
