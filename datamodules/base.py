@@ -55,15 +55,19 @@ class ResumableDataModule(pl.LightningDataModule):
         self._resume: dict[str, int] | None = None
         self._samples = 0
 
+    def train_sampler(self, dataset: BatchedDataset) -> ResumableBatchSampler:
+        """The order of training; its length is the number of batches of an epoch on this rank."""
+        world_size, rank = self._ranks()
+        whole = len(dataset) >= self.batch_size * world_size
+        return ResumableBatchSampler(
+            len(dataset), self.batch_size, self.seed, shuffle=True, drop_last=whole, rank=rank, world_size=world_size
+        )
+
     def train_loader(self, dataset: BatchedDataset) -> DataLoader:
         """Shuffled batches, from the place in the epoch that a loaded checkpoint names."""
-        world_size, rank = self._ranks()
         self._samples = len(dataset)
-        whole = self._samples >= self.batch_size * world_size
-        sampler = ResumableBatchSampler(
-            self._samples, self.batch_size, self.seed, shuffle=True, drop_last=whole, rank=rank, world_size=world_size
-        )
-        sampler.start(*self._place(world_size))
+        sampler = self.train_sampler(dataset)
+        sampler.start(*self._place(sampler.world_size))
         return self._loader(dataset, sampler)
 
     def eval_loader(self, dataset: BatchedDataset) -> DataLoader:

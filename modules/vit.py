@@ -78,7 +78,7 @@ def _preset(width: int, depth: int, heads: int, **options: object) -> ViTConfig:
 
 
 VIT_PRESETS: dict[str, ViTConfig] = {
-    "digits": _preset(64, 4, 4, image_size=8, patch_size=2, channels=1, num_classes=10, pool="mean"),
+    "digits": ViTConfig(8, 2, 1, 10, pool="mean", position="rotary2d", stem="conv", stack=StackConfig(64, 4, 4, init="xavier")),
     "tiny": _preset(192, 12, 3),
     "small": _preset(384, 12, 6),
     "base": _preset(768, 12, 12),

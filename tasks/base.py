@@ -1,5 +1,6 @@
 """What every task shares: building, stepping, logging and what its checkpoints hold."""
 
+import math
 import os
 import zlib
 from abc import abstractmethod
@@ -94,32 +95,19 @@ class Task(pl.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         """Optimizer and schedule, counted in optimizer steps."""
-        built = optim.build(self.net, self.optimizer_config, self.total_steps())
-        self._typed_groups = [{k: v for k, v in g.items() if k != "params"} for g in built["optimizer"].param_groups]
-        return built
+        return optim.build(self.net, self.optimizer_config, self.total_steps())
 
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run, from the data's size alone."""
+    def total_steps(self) -> float:
+        """Optimizer steps of the whole run, from the data's size alone; infinite where the run has no end."""
         trainer = self.trainer
-        batches = trainer.datamodule.train_batches()
-        limit = trainer.limit_train_batches
-        if limit is not None:
-            batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        per_epoch = -(-batches // trainer.accumulate_grad_batches)
-        epochs = trainer.max_epochs if trainer.max_epochs not in (None, -1) else 10**9
-        total = per_epoch * epochs
-        return max(1, min(total, trainer.max_steps) if trainer.max_steps != -1 else total)
+        batches, limit = trainer.datamodule.train_batches(), trainer.limit_train_batches
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        ends = [trainer.max_steps] if trainer.max_steps > 0 else []
+        if trainer.max_epochs and trainer.max_epochs > 0:
+            ends.append(-(-batches // trainer.accumulate_grad_batches) * trainer.max_epochs)
+        return min(ends, default=math.inf)
 
     # Training -------------------------------------------------------------------------------------------------------
-
-    def on_train_start(self) -> None:
-        """Let the options as typed win over those in a resumed checkpoint."""
-        optimizer, scheduler = self.optimizers(use_pl_optimizer=False), self.lr_schedulers()
-        scheduler.base_lrs = [group["initial_lr"] for group in self._typed_groups]
-        scaled = [base * f(scheduler.last_epoch) for base, f in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
-        for group, typed, lr in zip(optimizer.param_groups, self._typed_groups, scaled, strict=True):
-            group.update(typed, lr=lr)
-        scheduler._last_lr = scaled
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Let every random draw of this step follow from the seed and the position in training."""

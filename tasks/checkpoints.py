@@ -2,8 +2,9 @@
 
 import os
 import pickle
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
@@ -11,6 +12,7 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from tasks.errors import RunError, UsageError
 
 Checkpoint = dict[str, Any]
+Config = TypeVar("Config")
 KEY = "tessera"  # our entry: {"task", "version", "facts", "config"}, primitives only
 
 
@@ -77,3 +79,17 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
 def net_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     """The network's own weights, names as in the plain module (averaged ones where the run averaged them)."""
     return {name[4:]: value for name, value in checkpoint["state_dict"].items() if name.startswith("net.")}
+
+
+def load_config(kind: type[Config], options: dict[str, Any]) -> Config:
+    """A configuration dataclass from nested primitives, as `dataclasses.asdict` gave them.
+
+    Raises:
+        UsageError: options that this version does not know.
+    """
+    types = get_type_hints(kind)
+    known = {field.name for field in fields(kind)}
+    if unknown := sorted(options.keys() - known):
+        raise UsageError(f"the checkpoint has options that this version does not know: {', '.join(unknown)}")
+    nested = {name: load_config(types[name], value) if is_dataclass(types[name]) else value for name, value in options.items()}
+    return kind(**nested)

@@ -32,7 +32,8 @@ class App:
         task: the LightningModule, as "module:Class".
         data: the LightningDataModule, as "module:Class".
         presets: function that gives the named model configurations, as "module:function".
-        pretrained: function from a `--model.pretrained` value to model options, as "module:function".
+        pretrained: function from a `--model.pretrained` value to the options it implies, as "module:function".
+        default_config: what `fit` reads where no config says which data to use.
         trainer: Lightning Trainer defaults of this task.
         functions: further commands, name to (help, "module:function"); their options are the function's arguments.
         examples: command lines worth showing, without the leading `python -m tasks.NAME`.
@@ -44,6 +45,7 @@ class App:
     data: str
     presets: str
     pretrained: str
+    default_config: str
     trainer: Mapping[str, Any] = field(default_factory=dict)
     functions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     examples: Sequence[str] = ()

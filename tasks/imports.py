@@ -34,5 +34,6 @@ def import_lightning() -> None:
     finally:
         RequirementCache._check_available = check
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning's own use of torch
+    warnings.filterwarnings("ignore", "Experiment logs directory .* exists")  # a continued run keeps its rows
     for name in ("pytorch_lightning", "lightning_fabric"):  # hints and lists of hardware; warnings stay
         logging.getLogger(name).setLevel(logging.WARNING)

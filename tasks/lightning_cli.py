@@ -2,12 +2,13 @@
 
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from jsonargparse import Namespace
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -73,6 +74,8 @@ class TaskCLI(LightningCLI):
             self.base = self.resumed(Path(self.source))
         elif self.command != "fit":
             self.base = self.from_checkpoint()
+        elif not any("data" in read_config(value) for value in config_values(arguments)):
+            arguments = ["--config", self.app.default_config, *arguments]
         base = [f"--config={yaml.safe_dump(self.base)}"] if self.base else []
         macros = {
             "--config": lambda value: self.expanded(read_config(value)),
@@ -91,7 +94,7 @@ class TaskCLI(LightningCLI):
                 raise UsageError(nearest(str(name), presets, "preset"))
             implied = {"model": {"net": presets[name]}}
         if pretrained := (options.get("model") or {}).get("pretrained"):
-            implied = merged(implied, {"model": {"net": load(self.app.pretrained)(pretrained)}})
+            implied = merged(implied, load(self.app.pretrained)(pretrained))
         return merged(implied, {key: value for key, value in options.items() if key != "preset"})
 
     def resumed(self, folder: Path) -> Options:
@@ -158,7 +161,7 @@ class TaskCLI(LightningCLI):
             self.folder = Path(self.source).resolve() if self.source else run_folder(self.app.name, options.run_dir)
         for logger in as_list(options.trainer.logger):
             if self.folder and hasattr(logger, "init_args"):
-                logger.init_args.update(logger_place(self.folder, logger.class_path))
+                logger.init_args.update(Namespace(logger_place(self.folder, logger.class_path)))
         if self.base and self.command == "fit":
             now, then = flat(self.dumped()), flat(self.base)
             for name in (name for name in now if name in then and now[name] != then[name] and name != "model.pretrained"):
@@ -239,6 +242,15 @@ def as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
+
+
+def config_values(arguments: list[str]) -> Iterator[str]:
+    """The values of all `--config` options."""
+    names = ("--config", "-c")
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            yield value if equals else following
 
 
 def logger_place(folder: Path, class_path: str) -> Options:

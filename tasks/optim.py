@@ -239,7 +239,7 @@ def _keep_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]
     return {**saved, "param_groups": [{**a, "params": b["params"]} for a, b in zip(own, old, strict=True)]}
 
 
-def build(net: nn.Module, config: OptimConfig, total_steps: int) -> dict[str, Any]:
+def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, Any]:
     """Optimizer and schedule of `net`, in the form that `LightningModule.configure_optimizers` returns.
 
     Args:
@@ -254,5 +254,5 @@ def build(net: nn.Module, config: OptimConfig, total_steps: int) -> dict[str, An
         raise UsageError("The schedule needs the number of training steps: set the trainer's max_epochs or max_steps.")
     optimizer = OPTIMIZERS[config.optimizer](parameter_groups(net, config))
     optimizer.register_load_state_dict_pre_hook(_keep_options)
-    scheduler = StepSchedule(optimizer, lambda done: lr_share(done + 1, total_steps, config))
+    scheduler = StepSchedule(optimizer, lambda done: lr_share(done + 1, int(total_steps), config))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

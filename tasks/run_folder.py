@@ -112,7 +112,6 @@ class MetricsCSV(CSVLogger):
                 with open(path, newline="") as file:
                     rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(file)]
                 kept = [row for row in rows if int(row["step"]) < self._step]
-                path.unlink()  # or the writer would warn
             self._experiment = _ExperimentWriter(log_dir=self.save_dir)
             self._experiment.metrics += kept
             self._experiment.save()

@@ -29,7 +29,7 @@ class Mistakes(Callback):
             labels = int(batch["label"][i]), int(predicted[i])
             self.found.append((batch["image"][i].cpu(), *labels, float(confidence[i])))
 
-    def log(self, trainer: pl.Trainer, task: Any, split: str) -> None:
+    def show(self, trainer: pl.Trainer, task: Any, split: str) -> None:
         """Send what was kept to the loggers, and forget it."""
         names, found = task.facts["class_names"], self.found
         self.found = []
@@ -56,8 +56,8 @@ class Mistakes(Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the mistakes of this validation."""
-        self.log(trainer, pl_module, "val")
+        self.show(trainer, pl_module, "val")
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the mistakes of the test."""
-        self.log(trainer, pl_module, "test")
+        self.show(trainer, pl_module, "test")

@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
 from tasks.base import Task
+from tasks.parsing import flat
 from tasks.report import draw_curves
 from tasks.run_folder import write_config, write_summary
 
@@ -33,7 +34,10 @@ class RunRecord(Callback):
         """Write `config.yaml`; what the data decided is known now."""
         assert isinstance(pl_module, Task)
         if trainer.is_global_zero:
-            write_config(self.folder, pl_module.resolved())
+            config = pl_module.resolved()
+            write_config(self.folder, config)
+            for logger in trainer.loggers:
+                logger.log_hyperparams(flat(config))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock; validation in between is not counted."""

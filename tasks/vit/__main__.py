@@ -10,8 +10,9 @@ APP = App(
     task="tasks.vit.task:ViTTask",
     data="datamodules.images:ImageData",
     presets="tasks.vit.architectures:presets",
-    pretrained="tasks.vit.architectures:pretrained_architecture",
-    trainer={"max_epochs": 60, "log_every_n_steps": 10, "num_sanity_val_steps": 0},
+    pretrained="tasks.vit.architectures:pretrained_options",
+    default_config="configs/vit/digits.yaml",
+    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     functions={"export": ("write a checkpoint's weights for timm, ONNX or safetensors", "tasks.vit.export:export")},
     examples=(
         "fit",

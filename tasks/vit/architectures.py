@@ -1,11 +1,100 @@
-"""Which ViT to build: presets by name, or the architecture that goes with pretrained weights, and those weights."""
+"""Which ViT to build: presets by name, or what goes with pretrained weights; and loading those weights."""
 
+import pickle
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from modules.vit import VIT_PRESETS
+import torch
+from torch import Tensor
+
+from modules.pretrained.vit import config_from_timm_model, config_from_timm_state, to_tessera
+from modules.vit import VIT_PRESETS, ViT
+from tasks.errors import DataError, UsageError, nearest
+from tasks.parsing import Options
+
+State = dict[str, Tensor]
 
 
-def presets() -> dict[str, dict[str, Any]]:
+def presets() -> dict[str, Options]:
     """The named sizes as options; classes and channels come from the data."""
     return {name: asdict(replace(config, num_classes=None, channels=None)) for name, config in VIT_PRESETS.items()}
+
+
+def pretrained_options(source: str) -> Options:
+    """The network, and the normalisation where it is known, that go with pretrained weights.
+
+    Args:
+        source: `timm/<model name>`, or a local .safetensors or .pth file with timm's names.
+
+    Raises:
+        UsageError: no such model or file, or one that is not a plain ViT.
+    """
+    if not source.startswith("timm/"):
+        config, data = config_from_timm_state(read_weights(source)), {}
+    else:
+        model = timm_model(source, device="meta")
+        config = config_from_timm_model(model)
+        data = {"dataset": {name: list(model.pretrained_cfg[name]) for name in ("mean", "std")}}
+    return {"model": {"net": asdict(replace(config, num_classes=None))}, "data": data}
+
+
+def load_pretrained(net: ViT, source: str) -> None:
+    """Load pretrained weights into `net`, positions re-gridded to its image size; a head of other classes stays new.
+
+    Raises:
+        UsageError: the weights do not fit the network.
+        DataError: timm cannot download them.
+    """
+    if not source.startswith("timm/"):
+        state = read_weights(source)
+    else:
+        try:
+            state = timm_model(source, pretrained=True).state_dict()
+        except Exception as error:  # of the download: urllib's, huggingface_hub's, timm's own
+            raise DataError(f"the weights of {source} could not be downloaded ({type(error).__name__}): fetch the file "
+                            "elsewhere and give it as --model.pretrained FILE.safetensors") from error  # fmt: skip
+    try:
+        weights = to_tessera("timm", state, net.config)
+    except ValueError as error:
+        raise UsageError(f"--model.pretrained {source} does not fit --model.net: {error}") from error
+    net.load_state_dict(weights, strict=False)  # to_tessera allows only the head to be left out
+
+
+def timm_model(source: str, pretrained: bool = False, device: str = "cpu") -> Any:
+    """timm's model for `timm/<name>`.
+
+    Raises:
+        UsageError: timm has no such model.
+    """
+    import timm
+
+    name = source.removeprefix("timm/")
+    if not timm.is_model(name):
+        raise UsageError(nearest(name, timm.list_models("vit_*"), "timm model")[:200])
+    with torch.device(device):
+        return timm.create_model(name, pretrained=pretrained)
+
+
+def read_weights(source: str) -> State:
+    """Tensors of a .safetensors file, or of a .pth file that holds nothing else.
+
+    Raises:
+        UsageError: no such file, or it holds objects other than tensors.
+        DataError: it is truncated or of another format.
+    """
+    path = Path(source)
+    if not path.is_file():
+        raise UsageError(f"--model.pretrained {source}: no such file; give one, or timm/<model name>")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UsageError(f"--model.pretrained {source} holds objects other than tensors, which could run code: "
+                         "refused") from error  # fmt: skip
+    except Exception as error:  # safetensors and zip files each have their own kinds
+        raise DataError(f"--model.pretrained {source} is truncated or not a file of weights") from error
+    return state.get("state_dict", state.get("model", state))

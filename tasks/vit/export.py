@@ -1,0 +1,142 @@
+"""`python -m tasks.vit export`: a checkpoint's weights for other programs."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from datamodules.augment import normalise
+from modules.config import ViTConfig
+from modules.pretrained.vit import from_tessera
+from modules.vit import ViT
+from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
+from tasks.errors import UsageError
+
+Format = Literal["timm", "onnx", "safetensors"]
+
+
+def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
+    """Write a checkpoint's weights for timm, ONNX Runtime or any reader of safetensors.
+
+    Args:
+        ckpt_path: Checkpoint that `fit` wrote.
+        format: timm: safetensors with timm's names; onnx: a graph from pixels in [0, 1] to logits, batch size free;
+            safetensors: our own names, configuration and class names in the header.
+        output: File to write; null puts it beside the checkpoint.
+    """
+    checkpoint = read_checkpoint(ckpt_path, "vit")
+    net = ViT(load_config(ViTConfig, checkpoint[KEY]["config"]["model"]["net"]))
+    net.load_state_dict(net_weights(checkpoint))
+    endings = {"timm": ".timm.safetensors", "onnx": ".onnx", "safetensors": ".safetensors"}
+    target = Path(output) if output else Path(ckpt_path).with_suffix(endings[format])
+    partial = target.with_name(f".{os.getpid()}.{target.name}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        hint = WRITERS[format](net.eval(), checkpoint[KEY]["facts"], partial)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    print(f"wrote {target}\n{hint.format(file=target)}")
+
+
+def write_safetensors(net: ViT, facts: dict[str, Any], path: Path) -> str:
+    """Our names; the header holds the network's options and the data's facts as JSON."""
+    from dataclasses import asdict
+
+    from safetensors.torch import save_file
+
+    header = {"config": json.dumps(asdict(net.config)), "facts": json.dumps(facts)}
+    save_file({name: value.contiguous() for name, value in net.state_dict().items()}, path, header)
+    return "read it with safetensors.torch.load_file('{file}')"
+
+
+def write_timm(net: ViT, facts: dict[str, Any], path: Path) -> str:
+    """timm's names; the hint builds the timm model that loads the file."""
+    from safetensors.torch import save_file
+
+    try:
+        state = from_tessera("timm", net.state_dict(), net.config)
+    except ValueError as error:
+        raise UsageError(f"this model cannot become a timm model: {error}") from error
+    name, options = timm_arguments(net.config)
+    save_file({key: value.contiguous() for key, value in state.items()}, path, {"facts": json.dumps(facts)})
+    arguments = "".join(f", {key}={value!r}" for key, value in options.items())
+    return f"timm.create_model('{name}', checkpoint_path='{{file}}'{arguments})"
+
+
+def timm_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
+    """Name and keyword arguments with which `timm.create_model` builds the same architecture.
+
+    Raises:
+        UsageError: an option that timm's ViT does not have.
+    """
+    stack, plain = config.stack, ViTConfig().stack
+    for option in ("kv_heads", "norm", "order", "attention", "bias", "final_norm"):
+        if getattr(stack, option) != getattr(plain, option):
+            raise UsageError(f"timm's ViT has no {option} {getattr(stack, option)}: export to onnx or safetensors")
+    if config.stem != "patch" or config.pool not in POOLS or stack.feedforward not in ACTIVATIONS:
+        raise UsageError(f"timm's ViT has no stem {config.stem}, pool {config.pool} or feed-forward {stack.feedforward} "
+                         "of ours: export to onnx or safetensors")  # fmt: skip
+    options = {
+        "img_size": config.image_size, "patch_size": config.patch_size, "in_chans": config.channels,
+        "num_classes": config.num_classes, "embed_dim": stack.width, "depth": stack.depth, "num_heads": stack.heads,
+        "mlp_ratio": stack.feedforward_width / stack.width, "global_pool": POOLS[config.pool],
+        "class_token": config.has_class_token, "reg_tokens": config.register_tokens, "qkv_bias": stack.qkv_bias,
+        "no_embed_class": config.register_tokens > 0, "fc_norm": config.norm_after_pool, "qk_norm": stack.qk_norm,
+        "init_values": stack.layer_scale, "act_layer": ACTIVATIONS[stack.feedforward],
+    }  # fmt: skip
+    usual = {"img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "mlp_ratio": 4.0, "depth": 12,
+             "global_pool": "token", "class_token": True, "reg_tokens": 0, "qkv_bias": True, "no_embed_class": False,
+             "qk_norm": False, "init_values": None, "act_layer": "gelu"}  # fmt: skip
+    if not config.has_class_token or config.pool == "cls":
+        usual["fc_norm"] = False
+    name = {(192, 3): "tiny", (384, 6): "small", (768, 12): "base"}.get((stack.width, stack.heads))
+    if name:
+        usual |= {"embed_dim": stack.width, "num_heads": stack.heads}
+    return f"vit_{name or 'base'}_patch16_224", {k: v for k, v in options.items() if k not in usual or usual[k] != v}
+
+
+class FromPixels(nn.Module):
+    """A network that takes pixels in [0, 1] instead of normalised ones.
+
+    Args:
+        net: The network.
+        facts: The data's, with `mean` and `std`.
+    """
+
+    def __init__(self, net: ViT, facts: dict[str, Any]) -> None:
+        super().__init__()
+        self.net, self.mean, self.std = net, facts["mean"], facts["std"]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Pixels in [0, 1], (B, C, Y, X), to logits (B, K)."""
+        return self.net(normalise(images * 255, self.mean, self.std))
+
+
+def write_onnx(net: ViT, facts: dict[str, Any], path: Path) -> str:
+    """A graph from "images", float32 (B, C, Y, X) in [0, 1], to "logits" (B, K); class names in its metadata."""
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UsageError("export to onnx needs two more packages: pip install -e '.[export]'") from error
+    example = torch.rand(2, net.config.channels, net.config.image_size, net.config.image_size)
+    program = torch.onnx.export(FromPixels(net, facts).eval(), (example,), dynamo=True, verbose=False, input_names=["images"],
+                                output_names=["logits"], dynamic_shapes={"images": {0: "batch"}})  # fmt: skip
+    model = program.model_proto
+    onnx.helper.set_model_props(model, {"class_names": json.dumps(facts["class_names"])})
+    onnx.save(model, path)
+    return "run it with onnxruntime.InferenceSession('{file}').run(None, {{'images': pixels_in_0_1}})"
+
+
+POOLS = {"cls": "token", "mean": "avg", "max": "max"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "silu": "silu", "relu": "relu"}
+WRITERS: dict[str, Callable[[ViT, dict[str, Any], Path], str]] = {
+    "timm": write_timm,
+    "onnx": write_onnx,
+    "safetensors": write_safetensors,
+}
