@@ -109,6 +109,15 @@ def test_rand_augment_draws_operation_and_sign_evenly() -> None:
             assert 0.6 < share * (2 if op.signed else 1) < 1.4, name
 
 
+def test_rand_augment_keeps_images_in_their_places() -> None:
+    images = photos(40)
+    out = RandAugment(1, 9)(images)
+    possible = [torch.ones(40) * sign * op.strength(0.3, 32) for op in RAND_AUGMENT_OPS.values() for sign in (1, -1)]
+    kinds = [op for op in RAND_AUGMENT_OPS.values() for _ in range(2)]
+    found = [(op.apply(images, s.abs() if not op.signed else s) == out) for op, s in zip(kinds, possible, strict=True)]
+    assert torch.stack(found).flatten(2).all(2).any(0).all()
+
+
 def test_normalise_equals_torchvision() -> None:
     images, mean, std = photos(4), [0.4914, 0.4822, 0.4465], [0.247, 0.2435, 0.2616]
     expected = v2.functional.normalize(v2.functional.to_dtype(images, scale=True), mean, std)

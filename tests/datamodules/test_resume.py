@@ -124,6 +124,13 @@ def test_continues_after_any_step_with_the_same_bits(whole: tuple[Line, Path], t
     assert same(resumed, line)
 
 
+@pytest.mark.parametrize("step", [3, BATCHES, BATCHES + 1])
+def test_workers_have_prefetched_nothing_of_another_epoch(whole: tuple[Line, Path], tmp_path: Path, step: int) -> None:
+    resumed = fit(tmp_path, NumberData(workers=2), whole[1] / f"step={step}.ckpt")
+    assert resumed.seen == whole[0].seen[step:]
+    assert same(resumed, whole[0])
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_in_mid_epoch(whole: tuple[Line, Path], tmp_path: Path, workers: int) -> None:
     assert fit(tmp_path, NumberData(workers), stop=8).seen == whole[0].seen[:8]
@@ -182,3 +189,37 @@ def test_iterators_leave_the_global_generator_alone() -> None:
     state = torch.get_rng_state()
     next(iter(data.train_dataloader()))
     assert torch.equal(state, torch.get_rng_state())
+
+
+class Diary(Callback):
+    """Writes down, on each rank, which samples each step saw."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        torch.save(module.seen, self.folder / f"rank{trainer.global_rank}.pt")
+
+
+@pytest.mark.slow
+def test_two_processes_share_each_batch_and_continue_with_the_same_bits(tmp_path: Path) -> None:
+    options = {"accelerator": "cpu", "devices": 2, "strategy": "ddp_spawn", "logger": False, "max_epochs": EPOCHS}
+    options |= {"enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": False}
+
+    def run(folder: Path, ckpt: Path | None = None) -> tuple[list[list[list[int]]], dict[str, Tensor]]:
+        torch.manual_seed(0)
+        save = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=1)
+        trainer = pl.Trainer(callbacks=[save, Diary(folder)], **options)  # type: ignore[arg-type]
+        folder.mkdir()
+        trainer.fit(Line(), NumberData(batch_size=4), ckpt_path=ckpt)
+        last = torch.load(folder / f"step={BATCHES * EPOCHS}.ckpt", weights_only=True)
+        return [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)], last["state_dict"]
+
+    seen, weights = run(tmp_path / "whole")
+    assert len(seen[0]) == len(seen[1]) == BATCHES * EPOCHS
+    for epoch in range(EPOCHS):
+        steps = slice(epoch * BATCHES, (epoch + 1) * BATCHES)
+        assert len(set(sum(seen[0][steps] + seen[1][steps], []))) == 40
+    resumed, again = run(tmp_path / "resumed", tmp_path / "whole" / "step=7.ckpt")
+    assert resumed == [rank[7:] for rank in seen]
+    assert all(torch.equal(weights[key], again[key]) for key in weights)
