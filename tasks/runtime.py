@@ -1,8 +1,23 @@
-"""Settings of the process that must be made before torch allocates."""
+"""How this process uses the machine. Imports nothing heavy, so that it can be called before torch is loaded."""
 
-import os
+import ctypes
+import platform
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+KEPT, OLDER_LIMIT = 1 << 30, 1 << 25  # bytes; older versions of glibc accept 32 MiB at most for the first of the two
 
 
-def tune_allocator() -> None:
-    """Placeholder until measured: transparent huge pages for tensors."""
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+def tune_allocator() -> bool:
+    """Makes glibc keep freed memory up to 1 GiB instead of giving it back after each training step.
+
+    A step allocates and frees the same large tensors every time; fresh pages from the kernel must be zeroed and mapped,
+    which costs about a fifth of a small ViT's step on two cores. Call it before the first large tensor.
+
+    Returns:
+        Whether anything was changed: True on Linux with glibc, False elsewhere.
+    """
+    if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    mapped = mallopt(M_MMAP_THRESHOLD, KEPT) or mallopt(M_MMAP_THRESHOLD, OLDER_LIMIT)
+    return bool(mapped and mallopt(M_TRIM_THRESHOLD, KEPT))
