@@ -1,6 +1,5 @@
 """Images from every source: the right pixels, labels, splits and facts."""
 
-import io
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from datamodules.decoding import decode, fit_size
 from datamodules.images import ImageData
 from datamodules.images import LoadingOptions as Loading
 from datamodules.records import stratified_split
@@ -231,36 +229,6 @@ def test_local_folder_of_the_environment_is_read_instead_of_the_network(
     monkeypatch.setenv("TESSERA_DATA", str(parquet.parent))
     data = ImageData("hub", dataset=DatasetOptions(name="someone/something", local=parquet.name))
     assert data.facts()["class_names"] == CLASSES
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_every_colour_mode_is_decoded(mode: str, channels: int) -> None:
-    image = picture(3, mode="L") if mode == "I;16" else picture(3, mode=mode)
-    file = io.BytesIO()
-    if mode == "I;16":
-        Image.fromarray(np.asarray(image).astype(np.uint16) * 257).save(file, "PNG")
-    else:
-        image.save(file, "TIFF" if mode == "CMYK" else "PNG")
-    expected = np.asarray(image.convert("L" if channels == 1 else "RGB")).reshape(16, 20, channels)
-    assert np.array_equal(decode(file.getvalue(), channels).permute(1, 2, 0), expected)
-
-
-def test_photos_are_turned_upright() -> None:
-    image, file = Image.fromarray(np.arange(16 * 24, dtype=np.uint8).reshape(16, 24) // 2), io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = 6  # taken with the camera turned
-    image.save(file, "JPEG", exif=exif, quality=100)
-    upright = decode(file.getvalue(), 1)
-    assert upright.shape == (1, 24, 16)
-    assert (upright[0].int() - torch.from_numpy(np.rot90(np.asarray(image), 3).astype(np.int32))).abs().max() <= 3
-
-
-@pytest.mark.parametrize("shape", [(30, 20), (20, 31), (8, 9), (12, 12)])
-def test_resizing_equals_torchvision(shape: tuple[int, int]) -> None:
-    image = torch.randint(256, (3, *shape), dtype=torch.uint8)
-    expected = v2.functional.center_crop(v2.functional.resize(image, [12], antialias=True), [12, 12])
-    assert (fit_size(image, 12).int() - expected.int()).abs().max() <= 1
 
 
 def test_prediction_needs_the_facts_and_no_data_set(photos: Path) -> None:
