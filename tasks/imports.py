@@ -11,6 +11,14 @@ import sys
 import warnings
 
 _UNUSED = {"transformers", "torchvision", "matplotlib", "scienceplots", "onnxruntime", "librosa", "torchaudio", "regex"}
+EXPECTED = (  # Lightning's warnings about what is meant here
+    ".*treespec, LeafSpec.*",  # its own use of torch
+    "Experiment logs directory .* exists",  # a continued run keeps its rows
+    "Checkpoint directory .* exists",  # and its checkpoints
+    ".*could not find the monitored key.*",  # stopped before the first validation
+    ".*smaller than the logging interval.*",
+    ".*does not have many workers.*",  # data in memory
+)
 
 
 def import_lightning() -> None:
@@ -33,7 +41,7 @@ def import_lightning() -> None:
         import pytorch_lightning  # noqa: F401
     finally:
         RequirementCache._check_available = check
-    warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning's own use of torch
-    warnings.filterwarnings("ignore", "Experiment logs directory .* exists")  # a continued run keeps its rows
+    for message in EXPECTED:
+        warnings.filterwarnings("ignore", message)
     for name in ("pytorch_lightning", "lightning_fabric"):  # hints and lists of hardware; warnings stay
         logging.getLogger(name).setLevel(logging.WARNING)

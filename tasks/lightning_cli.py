@@ -1,5 +1,6 @@
 """The commands that need a Trainer (fit, validate, test, predict), as a LightningCLI that builds one of them."""
 
+import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,7 @@ from tasks.cli import App, load, program
 from tasks.errors import UsageError, nearest
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, read_config
 from tasks.report import closing_table
-from tasks.run_folder import MetricsCSV, make_run_folder, run_folder
+from tasks.run_folder import MetricsCSV, run_folder
 
 HIDDEN = {  # arguments of the Trainer's methods that are ours to fill in
     "fit": {"ckpt_path", "weights_only"},
@@ -191,7 +192,8 @@ class TaskCLI(LightningCLI):
                                     enable_version_counter=False)  # fmt: skip
         last = self._get(self.config_init, "checkpoint")
         last.dirpath = last.dirpath or folder
-        return [self.best, last, RunRecord(self.folder, self.dumped())]
+        self.record = RunRecord(self.folder, self.dumped())
+        return [self.best, last, self.record]
 
     def loggers(self, chosen: Any) -> list[Any]:
         """CSV always, then those asked for, writing into the run folder."""
@@ -203,15 +205,13 @@ class TaskCLI(LightningCLI):
 
     def fit(self, model: Any, datamodule: Any, **_: Any) -> None:
         """Train, then test the best checkpoint and say where everything is."""
-        make_run_folder(self.folder)
-        last = self.folder / "checkpoints" / "last.ckpt" if self.source else None
-        self.trainer.fit(model, datamodule=datamodule, ckpt_path=last and str(last), weights_only=True)
-        if not self.best.best_model_path:
-            return
-        metrics = self.trainer.test(model, datamodule, ckpt_path=self.best.best_model_path, verbose=False, weights_only=True)[0]
-        record = next(c for c in self.trainer.callbacks if isinstance(c, RunRecord))
+        os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for the processes that Lightning launches
+        last = str(self.folder / "checkpoints" / "last.ckpt") if self.source else None
+        self.trainer.fit(model, datamodule=datamodule, ckpt_path=last, weights_only=True)
+        best = self.best.best_model_path or None  # None: stopped before a validation, so the last weights are tested
+        metrics = self.trainer.test(model, datamodule, ckpt_path=best, verbose=False, weights_only=True)[0]
         if self.trainer.is_global_zero:
-            record.finish(self.trainer, model, metrics, time.perf_counter() - self.started)
+            self.record.finish(self.trainer, model, metrics, time.perf_counter() - self.started)
             closing_table(metrics, self.folder, program(self.app))
 
     def _evaluate(self, model: Any, datamodule: Any) -> None:
@@ -258,10 +258,7 @@ def logger_place(folder: Path, class_path: str) -> Options:
     if not class_path.endswith("WandbLogger"):
         return {"save_dir": str(folder)}
     kept = folder / "wandb_id"
-    if not kept.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(uuid.uuid4().hex[:8])
-    return {"save_dir": str(folder), "id": kept.read_text()}
+    return {"save_dir": str(folder), "id": kept.read_text() if kept.exists() else uuid.uuid4().hex[:8]}
 
 
 def default_precision(accelerator: str) -> str:

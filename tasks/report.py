@@ -25,11 +25,13 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
 def closing_table(metrics: Mapping[str, float], folder: Path | None, program: str) -> None:
     """Print the metrics and, after a fit, where its files are and what to do next."""
     rows: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+    best: Path | None = None
     if folder is not None:
-        best = folder / "checkpoints" / "best.ckpt"
+        names = (folder / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
+        best = next((path for path in names if path.exists()), None)
         rows |= {"run folder": folder, "best checkpoint": best}
     table("Results", rows)
-    if folder is not None:
+    if folder is not None and best is not None:
         print(f"next:\n  {program} predict --ckpt_path {best} --data.predict_path FILE_OR_FOLDER\n"
               f"  {program} export --ckpt_path {best} --format onnx\n"
               f"  {program} fit --resume {folder} --trainer.max_epochs N")  # fmt: skip
@@ -54,7 +56,7 @@ def draw_curves(metrics_csv: Path, path: Path) -> None:
             points = [(int(row["step"]), float(row[name])) for row in rows if row[name]]
             axis.plot(*zip(*points, strict=True), label=name.split("/")[0]) if points else None
         axis.set(xlabel="step", title=kind)
-        if kind != "lr":
+        if axis.get_legend_handles_labels()[0]:
             axis.legend()
     figure.savefig(path, dpi=120)
 

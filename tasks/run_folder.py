@@ -29,9 +29,9 @@ def run_folder(task: str, chosen: str | None) -> Path:
         UsageError: the chosen folder is a file, or holds a run already.
     """
     inherited = os.environ.get("TESSERA_RUN_DIR")  # set by the process that launched this one
-    if inherited:
+    if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
-    folder = Path(chosen or Path("runs", task, time.strftime("%Y-%m-%d_%H-%M-%S")))
+    folder = Path(chosen or Path("runs", task, time.strftime("%Y-%m-%d_%H-%M-%S"))).absolute()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--run_dir {folder} is a file: give a folder, it is made where it does not exist")
     if (folder / "config.yaml").exists():
@@ -43,9 +43,8 @@ def run_folder(task: str, chosen: str | None) -> Path:
 
 
 def make_run_folder(folder: Path) -> None:
-    """Create the folder, let its processes inherit it, and point `latest` beside it to it."""
+    """Create the folder, and point `latest` beside it to it."""
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["TESSERA_RUN_DIR"] = str(folder.resolve())
     link, partial = folder.parent / "latest", folder.parent / f".latest.{os.getpid()}"
     if link.is_symlink() or not link.exists():
         partial.unlink(missing_ok=True)

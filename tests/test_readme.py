@@ -1,17 +1,23 @@
 """The README's commands run and its examples hold."""
 
+import itertools
 import re
 import shlex
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import timm
+import torch
+from datasets import ClassLabel, Dataset, Features
+from datasets import Image as ImageFeature
+from PIL import Image
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-TINY = "--trainer.max_steps 2 --trainer.max_epochs 1 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1"
+from datamodules.sources import SOURCES
+from modules.position import POSITIONS
+from tasks.cli import main
+from tasks.vit.__main__ import APP
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
@@ -20,18 +26,56 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: re.search(r"class (\w+)", code)[1])
-def test_examples(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from datamodules.sources import SOURCES
-    from modules.position import POSITIONS
+def test_examples(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry, name in re.findall(r'^(\w+)\["(\w+)"\] = ', code, re.M):  # an example's entry must not outlive it
+        monkeypatch.delitem({"SOURCES": SOURCES, "POSITIONS": POSITIONS}[registry], name, raising=False)
+    exec(compile(code, "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
 
-    for registry in (SOURCES, POSITIONS):  # an example's entry must not outlive it
-        for name, entry in list(registry.items()):
-            monkeypatch.setitem(registry, name, entry)
+
+@pytest.fixture
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that the README's commands speak of, and timm without its downloads."""
     monkeypatch.chdir(tmp_path)
-    before = {id(registry): set(registry) for registry in (SOURCES, POSITIONS)}
-    try:
-        exec(compile(code, "README.md", "exec", dont_inherit=True), {"__name__": "readme_example"})
-    finally:
-        for registry in (SOURCES, POSITIONS):
-            for name in set(registry) - before[id(registry)]:
-                del registry[name]
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
+    for name, column, classes in (("cifar10_jpeg", "label", 10), ("cifar100", "fine_label", 100)):
+        write_parquet(tmp_path / name, column, classes)
+    for split, animal, number in itertools.product(("train", "val"), ("cat", "dog"), range(4)):
+        folder = tmp_path / "my_images" / split / animal
+        folder.mkdir(parents=True, exist_ok=True)
+        picture(20 + number).save(folder / f"{number}.jpg")
+    picture(8).convert("L").save(tmp_path / "photo.png")
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: create(name, **options))
+
+
+def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = 0
+    for line in "".join(blocks("bash")).splitlines():
+        assert line.startswith("python -m tasks.vit "), line
+        arguments = shlex.split(line)[3:]
+        if arguments[0] == "fit" and "--help" not in arguments:
+            steps += 2
+            arguments += f"--trainer.max_steps {steps} --trainer.max_epochs 1 --trainer.log_every_n_steps 1".split()
+            arguments += "--trainer.limit_val_batches 1 --trainer.limit_test_batches 1 --data.batch_size 2".split()
+        try:
+            code = main(APP, arguments)
+        except SystemExit as stop:  # of --help
+            code = stop.code or 0
+        assert code == 0, f"{line}\n{capsys.readouterr().err}"
+    assert Path("labelled/predictions.csv").read_text().count("\n") == 9
+    assert Path("runs/first/checkpoints/best.onnx").exists()
+
+
+def picture(side: int) -> Image.Image:
+    """A random colour picture."""
+    return Image.fromarray(torch.randint(0, 256, (side, side, 3), dtype=torch.uint8).numpy())
+
+
+def write_parquet(folder: Path, column: str, classes: int) -> None:
+    """A data set of the hub's schema with one small picture per class and split."""
+    folder.mkdir()
+    features = Features({"img": ImageFeature(), column: ClassLabel(names=[f"class {i}" for i in range(classes)])})
+    for split, copies in (("train", 4), ("test", 1)):
+        labels = list(range(classes)) * copies
+        rows = {"img": [picture(32) for _ in labels], column: labels}
+        Dataset.from_dict(rows, features=features).to_parquet(folder / f"{split}-00000-of-00001.parquet")

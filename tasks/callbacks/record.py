@@ -10,7 +10,7 @@ from pytorch_lightning.callbacks import Callback
 from tasks.base import Task
 from tasks.parsing import flat
 from tasks.report import draw_curves
-from tasks.run_folder import write_config, write_summary
+from tasks.run_folder import make_run_folder, write_config, write_summary, write_text
 
 
 class RunRecord(Callback):
@@ -33,11 +33,15 @@ class RunRecord(Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write `config.yaml`; what the data decided is known now."""
         assert isinstance(pl_module, Task)
-        if trainer.is_global_zero:
-            config = pl_module.resolved()
-            write_config(self.folder, config)
-            for logger in trainer.loggers:
-                logger.log_hyperparams(flat(config))
+        if not trainer.is_global_zero:
+            return
+        make_run_folder(self.folder)
+        config = pl_module.resolved()
+        write_config(self.folder, config)
+        for logger in trainer.loggers:
+            logger.log_hyperparams(flat(config))
+            if isinstance(logger, pl.loggers.WandbLogger):
+                write_text(self.folder / "wandb_id", str(logger.version))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock; validation in between is not counted."""
@@ -76,5 +80,4 @@ class RunRecord(Callback):
             "seconds": round(seconds, 1),
             "epochs": trainer.current_epoch,
             "steps": trainer.global_step,
-            "best_checkpoint": "checkpoints/best.ckpt",
         })  # fmt: skip
