@@ -49,14 +49,14 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> None:
-    steps = 0
+    epochs = 0
     for line in "".join(blocks("bash")).splitlines():
         assert line.startswith("python -m tasks.vit "), line
         arguments = shlex.split(line)[3:]
         if arguments[0] == "fit" and "--help" not in arguments:
-            steps += 2
-            arguments += f"--trainer.max_steps {steps} --trainer.max_epochs 1 --trainer.log_every_n_steps 1".split()
-            arguments += "--trainer.limit_val_batches 1 --trainer.limit_test_batches 1 --data.batch_size 2".split()
+            epochs += 1
+            arguments += f"--trainer.max_epochs {epochs} --trainer.limit_train_batches 2 --data.batch_size 2".split()
+            arguments += "--trainer.limit_val_batches 1 --trainer.limit_test_batches 1".split()
         try:
             code = main(APP, arguments)
         except SystemExit as stop:  # of --help
