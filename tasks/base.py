@@ -117,8 +117,13 @@ class Task(pl.LightningModule):
         """Loss (scalar) of one batch, logged as `train/loss`."""
         loss, _, _ = self.step(batch, training=True)
         self._watch(loss)
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(batch["label"]))
+        self.log("train/loss", loss, prog_bar=True, batch_size=self.samples(batch))
         return loss
+
+    @staticmethod
+    def samples(batch: Batch) -> int:
+        """Number of samples in a batch."""
+        return len(next(iter(batch.values())))
 
     def configure_gradient_clipping(
         self, optimizer: torch.optim.Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

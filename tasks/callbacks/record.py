@@ -49,7 +49,8 @@ class RunRecord(Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count samples; log samples/s wherever the loggers log."""
-        self.unlogged += len(batch["label"]) * trainer.world_size
+        assert isinstance(pl_module, Task)
+        self.unlogged += pl_module.samples(batch) * trainer.world_size
         if (trainer.global_step % trainer.log_every_n_steps == 0) or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             seconds = time.perf_counter() - self.since
             self.samples, self.seconds = self.samples + self.unlogged, self.seconds + seconds
