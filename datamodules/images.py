@@ -62,7 +62,7 @@ class ImageData(ResumableDataModule):
         batch_size: int = 64,
         predict_path: str | None = None,
         skip_bad: bool = False,
-        dataset: DatasetOptions = DatasetOptions(),  # noqa: B008  frozen
+        dataset: DatasetOptions = DatasetOptions(),
         loading: LoadingOptions = LoadingOptions(),
     ) -> None:
         workers = usable_cores() if loading.num_workers is None else loading.num_workers

@@ -78,7 +78,9 @@ def _preset(width: int, depth: int, heads: int, **options: object) -> ViTConfig:
 
 
 VIT_PRESETS: dict[str, ViTConfig] = {
-    "digits": ViTConfig(8, 2, 1, 10, pool="mean", position="rotary2d", stem="conv", stack=StackConfig(64, 4, 4, init="xavier")),
+    "digits": ViTConfig(
+        8, 2, 1, 10, pool="mean", position="rotary2d", stem="conv", stack=StackConfig(64, 4, 4, init="xavier")
+    ),
     "tiny": _preset(192, 12, 3),
     "small": _preset(384, 12, 6),
     "base": _preset(768, 12, 12),

@@ -36,13 +36,16 @@ class Task(pl.LightningModule):
     name: str  # of the task, as in `python -m tasks.NAME`
     monitor: str = "val/loss"  # decides which checkpoint is best
     monitor_mode: str = "min"
+    net: Any  # nn.Module with a `config`, a dataclass of primitives; None until built
+    metrics: Any  # nn.ModuleDict: "val" and "test", "val_loss" and "test_loss"
+    first_bad_step: Tensor
 
     def __init__(self, optimizer: optim.OptimConfig, ema: float | None = None, compile: bool = False) -> None:
         super().__init__()
         if ema is not None and not 0 < ema < 1:
             raise ValueError(f"ema {ema} must lie between 0 and 1, as in 0.999")
         self.optimizer_config, self.ema, self.compile_net = optimizer, ema, compile
-        self.net: nn.Module | None = None
+        self.net = None
         self.facts: dict[str, Any] = {}
         self.run_config: dict[str, Any] = {}  # the command line's options, kept in checkpoints
         self.restored: Checkpoint | None = None
@@ -126,7 +129,10 @@ class Task(pl.LightningModule):
         return len(next(iter(batch.values())))
 
     def configure_gradient_clipping(
-        self, optimizer: torch.optim.Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip to the total norm asked for, and log the norm before it."""
         parameters = [p for p in self.net.parameters() if p.grad is not None]
@@ -154,8 +160,10 @@ class Task(pl.LightningModule):
         """
         step = int(self.first_bad_step)
         if step >= 0:
-            raise RunError(f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): try a lower "
-                           "--model.optimizer.lr or --model.optimizer.gradient_clip; checkpoints before it are kept")  # fmt: skip
+            raise RunError(
+                f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): try a lower "
+                "--model.optimizer.lr or --model.optimizer.gradient_clip; checkpoints before it are kept"
+            )
 
     # Evaluation -----------------------------------------------------------------------------------------------------
 

@@ -63,13 +63,17 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     except pickle.UnpicklingError as error:
         if "weights_only" not in str(error) and "Unsupported" not in str(error):
             raise RunError(f"checkpoint '{path}' is truncated or not a checkpoint") from error
-        raise UsageError(f"checkpoint '{path}' holds objects other than tensors and primitives; "
-                         "loading them could run code, so it is refused") from error  # fmt: skip
+        raise UsageError(
+            f"checkpoint '{path}' holds objects other than tensors and primitives; "
+            "loading them could run code, so it is refused"
+        ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise RunError(f"checkpoint '{path}' is truncated or not a checkpoint") from error
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
-        raise UsageError(f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; "
-                         "weights of other libraries load through --model.pretrained")  # fmt: skip
+        raise UsageError(
+            f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; "
+            "weights of other libraries load through --model.pretrained"
+        )
     found = checkpoint[KEY]["task"]
     if task is not None and found != task:
         raise UsageError(f"checkpoint '{path}' is of task '{found}', not '{task}': use python -m tasks.{found}")
@@ -91,5 +95,7 @@ def load_config(kind: type[Config], options: dict[str, Any]) -> Config:
     known = {field.name for field in fields(kind)}
     if unknown := sorted(options.keys() - known):
         raise UsageError(f"the checkpoint has options that this version does not know: {', '.join(unknown)}")
-    nested = {name: load_config(types[name], value) if is_dataclass(types[name]) else value for name, value in options.items()}
+    nested = {
+        name: load_config(types[name], value) if is_dataclass(types[name]) else value for name, value in options.items()
+    }
     return kind(**nested)

@@ -3,7 +3,7 @@
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ HIDDEN = {  # arguments of the Trainer's methods that are ours to fill in
     "test": {"ckpt_path", "weights_only", "verbose"},
     "predict": {"ckpt_path", "weights_only", "return_predictions"},
 }
+PLACES = {"fit": "runs/TASK/TIME", "predict": "the current folder", "validate": "nothing", "test": "nothing"}
+THIS_CALL = {"config", "run_dir", "debug", "ckpt_path", "resume", "preset", "compile"}  # not part of a run's options
 DATA = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
 
 
@@ -57,7 +59,14 @@ class TaskCLI(LightningCLI):
             trainer_defaults=dict(app.trainer),
             seed_everything_default=0,
             parser_class=Parser,
-            parser_kwargs={"prog": program(app), command: {"usage": f"{program(app)} {command} [options]"}},
+            parser_kwargs={
+                "prog": program(app),
+                command: {
+                    "usage": f"{program(app)} {command} [options]",
+                    "description": f"{app.commands[command].capitalize()}. What stands later on the line wins. Where "
+                    f"nothing names the data, `fit` starts from {app.default_config}.",
+                },
+            },
             args=[command, *arguments],
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -75,7 +84,7 @@ class TaskCLI(LightningCLI):
             self.base = self.resumed(Path(self.source))
         elif self.command != "fit":
             self.base = self.from_checkpoint()
-        elif not any("data" in read_config(value) for value in config_values(arguments)):
+        elif not names_data(arguments):
             arguments = ["--config", self.app.default_config, *arguments]
         base = [f"--config={yaml.safe_dump(self.base)}"] if self.base else []
         macros = {
@@ -101,16 +110,20 @@ class TaskCLI(LightningCLI):
     def resumed(self, folder: Path) -> Options:
         """The options of the run in `folder`, and its last checkpoint."""
         if not (folder / "config.yaml").is_file():
-            raise UsageError(f"--resume {folder}: no run there (no config.yaml); give the folder a `fit` wrote, "
-                             f"such as runs/{self.app.name}/latest")  # fmt: skip
+            raise UsageError(
+                f"--resume {folder}: no run there (no config.yaml); give the folder a `fit` wrote, "
+                f"such as runs/{self.app.name}/latest"
+            )
         self.checkpoint = read_checkpoint(folder / "checkpoints" / "last.ckpt", self.app.name)
         return merged(read_config(str(folder / "config.yaml")), {"model": {"pretrained": None}})
 
     def from_checkpoint(self) -> Options:
         """The model and data options kept in the checkpoint."""
         if not self.source:
-            raise UsageError(f"{self.command} needs --ckpt_path, such as --ckpt_path "
-                             f"runs/{self.app.name}/latest/checkpoints/best.ckpt")  # fmt: skip
+            raise UsageError(
+                f"{self.command} needs --ckpt_path, such as --ckpt_path "
+                f"runs/{self.app.name}/latest/checkpoints/best.ckpt"
+            )
         self.checkpoint = read_checkpoint(self.source, self.app.name)
         return self.checkpoint[KEY]["config"]
 
@@ -119,25 +132,36 @@ class TaskCLI(LightningCLI):
         return {self.command: DATA | HIDDEN[self.command]}
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The seed, from which every random draw of the run follows."""
-        text = "Seed of all random draws: initial weights, order, augmentation, dropout. true draws one."
-        parser.add_argument("--seed_everything", type=int | bool, default=self.seed_everything_default, help=text)
+        """The options beside those of trainer, model and data."""
+        add = parser.add_argument
+        add(
+            "--seed_everything",
+            type=int | bool,
+            default=self.seed_everything_default,
+            help="Seed of all random draws: initial weights, order, augmentation, dropout. true draws one.",
+        )
+        add("--run_dir", type=str | None, help=f"Folder for all that the command writes; null: {PLACES[self.command]}.")
+        add("--debug", type=bool, default=False, help="Show the whole traceback of an error.")
+        if self.command != "fit":
+            add(
+                "--ckpt_path",
+                type=str | None,
+                help="Checkpoint that `fit` wrote; it holds all that is needed. Required.",
+            )
+            return
+        add("--resume", type=str | None, help="Run folder to continue; options beside it win.")
+        add("--preset", type=str | None, help=f"Size of the network: {', '.join(load(self.app.presets)())}.")
+        add("--compile", type=bool, default=False, help="Compile the network with torch.compile, in place.")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The options beside Lightning's own."""
+        """Checkpoints, and what model and data share."""
         parser.link_arguments("model.net.image_size", "data.image_size")
         parser.link_arguments("seed_everything", "data.loading.seed", compute_fn=int)
-        parser.add_argument("--run_dir", type=str | None, default=None, help="Folder for all that the command writes.")
-        if self.command != "fit":
-            parser.add_argument("--ckpt_path", type=str | None, help="Checkpoint to use; holds all it needs. Required.")
-            return
-        group = parser.add_argument_group("Shortcuts")
-        group.add_argument("--resume", type=str | None, help="Run folder to continue; options beside it win.")
-        group.add_argument("--preset", type=str | None, help=f"Model size: {', '.join(load(self.app.presets)())}.")
-        group.add_argument("--compile", type=bool, default=False, help="Same as --model.compile true.")
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
-        parser.set_defaults({"checkpoint.save_last": True, "checkpoint.save_top_k": 0,
-                             "checkpoint.enable_version_counter": False})  # fmt: skip
+        if self.command == "fit":
+            parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+            parser.set_defaults(
+                {"checkpoint.save_last": True, "checkpoint.save_top_k": 0, "checkpoint.enable_version_counter": False}
+            )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse; what is wrong is raised as `UsageError`."""
@@ -150,7 +174,7 @@ class TaskCLI(LightningCLI):
         """The command's options as primitives, without those that belong to this call alone."""
         text = self.parser.dump(self.config, skip_link_targets=True, skip_none=False, format="yaml")
         options = yaml.safe_load(text)[self.command]
-        return {k: v for k, v in options.items() if k not in ("config", "run_dir", "resume", "preset", "compile", "ckpt_path")}
+        return {name: value for name, value in options.items() if name not in THIS_CALL}
 
     # What the command builds ----------------------------------------------------------------------------------------
 
@@ -165,7 +189,9 @@ class TaskCLI(LightningCLI):
                 logger.init_args.update(Namespace(logger_place(self.folder, logger.class_path)))
         if self.base and self.command == "fit":
             now, then = flat(self.dumped()), flat(self.base)
-            for name in (name for name in now if name in then and now[name] != then[name] and name != "model.pretrained"):
+            for name in (
+                name for name in now if name in then and now[name] != then[name] and name != "model.pretrained"
+            ):
                 print(f"changed for the rest of the run: {name} {then[name]} -> {now[name]}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -188,8 +214,9 @@ class TaskCLI(LightningCLI):
     def fit_callbacks(self) -> list[Callback]:
         """Best and last checkpoint, and the record of the run."""
         folder = str(self.folder / "checkpoints")
-        self.best = ModelCheckpoint(folder, "best", monitor=self.model.monitor, mode=self.model.monitor_mode,
-                                    enable_version_counter=False)  # fmt: skip
+        self.best = ModelCheckpoint(
+            folder, "best", monitor=self.model.monitor, mode=self.model.monitor_mode, enable_version_counter=False
+        )
         last = self._get(self.config_init, "checkpoint")
         last.dirpath = last.dirpath or folder
         self.record = RunRecord(self.folder, self.dumped())
@@ -244,13 +271,15 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
 
 
-def config_values(arguments: list[str]) -> Iterator[str]:
-    """The values of all `--config` options."""
-    names = ("--config", "-c")
+def names_data(arguments: list[str]) -> bool:
+    """Whether the options typed, or a config among them, say which data to use."""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = argument.partition("=")
-        if name in names:
-            yield value if equals else following
+        if name in ("--config", "-c") and "data" in read_config(value if equals else following):
+            return True
+        if name in ("--data.source", "--data.path", "--data.dataset.name"):
+            return True
+    return False
 
 
 def logger_place(folder: Path, class_path: str) -> Options:

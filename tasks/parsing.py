@@ -39,8 +39,11 @@ class PlainErrors(jsonargparse.ArgumentParser):
 def readable(message: str, options: list[str]) -> str:
     """One sentence from jsonargparse's message, with the nearest of `options` for an unknown one."""
     message = re.sub(r"\s*\n\s*-?\s*", " ", message.strip())
-    unknown = re.search(r"[Uu]nrecognized arguments?:? '?(--[\w.+-]+)|(?:Key|Option|key) '([\w.]+)' is not (?:expected|accepted)"
-                        r"|Unsupported nested key '?([\w.]+)", message)  # fmt: skip
+    unknown = re.search(
+        r"[Uu]nrecognized arguments?:? '?(--[\w.+-]+)|(?:Key|Option|key) '([\w.]+)' is not (?:expected|accepted)"
+        r"|Unsupported nested key '?([\w.]+)",
+        message,
+    )
     if unknown:
         name = "--" + next(filter(None, unknown.groups())).removeprefix("--")
         close = difflib.get_close_matches(name, options, 1, cutoff=0.6)
@@ -48,7 +51,9 @@ def readable(message: str, options: list[str]) -> str:
         return f"unknown option {name}: {hint}"
     message = re.sub(r"Parser key [\"']([\w.]+)[\"']:", r"--\1:", message)
     message = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", message)
-    message = re.sub(r"Problem with given class_path.*?: |Failed to instantiate.*?: |Does not validate .*?: ", "", message)
+    message = re.sub(
+        r"Problem with given class_path.*?: |Failed to instantiate.*?: |Does not validate .*?: ", "", message
+    )
     return message
 
 

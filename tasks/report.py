@@ -32,9 +32,11 @@ def closing_table(metrics: Mapping[str, float], folder: Path | None, program: st
         rows |= {"run folder": folder, "best checkpoint": best}
     table("Results", rows)
     if folder is not None and best is not None:
-        print(f"next:\n  {program} predict --ckpt_path {best} --data.predict_path FILE_OR_FOLDER\n"
-              f"  {program} export --ckpt_path {best} --format onnx\n"
-              f"  {program} fit --resume {folder} --trainer.max_epochs N")  # fmt: skip
+        print(
+            f"next:\n  {program} predict --ckpt_path {best} --data.predict_path FILE_OR_FOLDER\n"
+            f"  {program} export --ckpt_path {best} --format onnx\n"
+            f"  {program} fit --resume {folder} --trainer.max_epochs N"
+        )
 
 
 def draw_curves(metrics_csv: Path, path: Path) -> None:

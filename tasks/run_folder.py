@@ -36,8 +36,10 @@ def run_folder(task: str, chosen: str | None) -> Path:
         raise UsageError(f"--run_dir {folder} is a file: give a folder, it is made where it does not exist")
     if (folder / "config.yaml").exists():
         if chosen:
-            raise UsageError(f"--run_dir {folder} holds a run already: choose another folder, or continue that run "
-                             f"with --resume {folder}")  # fmt: skip
+            raise UsageError(
+                f"--run_dir {folder} holds a run already: choose another folder, or continue that run "
+                f"with --resume {folder}"
+            )
         folder = folder.with_name(f"{folder.name}-{os.getpid()}")  # two runs in one second
     return folder
 
@@ -67,7 +69,9 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Write `summary.json`, with the versions and the commit that made it."""
     origin = {"tessera": __version__, "python": platform.python_version()} | {p: version(p) for p in PACKAGES}
-    write_text(folder / "summary.json", json.dumps(summary | {"versions": origin, "git_commit": git_commit()}, indent=2))
+    write_text(
+        folder / "summary.json", json.dumps(summary | {"versions": origin, "git_commit": git_commit()}, indent=2)
+    )
 
 
 def git_commit() -> str | None:
@@ -75,11 +79,15 @@ def git_commit() -> str | None:
     where = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(("git", "-C", str(where), *arguments), capture_output=True, text=True, check=True, timeout=10)
+        done = subprocess.run(
+            ("git", "-C", str(where), *arguments), capture_output=True, text=True, check=True, timeout=10
+        )
         return done.stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no", ".") else "")
+        return git("rev-parse", "HEAD") + (
+            "-dirty" if git("status", "--porcelain", "--untracked-files=no", ".") else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -56,7 +56,7 @@ def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> Non
         if arguments[0] == "fit" and "--help" not in arguments:
             epochs += 1
             arguments += f"--trainer.max_epochs {epochs} --trainer.limit_train_batches 2 --data.batch_size 2".split()
-            arguments += "--trainer.limit_val_batches 1 --trainer.limit_test_batches 1".split()
+            arguments += ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
         try:
             code = main(APP, arguments)
         except SystemExit as stop:  # of --help

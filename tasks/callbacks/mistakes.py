@@ -37,20 +37,28 @@ class Mistakes(Callback):
             if isinstance(logger, pl.loggers.WandbLogger):
                 import wandb
 
-                rows = [[wandb.Image(image.float() / 255), names[true], names[guess], p] for image, true, guess, p in found]
+                rows = [
+                    [wandb.Image(image.float() / 255), names[true], names[guess], p] for image, true, guess, p in found
+                ]
                 columns = ["image", "label", "prediction", "probability"]
                 logger.log_table(f"{split}/misclassified", columns, rows, step=trainer.global_step)
             elif isinstance(logger, pl.loggers.TensorBoardLogger):
                 images = torch.stack([image for image, *_ in found])  # (S, C, Y, X)
                 logger.experiment.add_images(f"{split}/misclassified", images, trainer.global_step)
-                text = "\n".join(f"{i}. {names[m[1]]} taken for {names[m[2]]} ({m[3]:.2f})" for i, m in enumerate(found, 1))
+                text = "\n".join(
+                    f"{i}. {names[m[1]]} taken for {names[m[2]]} ({m[3]:.2f})" for i, m in enumerate(found, 1)
+                )
                 logger.experiment.add_text(f"{split}/misclassified", text, trainer.global_step)
 
-    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
         """Collect from a validation batch."""
         self.collect(outputs, batch)
 
-    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
+    def on_test_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
         """Collect from a test batch."""
         self.collect(outputs, batch)
 

@@ -32,7 +32,12 @@ class ProgressLines(Callback):
         if time.monotonic() - self.last < self.seconds and not final:
             return
         self.last = time.monotonic()
-        shown = {n: float(v) for n, v in trainer.callback_metrics.items() if n in ("train/loss", "val/loss") or n.startswith("val/")}
+        shown = {
+            n: float(v)
+            for n, v in trainer.callback_metrics.items()
+            if n in ("train/loss", "val/loss") or n.startswith("val/")
+        }
         values = "  ".join(f"{name} {value:.4f}" for name, value in sorted(shown.items()))
-        print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  step {trainer.global_step}  {values}", flush=True)
-
+        print(
+            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  step {trainer.global_step}  {values}", flush=True
+        )

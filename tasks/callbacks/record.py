@@ -47,11 +47,15 @@ class RunRecord(Callback):
         """Start the clock; validation in between is not counted."""
         self.since, self.unlogged = time.perf_counter(), 0
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Count samples; log samples/s wherever the loggers log."""
         assert isinstance(pl_module, Task)
         self.unlogged += pl_module.samples(batch) * trainer.world_size
-        if (trainer.global_step % trainer.log_every_n_steps == 0) or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        if (
+            trainer.global_step % trainer.log_every_n_steps == 0
+        ) or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             seconds = time.perf_counter() - self.since
             self.samples, self.seconds = self.samples + self.unlogged, self.seconds + seconds
             pl_module.log("train/samples_per_s", self.unlogged / seconds)
@@ -74,11 +78,14 @@ class RunRecord(Callback):
             logger.save()
         draw_curves(self.folder / "metrics.csv", self.folder / "curves.png")
         task.draw_results(self.folder)
-        write_summary(self.folder, {
-            **{name: float(value) for name, value in metrics.items()},
-            "parameters": sum(p.numel() for p in task.net.parameters()),
-            "samples_per_s": round(self.samples / self.seconds, 1) if self.seconds else None,
-            "seconds": round(seconds, 1),
-            "epochs": trainer.current_epoch,
-            "steps": trainer.global_step,
-        })  # fmt: skip
+        write_summary(
+            self.folder,
+            {
+                **{name: float(value) for name, value in metrics.items()},
+                "parameters": sum(p.numel() for p in task.net.parameters()),
+                "samples_per_s": round(self.samples / self.seconds, 1) if self.seconds else None,
+                "seconds": round(seconds, 1),
+                "epochs": trainer.current_epoch,
+                "steps": trainer.global_step,
+            },
+        )

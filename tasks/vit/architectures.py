@@ -52,8 +52,10 @@ def load_pretrained(net: ViT, source: str) -> None:
         try:
             state = timm_model(source, pretrained=True).state_dict()
         except Exception as error:  # of the download: urllib's, huggingface_hub's, timm's own
-            raise DataError(f"the weights of {source} could not be downloaded ({type(error).__name__}): fetch the file "
-                            "elsewhere and give it as --model.pretrained FILE.safetensors") from error  # fmt: skip
+            raise DataError(
+                f"the weights of {source} could not be downloaded ({type(error).__name__}): fetch the file "
+                "elsewhere and give it as --model.pretrained FILE.safetensors"
+            ) from error
     try:
         weights = to_tessera("timm", state, net.config)
     except ValueError as error:
@@ -93,8 +95,9 @@ def read_weights(source: str) -> State:
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise UsageError(f"--model.pretrained {source} holds objects other than tensors, which could run code: "
-                         "refused") from error  # fmt: skip
+        raise UsageError(
+            f"--model.pretrained {source} holds objects other than tensors, which could run code: refused"
+        ) from error
     except Exception as error:  # safetensors and zip files each have their own kinds
         raise DataError(f"--model.pretrained {source} is truncated or not a file of weights") from error
     return state.get("state_dict", state.get("model", state))

@@ -79,19 +79,45 @@ def timm_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         if getattr(stack, option) != getattr(plain, option):
             raise UsageError(f"timm's ViT has no {option} {getattr(stack, option)}: export to onnx or safetensors")
     if config.stem != "patch" or config.pool not in POOLS or stack.feedforward not in ACTIVATIONS:
-        raise UsageError(f"timm's ViT has no stem {config.stem}, pool {config.pool} or feed-forward {stack.feedforward} "
-                         "of ours: export to onnx or safetensors")  # fmt: skip
+        raise UsageError(
+            f"timm's ViT has no stem {config.stem}, pool {config.pool} or feed-forward {stack.feedforward} "
+            "of ours: export to onnx or safetensors"
+        )
     options = {
-        "img_size": config.image_size, "patch_size": config.patch_size, "in_chans": config.channels,
-        "num_classes": config.num_classes, "embed_dim": stack.width, "depth": stack.depth, "num_heads": stack.heads,
-        "mlp_ratio": stack.feedforward_width / stack.width, "global_pool": POOLS[config.pool],
-        "class_token": config.has_class_token, "reg_tokens": config.register_tokens, "qkv_bias": stack.qkv_bias,
-        "no_embed_class": config.register_tokens > 0, "fc_norm": config.norm_after_pool, "qk_norm": stack.qk_norm,
-        "init_values": stack.layer_scale, "act_layer": ACTIVATIONS[stack.feedforward],
-    }  # fmt: skip
-    usual = {"img_size": 224, "patch_size": 16, "in_chans": 3, "num_classes": 1000, "mlp_ratio": 4.0, "depth": 12,
-             "global_pool": "token", "class_token": True, "reg_tokens": 0, "qkv_bias": True, "no_embed_class": False,
-             "qk_norm": False, "init_values": None, "act_layer": "gelu"}  # fmt: skip
+        "img_size": config.image_size,
+        "patch_size": config.patch_size,
+        "in_chans": config.channels,
+        "num_classes": config.num_classes,
+        "embed_dim": stack.width,
+        "depth": stack.depth,
+        "num_heads": stack.heads,
+        "mlp_ratio": stack.feedforward_width / stack.width,
+        "global_pool": POOLS[config.pool],
+        "class_token": config.has_class_token,
+        "reg_tokens": config.register_tokens,
+        "qkv_bias": stack.qkv_bias,
+        "no_embed_class": config.register_tokens > 0,
+        "fc_norm": config.norm_after_pool,
+        "qk_norm": stack.qk_norm,
+        "init_values": stack.layer_scale,
+        "act_layer": ACTIVATIONS[stack.feedforward],
+    }
+    usual = {
+        "img_size": 224,
+        "patch_size": 16,
+        "in_chans": 3,
+        "num_classes": 1000,
+        "mlp_ratio": 4.0,
+        "depth": 12,
+        "global_pool": "token",
+        "class_token": True,
+        "reg_tokens": 0,
+        "qkv_bias": True,
+        "no_embed_class": False,
+        "qk_norm": False,
+        "init_values": None,
+        "act_layer": "gelu",
+    }
     if not config.has_class_token or config.pool == "cls":
         usual["fc_norm"] = False
     name = {(192, 3): "tiny", (384, 6): "small", (768, 12): "base"}.get((stack.width, stack.heads))
@@ -125,8 +151,15 @@ def write_onnx(net: ViT, facts: dict[str, Any], path: Path) -> str:
     except ImportError as error:
         raise UsageError("export to onnx needs two more packages: pip install -e '.[export]'") from error
     example = torch.rand(2, net.config.channels, net.config.image_size, net.config.image_size)
-    program = torch.onnx.export(FromPixels(net, facts).eval(), (example,), dynamo=True, verbose=False, input_names=["images"],
-                                output_names=["logits"], dynamic_shapes={"images": {0: "batch"}})  # fmt: skip
+    program = torch.onnx.export(
+        FromPixels(net, facts).eval(),
+        (example,),
+        dynamo=True,
+        verbose=False,
+        input_names=["images"],
+        output_names=["logits"],
+        dynamic_shapes={"images": {0: "batch"}},
+    )
     model = program.model_proto
     onnx.helper.set_model_props(model, {"class_names": json.dumps(facts["class_names"])})
     onnx.save(model, path)

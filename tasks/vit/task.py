@@ -43,7 +43,7 @@ class ViTTask(Task):
 
     def __init__(
         self,
-        net: ViTConfig = VIT_PRESETS["digits"],
+        net: ViTConfig = replace(VIT_PRESETS["tiny"], channels=None, num_classes=None),
         optimizer: OptimConfig = OptimConfig(),
         augment: AugmentConfig = AugmentConfig(),
         label_smoothing: float = 0.0,
@@ -61,8 +61,9 @@ class ViTTask(Task):
         """A ViT for the data's classes and channels; refuses a typed number that contradicts the data."""
         found = {"num_classes": len(facts["class_names"]), "channels": facts["channels"]}
         for name, value in found.items():
-            if getattr(self.net_config, name) not in (None, value):
-                raise UsageError(f"--model.net.{name} {getattr(self.net_config, name)} contradicts the data, which has {value}")
+            asked = getattr(self.net_config, name)
+            if asked not in (None, value):
+                raise UsageError(f"--model.net.{name} {asked} contradicts the data, which have {value}: leave it out")
         net = ViT(replace(self.net_config, **found))
         if self.pretrained is not None and self.restored is None:
             from tasks.vit.architectures import load_pretrained
@@ -93,7 +94,8 @@ class ViTTask(Task):
         else:
             pixels = self.normalised(batch["image"])
         logits = self.net(pixels)
-        return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing if training else 0.0), logits, labels
+        smoothing = self.label_smoothing if training else 0.0
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing), logits, labels
 
     def normalised(self, images: Tensor) -> Tensor:
         """uint8 (B, C, Y, X) to float with the training data's mean and standard deviation taken out."""
@@ -119,4 +121,5 @@ class ViTTask(Task):
 
     def draw_results(self, folder: Path) -> None:
         """Draw `confusion.png` from the test just done."""
-        draw_confusion(self.metrics["test"]["confusion"].compute().cpu(), self.facts["class_names"], folder / "confusion.png")
+        counts = self.metrics["test"]["confusion"].compute().cpu()
+        draw_confusion(counts, self.facts["class_names"], folder / "confusion.png")

@@ -1,7 +1,7 @@
 """What the Lightning loop costs around a training step: `python -m tests.benchmarks.loop [--rounds 5]`.
 
-The model of `vit_step` on random images: a bare loop (same batches, same step, same clipping) against `Trainer.fit` with
-the logger, callbacks and progress lines of the command line; in turns, in one process. Ratio of the medians.
+The model of `vit_step` on random images: a bare loop (same batches, step and clipping) against `Trainer.fit` with the
+logger, callbacks and progress lines of the command line; in turns, in one process. Ratio of the medians.
 """
 
 import argparse
@@ -18,7 +18,9 @@ BATCH, STEPS = 64, 12  # in each round
 def main() -> None:
     """Parses the command line and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help=f"rounds of {STEPS} steps each, after one that does not count")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help=f"rounds of {STEPS} steps each, after one that does not count"
+    )
     rounds = parser.parse_args().rounds
     from tasks.imports import import_lightning
     from tasks.runtime import tune_allocator
@@ -60,9 +62,17 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             clock = Clock()
             callbacks = [ProgressLines(), RunRecord(Path(folder), {"model": {}}), clock]
-            trainer = pl.Trainer(max_epochs=1, logger=MetricsCSV(Path(folder)), callbacks=callbacks, log_every_n_steps=10,
-                                 limit_val_batches=0, enable_checkpointing=False, enable_progress_bar=False,
-                                 enable_model_summary=False, use_distributed_sampler=False)  # fmt: skip
+            trainer = pl.Trainer(
+                max_epochs=1,
+                logger=MetricsCSV(Path(folder)),
+                callbacks=callbacks,
+                log_every_n_steps=10,
+                limit_val_batches=0,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                use_distributed_sampler=False,
+            )
             trainer.fit(ViTTask(net=VIT_PRESETS["cifar_tiny"]), datamodule=RandomImages(batch_size=BATCH))
         return (STEPS - 1) * BATCH / clock.seconds
 

@@ -22,7 +22,16 @@ COMMANDS = {  # name: (command, what it is measured against, largest ratio wante
     "import pytorch_lightning": ([sys.executable, "-c", "import pytorch_lightning"], "import pytorch_lightning", None),
     "fit --help": ([*TASK, "fit", "--help"], "import pytorch_lightning", 1.2),
     "fit, one step": (
-        [*TASK, "fit", "--trainer.max_steps", "1", "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0"],
+        [
+            *TASK,
+            "fit",
+            "--trainer.max_steps",
+            "1",
+            "--trainer.limit_val_batches",
+            "0",
+            "--trainer.limit_test_batches",
+            "0",
+        ],
         "import pytorch_lightning",
         1.5,
     ),
@@ -33,7 +42,9 @@ def seconds(command: list[str], folder: str) -> float:
     """Wall-clock seconds of one process that runs in `folder`."""
     start = time.perf_counter()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    )
     return time.perf_counter() - start
 
 
