@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modules.attention import FREE, MultiHeadAttention
+from modules.attention import FREE, AdditiveAttention, MultiHeadAttention
 from modules.config import PositionConfig, StackConfig
+from modules.feedforward import FEEDFORWARDS
 from modules.masks import causal, documents, padding, pairs
 from modules.position import POSITIONS, grid_coordinates
 from modules.transformer import Source, Stack
@@ -113,6 +114,33 @@ def test_decoder(order: str) -> None:
     future = torch.ones(N, N, dtype=torch.bool).triu(1)
     expected = theirs(x, source, tgt_mask=future, memory_key_padding_mask=~KEEP)
     close(net(x, source=Source(source, padding(KEEP))), expected)
+
+
+@pytest.mark.parametrize("name, activation", [("swiglu", "silu"), ("geglu", "gelu")])
+def test_gated_feed_forward_is_llamas(name: str, activation: str) -> None:
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    sizes = llama.LlamaConfig(hidden_size=E, num_attention_heads=H, intermediate_size=40, hidden_act=activation)
+    theirs, net = llama.LlamaMLP(sizes), FEEDFORWARDS[name](E, 40, bias=False)
+    net.load_state_dict({key.replace("_proj", ""): value for key, value in theirs.state_dict().items()})
+    x = torch.randn(B, N, E)
+    close(net(x), theirs(x))
+
+
+def test_additive_attention_is_bahdanaus() -> None:
+    net, x, source = AdditiveAttention(E, H, source_width=10), torch.randn(1, N, E), torch.randn(1, M, 10)
+    q, (k, v) = net.query(x[0]), net.key_value(source[0]).split(E, -1)
+    heads = []
+    for h, part in enumerate(torch.arange(E).split(E // H)):
+        energies = [[net.score[h] @ torch.tanh(q[n, part] + k[m, part]) for m in range(M)] for n in range(N)]
+        heads.append(torch.tensor(energies).softmax(-1) @ v[:, part])
+    close(net(x, source)[0], net.output(torch.cat(heads, -1)))
+
+
+def test_parallel_block_is_the_papers() -> None:
+    net = shaken(Stack(StackConfig(E, 1, H, order="parallel", final_norm=False)))
+    block, x = net.blocks[0], torch.randn(B, N, E)
+    normed = block.norm1(x)
+    close(net(x), x + block.attention(normed) + block.feedforward(normed))
 
 
 def copy_stack(net: Stack, theirs: nn.TransformerEncoder | nn.TransformerDecoder) -> None:

@@ -153,6 +153,17 @@ def test_poolings_do_not_see_the_order(name: str) -> None:
     torch.testing.assert_close(pool(x), pool(x[:, order]))
 
 
+@pytest.mark.parametrize("name", POOLINGS)
+def test_poolings_skip_padding(name: str) -> None:
+    pool = shaken(POOLINGS[name](E, H))
+    x, keep = torch.randn(3, N, E), torch.arange(N)[None] < torch.tensor([N, 2, 0])[:, None]
+    pooled = pool(x, keep)
+    torch.testing.assert_close(pooled[0], pool(x[:1])[0])
+    torch.testing.assert_close(pooled[1], pool(x[1:2, :2])[0])
+    empty = {"attention": pool.attention.output.bias} if name == "attention" else {"cls": x[2, 0]}
+    torch.testing.assert_close(pooled[2], empty.get(name, torch.zeros(E)))
+
+
 @pytest.mark.parametrize("name", [name for name in POSITIONS if name != "none"])
 def test_positions_tell_patches_apart(name: str) -> None:
     net = vit(position=name, pool="mean").eval()
