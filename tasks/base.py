@@ -6,6 +6,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -76,8 +77,7 @@ class Task(pl.LightningModule):
         """Build the network, once the data are set up."""
         if self.net is not None:
             return
-        data = self._trainer and self._trainer.datamodule
-        self.facts = self.facts or data.facts()
+        self.facts = self.facts or self.datamodule.facts()
         torch.manual_seed(run_seed())  # initial weights follow from the seed alone
         self.net = self.build(self.facts)
         if self.restored is not None:
@@ -85,8 +85,13 @@ class Task(pl.LightningModule):
         if self.compile_net:
             self.net.compile()
         for split in ("val", "test"):
-            self.metrics[split] = MetricCollection(self.make_metrics(), prefix=f"{split}/")
+            self.metrics[split] = MetricCollection(dict(self.make_metrics()), prefix=f"{split}/")
             self.metrics[f"{split}_loss"] = MeanMetric()
+
+    @property
+    def datamodule(self) -> Any:
+        """The data of this run."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """The running average of weights, where asked for."""
@@ -96,14 +101,14 @@ class Task(pl.LightningModule):
 
         return [EMA(self.ema)]
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         """Optimizer and schedule, counted in optimizer steps."""
         return optim.build(self.net, self.optimizer_config, self.total_steps())
 
     def total_steps(self) -> float:
         """Optimizer steps of the whole run, from the data's size alone; infinite where the run has no end."""
         trainer = self.trainer
-        batches, limit = trainer.datamodule.train_batches(), trainer.limit_train_batches
+        batches, limit = self.datamodule.train_batches(), trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         ends = [trainer.max_steps] if trainer.max_steps > 0 else []
         if trainer.max_epochs and trainer.max_epochs > 0:
@@ -137,7 +142,7 @@ class Task(pl.LightningModule):
         """Clip to the total norm asked for, and log the norm before it."""
         parameters = [p for p in self.net.parameters() if p.grad is not None]
         limit = gradient_clip_val or self.optimizer_config.gradient_clip
-        if gradient_clip_algorithm == "value":
+        if limit and gradient_clip_algorithm == "value":
             nn.utils.clip_grad_value_(parameters, limit)
         norm = nn.utils.get_total_norm([p.grad for p in parameters])
         if limit and gradient_clip_algorithm != "value":
@@ -205,6 +210,9 @@ class Task(pl.LightningModule):
         """Update the `test/` metrics; the step's outputs."""
         return self._evaluate(batch, "test")
 
+    def draw_results(self, folder: Path) -> None:
+        """Draw into the run folder what the test found, such as a confusion matrix."""
+
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
     def resolved(self) -> dict[str, Any]:
@@ -233,7 +241,7 @@ def position_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
     return zlib.crc32(f"{seed}/{epoch}/{batch}/{rank}".encode())
 
 
-def load_weights(net: nn.Module, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
+def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
     """Load `weights` saved with the configuration `saved`, all of them.
 
     Raises:

@@ -92,7 +92,7 @@ def load_config(kind: type[Config], options: dict[str, Any]) -> Config:
         UsageError: options that this version does not know.
     """
     types = get_type_hints(kind)
-    known = {field.name for field in fields(kind)}
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - known):
         raise UsageError(f"the checkpoint has options that this version does not know: {', '.join(unknown)}")
     nested = {

@@ -37,11 +37,11 @@ def import_lightning() -> None:
         else:
             check(self)
 
-    RequirementCache._check_available = check_used
+    RequirementCache._check_available = check_used  # type: ignore[method-assign]
     try:
         import pytorch_lightning  # noqa: F401
     finally:
-        RequirementCache._check_available = check
+        RequirementCache._check_available = check  # type: ignore[method-assign]
     for message in EXPECTED:
         warnings.filterwarnings("ignore", message)
     for name in ("pytorch_lightning", "lightning_fabric"):  # hints and lists of hardware; warnings stay

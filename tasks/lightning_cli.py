@@ -181,17 +181,16 @@ class TaskCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Choose the run folder; say what a resumed run does differently."""
         options = self.config[self.command]
-        self.folder: Path | None = Path(options.run_dir) if options.run_dir else None
-        if self.command == "fit":
-            self.folder = Path(self.source).resolve() if self.source else run_folder(self.app.name, options.run_dir)
+        self.folder = Path(options.run_dir or "")
+        if self.command != "fit":
+            return
+        self.folder = Path(self.source).resolve() if self.source else run_folder(self.app.name, options.run_dir)
         for logger in as_list(options.trainer.logger):
-            if self.folder and hasattr(logger, "init_args"):
+            if hasattr(logger, "init_args"):
                 logger.init_args.update(Namespace(logger_place(self.folder, logger.class_path)))
-        if self.base and self.command == "fit":
-            now, then = flat(self.dumped()), flat(self.base)
-            for name in (
-                name for name in now if name in then and now[name] != then[name] and name != "model.pretrained"
-            ):
+        now, then = flat(self.dumped()), flat(self.base)
+        for name in then.keys() & now.keys() - {"model.pretrained"} if self.source else ():
+            if now[name] != then[name]:
                 print(f"changed for the rest of the run: {name} {then[name]} -> {now[name]}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -261,7 +260,7 @@ class TaskCLI(LightningCLI):
         """Label files and write `predictions.csv`."""
         model.restore(self.checkpoint)
         datamodule.adopt(model.facts)
-        model.write_predictions(self.trainer, datamodule, self.folder or Path())
+        model.write_predictions(self.trainer, datamodule, self.folder)
 
 
 def as_list(value: Any) -> list[Any]:

@@ -88,5 +88,7 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path) -> None:
             for column in ticks:
                 colour = "white" if shares[row, column] > 0.5 else "black"
                 if counts[row, column]:
-                    axis.text(column, row, int(counts[row, column]), ha="center", va="center", color=colour, fontsize=8)
+                    axis.text(
+                        column, row, str(int(counts[row, column])), ha="center", va="center", color=colour, fontsize=8
+                    )
     figure.savefig(path, dpi=120)

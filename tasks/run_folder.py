@@ -120,7 +120,7 @@ class MetricsCSV(CSVLogger):
                     rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(file)]
                 kept = [row for row in rows if int(row["step"]) < self._step]
             self._experiment = _ExperimentWriter(log_dir=self.save_dir)
-            self._experiment.metrics += kept
+            self._experiment.metrics += kept  # type: ignore[arg-type]
             self._experiment.save()
         return self._experiment
 

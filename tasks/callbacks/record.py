@@ -1,6 +1,7 @@
 """The record of a run: its configuration at the start, throughput on the way, summary and pictures at the end."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,8 @@ class RunRecord(Callback):
         """Count samples; log samples/s wherever the loggers log."""
         assert isinstance(pl_module, Task)
         self.unlogged += pl_module.samples(batch) * trainer.world_size
-        if (
-            trainer.global_step % trainer.log_every_n_steps == 0
-        ) or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
+        if trainer.global_step % every == 0 or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             seconds = time.perf_counter() - self.since
             self.samples, self.seconds = self.samples + self.unlogged, self.seconds + seconds
             pl_module.log("train/samples_per_s", self.unlogged / seconds)
@@ -65,7 +65,7 @@ class RunRecord(Callback):
         """Start the clock again."""
         self.since, self.unlogged = time.perf_counter(), 0
 
-    def finish(self, trainer: pl.Trainer, task: Task, metrics: dict[str, float], seconds: float) -> None:
+    def finish(self, trainer: pl.Trainer, task: Task, metrics: Mapping[str, float], seconds: float) -> None:
         """Write `summary.json` and the pictures.
 
         Args:

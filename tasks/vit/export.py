@@ -150,7 +150,7 @@ def write_onnx(net: ViT, facts: dict[str, Any], path: Path) -> str:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UsageError("export to onnx needs two more packages: pip install -e '.[export]'") from error
-    example = torch.rand(2, net.config.channels, net.config.image_size, net.config.image_size)
+    example = torch.rand(2, net.embed.shape[0], net.config.image_size, net.config.image_size)
     program = torch.onnx.export(
         FromPixels(net, facts).eval(),
         (example,),
@@ -160,6 +160,7 @@ def write_onnx(net: ViT, facts: dict[str, Any], path: Path) -> str:
         output_names=["logits"],
         dynamic_shapes={"images": {0: "batch"}},
     )
+    assert program is not None
     model = program.model_proto
     onnx.helper.set_model_props(model, {"class_names": json.dumps(facts["class_names"])})
     onnx.save(model, path)

@@ -14,6 +14,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from datamodules.augment import Augment, AugmentConfig, normalise
+from datamodules.images import ImageData
 from modules.vit import VIT_PRESETS, ViT, ViTConfig
 from tasks.base import Batch, Task
 from tasks.callbacks.mistakes import Mistakes
@@ -105,9 +106,10 @@ class ViTTask(Task):
         """Paths and class probabilities (B, K)."""
         return batch["path"], self.net(self.normalised(batch["image"])).softmax(-1)
 
-    def write_predictions(self, trainer: pl.Trainer, datamodule: pl.LightningDataModule, folder: Path) -> None:
+    def write_predictions(self, trainer: pl.Trainer, datamodule: ImageData, folder: Path) -> None:
         """Write `predictions.csv`: path, label and the probability of each class, one row per image file."""
-        batches, names = trainer.predict(self, datamodule=datamodule), self.facts["class_names"]
+        batches: Any = trainer.predict(self, datamodule=datamodule)
+        names = self.facts["class_names"]
         rows = [row for paths, probabilities in batches for row in zip(paths, probabilities.tolist(), strict=True)]
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
