@@ -189,8 +189,8 @@ class TaskCLI(LightningCLI):
             if hasattr(logger, "init_args"):
                 logger.init_args.update(Namespace(logger_place(self.folder, logger.class_path)))
         now, then = flat(self.dumped()), flat(self.base)
-        for name in then.keys() & now.keys() - {"model.pretrained"} if self.source else ():
-            if now[name] != then[name]:
+        for name in now if self.source else ():
+            if name in then and now[name] != then[name] and name != "model.pretrained":
                 print(f"changed for the rest of the run: {name} {then[name]} -> {now[name]}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
