@@ -9,7 +9,7 @@ OrderName = Literal["pre", "post", "parallel"]
 AttentionName = Literal["dot", "additive"]
 InitName = Literal["trunc_normal", "xavier", "gpt2"]
 PositionName = Literal["none", "learned", "sinusoidal", "sincos2d", "rotary", "rotary2d", "alibi", "t5"]
-StemName = Literal["patch", "conv"]
+StemName = Literal["patch", "conv", "convpool"]
 PoolName = Literal["cls", "mean", "max", "attention"]
 
 GATED = ("swiglu", "geglu")
@@ -169,7 +169,8 @@ class ViTConfig:
         position: Position encoding of the patches; class and register tokens have none.
         position_base: Slowest wavelength of sinusoidal and rotary positions; null: 100 if rotary2d, 10000 otherwise.
         rotary_fraction: Share of each head's channels that rotary positions turn.
-        stem: Patches by one linear map ("patch") or by 3x3 convolutions of stride 2 ("conv", Xiao 2021).
+        stem: Patches by one linear map ("patch"), by 3x3 convolutions of stride 2 ("conv", Xiao 2021), or by 3x3
+            convolutions and max pools ("convpool", Hassani 2021).
         norm_after_pool: Put the final norm after the pooling instead of before it.
         head_dropout: Probability of dropping values before the classifier.
         stack: The Transformer blocks.
@@ -207,8 +208,8 @@ class ViTConfig:
         )
         power_of_two = self.patch_size > 1 and self.patch_size & (self.patch_size - 1) == 0
         require(
-            self.stem != "conv" or power_of_two,
-            f'stem "conv" halves the image step by step, so patch_size {self.patch_size} must be 2, 4, 8, ...',
+            self.stem == "patch" or power_of_two,
+            f'stem "{self.stem}" halves the image step by step, so patch_size {self.patch_size} must be 2, 4, 8, ...',
         )
         require(
             not (self.position.startswith("rotary") and self.stack.attention == "additive"),
