@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from tasks import __version__, optim
 from tasks.checkpoints import KEY, Checkpoint, net_weights
-from tasks.errors import RunError, UsageError
+from tasks.errors import RunError, UsageError, refusals
 from tasks.parsing import flat, merged
 
 Batch = dict[str, Any]
@@ -79,7 +79,8 @@ class Task(pl.LightningModule):
             return
         self.facts = self.facts or self.datamodule.facts()
         torch.manual_seed(run_seed())  # initial weights follow from the seed alone
-        self.net = self.build(self.facts)
+        with refusals():
+            self.net = self.build(self.facts)
         if self.restored is not None:
             load_weights(self.net, net_weights(self.restored), self.restored[KEY]["config"]["model"]["net"])
         if self.compile_net:
@@ -218,6 +219,10 @@ class Task(pl.LightningModule):
     def resolved(self) -> dict[str, Any]:
         """The run's options with what the data decided filled in, primitives only."""
         return merged(self.run_config, {"model": {"net": asdict(self.net.config)}})
+
+    def on_load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Refuse, by name, options that do not fit the weights of a run that is continued."""
+        load_weights(self.net, net_weights(checkpoint), checkpoint[KEY]["config"]["model"]["net"])
 
     def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make the checkpoint self-contained; never write one whose loss was not a number."""

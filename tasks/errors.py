@@ -4,11 +4,12 @@ import difflib
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from datamodules.errors import DataError, UsageError
 
-__all__ = ["DataError", "RunError", "UsageError", "guarded", "nearest"]
+__all__ = ["DataError", "RunError", "UsageError", "guarded", "nearest", "refusals"]
 
 
 class RunError(RuntimeError):
@@ -37,12 +38,29 @@ def guarded(run: Callable[[], object], debug: bool) -> int:
     except KeyboardInterrupt:
         return _say("interrupted", 128 + signal.SIGINT)
     except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning's, which would exit with 1
+            return _say("interrupted", 128 + signal.SIGINT)
         if type(stop).__name__ == "SIGTERMException":  # Lightning's, which would exit with 0
             return _say("terminated", 128 + signal.SIGTERM)
         raise
     except Exception as error:
         return _say(f"{type(error).__name__}: {error} (add --debug for the traceback)", 1)
     return 0
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What is raised while things are built from options is about the options: make it a `UsageError`.
+
+    Raises:
+        UsageError: for a `ValueError`, and for Lightning's own of its Trainer's options.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ValueError) or type(error).__name__ == "MisconfigurationException":
+            raise UsageError(str(error)) from error
+        raise
 
 
 def nearest(word: str, known: Iterable[str], what: str) -> str:
@@ -54,7 +72,8 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     known = list(known)
     close = difflib.get_close_matches(word, known, 1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"unknown {what} '{word}': {hint}Known: {', '.join(known)}"
+    listed = f"Known: {', '.join(known)}" if len(known) <= 12 else f"{len(known)} are known"
+    return f"unknown {what} '{word}': {hint}{listed}"
 
 
 def _say(message: str, code: int) -> int:

@@ -18,10 +18,10 @@ from tasks.callbacks.progress import progress_bar
 from tasks.callbacks.record import RunRecord
 from tasks.checkpoints import KEY, AtomicCheckpointIO, read_checkpoint
 from tasks.cli import App, load, program
-from tasks.errors import UsageError, nearest
-from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, read_config
+from tasks.errors import UsageError, nearest, refusals
+from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config
 from tasks.report import closing_table
-from tasks.run_folder import MetricsCSV, run_folder
+from tasks.run_folder import MetricsCSV, kept_if_started, run_folder
 
 HIDDEN = {  # arguments of the Trainer's methods that are ours to fill in
     "fit": {"ckpt_path", "weights_only"},
@@ -103,7 +103,8 @@ class TaskCLI(LightningCLI):
             if name not in presets:
                 raise UsageError(nearest(str(name), presets, "preset"))
             implied = {"model": {"net": presets[name]}}
-        if pretrained := (options.get("model") or {}).get("pretrained"):
+        model = options.get("model")
+        if pretrained := isinstance(model, dict) and model.get("pretrained"):
             implied = merged(implied, load(self.app.pretrained)(pretrained))
         return merged(implied, {key: value for key, value in options.items() if key != "preset"})
 
@@ -178,6 +179,11 @@ class TaskCLI(LightningCLI):
 
     # What the command builds ----------------------------------------------------------------------------------------
 
+    def instantiate_classes(self) -> None:
+        """Build data, model and Trainer."""
+        with refusals():
+            super().instantiate_classes()
+
     def before_instantiate_classes(self) -> None:
         """Choose the run folder; say what a resumed run does differently."""
         options = self.config[self.command]
@@ -233,12 +239,15 @@ class TaskCLI(LightningCLI):
         """Train, then test the best checkpoint and say where everything is."""
         os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for the processes that Lightning launches
         last = str(self.folder / "checkpoints" / "last.ckpt") if self.source else None
-        self.trainer.fit(model, datamodule=datamodule, ckpt_path=last, weights_only=True)
+        with kept_if_started(self.folder):
+            self.trainer.fit(model, datamodule=datamodule, ckpt_path=last, weights_only=True)
         best = self.best.best_model_path or None  # None: stopped before a validation, so the last weights are tested
         metrics = self.trainer.test(model, datamodule, ckpt_path=best, verbose=False, weights_only=True)[0]
-        if self.trainer.is_global_zero:
+        recorded = not self.trainer.fast_dev_run  # type: ignore[attr-defined]
+        if self.trainer.is_global_zero and recorded:
             self.record.finish(self.trainer, model, metrics, time.perf_counter() - self.started)
-            closing_table(metrics, self.folder, program(self.app))
+        if self.trainer.is_global_zero:
+            closing_table(metrics, self.folder if recorded else None, program(self.app))
 
     def _evaluate(self, model: Any, datamodule: Any) -> None:
         model.restore(self.checkpoint)
@@ -268,17 +277,6 @@ def as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
-
-
-def names_data(arguments: list[str]) -> bool:
-    """Whether the options typed, or a config among them, say which data to use."""
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, equals, value = argument.partition("=")
-        if name in ("--config", "-c") and "data" in read_config(value if equals else following):
-            return True
-        if name in ("--data.source", "--data.path", "--data.dataset.name"):
-            return True
-    return False
 
 
 def logger_place(folder: Path, class_path: str) -> Options:

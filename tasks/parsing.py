@@ -23,6 +23,9 @@ Options = dict[str, Any]
 class PlainErrors(jsonargparse.ArgumentParser):
     """A parser whose complaints are one sentence, raised as `UsageError`."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False} | kwargs)  # an option cut short is a typing error
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise `message`, made readable, with the nearest option where one is unknown."""
         raise UsageError(readable(message, list(self.options()))) from ex
@@ -36,25 +39,48 @@ class PlainErrors(jsonargparse.ArgumentParser):
             yield from (name for name in action.option_strings if name.startswith("--"))
 
 
+UNKNOWN = (
+    r"[Uu]nrecognized arguments?:? '?(--[\w.+-]+)|does not accept option '([\w.]+)'|[Kk]ey '([\w.]+)' is not expected"
+)
+WRONG = r'.*Parser key "([\w.]+)":(.*?)(?:Got value|Given value): (.*)'
+PLAIN = {  # what jsonargparse says, and the same as a sentence for the user
+    r".*argument (--\S+): expected .*argument": r"\1 needs a value",
+    r".*arguments are required: (\w+).*": r"--\1 is missing",
+    r".*argument ([\w.]+) --> ([\w.]+):.*": r"--\2 cannot be set: it follows --\1",
+    r".*Parser key \"([\w.]+)\": Unable to load config \"(.*?)\"": r"--\1 \2: no such file of options",
+    r"[Uu]nrecognized arguments: (.*)": r"unexpected '\1': options begin with --",
+}
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true/false", "str": "text", "NoneType": "null",
+         "tuple": "a list", "list": "a list", "Iterable": "a list", "dot import path": "a class"}  # fmt: skip
+
+
 def readable(message: str, options: list[str]) -> str:
     """One sentence from jsonargparse's message, with the nearest of `options` for an unknown one."""
-    message = re.sub(r"\s*\n\s*-?\s*", " ", message.strip())
-    unknown = re.search(
-        r"[Uu]nrecognized arguments?:? '?(--[\w.+-]+)|(?:Key|Option|key) '([\w.]+)' is not (?:expected|accepted)"
-        r"|Unsupported nested key '?([\w.]+)",
-        message,
-    )
-    if unknown:
-        name = "--" + next(filter(None, unknown.groups())).removeprefix("--")
+    message = re.sub(r"\s*\n\s*(- )?", " ", message.strip()).removeprefix('Parser key "config": ')
+    if found := re.search(UNKNOWN, message):
+        name = "--" + next(filter(None, found.groups())).removeprefix("--")
         close = difflib.get_close_matches(name, options, 1, cutoff=0.6)
-        hint = f"did you mean {close[0]}?" if close else "`fit --help` lists the options"
-        return f"unknown option {name}: {hint}"
-    message = re.sub(r"Parser key [\"']([\w.]+)[\"']:", r"--\1:", message)
-    message = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", message)
-    message = re.sub(
-        r"Problem with given class_path.*?: |Failed to instantiate.*?: |Does not validate .*?: ", "", message
-    )
+        return f"unknown option {name}: " + (f"did you mean {close[0]}?" if close else "`--help` lists the options")
+    if found := re.fullmatch(WRONG, message):
+        return wrong_value(*found.groups())
+    for pattern, sentence in PLAIN.items():
+        if re.fullmatch(pattern, message):
+            return re.sub(pattern, sentence, message)
     return message
+
+
+def wrong_value(key: str, expected: str, value: str) -> str:
+    """A sentence that refuses the value of an option and says which there are."""
+    kinds = re.findall(
+        r"Expected an? (?:<class '(?:\w+\.)*(\w+)'>|(dot import path)|typing\.Literal\[(.*?)\])", expected
+    )
+    choices = [choice for *_, literal in kinds for choice in re.findall(r"[\w.-]+", literal)]
+    words = list(dict.fromkeys([KINDS.get(a or b, a) for a, b, _ in kinds if a or b] + choices))
+    known = " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]])) or "of another kind"
+    close = difflib.get_close_matches(value, choices, 1)
+    reason = re.search(r"given class_path '\S+': (.*?)(?= Expected| Problem|$)", expected)
+    hint = f": did you mean {close[0]}?" if close else f" ({reason[1].strip()})" if reason else ""
+    return f"--{key} {value}: must be {known}{hint}"
 
 
 def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]], flags: Mapping[str, str]) -> list[str]:
@@ -120,6 +146,17 @@ def read_config(value: str) -> Options:
     if not isinstance(options, dict):
         raise UsageError(f"config file '{value}' must hold options by name, as in `trainer: {{max_epochs: 10}}`")
     return options
+
+
+def names_data(arguments: list[str]) -> bool:
+    """Whether the options typed, or a config among them, say which data to use."""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = argument.partition("=")
+        if name in ("--config", "-c") and "data" in read_config(value if equals else following):
+            return True
+        if name in ("--data.source", "--data.path", "--data.dataset.name"):
+            return True
+    return False
 
 
 def merged(base: Options, over: Options) -> Options:

@@ -4,8 +4,11 @@ import csv
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,21 @@ def make_run_folder(folder: Path) -> None:
         partial.unlink(missing_ok=True)
         partial.symlink_to(folder.name)
         partial.replace(link)
+
+
+@contextmanager
+def kept_if_started(folder: Path) -> Iterator[None]:
+    """Remove a folder that was made inside, unless the run got as far as its `config.yaml`."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        if made and not (folder / "config.yaml").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            for parent in made[1:]:
+                with suppress(OSError):  # another run is in it by now
+                    parent.rmdir()
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

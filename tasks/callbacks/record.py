@@ -31,10 +31,10 @@ class RunRecord(Callback):
         assert isinstance(pl_module, Task)
         pl_module.run_config = self.options
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write `config.yaml`; what the data decided is known now."""
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write `config.yaml`; the data are known now, and what a continued run changed fits its checkpoint."""
         assert isinstance(pl_module, Task)
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         make_run_folder(self.folder)
         config = pl_module.resolved()

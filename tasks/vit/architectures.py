@@ -73,7 +73,7 @@ def timm_model(source: str, pretrained: bool = False, device: str = "cpu") -> An
 
     name = source.removeprefix("timm/")
     if not timm.is_model(name):
-        raise UsageError(nearest(name, timm.list_models("vit_*"), "timm model")[:200])
+        raise UsageError(nearest(name, timm.list_models("vit_*"), "timm model"))
     with torch.device(device):
         return timm.create_model(name, pretrained=pretrained)
 
