@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, read without running code."""
+"""Checkpoints, read without running code. Imports torch only, so that `export` starts without Lightning."""
 
 import os
 import pickle
@@ -7,41 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import torch
-from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from tasks.errors import RunError, UsageError
 
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
 KEY = "tessera"  # our entry: {"task", "version", "facts", "config"}, primitives only
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write beside the target, sync, rename: a kill or a full disk leaves the previous checkpoint whole.
-
-    Lightning's own goes through the system's temporary folder, unsynced, with a second copy in memory.
-    """
-
-    def save_checkpoint(self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None) -> None:
-        """Save `checkpoint` at `path`.
-
-        Raises:
-            RunError: it cannot be written; names the path. What was there before stays.
-        """
-        target = Path(path)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            for stale in target.parent.glob(f".{target.name}.*.tmp"):  # of a killed process
-                stale.unlink(missing_ok=True)
-            with open(partial, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, target)
-        except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
-            raise RunError(f"checkpoint {target} could not be written: {error}") from error
 
 
 def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:

@@ -16,12 +16,12 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from tasks.callbacks.progress import progress_bar
 from tasks.callbacks.record import RunRecord
-from tasks.checkpoints import KEY, AtomicCheckpointIO, read_checkpoint
+from tasks.checkpoints import KEY, read_checkpoint
 from tasks.cli import App, load, program
 from tasks.errors import UsageError, nearest, refusals
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config
 from tasks.report import closing_table
-from tasks.run_folder import MetricsCSV, kept_if_started, run_folder
+from tasks.run_folder import AtomicCheckpointIO, MetricsCSV, kept_if_started, run_folder
 
 HIDDEN = {  # arguments of the Trainer's methods that are ours to fill in
     "fit": {"ckpt_path", "weights_only"},

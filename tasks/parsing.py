@@ -150,7 +150,7 @@ def read_config(value: str) -> Options:
 
 def names_data(arguments: list[str]) -> bool:
     """Whether the options typed, or a config among them, say which data to use."""
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, value = argument.partition("=")
         if name in ("--config", "-c") and "data" in read_config(value if equals else following):
             return True

@@ -13,14 +13,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from lightning_fabric.loggers.csv_logs import _ExperimentWriter
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities import rank_zero_only
 
 from tasks import __version__
-from tasks.errors import UsageError
+from tasks.checkpoints import Checkpoint
+from tasks.errors import RunError, UsageError
 
 PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy")
 
@@ -108,6 +111,34 @@ def git_commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write beside the target, sync, rename: a kill or a full disk leaves the previous checkpoint whole.
+
+    Lightning's own goes through the system's temporary folder, unsynced, with a second copy in memory.
+    """
+
+    def save_checkpoint(self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None) -> None:
+        """Save `checkpoint` at `path`.
+
+        Raises:
+            RunError: it cannot be written; names the path. What was there before stays.
+        """
+        target = Path(path)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for stale in target.parent.glob(f".{target.name}.*.tmp"):  # of a killed process
+                stale.unlink(missing_ok=True)
+            with open(partial, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, target)
+        except (OSError, RuntimeError) as error:
+            partial.unlink(missing_ok=True)
+            raise RunError(f"checkpoint {target} could not be written: {error}") from error
 
 
 class MetricsCSV(CSVLogger):

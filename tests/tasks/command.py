@@ -1,0 +1,77 @@
+"""Running the command line in this process, and reading what it leaves."""
+
+import csv
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from tasks.cli import main
+from tasks.vit.__main__ import APP
+
+ROOT = Path(__file__).parents[2]
+SHORT = (
+    "--trainer.limit_train_batches 4 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
+    "--trainer.max_epochs 2 --model.net.stack.depth 1"
+)
+
+
+def run(line: str) -> int:
+    """The exit code of `python -m tasks.vit LINE`, run here; progress is not printed."""
+    os.environ.pop("TESSERA_RUN_DIR", None)
+    try:
+        return main(APP, shlex.split(line))
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def process(line: str, before: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+    """`python -m tasks.vit LINE` in a process of its own, after the Python statements `before`; prints what it imported."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{before}\n"
+        "from tasks.cli import main\nfrom tasks.vit.__main__ import APP\n"
+        f"code = main(APP, {shlex.split(line)!r})\n"
+        "print('imported', *{name.partition('.')[0] for name in sys.modules})\nsys.exit(code)"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, **options)
+
+
+def checkpoint(run_folder: str | Path, name: str = "last") -> dict[str, Any]:
+    """A checkpoint of a run."""
+    return torch.load(Path(run_folder, "checkpoints", f"{name}.ckpt"), weights_only=True)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees of tensors and primitives agree in every bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def metrics(run_folder: str | Path) -> list[dict[str, str]]:
+    """The rows of `metrics.csv`, without empty cells and without what depends on the clock."""
+    with open(Path(run_folder, "metrics.csv"), newline="") as file:
+        rows = [{k: v for k, v in row.items() if v and k != "train/samples_per_s"} for row in csv.DictReader(file)]
+    return [row for row in rows if row.keys() - {"step", "epoch"}]
+
+
+def picture(side: int, mode: str = "RGB") -> Image.Image:
+    """A random picture."""
+    return Image.fromarray(torch.randint(0, 256, (side, side, 3), dtype=torch.uint8).numpy()).convert(mode)
+
+
+def write_images(folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 4, side: int = 12) -> Path:
+    """`train/CLASS/*.png` below `folder`."""
+    for name in classes:
+        (folder / "train" / name).mkdir(parents=True)
+        for number in range(count):
+            picture(side).save(folder / "train" / name / f"{number}.png")
+    return folder
