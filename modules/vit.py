@@ -87,6 +87,6 @@ VIT_PRESETS: dict[str, ViTConfig] = {
     "cifar_tiny": _preset(192, 9, 3, image_size=32, patch_size=4, num_classes=10),
     "cifar_small": _preset(256, 7, 4, image_size=32, patch_size=4, num_classes=10),
     "cifar_cpu": ViTConfig(
-        32, 8, 3, 10, pool="mean", position="rotary2d", stem="convpool", stack=StackConfig(256, 4, 4, init="xavier")
+        32, 8, 3, 10, pool="mean", position="rotary2d", stem="convpool", stack=StackConfig(192, 4, 4, init="xavier")
     ),
 }
