@@ -161,17 +161,29 @@ class MetricsCSV(CSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> _ExperimentWriter:
-        """The writer of the file."""
+        """The writer of the file, once there is something to write: a refused run must not touch an old one's rows."""
         if self._experiment is None:
-            path, kept = Path(self.save_dir, "metrics.csv"), []
+            raise AttributeError("metrics.csv is opened with its first row")
+        return self._experiment
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Add a row; the first one opens the file."""
+        if self._experiment is None:
+            path, rows = Path(self.save_dir, "metrics.csv"), list[dict[str, Any]]()
             if path.exists():
                 with open(path, newline="") as file:
                     rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(file)]
-                kept = [row for row in rows if int(row["step"]) < self._step]
             self._experiment = _ExperimentWriter(log_dir=self.save_dir)
-            self._experiment.metrics += kept  # type: ignore[arg-type]
+            self._experiment.metrics += [row for row in rows if int(row["step"]) < self._step]
             self._experiment.save()
-        return self._experiment
+        super().log_metrics(metrics, step)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the rows that wait."""
+        if self._experiment is not None:
+            super().save()
 
     @rank_zero_only
     def log_hyperparams(self, *_: Any, **__: Any) -> None:

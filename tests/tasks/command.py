@@ -17,7 +17,7 @@ from tasks.vit.__main__ import APP
 ROOT = Path(__file__).parents[2]
 SHORT = (
     "--trainer.limit_train_batches 4 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
-    "--trainer.max_epochs 2 --model.net.stack.depth 1"
+    "--trainer.max_epochs 2 --trainer.log_every_n_steps 1 --model.net.stack.depth 1"
 )
 
 
@@ -31,7 +31,7 @@ def run(line: str) -> int:
 
 
 def process(line: str, before: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
-    """`python -m tasks.vit LINE` in a process of its own, after the Python statements `before`; prints what it imported."""
+    """`python -m tasks.vit LINE` in a process of its own, after the Python code `before`; prints what it imported."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{before}\n"
         "from tasks.cli import main\nfrom tasks.vit.__main__ import APP\n"

@@ -1,0 +1,140 @@
+"""Checkpoints are whole or absent, hold no code, and belong to one task and one set of classes."""
+
+import errno
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.checkpoints import KEY, read_checkpoint
+from tasks.errors import RunError, UsageError
+from tasks.run_folder import AtomicCheckpointIO
+from tests.tasks.command import checkpoint, run, write_images
+
+
+class Malicious:
+    """Unpickling it makes a file."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path("pwned").touch, ()
+
+
+def primitives_only(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(map(primitives_only, [*value, *value.values()]))
+    if isinstance(value, list | tuple):
+        return all(map(primitives_only, value))
+    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_tensors_and_primitives_only(name: str, finished: Path) -> None:
+    saved = checkpoint(finished, name)  # with weights_only
+    assert primitives_only(saved)
+    assert saved[KEY]["task"] == "vit"
+    assert saved[KEY]["facts"]["class_names"] == [str(digit) for digit in range(10)]
+    assert {"mean", "std", "image_size", "channels"} <= saved[KEY]["facts"].keys()
+    assert saved[KEY]["config"]["model"]["net"]["stack"]["depth"] == 1
+
+
+COMMANDS = [
+    "test --ckpt_path {0}",
+    "predict --ckpt_path {0} --data.predict_path .",
+    "export --ckpt_path {0} --format timm",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda line: line.split()[0])
+@pytest.mark.parametrize("damage", ["malicious", "plain pickle", "truncated", "empty", "text", "other task", "tensors"])
+def test_bad_checkpoints(
+    command: str, damage: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = finished / "checkpoints" / "best.ckpt", tmp_path / "bad.ckpt"
+    whole = good.read_bytes()
+    content = {"truncated": whole[: len(whole) // 2], "empty": b"", "text": b"trainer: {}\n", "plain pickle": None}
+    if damage == "malicious":
+        torch.save(checkpoint(finished) | {"extra": Malicious()}, bad)
+    elif damage == "plain pickle":
+        bad.write_bytes(pickle.dumps({"state_dict": Malicious()}))
+    elif damage == "other task":
+        torch.save(checkpoint(finished) | {KEY: checkpoint(finished)[KEY] | {"task": "bert"}}, bad)
+    elif damage == "tensors":
+        torch.save({"weight": torch.ones(2)}, bad)
+    else:
+        bad.write_bytes(content[damage] or b"")
+    code = run(command.format(bad))
+    error = capsys.readouterr().err
+    assert code == (1 if damage in ("truncated", "empty", "text") else 2)
+    assert error.count("\n") == 1 and "bad.ckpt" in error
+    assert damage != "other task" or "task 'bert', not 'vit'" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.ckpt"]  # the code did not run, nothing was written
+
+
+def test_resume_refuses_them_too(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = run_copy / "checkpoints" / "last.ckpt"
+    torch.save(torch.load(last) | {"extra": Malicious()}, last)
+    assert run(f"fit --resume {run_copy}") == 2
+    last.write_bytes(last.read_bytes()[:1000])
+    assert run(f"fit --resume {run_copy}") == 1
+    last.unlink()
+    assert run(f"fit --resume {run_copy}") == 2
+    assert capsys.readouterr().err.count("checkpoints/last.ckpt'") == 3
+    assert not Path("pwned").exists()
+
+
+class FullDisk:
+    """A file that takes some bytes and then no more."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self.file, self.room = file, room
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __enter__(self) -> "FullDisk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, data: bytes) -> int:
+        self.room -= len(data)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data)
+
+
+@pytest.mark.parametrize("room", [0, 1000, 3000])
+def test_a_full_disk_leaves_the_old_one_whole(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, writer = tmp_path / "last.ckpt", AtomicCheckpointIO()
+    writer.save_checkpoint({"weight": torch.zeros(1000)}, path)
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", lambda file, mode="r", open=open, **k: FullDisk(open(file, mode, **k), room))
+        with pytest.raises(RunError, match="last.ckpt could not be written.*"):
+            writer.save_checkpoint({"weight": torch.ones(1000)}, path)
+    assert torch.equal(torch.load(path)["weight"], torch.zeros(1000))
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_killed_writers_remains_are_cleared(tmp_path: Path) -> None:
+    (tmp_path / ".last.ckpt.123.tmp").write_bytes(b"half")
+    AtomicCheckpointIO().save_checkpoint({"weight": torch.zeros(1)}, tmp_path / "last.ckpt")
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_reading(best: Path) -> None:
+    assert read_checkpoint(best, "vit").keys() == read_checkpoint(best).keys()
+    with pytest.raises(UsageError, match="python -m tasks.vit"):
+        read_checkpoint(best, "bert")
+    with pytest.raises(UsageError, match="no checkpoint"):
+        read_checkpoint(best.with_name("none.ckpt"))
+
+
+@pytest.mark.parametrize("split", ["validate", "test"])
+def test_class_counts_differ(split: str, best: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_images(tmp_path / "images")
+    assert run(f"{split} --ckpt_path {best} --data.source folder --data.path images") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "cat" in error and "10 classes" in error

@@ -1,0 +1,138 @@
+"""The seed decides every bit, and a killed run that is continued ends with those of one that was not."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.tasks.command import ROOT, SHORT, checkpoint, metrics, process, run, same, write_images
+
+EVERYTHING = (
+    "--trainer.max_epochs 2 --trainer.limit_train_batches 8 --trainer.limit_val_batches 1 "
+    "--trainer.log_every_n_steps 1 --trainer.limit_test_batches 1 --checkpoint.every_n_train_steps 3 --seed_everything 7 --model.ema 0.9 "
+    "--model.net.stack.depth 2 --model.net.stack.dropout 0.1 --model.net.stack.drop_path 0.2 "
+    "--model.augment.mixup 0.5 --model.augment.cutmix 0.5 --model.augment.crop_padding 1 --model.augment.flip 0.5 "
+    "--model.augment.erase 0.5 --model.augment.rand_augment_ops 1 --model.optimizer.optimizer muon"
+)
+KILL = """
+import os, signal
+from tasks.imports import import_lightning
+import_lightning()
+import torch
+torch.set_num_threads(2)
+from tasks.base import Task
+step = Task.training_step
+def killed(self, batch, number):
+    if self.global_step == {step}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, batch, number)
+Task.training_step = killed
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with everything random switched on, never interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert run(f"fit {EVERYTHING} --run_dir {folder}") == 0
+    return folder
+
+
+def assert_same_run(folder: str | Path, whole: Path) -> None:
+    ours, theirs = checkpoint(folder), checkpoint(whole)
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
+        assert same(ours[part], theirs[part]), part
+    ema = next(key for key in theirs["callbacks"] if key.startswith("EMA"))
+    assert same(ours["callbacks"][ema], theirs["callbacks"][ema])
+    assert same(checkpoint(folder, "best")["state_dict"], checkpoint(whole, "best")["state_dict"])
+
+
+def test_killed_in_mid_epoch(whole: Path, tmp_path: Path) -> None:
+    done = process(f"fit {EVERYTHING} --run_dir r", KILL.format(step=13), cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert checkpoint("r")["global_step"] == 12  # the epoch has 8 steps
+    assert run("fit --resume r") == 0
+    assert_same_run("r", whole)
+    assert metrics("r") == metrics(whole)
+
+
+def test_same_seed_same_bits(whole: Path) -> None:
+    assert run(f"fit {EVERYTHING} --run_dir a") == 0
+    assert_same_run("a", whole)
+    assert run(f"fit {EVERYTHING} --seed_everything 8 --run_dir b") == 0
+    ours, theirs = checkpoint("b")["state_dict"], checkpoint(whole)["state_dict"]
+    assert not any(torch.equal(ours[n], theirs[n]) for n in theirs if n.endswith("qkv.weight"))
+
+
+def test_workers_do_not_change_the_bits(tmp_path: Path) -> None:
+    data = write_images(tmp_path / "images", count=12)
+    for workers in (0, 2):
+        line = f"--preset digits {EVERYTHING} --data.source folder --data.path {data} --data.batch_size 4"
+        line += f" --model.net.image_size 12 --data.loading.memory_limit_mb 0 --data.loading.num_workers {workers} --run_dir r{workers}"
+        assert run(f"fit {line}") == 0
+    assert same(checkpoint("r0")["state_dict"], checkpoint("r2")["state_dict"])
+
+
+def test_typed_options_win_and_are_printed(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert checkpoint(run_copy)["lr_schedulers"][0]["base_lrs"][0] == pytest.approx(3e-3)
+    assert run(f"fit --resume {run_copy} --trainer.max_epochs 3 --model.optimizer.lr 0.01") == 0
+    out = capsys.readouterr().out
+    assert "trainer.max_epochs 2 -> 3" in out and "model.optimizer.lr 0.003 -> 0.01" in out
+    assert out.count(" -> ") == 2
+    after = checkpoint(run_copy)
+    assert after["global_step"] == 12
+    assert after["lr_schedulers"][0]["base_lrs"][0] == pytest.approx(0.01)
+    rates = {int(row["step"]): float(row["train/lr"]) for row in metrics(run_copy) if "train/lr" in row}
+    assert max(rate for step, rate in rates.items() if step >= 8) > 3e-3 / 2  # cosine over the new length and peak
+    config = yaml.safe_load((run_copy / "config.yaml").read_text())
+    assert config["model"]["optimizer"]["lr"] == 0.01 and config["trainer"]["max_epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    "option, named",
+    [
+        ("--model.net.stack.depth 3", "--model.net.stack.depth 3 (checkpoint: 1)"),
+        ("--model.net.stack.width 128", "--model.net.stack.width 128 (checkpoint: 64)"),
+        ("--data.batch_size 32", "batch size 64"),
+        ("--model.optimizer.optimizer muon", "optimizer"),
+        ("--model.net.num_classes 3", "--model.net.num_classes 3"),
+    ],
+)
+def test_what_cannot_be_combined(option: str, named: str, run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in run_copy.rglob("*") if path.is_file()}
+    assert run(f"fit --resume {run_copy} --trainer.max_epochs 3 {option}") == 2
+    error = capsys.readouterr().err
+    assert named in error and error.count("\n") == 1
+    assert {path: path.read_bytes() for path in run_copy.rglob("*") if path.is_file()} == before
+
+
+def test_a_continued_run_says_nothing_else(tmp_path: Path) -> None:
+    assert run(f"fit {SHORT} --run_dir r") == 0
+    done = process("fit --resume r --trainer.max_epochs 3", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    steps = [(row["step"], *row) for row in metrics("r")]
+    assert len(steps) == len(set(steps))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_at_any_moment(whole: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tasks.vit", "fit"]
+    moments = random.Random(0)
+    for number in range(4):
+        folder = tmp_path / f"r{number}"
+        running = subprocess.Popen([*command, *EVERYTHING.split(), "--run_dir", folder], cwd=ROOT)
+        while running.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, 2))
+        running.kill()
+        running.wait()
+        checkpoint(folder)  # whole, whenever the kill came
+        assert run(f"fit --resume {folder}") == 0
+        assert_same_run(folder, whole)

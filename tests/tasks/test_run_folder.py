@@ -1,0 +1,121 @@
+"""What a run leaves behind, and that its configuration repeats it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from tasks.lightning_cli import TaskCLI
+from tests.tasks.command import SHORT, checkpoint, metrics, run, same
+
+
+def test_files(finished: Path) -> None:
+    files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
+    assert files == {
+        "config.yaml", "metrics.csv", "summary.json", "confusion.png", "curves.png",
+        "checkpoints/best.ckpt", "checkpoints/last.ckpt",
+    }  # fmt: skip
+    assert (finished.parent / "latest").resolve() == finished.resolve()
+    for name in ("confusion.png", "curves.png"):
+        with Image.open(finished / name) as image:
+            assert image.width >= 200 and len(set(image.convert("L").tobytes())) > 2
+
+
+def test_summary(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    saved = checkpoint(finished, "best")
+    parameters = sum(value.numel() for name, value in saved["state_dict"].items() if name.startswith("net."))
+    assert summary["parameters"] == parameters
+    assert summary["steps"] == 8 and summary["epochs"] == 2
+    assert 0 <= summary["test/acc"] <= 1 and summary["test/loss"] > 0
+    assert summary["samples_per_s"] > 0 and summary["seconds"] > 0
+    assert {"tessera", "python", "torch", "pytorch-lightning"} <= summary["versions"].keys()
+    assert "git_commit" in summary
+
+
+def test_best_is_the_best(finished: Path) -> None:
+    scores = [float(row["val/acc"]) for row in metrics(finished) if "val/acc" in row]
+    assert len(scores) == 2
+    assert checkpoint(finished, "best")["epoch"] == scores.index(max(scores))
+    assert checkpoint(finished)["global_step"] == 8
+
+
+def test_config_is_complete(finished: Path) -> None:
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    assert config["model"]["net"]["num_classes"] == 10 and config["model"]["net"]["channels"] == 1
+    assert config["data"]["dataset"]["class_names"] == [str(digit) for digit in range(10)]
+    assert len(config["data"]["dataset"]["mean"]) == len(config["data"]["dataset"]["std"]) == 1
+    assert config["seed_everything"] == 0 and config["trainer"]["max_epochs"] == 2
+    assert not {"run_dir", "resume", "config", "preset"} & config.keys()
+
+
+def test_config_repeats_the_run(finished: Path) -> None:
+    assert run(f"fit --config {finished / 'config.yaml'} --run_dir again") == 0
+    assert same(checkpoint("again")["state_dict"], checkpoint(finished)["state_dict"])
+    assert metrics("again") == metrics(finished)
+    assert Path("again/config.yaml").read_text() == (finished / "config.yaml").read_text()
+
+
+def test_rows(finished: Path) -> None:
+    rows = metrics(finished)
+    names = {name for row in rows for name in row}
+    assert {"train/loss", "train/lr", "train/grad_norm", "val/loss", "val/acc", "test/loss", "test/acc"} <= names
+    assert "train/samples_per_s" in (finished / "metrics.csv").read_text().splitlines()[0]
+
+
+def test_default_place_and_latest(tmp_path: Path) -> None:
+    for _ in range(2):  # within one second or not
+        assert run("fit --trainer.max_steps 1 --trainer.limit_test_batches 1 --model.net.stack.depth 1") == 0
+    runs = sorted(path for path in (tmp_path / "runs" / "vit").iterdir() if not path.is_symlink())
+    assert len(runs) == 2
+    assert (tmp_path / "runs" / "vit" / "latest").resolve() in runs
+    assert (runs[0] / "checkpoints" / "last.ckpt").exists()
+
+
+def test_fast_dev_run_keeps_no_record() -> None:
+    assert run(f"fit {SHORT} --trainer.fast_dev_run true --run_dir r") == 0
+    assert not Path("r/config.yaml").exists() and not Path("latest").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ["--trainer.precision bf16-mixed", "--trainer.accumulate_grad_batches 2", "--trainer.logger false"]
+)
+def test_trainer_options(line: str) -> None:
+    assert run(f"fit {SHORT} {line} --run_dir r") == 0
+    assert checkpoint("r")["global_step"] == (4 if "accumulate" in line else 8)
+
+
+def test_more_callbacks() -> None:
+    callback = "--trainer.callbacks+=pytorch_lightning.callbacks.EarlyStopping --trainer.callbacks.monitor=val/loss"
+    assert run(f"fit {SHORT} {callback} --run_dir r") == 0
+    assert any("EarlyStopping" in name for name in checkpoint("r")["callbacks"])
+
+
+def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from tasks.base import Task
+
+    def interrupt(self: Task, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Task, "training_step", interrupt)
+    assert run(f"fit {SHORT} --run_dir r") == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_a_run_is_not_overwritten(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run_copy / "config.yaml").read_text()
+    assert run(f"fit {SHORT} --run_dir {run_copy}") == 2
+    assert f"--resume {run_copy}" in capsys.readouterr().err
+    assert (run_copy / "config.yaml").read_text() == before
+
+
+def test_nothing_is_built_that_is_not_used(best: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(TaskCLI, "fit_callbacks", refuse)
+    monkeypatch.setattr(TaskCLI, "loggers", refuse)
+    assert run(f"test --ckpt_path {best} --trainer.limit_test_batches 1") == 0
+    assert list(Path().iterdir()) == []
