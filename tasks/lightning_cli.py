@@ -243,6 +243,7 @@ class TaskCLI(LightningCLI):
             self.trainer.fit(model, datamodule=datamodule, ckpt_path=last, weights_only=True)
         best = self.best.best_model_path or None  # None: stopped before a validation, so the last weights are tested
         metrics = self.trainer.test(model, datamodule, ckpt_path=best, verbose=False, weights_only=True)[0]
+        metrics = {**metrics, **left_out(datamodule)}
         recorded = not self.trainer.fast_dev_run  # type: ignore[attr-defined]
         if self.trainer.is_global_zero and recorded:
             self.record.finish(self.trainer, model, metrics, time.perf_counter() - self.started)
@@ -255,7 +256,7 @@ class TaskCLI(LightningCLI):
         run = getattr(self.trainer, self.command)
         metrics = run(model, datamodule=datamodule, verbose=False)[0]
         if self.trainer.is_global_zero:
-            closing_table(metrics, None, program(self.app))
+            closing_table({**metrics, **left_out(datamodule)}, None, program(self.app))
 
     def validate(self, model: Any, datamodule: Any, **_: Any) -> None:
         """Evaluate on the validation split."""
@@ -277,6 +278,11 @@ def as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
+
+
+def left_out(datamodule: Any) -> dict[str, int]:
+    """How many bad files were skipped, where there were any."""
+    return {"skipped_files": len(skipped)} if (skipped := getattr(datamodule, "skipped", [])) else {}
 
 
 def logger_place(folder: Path, class_path: str) -> Options:

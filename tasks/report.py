@@ -24,7 +24,7 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
 
 def closing_table(metrics: Mapping[str, float], folder: Path | None, program: str) -> None:
     """Print the metrics and, after a fit, where its files are and what to do next."""
-    rows: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+    rows: dict[str, Any] = {**metrics}
     best: Path | None = None
     if folder is not None:
         names = (folder / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))

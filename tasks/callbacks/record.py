@@ -81,7 +81,7 @@ class RunRecord(Callback):
         write_summary(
             self.folder,
             {
-                **{name: float(value) for name, value in metrics.items()},
+                **metrics,
                 "parameters": sum(p.numel() for p in task.net.parameters()),
                 "samples_per_s": round(self.samples / self.seconds, 1) if self.seconds else None,
                 "seconds": round(seconds, 1),

@@ -30,11 +30,14 @@ def pretrained_options(source: str) -> Options:
     Raises:
         UsageError: no such model or file, or one that is not a plain ViT.
     """
-    if not source.startswith("timm/"):
-        config, data = config_from_timm_state(read_weights(source)), {}
-    else:
-        model = timm_model(source, device="meta")
-        config = config_from_timm_model(model)
+    data: Options = {}
+    model = timm_model(source, device="meta") if source.startswith("timm/") else None
+    weights = {} if model is not None else read_weights(source)
+    try:
+        config = config_from_timm_state(weights) if model is None else config_from_timm_model(model)
+    except ValueError as error:
+        raise UsageError(f"--model.pretrained {source}: {error}") from error
+    if model is not None:
         data = {"dataset": {name: list(model.pretrained_cfg[name]) for name in ("mean", "std")}}
     return {"model": {"net": asdict(replace(config, num_classes=None))}, "data": data}
 

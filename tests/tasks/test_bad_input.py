@@ -1,0 +1,128 @@
+"""Bad input: one line on stderr that names the culprit, the right exit code, and nothing left behind."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.tasks.command import process, run, write_images
+
+
+def broken(folder: Path) -> None:
+    write_images(folder)
+    (folder / "train" / "cat" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no image")
+
+
+def stranger(folder: Path) -> None:
+    write_images(folder)
+    (folder / "train" / "cat" / "notes.txt").write_text("buy milk")
+
+
+def empty_class(folder: Path) -> None:
+    write_images(folder)
+    (folder / "train" / "horse").mkdir()
+
+
+def one_class(folder: Path) -> None:
+    write_images(folder, classes=("cat",))
+
+
+def no_train(folder: Path) -> None:
+    folder.mkdir()
+
+
+def corrupt_table(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "train-00000-of-00001.parquet").write_bytes(b"PAR1 not really")
+
+
+USER, FAILED = 2, 1
+CASES: dict[str, tuple[int, str]] = {
+    "fti": (USER, "did you mean 'fit'?"),
+    "fit --modle.net.stack.depth 3": (USER, "--model.net.stack.depth"),
+    "fit --preset tinyy": (USER, "did you mean 'tiny'?"),
+    "fit --preset": (USER, "--preset needs a value"),
+    "fit --trainer.max_epochs many": (USER, "--trainer.max_epochs many"),
+    "fit --model.optimizer.lr -1": (USER, "lr must be a number above 0"),
+    "fit --model.net.image_size 9": (USER, "image_size 9 is not a multiple of patch_size 2"),
+    "fit --model.net.stack.heads 7": (USER, "7 heads"),
+    "fit --model.net.stack.dropout 1.5": (USER, "dropout"),
+    "fit --model.augment.flip 2": (USER, "flip"),
+    "fit --model.label_smoothing 1": (USER, "label_smoothing"),
+    "fit --model.ema 1": (USER, "ema"),
+    "fit --model.net.num_classes 3": (USER, "--model.net.num_classes 3"),
+    "fit --data.batch_size 0": (USER, "batch_size is 0"),
+    "fit --trainer.accelerator tpuu": (USER, "tpuu"),
+    "fit --config nowhere.yaml": (USER, "nowhere.yaml"),
+    "fit --config bad.yaml": (USER, "bad.yaml"),
+    "fit --config list.yaml": (USER, "list.yaml"),
+    "fit --resume nowhere": (USER, "nowhere"),
+    "fit --model.pretrained timm/vit_tiny_patch16_225": (USER, "did you mean 'vit_tiny_patch16_224'?"),
+    "fit --model.pretrained timm/resnet18": (USER, "resnet18"),
+    "fit --model.pretrained nowhere.pth": (USER, "nowhere.pth"),
+    "fit --model.pretrained bad.yaml": (FAILED, "bad.yaml"),
+    "fit --data.source folder": (USER, "--data.path"),
+    "fit --data.source folder --data.path nowhere": (USER, "nowhere"),
+    "fit --config configs/vit/cifar10.yaml --data.path nowhere": (USER, "nowhere"),
+    "fit --config configs/vit/cifar10.yaml": (FAILED, "--data.path FOLDER"),
+    "fit --data.source hub": (USER, "--data.dataset.name"),
+    "export --ckpt_path nowhere --format onnx": (USER, "nowhere"),
+    "export --format onnx": (USER, "--ckpt_path"),
+}
+FOLDERS: dict[Callable[[Path], None], tuple[str, int, str]] = {
+    broken: ("folder", FAILED, "broken.jpg"),
+    stranger: ("folder", FAILED, "notes.txt"),
+    empty_class: ("folder", USER, "horse"),
+    one_class: ("folder", USER, "cat"),
+    no_train: ("folder", USER, "train/"),
+    corrupt_table: ("hub", FAILED, "train-00000-of-00001.parquet"),
+}
+
+
+def assert_refused(line: str, code: int, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(Path().rglob("*"))
+    found = run(line)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("error: ") and named in error
+    assert found == code
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("line", CASES)
+def test_options(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TESSERA_DATA", raising=False)
+    Path("bad.yaml").write_text("trainer: {max_epochs: 1\n")
+    Path("list.yaml").write_text("- 1\n")
+    assert_refused(line, *CASES[line], capsys)
+
+
+@pytest.mark.parametrize("make", FOLDERS, ids=lambda make: make.__name__)
+def test_folders(make: Callable[[Path], None], capsys: pytest.CaptureFixture[str]) -> None:
+    source, code, named = FOLDERS[make]
+    make(Path("images"))
+    line = f"fit --preset digits --model.net.channels null --data.source {source} --data.path images"
+    assert_refused(line, code, named, capsys)
+
+
+def test_skip_bad_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    broken(Path("images"))
+    line = "fit --preset digits --data.source folder --data.path images --data.skip_bad true --data.batch_size 2"
+    assert run(f"{line} --trainer.max_epochs 1 --run_dir r") == 0
+    assert '"skipped_files": 1,' in Path("r/summary.json").read_text()
+    assert "skipped_files" in capsys.readouterr().out
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="7 heads"):
+        run("fit --model.net.stack.heads 7 --debug")
+
+
+@pytest.mark.parametrize(
+    "line, code", [("fit --model.net.stack.heads 7", 2), ("fit --model.net.stack.heads 7 --debug", 1)]
+)
+def test_exit_codes_of_a_process(line: str, code: int, tmp_path: Path) -> None:
+    done = process(line, cwd=tmp_path)
+    assert done.returncode == code
+    assert ("Traceback" in done.stderr) == ("--debug" in line)
+    assert "--debug" in line or done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,38 @@
+"""A loss that is no longer a number stops the run and leaves the last good checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tasks.vit.task import ViTTask
+from tests.tasks.command import SHORT, checkpoint, run
+
+
+@pytest.mark.parametrize("ema", ["", "--model.ema 0.9"])
+def test_nan(ema: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    step = ViTTask.step
+
+    def poisoned(self: ViTTask, batch: dict[str, Tensor], training: bool) -> tuple[Tensor, Tensor, Tensor]:
+        loss, *rest = step(self, batch, training)
+        return (loss * float("nan") if training and self.global_step == 6 else loss), *rest
+
+    monkeypatch.setattr(ViTTask, "step", poisoned)
+    assert run(f"fit {SHORT} {ema} --checkpoint.every_n_train_steps 2 --run_dir r") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "step 6" in error and "NaN" in error
+    assert checkpoint("r")["global_step"] == 6
+    for name in ("best", "last"):
+        saved = checkpoint("r", name)["state_dict"]
+        assert all(torch.isfinite(value).all() for value in saved.values())
+        assert run(f"test --ckpt_path r/checkpoints/{name}.ckpt --trainer.limit_test_batches 1") == 0
+    assert not list(Path("r").rglob("*.tmp"))
+    monkeypatch.setattr(ViTTask, "step", step)
+    assert run("fit --resume r") == 0
+    assert checkpoint("r")["global_step"] == 8
+
+
+def test_a_real_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"fit {SHORT} --model.optimizer.lr 1e30 --model.optimizer.warmup 0 --run_dir r") == 1
+    assert "at step" in capsys.readouterr().err
