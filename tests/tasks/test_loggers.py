@@ -1,0 +1,72 @@
+"""What the loggers hold, read back with their own readers."""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tasks.command import SHORT, run
+
+LOGGED = {"train/loss", "val/loss", "val/acc", "test/acc", "train/lr", "train/grad_norm", "train/samples_per_s"}
+
+
+def entries(data: bytes) -> Iterator[bytes]:
+    """The entries of a W&B file: LevelDB's log format, blocks of 32 KiB, after a header of 7 bytes."""
+    assert data[:4] == b":W&B"
+    place, entry = 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:  # too short for another header: the rest of the block is empty
+            place += 32768 - place % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        entry += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield entry
+            entry = b""
+
+
+def records(folder: Path) -> list[Any]:
+    """All records of the W&B files in a run folder, by W&B's own description of them."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    return [Record.FromString(entry) for path in folder.rglob("*.wandb") for entry in entries(path.read_bytes())]
+
+
+def test_wandb() -> None:
+    assert run(f"fit {SHORT} --config configs/logger/wandb.yaml --run_dir r") == 0
+    found = records(Path("r"))
+    history = [item for record in found for item in record.history.item]
+    keys = {item.key or "/".join(item.nested_key) for item in history}
+    assert keys >= LOGGED
+    tables = [json.loads(i.value_json) for i in history if "misclassified" in (i.key or "/".join(i.nested_key))]
+    assert tables and all(table["_type"] == "table-file" and table["nrows"] > 0 for table in tables)
+    files = [json.loads(path.read_text()) for path in Path("r").rglob("*.table.json")]
+    assert files and files[0]["columns"] == ["image", "label", "prediction", "probability"]
+    assert all(row[1] != row[2] for file in files for row in file["data"])
+    identity = Path("r/wandb_id").read_text()
+    assert {record.run.run_id for record in found if record.run.run_id} == {identity}
+    assert (Path("r") / "metrics.csv").exists()
+
+    assert run("fit --resume r --trainer.max_epochs 3") == 0
+    assert {record.run.run_id for record in records(Path("r")) if record.run.run_id} == {identity}
+
+
+def test_tensorboard() -> None:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert run(f"fit {SHORT} --config configs/logger/tensorboard.yaml --run_dir r") == 0
+    (folder,) = {path.parent for path in Path("r").rglob("events.out.tfevents.*")}
+    events = event_accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) >= LOGGED
+    assert any("misclassified" in name for name in events.Tags()["images"])
+    assert len(events.Scalars("val/acc")) == 2
+
+
+def test_refused_runs_leave_no_logger_behind() -> None:
+    line = f"fit {SHORT} --config configs/logger/wandb.yaml --model.net.num_classes 3"
+    assert run(line) == 2
+    assert list(Path().iterdir()) == []
