@@ -52,7 +52,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize("options", VARIANTS)
 def test_timm_by_name(options: str, fits: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = fits(f"--model.net.position learned {options}")
+    folder = fits(f"--model.net.position learned --model.net.stem patch {options}")
     capsys.readouterr()
     assert run(f"export --ckpt_path {folder}/checkpoints/best.ckpt --format timm --output out.safetensors") == 0
     call = re.search(r"timm\.create_model\(.*\)", capsys.readouterr().out)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 
 from tests.tasks.command import SHORT, run
 
@@ -38,6 +39,7 @@ def records(folder: Path) -> list[Any]:
 
 def test_wandb() -> None:
     assert run(f"fit {SHORT} --config configs/logger/wandb.yaml --run_dir r") == 0
+    wandb.finish()  # as the end of the process does
     found = records(Path("r"))
     history = [item for record in found for item in record.history.item]
     keys = {item.key or "/".join(item.nested_key) for item in history}
@@ -52,6 +54,7 @@ def test_wandb() -> None:
     assert (Path("r") / "metrics.csv").exists()
 
     assert run("fit --resume r --trainer.max_epochs 3") == 0
+    wandb.finish()
     assert {record.run.run_id for record in records(Path("r")) if record.run.run_id} == {identity}
 
 
