@@ -118,8 +118,7 @@ def timm_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         "init_values": None,
         "act_layer": "gelu",
     }
-    if not config.has_class_token or config.pool == "cls":
-        usual["fc_norm"] = False
+    usual["fc_norm"] = config.pool != "cls"
     name = {(192, 3): "tiny", (384, 6): "small", (768, 12): "base"}.get((stack.width, stack.heads))
     if name:
         usual |= {"embed_dim": stack.width, "num_heads": stack.heads}

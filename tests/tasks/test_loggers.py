@@ -44,8 +44,9 @@ def test_wandb() -> None:
     history = [item for record in found for item in record.history.item]
     keys = {item.key or "/".join(item.nested_key) for item in history}
     assert keys >= LOGGED
-    tables = [json.loads(i.value_json) for i in history if "misclassified" in (i.key or "/".join(i.nested_key))]
-    assert tables and all(table["_type"] == "table-file" and table["nrows"] > 0 for table in tables)
+    values = {"/".join(item.nested_key): json.loads(item.value_json) for item in history if item.nested_key}
+    for split in ("val", "test"):
+        assert values[f"{split}/misclassified/_type"] == "table-file" and values[f"{split}/misclassified/nrows"] > 0
     files = [json.loads(path.read_text()) for path in Path("r").rglob("*.table.json")]
     assert files and files[0]["columns"] == ["image", "label", "prediction", "probability"]
     assert all(row[1] != row[2] for file in files for row in file["data"])
