@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from datamodules.base import BatchedDataset, ResumableDataModule
@@ -108,6 +108,10 @@ class ImageData(ResumableDataModule):
             raise UsageError(
                 f"image_size is {self.image_size}, the checkpoint was trained with {facts['image_size']}: leave it out."
             )
+        for name in ("class_names", "mean", "std"):
+            given = getattr(self.options, name)
+            if given is not None and list(given) != list(facts[name]):
+                raise UsageError(f"{name} is {given}, the checkpoint was trained with {facts[name]}: leave it out.")
         self._facts, self.image_size = dict(facts), facts["image_size"]
         self.source.known_names = facts["class_names"]
         self._records, self._datasets = {}, {}
@@ -130,7 +134,7 @@ class ImageData(ResumableDataModule):
         """The facts that are known before any training image is decoded."""
         if not self._facts:
             names, train = self._class_names(), self._split("train")
-            channels = train.channels()
+            channels = self.options.channels or train.channels()
             size = self.image_size or common_size(train, channels, self.skip_bad)
             self._facts = {"class_names": names, "num_classes": len(names), "channels": channels, "image_size": size}
         return self._facts
@@ -166,7 +170,7 @@ class ImageData(ResumableDataModule):
         if found is not None and (split != "train" or self.source.has("val")):
             return found
         if split == "test":
-            rank_zero_info("The data have no test split: the validation split is tested instead.")
+            rank_zero_warn("The data have no test split: the validation split is tested instead.")
             return self._split("val")
         train = found if split == "train" else self.source.records("train")
         if train is None:

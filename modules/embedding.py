@@ -26,7 +26,7 @@ class PatchStem(nn.Module):
         """(B, C, Y, X) -> (B, N, E), as a matrix product over patches: faster than a convolution, already in order."""
         batch, channels, height, width = images.shape
         patch = self.conv.stride[0]
-        cut = images.view(batch, channels, height // patch, patch, width // patch, patch)  # (B, C, Y', P, X', P)
+        cut = images.reshape(batch, channels, height // patch, patch, width // patch, patch)  # (B, C, Y', P, X', P)
         rows = cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch**2)  # (B, N, C P P)
         return F.linear(rows, self.conv.weight.flatten(1), self.conv.bias)  # weight: (E, C P P)
 

@@ -17,7 +17,7 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 from tasks import __version__, optim
 from tasks.checkpoints import KEY, Checkpoint, net_weights
 from tasks.errors import RunError, UsageError, refusals
-from tasks.parsing import flat, merged
+from tasks.parsing import flat
 
 Batch = dict[str, Any]
 
@@ -82,8 +82,8 @@ class Task(pl.LightningModule):
         with refusals():
             self.net = self.build(self.facts)
         if self.restored is not None:
-            load_weights(self.net, net_weights(self.restored), self.restored[KEY]["config"]["model"]["net"])
-        if self.compile_net:
+            load_weights(self.net, net_weights(self.restored), self.restored[KEY]["net"])
+        if self.compile_net and self.trainer.state.fn == "fit":
             self.net.compile()
         for split in ("val", "test"):
             self.metrics[split] = MetricCollection(dict(self.make_metrics()), prefix=f"{split}/")
@@ -142,7 +142,7 @@ class Task(pl.LightningModule):
     ) -> None:
         """Clip to the total norm asked for, and log the norm before it."""
         parameters = [p for p in self.net.parameters() if p.grad is not None]
-        limit = gradient_clip_val or self.optimizer_config.gradient_clip
+        limit = self.optimizer_config.gradient_clip if gradient_clip_val is None else gradient_clip_val
         if limit and gradient_clip_algorithm == "value":
             nn.utils.clip_grad_value_(parameters, limit)
         norm = nn.utils.get_total_norm([p.grad for p in parameters])
@@ -217,22 +217,24 @@ class Task(pl.LightningModule):
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
     def resolved(self) -> dict[str, Any]:
-        """The run's options with what the data decided filled in, primitives only."""
-        return merged(self.run_config, {"model": {"net": asdict(self.net.config)}})
-
-    def on_load_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Refuse, by name, options that do not fit the weights of a run that is continued."""
-        load_weights(self.net, net_weights(checkpoint), checkpoint[KEY]["config"]["model"]["net"])
+        """The run's options, primitives only; tasks fill in what the data decided."""
+        return self.run_config
 
     def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Make the checkpoint self-contained; never write one whose loss was not a number."""
+        """Make the checkpoint self-contained; never write one that holds or met what is not a number."""
         self.check_finite()
+        if not all(torch.isfinite(parameter).all() for parameter in self.net.parameters()):
+            raise RunError(
+                f"the weights became NaN or infinite by step {self.global_step} (epoch {self.current_epoch}): try a "
+                "lower --model.optimizer.lr; checkpoints before it are kept"
+            )
         config = self.resolved()
         checkpoint[KEY] = {
             "task": self.name,
             "version": __version__,
             "facts": self.facts,
-            "config": {"model": config["model"] | {"pretrained": None}, "data": config.get("data", {})},
+            "net": asdict(self.net.config),
+            "config": {name: config.get(name, {}) for name in ("model", "data")},
         }
 
 

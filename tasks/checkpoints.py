@@ -12,7 +12,7 @@ from tasks.errors import RunError, UsageError
 
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
-KEY = "tessera"  # our entry: {"task", "version", "facts", "config"}, primitives only
+KEY = "tessera"  # our entry: {"task", "version", "facts", "net", "config"}, primitives only
 
 
 def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:

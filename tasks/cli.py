@@ -33,6 +33,7 @@ class App:
         data: the LightningDataModule, as "module:Class".
         presets: function that gives the named model configurations, as "module:function".
         pretrained: function from a `--model.pretrained` value to the options it implies, as "module:function".
+        links: model options that data options follow, such as the image size.
         default_config: what `fit` reads where no config says which data to use.
         trainer: Lightning Trainer defaults of this task.
         functions: further commands, name to (help, "module:function"); their options are the function's arguments.
@@ -43,9 +44,10 @@ class App:
     title: str
     task: str
     data: str
-    presets: str
-    pretrained: str
-    default_config: str
+    presets: str | None = None
+    pretrained: str | None = None
+    default_config: str | None = None
+    links: Mapping[str, str] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
     functions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     examples: Sequence[str] = ()

@@ -2,16 +2,12 @@
 
 import os
 import time
-import uuid
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from tasks.callbacks.progress import progress_bar
@@ -22,6 +18,7 @@ from tasks.errors import UsageError, nearest, refusals
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config
 from tasks.report import closing_table
 from tasks.run_folder import AtomicCheckpointIO, MetricsCSV, kept_if_started, run_folder
+from tasks.trainer_parts import FolderCheckpoint, as_list, default_precision, logger_place, refuse_ours
 
 HIDDEN = {  # arguments of the Trainer's methods that are ours to fill in
     "fit": {"ckpt_path", "weights_only"},
@@ -30,7 +27,7 @@ HIDDEN = {  # arguments of the Trainer's methods that are ours to fill in
     "predict": {"ckpt_path", "weights_only", "return_predictions"},
 }
 PLACES = {"fit": "runs/TASK/TIME", "predict": "the current folder", "validate": "nothing", "test": "nothing"}
-THIS_CALL = {"config", "run_dir", "debug", "ckpt_path", "resume", "preset", "compile"}  # not part of a run's options
+THIS_CALL = {"config", "run_dir", "debug", "ckpt_path", "resume", "compile"}  # not part of a run's options
 DATA = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
 
 
@@ -84,7 +81,7 @@ class TaskCLI(LightningCLI):
             self.base = self.resumed(Path(self.source))
         elif self.command != "fit":
             self.base = self.from_checkpoint()
-        elif not names_data(arguments):
+        elif self.app.default_config and not names_data(arguments):
             arguments = ["--config", self.app.default_config, *arguments]
         base = [f"--config={yaml.safe_dump(self.base)}"] if self.base else []
         macros = {
@@ -93,18 +90,23 @@ class TaskCLI(LightningCLI):
             "--preset": lambda value: self.expanded({"preset": value}),
             "--model.pretrained": lambda value: self.expanded({"model": {"pretrained": value}}),
         }
-        return base + expand(arguments, macros, {"--compile": "--model.compile=true"})
+        return base + expand(arguments, macros, {"--compile": "--model.compile"})
 
     def expanded(self, options: Options) -> Options:
         """Options of a file with what its preset and its pretrained weights imply put below them."""
+        for misplaced in THIS_CALL.intersection(options):
+            raise UsageError(f"{misplaced} belongs on the command line, not in a config file")
         implied: Options = {}
         if name := options.get("preset"):
-            presets = load(self.app.presets)()
+            presets = load(self.app.presets)() if self.app.presets else {}
             if name not in presets:
                 raise UsageError(nearest(str(name), presets, "preset"))
             implied = {"model": {"net": presets[name]}}
         model = options.get("model")
-        if pretrained := isinstance(model, dict) and model.get("pretrained"):
+        pretrained = isinstance(model, dict) and model.get("pretrained")
+        if pretrained and self.source:
+            raise UsageError("--model.pretrained cannot go with --resume: the checkpoint has the weights")
+        if pretrained and self.app.pretrained:
             implied = merged(implied, load(self.app.pretrained)(pretrained))
         return merged(implied, {key: value for key, value in options.items() if key != "preset"})
 
@@ -116,7 +118,7 @@ class TaskCLI(LightningCLI):
                 f"such as runs/{self.app.name}/latest"
             )
         self.checkpoint = read_checkpoint(folder / "checkpoints" / "last.ckpt", self.app.name)
-        return merged(read_config(str(folder / "config.yaml")), {"model": {"pretrained": None}})
+        return read_config(str(folder / "config.yaml"))
 
     def from_checkpoint(self) -> Options:
         """The model and data options kept in the checkpoint."""
@@ -126,7 +128,8 @@ class TaskCLI(LightningCLI):
                 f"runs/{self.app.name}/latest/checkpoints/best.ckpt"
             )
         self.checkpoint = read_checkpoint(self.source, self.app.name)
-        return self.checkpoint[KEY]["config"]
+        config = self.checkpoint[KEY]["config"]
+        return merged(config, {"model": {"pretrained": None}} if "pretrained" in config["model"] else {})
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Only the command that was asked for, so that only its parser is built."""
@@ -137,12 +140,12 @@ class TaskCLI(LightningCLI):
         add = parser.add_argument
         add(
             "--seed_everything",
-            type=int | bool,
+            type=int,
             default=self.seed_everything_default,
-            help="Seed of all random draws: initial weights, order, augmentation, dropout. true draws one.",
+            help="Seed of all random draws: initial weights, order, augmentation, dropout.",
         )
         add("--run_dir", type=str | None, help=f"Folder for all that the command writes; null: {PLACES[self.command]}.")
-        add("--debug", type=bool, default=False, help="Show the whole traceback of an error.")
+        add("--debug", action="store_true", help="Show the whole traceback of an error.")
         if self.command != "fit":
             add(
                 "--ckpt_path",
@@ -151,15 +154,17 @@ class TaskCLI(LightningCLI):
             )
             return
         add("--resume", type=str | None, help="Run folder to continue; options beside it win.")
-        add("--preset", type=str | None, help=f"Size of the network: {', '.join(load(self.app.presets)())}.")
-        add("--compile", type=bool, default=False, help="Compile the network with torch.compile, in place.")
+        if self.app.presets:
+            add("--preset", type=str | None, help=f"Size of the network: {', '.join(load(self.app.presets)())}.")
+        add("--compile", action="store_true", help="Compile the network with torch.compile, in place.")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Checkpoints, and what model and data share."""
-        parser.link_arguments("model.net.image_size", "data.image_size")
-        parser.link_arguments("seed_everything", "data.loading.seed", compute_fn=int)
+        for source, target in self.app.links.items():
+            parser.link_arguments(source, target)
+        parser.link_arguments("seed_everything", "data.loading.seed")
         if self.command == "fit":
-            parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+            parser.add_lightning_class_args(FolderCheckpoint, "checkpoint")
             parser.set_defaults(
                 {"checkpoint.save_last": True, "checkpoint.save_top_k": 0, "checkpoint.enable_version_counter": False}
             )
@@ -175,7 +180,7 @@ class TaskCLI(LightningCLI):
         """The command's options as primitives, without those that belong to this call alone."""
         text = self.parser.dump(self.config, skip_link_targets=True, skip_none=False, format="yaml")
         options = yaml.safe_load(text)[self.command]
-        return {name: value for name, value in options.items() if name not in THIS_CALL}
+        return {name: value for name, value in options.items() if name not in THIS_CALL | {"preset"}}
 
     # What the command builds ----------------------------------------------------------------------------------------
 
@@ -187,24 +192,29 @@ class TaskCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Choose the run folder; say what a resumed run does differently."""
         options = self.config[self.command]
+        refuse_ours(options.trainer)
         self.folder = Path(options.run_dir or "")
         if self.command != "fit":
             return
+        if self.source and options.run_dir:
+            raise UsageError("--run_dir cannot go with --resume: a run is continued in its own folder")
+        if options.trainer.precision is None:
+            options.trainer.precision = default_precision(options.trainer.accelerator)
         self.folder = Path(self.source).resolve() if self.source else run_folder(self.app.name, options.run_dir)
         for logger in as_list(options.trainer.logger):
             if hasattr(logger, "init_args"):
                 logger.init_args.update(Namespace(logger_place(self.folder, logger.class_path)))
         now, then = flat(self.dumped()), flat(self.base)
         for name in now if self.source else ():
-            if name in then and now[name] != then[name] and name != "model.pretrained":
+            if name in then and now[name] != then[name]:
                 print(f"changed for the rest of the run: {name} {then[name]} -> {now[name]}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A Trainer with this command's callbacks and loggers only."""
         options = self._get(self.config_init, "trainer")
         kwargs |= {"use_distributed_sampler": False, "logger": False, "enable_checkpointing": False}
-        if options.precision is None:
-            kwargs["precision"] = default_precision(options.accelerator)
+        if self.command == "predict":  # several would each write a part of the labels
+            kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}
         callbacks: list[Callback] = progress_bar(options.enable_progress_bar)
         kwargs["enable_progress_bar"] = any(hasattr(bar, "enable") for bar in callbacks)
         if options.enable_model_summary is None:
@@ -219,7 +229,7 @@ class TaskCLI(LightningCLI):
     def fit_callbacks(self) -> list[Callback]:
         """Best and last checkpoint, and the record of the run."""
         folder = str(self.folder / "checkpoints")
-        self.best = ModelCheckpoint(
+        self.best = FolderCheckpoint(
             folder, "best", monitor=self.model.monitor, mode=self.model.monitor_mode, enable_version_counter=False
         )
         last = self._get(self.config_init, "checkpoint")
@@ -239,11 +249,14 @@ class TaskCLI(LightningCLI):
         """Train, then test the best checkpoint and say where everything is."""
         os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for the processes that Lightning launches
         last = str(self.folder / "checkpoints" / "last.ckpt") if self.source else None
+        if self.checkpoint:
+            model.restore(self.checkpoint)
+            datamodule.adopt(model.facts)
         with kept_if_started(self.folder):
             self.trainer.fit(model, datamodule=datamodule, ckpt_path=last, weights_only=True)
         best = self.best.best_model_path or None  # None: stopped before a validation, so the last weights are tested
-        metrics = self.trainer.test(model, datamodule, ckpt_path=best, verbose=False, weights_only=True)[0]
-        metrics = {**metrics, **left_out(datamodule)}
+        found = self.trainer.test(model, datamodule, ckpt_path=best, verbose=False, weights_only=True)
+        metrics = {**(found[0] if found else {}), **left_out(datamodule)}
         recorded = not self.trainer.fast_dev_run  # type: ignore[attr-defined]
         if self.trainer.is_global_zero and recorded:
             self.record.finish(self.trainer, model, metrics, time.perf_counter() - self.started)
@@ -254,9 +267,9 @@ class TaskCLI(LightningCLI):
         model.restore(self.checkpoint)
         datamodule.adopt(model.facts)
         run = getattr(self.trainer, self.command)
-        metrics = run(model, datamodule=datamodule, verbose=False)[0]
+        found = run(model, datamodule=datamodule, verbose=False)
         if self.trainer.is_global_zero:
-            closing_table({**metrics, **left_out(datamodule)}, None, program(self.app))
+            closing_table({**(found[0] if found else {}), **left_out(datamodule)}, None, program(self.app))
 
     def validate(self, model: Any, datamodule: Any, **_: Any) -> None:
         """Evaluate on the validation split."""
@@ -273,27 +286,6 @@ class TaskCLI(LightningCLI):
         model.write_predictions(self.trainer, datamodule, self.folder)
 
 
-def as_list(value: Any) -> list[Any]:
-    """None as no element, one value as one, several as they are."""
-    if value is None:
-        return []
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
-
-
 def left_out(datamodule: Any) -> dict[str, int]:
     """How many bad files were skipped, where there were any."""
     return {"skipped_files": len(skipped)} if (skipped := getattr(datamodule, "skipped", [])) else {}
-
-
-def logger_place(folder: Path, class_path: str) -> Options:
-    """Where a logger writes: the run folder; W&B also needs an id, kept there, to continue the same run later."""
-    if not class_path.endswith("WandbLogger"):
-        return {"save_dir": str(folder)}
-    kept = folder / "wandb_id"
-    return {"save_dir": str(folder), "id": kept.read_text() if kept.exists() else uuid.uuid4().hex[:8]}
-
-
-def default_precision(accelerator: str) -> str:
-    """bf16-mixed where the accelerator has bfloat16, else 32-true."""
-    cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported() else "32-true"

@@ -84,32 +84,32 @@ def wrong_value(key: str, expected: str, value: str) -> str:
 
 
 def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]], flags: Mapping[str, str]) -> list[str]:
-    """Replace each macro option by the options it stands for, in place.
+    """Replace each macro option by the options it stands for, and put those below everything typed.
 
     Args:
         arguments: command line, without program and command.
         macros: option name to a function from its value to nested options; `--config` is one of them.
-        flags: option without value to the option it abbreviates.
+        flags: option that needs no value to the option it abbreviates.
 
     Returns:
-        The command line with every macro as `--config=<JSON>`.
+        Every macro as `--config=<JSON>`, in their order, then the other options in theirs.
 
     Raises:
         UsageError: a macro without its value.
     """
-    result, rest = [], iter(arguments)
+    below, typed, rest = [], [], iter(arguments)
     for argument in rest:
         name, equals, value = argument.partition("=")
         if name in flags:
-            result.append(flags[name])
+            typed.append(f"{flags[name]}={value or 'true'}")
         elif name in macros:
             value = value if equals else next(rest, "")
             if not value:
                 raise UsageError(f"{name} needs a value")
-            result.append(f"--config={json.dumps(macros[name](value))}")
+            below.append(f"--config={json.dumps(macros[name](value))}")
         else:
-            result.append(argument)
-    return result
+            typed.append(argument)
+    return below + typed
 
 
 def given(arguments: list[str], name: str) -> tuple[str | None, list[str]]:

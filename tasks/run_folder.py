@@ -6,9 +6,9 @@ import os
 import platform
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,24 +37,23 @@ def run_folder(task: str, chosen: str | None) -> Path:
     inherited = os.environ.get("TESSERA_RUN_DIR")  # set by the process that launched this one
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
-    folder = Path(chosen or Path("runs", task, time.strftime("%Y-%m-%d_%H-%M-%S"))).absolute()
+    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # milliseconds: runs may start together
+    folder = Path(chosen or Path("runs", task, now)).resolve()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--run_dir {folder} is a file: give a folder, it is made where it does not exist")
     if (folder / "config.yaml").exists():
-        if chosen:
-            raise UsageError(
-                f"--run_dir {folder} holds a run already: choose another folder, or continue that run "
-                f"with --resume {folder}"
-            )
-        folder = folder.with_name(f"{folder.name}-{os.getpid()}")  # two runs in one second
+        raise UsageError(
+            f"--run_dir {folder} holds a run already: choose another folder, or continue that run "
+            f"with --resume {folder}"
+        )
     return folder
 
 
-def make_run_folder(folder: Path) -> None:
-    """Create the folder, and point `latest` beside it to it."""
+def make_run_folder(folder: Path, task: str) -> None:
+    """Create the folder, and point `latest` beside it to it where it lies in `runs/TASK`."""
     folder.mkdir(parents=True, exist_ok=True)
     link, partial = folder.parent / "latest", folder.parent / f".latest.{os.getpid()}"
-    if link.is_symlink() or not link.exists():
+    if folder.parts[-3:-1] == ("runs", task) and (link.is_symlink() or not link.exists()):
         partial.unlink(missing_ok=True)
         partial.symlink_to(folder.name)
         partial.replace(link)
@@ -106,9 +105,10 @@ def git_commit() -> str | None:
         return done.stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD") + (
-            "-dirty" if git("status", "--porcelain", "--untracked-files=no", ".") else ""
-        )
+        git(
+            "ls-files", "--error-unmatch", Path(__file__).name
+        )  # our own repository, not one around the installed files
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

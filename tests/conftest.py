@@ -9,10 +9,12 @@ os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true",
 
 
 @pytest.fixture(autouse=True)
-def two_threads() -> None:
+def same_start() -> None:
+    """Two threads, and the same random numbers in whatever order the tests run."""
     import torch
 
     torch.set_num_threads(2)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ class DatasetOptions:
         local: Folder below the one that the environment variable TESSERA_DATA names, read instead of the hub.
         image_column: Column with the images; None: the first that holds images.
         label_column: Column with the classes; None: label, labels or the first of a class type.
+        channels: Colour channels that images are converted to, 1 or 3; None: as the data are.
         val_fraction: Share of the training images, in each class, set aside where the data have no validation split.
         split_seed: Of the draw of that share; kept apart from the seed of training, so that runs can be compared.
         class_names: Names in the order of the labels; None: as the data say.
@@ -27,6 +28,7 @@ class DatasetOptions:
     local: str | None = None
     image_column: str | None = None
     label_column: str | None = None
+    channels: int | None = None
     val_fraction: float = 0.1
     split_seed: int = 0
     class_names: list[str] | None = None

@@ -2,12 +2,22 @@
 
 import torch
 
+from datamodules.errors import UsageError
 from datamodules.records import PixelRecords, Records, stratified_split
 from datamodules.sources.base import Source
 
 
 class Digits(Source):
     """The 1,797 handwritten digits, 8 x 8 grey, of scikit-learn (Alpaydin & Kaynak 1998); a fixed 20 % is test."""
+
+    def prepare(self) -> None:
+        """Nothing to download.
+
+        Raises:
+            UsageError: a path is named, which these data do not have.
+        """
+        if self.path is not None:
+            raise UsageError(f"--data.path {self.path} says where, not what: add --data.source folder (or hub)")
 
     @property
     def class_names(self) -> list[str]:

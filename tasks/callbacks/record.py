@@ -25,6 +25,16 @@ class RunRecord(Callback):
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         self.folder, self.options = folder, options
         self.samples, self.seconds, self.since, self.unlogged = 0, 0.0, 0.0, 0
+        self.before, self.started = 0.0, time.perf_counter()  # seconds of earlier processes of a continued run
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `summary.json` counts, so that a continued run counts on."""
+        elapsed = self.before + time.perf_counter() - self.started
+        return {"samples": self.samples, "seconds": self.seconds, "elapsed": elapsed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Count on."""
+        self.samples, self.seconds, self.before = (state_dict[name] for name in ("samples", "seconds", "elapsed"))
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Hand the options to the task, which keeps them in its checkpoints."""
@@ -36,7 +46,7 @@ class RunRecord(Callback):
         assert isinstance(pl_module, Task)
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        make_run_folder(self.folder)
+        make_run_folder(self.folder, pl_module.name)
         config = pl_module.resolved()
         write_config(self.folder, config)
         for logger in trainer.loggers:
@@ -72,7 +82,7 @@ class RunRecord(Callback):
             trainer: after its test.
             task: the task it tested.
             metrics: final metrics by their logged names.
-            seconds: from the start of the process's work to now.
+            seconds: from the start of this process's work to now.
         """
         for logger in trainer.loggers:
             logger.save()
@@ -84,7 +94,7 @@ class RunRecord(Callback):
                 **metrics,
                 "parameters": sum(p.numel() for p in task.net.parameters()),
                 "samples_per_s": round(self.samples / self.seconds, 1) if self.seconds else None,
-                "seconds": round(seconds, 1),
+                "seconds": round(self.before + seconds, 1),
                 "epochs": trainer.current_epoch,
                 "steps": trainer.global_step,
             },

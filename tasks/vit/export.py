@@ -29,7 +29,7 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
         output: File to write; null puts it beside the checkpoint.
     """
     checkpoint = read_checkpoint(ckpt_path, "vit")
-    net = ViT(load_config(ViTConfig, checkpoint[KEY]["config"]["model"]["net"]))
+    net = ViT(load_config(ViTConfig, checkpoint[KEY]["net"]))
     net.load_state_dict(net_weights(checkpoint))
     endings = {"timm": ".timm.safetensors", "onnx": ".onnx", "safetensors": ".safetensors"}
     target = Path(output) if output else Path(ckpt_path).with_suffix(endings[format])
@@ -75,7 +75,7 @@ def timm_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         UsageError: an option that timm's ViT does not have.
     """
     stack, plain = config.stack, ViTConfig().stack
-    for option in ("kv_heads", "norm", "order", "attention", "bias", "final_norm"):
+    for option in ("kv_heads", "norm", "norm_eps", "order", "attention", "bias", "final_norm"):
         if getattr(stack, option) != getattr(plain, option):
             raise UsageError(f"timm's ViT has no {option} {getattr(stack, option)}: export to onnx or safetensors")
     if config.stem != "patch" or config.pool not in POOLS or stack.feedforward not in ACTIVATIONS:

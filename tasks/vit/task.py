@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ class ViTTask(Task):
     def resolved(self) -> dict[str, Any]:
         """The run's options with the network, class names and normalisation filled in."""
         known = {name: self.facts[name] for name in ("class_names", "mean", "std")}
-        return merged(super().resolved(), {"data": {"dataset": known}})
+        return merged(super().resolved(), {"model": {"net": asdict(self.net.config)}, "data": {"dataset": known}})
 
     def make_metrics(self) -> dict[str, Metric]:
         """Accuracy and the confusion matrix over all samples."""

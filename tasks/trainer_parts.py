@@ -1,0 +1,66 @@
+"""What a command's Trainer is made of, beside Lightning's own parts."""
+
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from tasks.errors import UsageError
+from tasks.parsing import Options
+
+OURS = {  # Trainer options that are decided here, and Lightning's defaults for them
+    "enable_checkpointing": (None, "the run folder holds the checkpoints; see --checkpoint"),
+    "use_distributed_sampler": (True, "the samplers here share out the data themselves"),
+    "default_root_dir": (None, "give --run_dir"),
+    "barebones": (False, "it switches off what a run folder records"),
+}
+
+
+class FolderCheckpoint(ModelCheckpoint):
+    """A ModelCheckpoint that finds its files again where the run folder was moved."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the scores; paths in the old folder become paths in this one."""
+        old, new = str(state_dict["dirpath"]), str(self.dirpath)
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {moved(key): moved(item) for key, item in value.items()}
+            return value.replace(old, new, 1) if isinstance(value, str) and value.startswith(old) else value
+
+        super().load_state_dict(moved(state_dict))
+
+
+def refuse_ours(options: Mapping[str, Any]) -> None:
+    """Refuse Trainer options that would be overruled.
+
+    Raises:
+        UsageError: names the option, and what to do instead.
+    """
+    for name, (default, reason) in OURS.items():
+        if options[name] != default:
+            raise UsageError(f"--trainer.{name} cannot be changed: {reason}")
+
+
+def as_list(value: Any) -> list[Any]:
+    """None as no element, one value as one, several as they are."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
+
+
+def logger_place(folder: Path, class_path: str) -> Options:
+    """Where a logger writes: the run folder; W&B also needs an id, kept there, to continue the same run later."""
+    if not class_path.endswith("WandbLogger"):
+        return {"save_dir": str(folder)}
+    kept = folder / "wandb_id"
+    return {"save_dir": str(folder), "id": kept.read_text() if kept.exists() else uuid.uuid4().hex[:8]}
+
+
+def default_precision(accelerator: str) -> str:
+    """bf16-mixed where the accelerator computes in bfloat16, else 32-true."""
+    cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
