@@ -1,6 +1,5 @@
 """The screens that need no torch, the help of every option, and what each command imports."""
 
-import time
 from pathlib import Path
 
 import jsonargparse
@@ -31,11 +30,9 @@ def test_help_is_one_screen() -> None:
 
 @pytest.mark.parametrize("line, code", [("--help", 0), ("", 0), ("--version", 0), ("fti", 2)])
 def test_screens_do_not_import_torch(line: str, code: int) -> None:
-    start = time.perf_counter()
     done = process(line)
     assert done.returncode == code
     assert not imported(done.stdout) & (UNUSED | {"torch", "numpy", "pytorch_lightning", "jsonargparse", "yaml"})
-    assert time.perf_counter() - start < 5
     assert len(done.stderr.splitlines()) == (code != 0)
 
 
