@@ -88,7 +88,8 @@ def read_image(pictures: Pictures, i: int, channels: int, size: int, resize: boo
         if resize:
             return fit_size(image, size)
     except Exception as error:  # each decoder has its own kinds
-        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+        known = str(error).strip() and "BytesIO" not in str(error)
+        reason = str(error).strip().splitlines()[0][:120] if known else type(error).__name__
         raise DataError(
             f"{pictures.name(i)} is not a readable image ({reason}): remove it, or leave such files out with "
             "--data.skip_bad true."

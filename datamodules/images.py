@@ -117,6 +117,11 @@ class ImageData(ResumableDataModule):
         self._records, self._datasets = {}, {}
 
     @property
+    def origin(self) -> str:
+        """Where the images were read from: a folder, a hub id, or "embedded"."""
+        return self.source.origin
+
+    @property
     def skipped(self) -> list[str]:
         """Files left out because of `skip_bad`, so far."""
         return sorted({*self._skipped, *self.source.skipped})

@@ -1,6 +1,8 @@
 """What all tests share: two threads, no network, no accounts, and the folder of real data where there is one."""
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,14 @@ def same_start() -> None:
 
     torch.set_num_threads(2)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def end_of_process() -> Iterator[None]:
+    """End the W&B run of a test, as the end of a process does."""
+    yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish()
 
 
 @pytest.fixture(scope="session")

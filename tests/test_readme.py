@@ -1,8 +1,11 @@
 """The README's commands run and its examples hold."""
 
 import itertools
+import json
 import re
 import shlex
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,8 @@ from modules.position import POSITIONS
 from tasks.cli import main
 from tasks.vit.__main__ import APP
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
@@ -26,10 +30,20 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: re.search(r"class (\w+)", code)[1])
-def test_examples(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for registry, name in re.findall(r'^(\w+)\["(\w+)"\] = ', code, re.M):  # an example's entry must not outlive it
-        monkeypatch.delitem({"SOURCES": SOURCES, "POSITIONS": POSITIONS}[registry], name, raising=False)
-    exec(compile(code, "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
+        monkeypatch.setitem({"SOURCES": SOURCES, "POSITIONS": POSITIONS}[registry], name, None)
+    module = types.ModuleType("readme_example")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(code, "README.md", "exec", dont_inherit=True), vars(module))
+    for summary in tmp_path.glob("runs/linear/latest/summary.json"):
+        assert json.loads(summary.read_text())["test/acc"] > 0.9
+
+
+def test_linked_files_exist() -> None:
+    for path in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / path).exists(), path
 
 
 @pytest.fixture

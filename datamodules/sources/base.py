@@ -50,6 +50,11 @@ class Source:
         self.skipped: list[str] = []
         self.known_names: list[str] | None = None  # from a checkpoint; for data that hold no training split
 
+    @property
+    def origin(self) -> str:
+        """Where the images were read from."""
+        return self.path or "embedded"
+
     def prepare(self) -> None:
         """Downloads what is missing; called on one process only."""
 

@@ -1,6 +1,7 @@
 """Data sets of the Hugging Face hub, over the network or from a local copy of their files."""
 
 import json
+import logging
 import os
 import re
 from functools import cached_property
@@ -44,6 +45,10 @@ class Hub(Source):
 
     def has(self, split: str) -> bool:
         return split in self.tables
+
+    @property
+    def origin(self) -> str:
+        return str(self.folder or self.options.name)
 
     def prepare(self) -> None:
         if self.folder is None:
@@ -169,6 +174,7 @@ def _read_arrow(path: Path) -> Any:
 def _downloaded_tables(name: str, local: str | None) -> dict[str, Any]:
     from datasets import load_dataset
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # not a line for each of its retries
     try:
         splits = load_dataset(name)
     except Exception as error:  # a dozen kinds, from sockets to the hub's own

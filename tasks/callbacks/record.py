@@ -25,6 +25,7 @@ class RunRecord(Callback):
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         self.folder, self.options = folder, options
         self.samples, self.seconds, self.since, self.unlogged = 0, 0.0, 0.0, 0
+        self.counted = False
         self.before, self.started = 0.0, time.perf_counter()  # seconds of earlier processes of a continued run
 
     def state_dict(self) -> dict[str, Any]:
@@ -33,7 +34,9 @@ class RunRecord(Callback):
         return {"samples": self.samples, "seconds": self.seconds, "elapsed": elapsed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Count on."""
+        """Count on, unless it is the tested checkpoint of the fit that was just counted."""
+        if self.counted:
+            return
         self.samples, self.seconds, self.before = (state_dict[name] for name in ("samples", "seconds", "elapsed"))
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -53,6 +56,10 @@ class RunRecord(Callback):
             logger.log_hyperparams(flat(config))
             if isinstance(logger, pl.loggers.WandbLogger):
                 write_text(self.folder / "wandb_id", str(logger.version))
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop counting."""
+        self.counted = True
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock; validation in between is not counted."""
@@ -96,6 +103,7 @@ class RunRecord(Callback):
                 "samples_per_s": round(self.samples / self.seconds, 1) if self.seconds else None,
                 "seconds": round(self.before + seconds, 1),
                 "epochs": trainer.current_epoch,
+                "data": task.datamodule.origin,
                 "steps": trainer.global_step,
             },
         )

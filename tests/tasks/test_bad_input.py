@@ -66,6 +66,11 @@ CASES: dict[str, tuple[int, str]] = {
     "fit --config configs/vit/cifar10.yaml --data.path nowhere": (USER, "nowhere"),
     "fit --config configs/vit/cifar10.yaml": (FAILED, "--data.path FOLDER"),
     "fit --data.source hub": (USER, "--data.dataset.name"),
+    "fit --data.path my_images": (USER, "add --data.source folder"),
+    "fit --config flags.yaml": (USER, "resume belongs on the command line"),
+    "fit --trainer.enable_checkpointing false": (USER, "--trainer.enable_checkpointing"),
+    "fit --trainer.default_root_dir here": (USER, "--trainer.default_root_dir"),
+    "fit --trainer.barebones true": (USER, "--trainer.barebones"),
     "export --ckpt_path nowhere --format onnx": (USER, "nowhere"),
     "export --format onnx": (USER, "--ckpt_path"),
 }
@@ -93,6 +98,7 @@ def test_options(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     monkeypatch.delenv("TESSERA_DATA", raising=False)
     Path("bad.yaml").write_text("trainer: {max_epochs: 1\n")
     Path("list.yaml").write_text("- 1\n")
+    Path("flags.yaml").write_text("resume: runs/vit/latest\n")
     assert_refused(line, *CASES[line], capsys)
 
 

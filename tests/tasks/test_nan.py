@@ -34,5 +34,27 @@ def test_nan(ema: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 
 def test_a_real_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(f"fit {SHORT} --model.optimizer.lr 1e30 --model.optimizer.warmup 0 --run_dir r") == 1
-    assert "at step" in capsys.readouterr().err
+    line = f"fit {SHORT} --model.optimizer.lr 1e30 --model.optimizer.warmup 0 --run_dir r"
+    assert run(f"{line} --checkpoint.every_n_train_steps 1") == 1
+    assert " step " in capsys.readouterr().err
+    for path in Path("r").rglob("*.ckpt"):
+        saved = torch.load(path, weights_only=True)["state_dict"]
+        assert all(torch.isfinite(value).all() for value in saved.values())
+
+
+def test_weights_that_are_no_numbers_are_not_saved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A finite loss whose update spoils the weights: the checkpoint before it stays."""
+    clip = ViTTask.configure_gradient_clipping
+
+    def poisoned(self: ViTTask, *arguments: object) -> None:
+        clip(self, *arguments)  # type: ignore[arg-type]
+        if self.global_step == 5:
+            next(self.net.parameters()).grad.fill_(float("nan"))
+
+    monkeypatch.setattr(ViTTask, "configure_gradient_clipping", poisoned)
+    assert run(f"fit {SHORT} --checkpoint.every_n_train_steps 1 --run_dir r") == 1
+    assert "weights became NaN" in capsys.readouterr().err
+    assert checkpoint("r")["global_step"] == 5
+    assert all(torch.isfinite(value).all() for value in checkpoint("r")["state_dict"].values())

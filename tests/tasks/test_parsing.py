@@ -48,12 +48,12 @@ def test_typed_wins_over_config_wins_over_preset(options: Any, tmp_path: Path) -
     [
         ("--config a.yaml --config b.yaml", 3),
         ("--config b.yaml --config=a.yaml", 2),
-        ("--model.net.stack.depth 4 --config a.yaml", 2),
+        ("--model.net.stack.depth 4 --config a.yaml", 4),
         ("--config a.yaml --model.net.stack.depth 4 --model.net.stack.depth 5", 5),
         ("--config a.yaml --preset digits", None),
     ],
 )
-def test_later_wins(line: str, depth: int | None, options: Any, tmp_path: Path) -> None:
+def test_typed_wins_then_later_wins(line: str, depth: int | None, options: Any, tmp_path: Path) -> None:
     for name, value in (("a", 2), ("b", 3)):
         write(tmp_path / f"{name}.yaml", model={"net": {"stack": {"depth": value}}})
     expected = options("--preset digits")["model.net.stack.depth"] if depth is None else depth
@@ -78,11 +78,11 @@ def test_compile_is_short_for_the_models(options: Any) -> None:
     assert options("")["model.compile"] is False
 
 
-def test_expand_keeps_the_place() -> None:
+def test_expand_puts_configs_below_what_is_typed() -> None:
     macros = {"--preset": lambda value: {"size": value}}
-    line = ["--x", "1", "--preset", "big", "--preset=small", "--fast"]
-    assert expand(line, macros, {"--fast": "--speed=9"}) == [
-        "--x", "1", '--config={"size": "big"}', '--config={"size": "small"}', "--speed=9"
+    line = ["--x", "1", "--preset", "big", "--preset=small", "--fast", "--slow=false"]
+    assert expand(line, macros, {"--fast": "--speed", "--slow": "--snail"}) == [
+        '--config={"size": "big"}', '--config={"size": "small"}', "--x", "1", "--speed=true", "--snail=false"
     ]  # fmt: skip
     with pytest.raises(UsageError, match="--preset needs a value"):
         expand(["--preset"], macros, {})

@@ -1,5 +1,6 @@
 """The seed decides every bit, and a killed run that is continued ends with those of one that was not."""
 
+import json
 import random
 import signal
 import subprocess
@@ -102,6 +103,8 @@ def test_typed_options_win_and_are_printed(run_copy: Path, capsys: pytest.Captur
         ("--data.batch_size 32", "batch size 64"),
         ("--model.optimizer.optimizer muon", "optimizer"),
         ("--model.net.num_classes 3", "--model.net.num_classes 3"),
+        ("--run_dir elsewhere", "--run_dir cannot go with --resume"),
+        ("--model.pretrained timm/vit_tiny_patch16_224", "--model.pretrained cannot go with --resume"),
     ],
 )
 def test_what_cannot_be_combined(option: str, named: str, run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +113,30 @@ def test_what_cannot_be_combined(option: str, named: str, run_copy: Path, capsys
     error = capsys.readouterr().err
     assert named in error and error.count("\n") == 1
     assert {path: path.read_bytes() for path in run_copy.rglob("*") if path.is_file()} == before
+
+
+def test_a_moved_run_keeps_its_best(run_copy: Path, tmp_path: Path) -> None:
+    """A best checkpoint that cannot be beaten stays, and is found in the new place."""
+    path = run_copy / "checkpoints" / "last.ckpt"
+    saved = torch.load(path, weights_only=True)
+    for state in saved["callbacks"].values():
+        if state.get("monitor") == "val/acc":
+            state["best_model_score"] = torch.tensor(2.0)
+            state["best_k_models"] = {name: torch.tensor(2.0) for name in state["best_k_models"]}
+            state["kth_value"] = torch.tensor(2.0)
+    torch.save(saved, path)
+    before = (run_copy / "checkpoints" / "best.ckpt").read_bytes()
+    assert run(f"fit --resume {run_copy} --trainer.max_epochs 3") == 0
+    assert checkpoint(run_copy)["global_step"] > saved["global_step"]
+    assert (run_copy / "checkpoints" / "best.ckpt").read_bytes() == before
+
+
+def test_a_continued_run_counts_on(run_copy: Path) -> None:
+    before = json.loads((run_copy / "summary.json").read_text())
+    assert run(f"fit --resume {run_copy} --trainer.max_epochs 3") == 0
+    after = json.loads((run_copy / "summary.json").read_text())
+    assert after["seconds"] > before["seconds"] * 0.5 and after["steps"] > before["steps"]
+    assert after["samples_per_s"] is not None
 
 
 def test_a_continued_run_says_nothing_else(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def test_files(finished: Path) -> None:
         "config.yaml", "metrics.csv", "summary.json", "confusion.png", "curves.png",
         "checkpoints/best.ckpt", "checkpoints/last.ckpt",
     }  # fmt: skip
-    assert (finished.parent / "latest").resolve() == finished.resolve()
+    assert not (finished.parent / "latest").exists()  # that is for runs/vit
     for name in ("confusion.png", "curves.png"):
         with Image.open(finished / name) as image:
             assert image.width >= 200 and len(set(image.convert("L").tobytes())) > 2
