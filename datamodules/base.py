@@ -86,8 +86,8 @@ class ResumableDataModule(pl.LightningDataModule):
         epoch = epochs.processed
         if epochs.processed > epochs.completed:  # saved at the end of an epoch, which is already counted
             batch = 0
-        elif batch >= self.trainer.num_training_batches:  # saved after the last batch, before the epoch is counted
-            epoch, batch = epoch + 1, 0
+        elif batch >= self.trainer.num_training_batches:  # saved after the last batch of an epoch
+            epoch, batch = epochs.ready, 0  # the epochs begun: counted already only where training has ended
         counted = {"batch_size": self.batch_size, "world_size": self.trainer.world_size, "samples": self._samples}
         return {"epoch": epoch, "batch": batch, **counted}
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
@@ -20,7 +21,12 @@ OURS = {  # Trainer options that are decided here, and Lightning's defaults for 
 
 
 class FolderCheckpoint(ModelCheckpoint):
-    """A ModelCheckpoint that finds its files again where the run folder was moved."""
+    """A ModelCheckpoint whose `last` is the end of the run, and which finds its files again in a moved run folder."""
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the end, which `every_n_train_steps` need not meet; Lightning does so only where nothing was saved."""
+        if self.save_last and not self._should_skip_saving_checkpoint(trainer):
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the scores; paths in the old folder become paths in this one."""

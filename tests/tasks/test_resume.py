@@ -150,9 +150,13 @@ def test_a_continued_run_says_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_killed_at_any_moment(whole: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tasks.vit", "fit"]
+    start = (  # with as many threads as the tests, which decide the last bits of a sum
+        "from tasks.imports import import_lightning; import_lightning(); import torch; torch.set_num_threads(2); "
+        "from tasks.cli import main; from tasks.vit.__main__ import APP; import sys; sys.exit(main(APP, sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", start, "fit"]
     moments = random.Random(0)
-    for number in range(4):
+    for number in range(6):
         folder = tmp_path / f"r{number}"
         running = subprocess.Popen([*command, *EVERYTHING.split(), "--run_dir", folder], cwd=ROOT)
         while running.poll() is None and not (folder / "checkpoints" / "last.ckpt").exists():
@@ -163,3 +167,13 @@ def test_killed_at_any_moment(whole: Path, tmp_path: Path) -> None:
         checkpoint(folder)  # whole, whenever the kill came
         assert run(f"fit --resume {folder}") == 0
         assert_same_run(folder, whole)
+
+
+def test_the_end_is_saved_and_can_be_continued(whole: Path, tmp_path: Path) -> None:
+    """`last.ckpt` is the end of the run; two epochs and then two more see the samples that four epochs see."""
+    assert checkpoint(whole)["global_step"] == 16
+    constant = "--model.optimizer.schedule constant --model.optimizer.warmup 0"
+    assert run(f"fit {EVERYTHING} {constant} --run_dir four --trainer.max_epochs 4") == 0
+    assert run(f"fit {EVERYTHING} {constant} --run_dir two") == 0
+    assert run("fit --resume two --trainer.max_epochs 4") == 0
+    assert_same_run("two", Path("four"))
