@@ -112,8 +112,12 @@ class Images(Dataset):
 
 def transforms(recipe: str) -> tuple[Any, Any]:
     """Those of training and of testing."""
+    from PIL import ImageOps
     from timm.data import create_transform
     from torchvision import transforms as tv
+
+    posterize = ImageOps.posterize  # Pillow now refuses the 0 bits that timm's random magnitudes may ask for
+    ImageOps.posterize = lambda image, bits: posterize(image, max(1, bits))
 
     plain = [tv.ToTensor(), tv.Normalize(MEAN, STD)]
     if recipe == "short":

@@ -5,7 +5,7 @@
 CIFAR-10, batches of 128: crop + flip + normalise, then the same with RandAugment (2 operations, magnitude 9) added.
 torchvision works as its users run it: PIL images, transforms of one image at a time, two workers. Both start from
 decoded images, and both are measured in turns (A B A B ...); the ratio is that of the medians. Ours runs in the
-training process, in `--threads` threads: the default of one leaves the other core to the model.
+training process, in `--threads` threads, two by default as there are two workers.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each, after one that is not counted")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn at most")
-    parser.add_argument("--threads", type=int, default=1, help="of our side")
+    parser.add_argument("--threads", type=int, default=2, help="of our side")
     options = parser.parse_args()
     folder = os.environ.get("TESSERA_DATA")
     if not folder:
