@@ -16,7 +16,7 @@ from tasks.runtime import tune_allocator
 assert "torch" not in sys.modules
 tuned = sys.argv[1] == "tuned" and tune_allocator()
 import torch
-step = lambda: torch.ones(64, 2**16).mul(2.0).add_(1.0)  # 16 MiB twice
+step = lambda: torch.ones(192, 2**16).mul(2.0).add_(1.0)  # 48 MiB twice, more than glibc ever keeps by itself
 for _ in range(3):
     step()
 start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -34,9 +34,9 @@ def faults(how: str) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_freed_memory_is_used_again() -> None:
-    # 20 steps x 32 MiB are 163,840 pages of 4 KiB, or 320 where the kernel hands out huge ones
+    # a step touches 96 MiB; the heap may grow by that once or twice, but not in every step
     plain, tuned = faults("plain"), faults("tuned")
-    assert tuned < 0.1 * plain, (plain, tuned)
+    assert tuned < 0.2 * plain, (plain, tuned)
 
 
 def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
