@@ -10,8 +10,9 @@ KEPT, OLDER_LIMIT = 1 << 30, 1 << 25  # bytes; older versions of glibc accept 32
 def tune_allocator() -> bool:
     """Makes glibc keep freed memory up to 1 GiB instead of giving it back after each training step.
 
-    A step allocates and frees the same large tensors every time; fresh pages from the kernel must be zeroed and mapped,
-    which costs about a fifth of a small ViT's step on two cores. Call it before the first large tensor.
+    A step allocates and frees the same large tensors every time; fresh pages from the kernel must be zeroed and mapped.
+    What that costs depends on the kernel: `python -m tests.benchmarks.vit_step` measures it. Call it before the first
+    large tensor.
 
     Returns:
         Whether anything was changed: True on Linux with glibc, False elsewhere.
