@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import require
+from modules.linear import Linear
 from modules.masks import Mask
 from modules.position import Rotation
 
@@ -54,13 +55,13 @@ class MultiHeadAttention(nn.Module):
         self.is_cross = source_width is not None
         shared = 2 * kv_heads * self.head_width
         if source_width is None:
-            self.qkv = nn.Linear(width, width + shared, bias=qkv_bias)
+            self.qkv = Linear(width, width + shared, bias=qkv_bias)
         else:
-            self.query = nn.Linear(width, width, bias=qkv_bias)
-            self.key_value = nn.Linear(source_width, shared, bias=qkv_bias)
+            self.query = Linear(width, width, bias=qkv_bias)
+            self.key_value = Linear(source_width, shared, bias=qkv_bias)
         self.q_norm = qk_norm(self.head_width) if qk_norm else nn.Identity()
         self.k_norm = qk_norm(self.head_width) if qk_norm else nn.Identity()
-        self.output = nn.Linear(width, width, bias=bias)
+        self.output = Linear(width, width, bias=bias)
 
     def forward(
         self,

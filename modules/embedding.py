@@ -3,10 +3,10 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import StemName, require
+from modules.linear import linear
 
 
 class PatchStem(nn.Module):
@@ -28,7 +28,7 @@ class PatchStem(nn.Module):
         patch = self.conv.stride[0]
         cut = images.reshape(batch, channels, height // patch, patch, width // patch, patch)  # (B, C, Y', P, X', P)
         rows = cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch**2)  # (B, N, C P P)
-        return F.linear(rows, self.conv.weight.flatten(1), self.conv.bias)  # weight: (E, C P P)
+        return linear(rows, self.conv.weight.flatten(1), self.conv.bias)  # weight: (E, C P P)
 
 
 def doubling(channels: int, width: int, patch: int) -> list[int]:

@@ -5,6 +5,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from modules.linear import Linear
+
 
 class FeedForward(nn.Module):
     """down(dropout(activation(up(x)))): (B, N, E) -> (B, N, F) -> (B, N, E) (Vaswani 2017).
@@ -26,10 +28,10 @@ class FeedForward(nn.Module):
         activation: Callable[[], nn.Module] = nn.GELU,
     ) -> None:
         super().__init__()
-        self.up = nn.Linear(width, hidden, bias=bias)
+        self.up = Linear(width, hidden, bias=bias)
         self.activation = activation()
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        self.down = nn.Linear(hidden, width, bias=bias)
+        self.down = Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
@@ -48,7 +50,7 @@ class GatedFeedForward(FeedForward):
         activation: Callable[[], nn.Module] = nn.SiLU,
     ) -> None:
         super().__init__(width, hidden, bias, dropout, activation)
-        self.gate = nn.Linear(width, hidden, bias=bias)
+        self.gate = Linear(width, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, E) -> (B, N, E)."""

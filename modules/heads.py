@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.embedding import TokenEmbedding
+from modules.linear import Linear, linear
 
 
 class ClassifierHead(nn.Module):
@@ -24,7 +24,7 @@ class ClassifierHead(nn.Module):
         super().__init__()
         self.norm = norm(width) if norm else nn.Identity()
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        self.linear = nn.Linear(width, classes)
+        self.linear = Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, E) -> (B, classes), logits."""
@@ -46,4 +46,4 @@ class TokenHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., E) -> (..., V), logits."""
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
