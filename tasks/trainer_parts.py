@@ -23,6 +23,11 @@ OURS = {  # Trainer options that are decided here, and Lightning's defaults for 
 class FolderCheckpoint(ModelCheckpoint):
     """A ModelCheckpoint whose `last` is the end of the run, and which finds its files again in a moved run folder."""
 
+    def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
+        """Whether to save: of equally good checkpoints the latest, since small validation sets often see ties."""
+        tied = current is not None and self.best_model_score is not None and bool(current == self.best_model_score)
+        return tied or super().check_monitor_top_k(trainer, current)
+
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the end, which `every_n_train_steps` need not meet; Lightning does so only where nothing was saved."""
         if self.save_last and not self._should_skip_saving_checkpoint(trainer):
