@@ -1,6 +1,6 @@
 """Sizes and choices of the models, as frozen dataclasses of primitives: `asdict` -> YAML -> checkpoint -> back."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 NormName = Literal["layernorm", "rmsnorm"]
@@ -21,7 +21,8 @@ def require(condition: bool, sentence: str) -> None:
         raise ValueError(sentence)
 
 
-def _check_rates(config: object, *names: str) -> None:
+def check_rates(config: object, *names: str) -> None:
+    """Raises `ValueError` unless each attribute in `names` is a probability below 1."""
     for name in names:
         rate = getattr(config, name)
         require(
@@ -101,7 +102,7 @@ class StackConfig:
             self.source_width is None or self.cross_attention,
             "source_width is set but cross_attention is off; switch it on or leave source_width out.",
         )
-        _check_rates(self, "dropout", "attention_dropout", "drop_path")
+        check_rates(self, "dropout", "attention_dropout", "drop_path")
 
     @property
     def head_width(self) -> int:
@@ -152,87 +153,3 @@ class PositionConfig:
     def rotated_width(self) -> int:
         """Number of a head's channels that are rotated."""
         return round(self.head_width * self.fraction)
-
-
-@dataclass(frozen=True)
-class ViTConfig:
-    """Sizes and variants of a Vision Transformer (Dosovitskiy 2021).
-
-    Args:
-        image_size: Height and width of the images, in pixels.
-        patch_size: Height and width of a patch, in pixels; must divide `image_size`.
-        channels: Colour channels of the images: 3 for colour, 1 for grey; null: to be filled in from the data.
-        num_classes: Number of classes; null: to be filled in from the data.
-        pool: How tokens become one vector: the class token, their mean, their max, or attention from a learned query.
-        class_token: Prepend a class token; null: only where `pool` is "cls".
-        register_tokens: Number of extra learned tokens (Darcet 2024).
-        position: Position encoding of the patches; class and register tokens have none.
-        position_base: Slowest wavelength of sinusoidal and rotary positions; null: 100 if rotary2d, 10000 otherwise.
-        rotary_fraction: Share of each head's channels that rotary positions turn.
-        stem: Patches by one linear map ("patch"), by 3x3 convolutions of stride 2 ("conv", Xiao 2021), or by 3x3
-            convolutions and max pools ("convpool", Hassani 2021).
-        norm_after_pool: Put the final norm after the pooling instead of before it.
-        head_dropout: Probability of dropping values before the classifier.
-        stack: The Transformer blocks.
-    """
-
-    image_size: int = 224
-    patch_size: int = 16
-    channels: int | None = 3
-    num_classes: int | None = 1000
-    pool: PoolName = "cls"
-    class_token: bool | None = None
-    register_tokens: int = 0
-    position: PositionName = "learned"
-    position_base: float | None = None
-    rotary_fraction: float = 1.0
-    stem: StemName = "patch"
-    norm_after_pool: bool = False
-    head_dropout: float = 0.0
-    stack: StackConfig = field(default_factory=StackConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("image_size", "patch_size", "channels", "num_classes"):
-            require(
-                getattr(self, name) is None or getattr(self, name) >= 1,
-                f"{name} is {getattr(self, name)}; it must be at least 1.",
-            )
-        require(
-            self.image_size % self.patch_size == 0,
-            f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}; change one of them.",
-        )
-        require(self.register_tokens >= 0, f"register_tokens is {self.register_tokens}; it cannot be negative.")
-        require(
-            self.pool != "cls" or self.class_token is not False,
-            'pool "cls" needs the class token; leave class_token out or choose another pool.',
-        )
-        power_of_two = self.patch_size > 1 and self.patch_size & (self.patch_size - 1) == 0
-        require(
-            self.stem == "patch" or power_of_two,
-            f'stem "{self.stem}" halves the image step by step, so patch_size {self.patch_size} must be 2, 4, 8, ...',
-        )
-        require(
-            not (self.position.startswith("rotary") and self.stack.attention == "additive"),
-            f'position "{self.position}" works on dot products; use attention "dot" or another position.',
-        )
-        require(
-            not (self.stack.causal or self.stack.cross_attention),
-            "A ViT sees the whole image and nothing else; leave stack.causal and stack.cross_attention off.",
-        )
-        require(0 < self.rotary_fraction <= 1, f"rotary_fraction is {self.rotary_fraction}; give a share from 0 to 1.")
-        _check_rates(self, "head_dropout")
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Number of patches along height and width."""
-        return self.image_size // self.patch_size, self.image_size // self.patch_size
-
-    @property
-    def has_class_token(self) -> bool:
-        """Whether a class token stands first."""
-        return self.pool == "cls" if self.class_token is None else self.class_token
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Number of tokens before the patches: class token, then registers."""
-        return int(self.has_class_token) + self.register_tokens

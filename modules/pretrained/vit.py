@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modules.config import FeedForwardName, PoolName, StackConfig, ViTConfig, require
+from modules.config import FeedForwardName, PoolName, StackConfig, require
 from modules.position import resize_grid
+from modules.vit import ViT, ViTConfig
 
 State = dict[str, Tensor]
 
@@ -199,8 +200,6 @@ def from_tessera(family: str, state: State, config: ViTConfig, prefix_positions:
 
 def _check(family: str, ours: State, rest: State, config: ViTConfig) -> None:
     """Raises `ValueError` where names are missing or left over."""
-    from modules.vit import ViT
-
     require(not rest, f"{family} weights that this ViT has no place for: {', '.join(sorted(rest)[:3])}.")
     with torch.device("meta"):
         wanted = ViT(config).state_dict()

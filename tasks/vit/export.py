@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.augment import normalise
-from modules.config import ViTConfig
 from modules.pretrained.vit import from_tessera
-from modules.vit import ViT
+from modules.vit import ViT, ViTConfig
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
 

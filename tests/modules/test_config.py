@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from modules.attention import AdditiveAttention, MultiHeadAttention
-from modules.config import StackConfig, ViTConfig
+from modules.config import StackConfig
 from modules.position import POSITIONS, grid_coordinates
 from modules.transformer import Stack
-from modules.vit import VIT_PRESETS, ViT, position_config
+from modules.vit import VIT_PRESETS, ViT, ViTConfig, position_config
 
 
 @pytest.mark.parametrize("name", VIT_PRESETS)

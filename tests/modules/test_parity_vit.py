@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from modules.config import StackConfig, ViTConfig
+from modules.config import StackConfig
 from modules.pretrained.vit import TABLES, config_from_timm_model, config_from_timm_state, from_tessera, to_tessera
-from modules.vit import VIT_PRESETS, ViT
+from modules.vit import VIT_PRESETS, ViT, ViTConfig
 
 TIMM = [
     "vit_tiny_patch16_224",

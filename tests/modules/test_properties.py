@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import modules.config as config
 from modules.attention import ATTENTIONS, FREE, MultiHeadAttention
-from modules.config import PositionConfig, StackConfig, ViTConfig
+from modules.config import PositionConfig, StackConfig
 from modules.embedding import STEMS, TokenEmbedding
 from modules.feedforward import FEEDFORWARDS
 from modules.heads import TokenHead
@@ -20,7 +20,7 @@ from modules.pooling import POOLINGS
 from modules.position import POSITIONS, grid_coordinates, resize_grid
 from modules.roles import parameter_roles
 from modules.transformer import ORDERS, AttentionRecord, Source, Stack
-from modules.vit import VIT_PRESETS, ViT
+from modules.vit import VIT_PRESETS, ViT, ViTConfig
 
 B, N, E, H = 2, 6, 16, 2
 SMALL = StackConfig(width=E, depth=2, heads=H, mlp_width=12)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from datamodules.errors import UsageError
-from modules.config import StackConfig, ViTConfig
-from modules.vit import ViT
+from modules.config import StackConfig
+from modules.vit import ViT, ViTConfig
 from tasks import optim
 from tasks.optim import OPTIMIZERS, SCHEDULES, MuonAdamW, OptimConfig, build, lr_share, parameter_groups
 
