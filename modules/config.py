@@ -11,6 +11,7 @@ InitName = Literal["trunc_normal", "xavier", "gpt2"]
 PositionName = Literal["none", "learned", "sinusoidal", "sincos2d", "rotary", "rotary2d", "alibi", "t5"]
 StemName = Literal["patch", "conv", "convpool"]
 PoolName = Literal["cls", "mean", "max", "attention"]
+PoolerName = Literal["none", "tanh", "relu"]
 
 GATED = ("swiglu", "geglu")
 

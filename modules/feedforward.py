@@ -5,6 +5,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from modules.config import GATED
 from modules.linear import Linear
 
 
@@ -57,11 +58,15 @@ class GatedFeedForward(FeedForward):
         return self.down(self.dropout(self.activation(self.gate(x)) * self.up(x)))
 
 
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "silu": nn.SiLU,
+    "swiglu": nn.SiLU,
+    "geglu": nn.GELU,
+}
 FEEDFORWARDS: dict[str, Callable[..., FeedForward]] = {
-    "relu": partial(FeedForward, activation=nn.ReLU),
-    "gelu": FeedForward,
-    "gelu_tanh": partial(FeedForward, activation=partial(nn.GELU, approximate="tanh")),
-    "silu": partial(FeedForward, activation=nn.SiLU),
-    "swiglu": GatedFeedForward,
-    "geglu": partial(GatedFeedForward, activation=nn.GELU),
+    name: partial(GatedFeedForward if name in GATED else FeedForward, activation=activation)
+    for name, activation in ACTIVATIONS.items()
 }

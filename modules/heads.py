@@ -1,6 +1,7 @@
 """Output layers: vectors to scores of classes or tokens."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -31,6 +32,35 @@ class ClassifierHead(nn.Module):
         return self.linear(self.dropout(self.norm(x)))
 
 
+class Pooler(nn.Module):
+    """activation(dense(dropout(x))), a layer of its own between pooled vector and classifier: (B, E) -> (B, E).
+
+    With tanh as in BERT (Devlin 2019) and RoBERTa (Liu 2019), with ReLU as in DistilBERT (Sanh 2019).
+
+    Args:
+        width: Size E of the vectors.
+        dropout: Probability of dropping values.
+        activation: Makes the non-linearity.
+    """
+
+    def __init__(self, width: int, dropout: float = 0.0, activation: Callable[[], nn.Module] = nn.Tanh) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.dense = Linear(width, width)
+        self.activation = activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, E) -> (B, E)."""
+        return self.activation(self.dense(self.dropout(x)))
+
+
+POOLERS: dict[str, Callable[[int, float], nn.Module]] = {
+    "none": nn.Identity,
+    "tanh": Pooler,
+    "relu": partial(Pooler, activation=nn.ReLU),
+}
+
+
 class TokenHead(nn.Module):
     """Scores of all tokens by the embedding's own table (weight tying, Press 2017): (..., E) -> (..., V).
 
@@ -41,9 +71,42 @@ class TokenHead(nn.Module):
 
     def __init__(self, embedding: TokenEmbedding, bias: bool = False) -> None:
         super().__init__()
-        self.weight = embedding.weight
-        self.bias = nn.Parameter(self.weight.new_zeros(len(self.weight))) if bias else None
+        self.shared = (embedding,)  # no submodule, so that a file holds the table once
+        self.bias = nn.Parameter(embedding.weight.new_zeros(embedding.num_embeddings)) if bias else None
+
+    @property
+    def weight(self) -> Tensor:
+        """The table, (V, E)."""
+        return self.shared[0].weight
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., E) -> (..., V), logits."""
         return linear(x, self.weight, self.bias)
+
+
+class MaskedLMHead(nn.Module):
+    """tokens(norm(activation(dense(x)))): (S, E) -> (S, V) (Devlin 2019).
+
+    Args:
+        embedding: The table that gives the scores.
+        norm: Makes a norm for the vectors.
+        activation: Makes the non-linearity.
+    """
+
+    def __init__(
+        self, embedding: TokenEmbedding, norm: Callable[[int], nn.Module], activation: Callable[[], nn.Module]
+    ) -> None:
+        super().__init__()
+        width = embedding.embedding_dim
+        self.dense = Linear(width, width)
+        self.activation = activation()
+        self.norm = norm(width)
+        self.tokens = TokenHead(embedding, bias=True)
+
+    def vectors(self, x: Tensor) -> Tensor:
+        """(S, E) -> (S, E), what meets the table."""
+        return self.norm(self.activation(self.dense(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, E) -> (S, V), logits."""
+        return self.tokens(self.vectors(x))

@@ -48,6 +48,8 @@ def initialise(net: nn.Module, name: InitName, depth: int) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             is_residual = path.rpartition(".")[2] in RESIDUAL
             INITS[name](module.weight, (2 * depth) ** -0.5 if is_residual else 1.0)
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                nn.init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, nn.Conv2d):
             cut_normal(module.weight, module.weight[0].numel() ** -0.5)
         if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:

@@ -1,10 +1,11 @@
 """What the optimizer must know about each parameter, said beside the blocks."""
 
+import re
 from typing import Literal
 
 from torch import nn
 
-from modules.heads import ClassifierHead, TokenHead
+from modules.heads import ClassifierHead
 
 Role = Literal["matrix", "table", "scalar"]
 
@@ -23,7 +24,23 @@ def parameter_roles(net: nn.Module) -> dict[str, Role]:
             role: Role = "scalar"
             if name == "weight" and isinstance(module, nn.Linear):
                 role = "table" if id(module) in heads else "matrix"
-            elif name == "weight" and isinstance(module, nn.Conv2d | nn.Embedding | TokenHead):
+            elif name == "weight" and isinstance(module, nn.Conv2d | nn.Embedding):
                 role = "table"
             roles.setdefault(id(parameter), role)
     return {name: roles[id(parameter)] for name, parameter in net.named_parameters()}
+
+
+def parameter_depths(net: nn.Module) -> dict[str, int]:
+    """How far from the input each parameter of `net` lies, by name (shared ones under their first name).
+
+    0 for what comes before the first block (stem, embeddings, positions, extra tokens), i + 1 for block i, and one more
+    than the last block for what follows (final norm, pooling, head).
+    """
+    blocks: list[str] = []
+    depths: dict[str, int] = {}
+    for name, _ in net.named_parameters():
+        block = re.match(r"(.*\.)?blocks\.\d+\.", name)
+        if block and block[0] not in blocks:
+            blocks.append(block[0])
+        depths[name] = len(blocks) + (block is None and bool(blocks))
+    return depths
