@@ -1,0 +1,1 @@
+"""Text that needs no download: generated reviews, and the reference of Python itself."""
