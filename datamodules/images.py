@@ -4,15 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pytorch_lightning.utilities import rank_zero_warn
+import torch
 from torch.utils.data import DataLoader
 
 from datamodules.base import BatchedDataset, ResumableDataModule
 from datamodules.decoding import common_size, decode_all, usable_cores
 from datamodules.errors import DataError, UsageError
 from datamodules.pixels import MemoryImages, StreamedImages, channel_statistics
-from datamodules.records import Records, file_records, image_files, stratified_split
+from datamodules.records import IMAGE_ENDINGS, Records
 from datamodules.sources import SOURCES, DatasetOptions, Source
+from datamodules.sources.folder import files_below
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class ImageData(ResumableDataModule):
             raise UsageError(f"image_size is {image_size}, but must be at least 1.")
         self.image_size, self.predict_path, self.skip_bad = image_size, predict_path, skip_bad
         self.options, self.loading = dataset, loading
-        self.source: Source = SOURCES[source](path, dataset, skip_bad)
+        self.source: Source[Records] = SOURCES[source](path, dataset, skip_bad)
         self._facts: dict[str, Any] = {}
         self._records: dict[str, Records] = {}
         self._datasets: dict[str, BatchedDataset] = {}
@@ -126,19 +127,10 @@ class ImageData(ResumableDataModule):
         """Files left out because of `skip_bad`, so far."""
         return sorted({*self._skipped, *self.source.skipped})
 
-    def _class_names(self) -> list[str]:
-        own, given = self.source.class_names, self.options.class_names
-        if given is not None and len(given) != len(own):
-            raise UsageError(f"class_names lists {len(given)} classes, the data have {len(own)}: {_listed(own)}.")
-        names = given or own
-        if len(names) < 2:
-            raise UsageError(f"the data have one class only ({names[0]}): classification needs at least two.")
-        return names
-
     def _layout(self) -> dict[str, Any]:
         """The facts that are known before any training image is decoded."""
         if not self._facts:
-            names, train = self._class_names(), self._split("train")
+            names, train = self.source.names(), self._split("train")
             channels = self.options.channels or train.channels()
             size = self.image_size or common_size(train, channels, self.skip_bad)
             self._facts = {"class_names": names, "num_classes": len(names), "channels": channels, "image_size": size}
@@ -155,35 +147,16 @@ class ImageData(ResumableDataModule):
         if stage == "predict":
             self._dataset("predict")
             return
-        if self._facts and (names := self._class_names()) != self._facts["class_names"]:
-            own, known = names, self._facts["class_names"]
-            raise UsageError(
-                f"the data have {len(own)} classes ({_listed(own)}), the checkpoint {len(known)} ({_listed(known)}): "
-                "use the data that it was trained for."
-            )
+        if self._facts:
+            self.source.agree(self._facts["class_names"])
         for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}[stage]:
             self._dataset(split)
         self.facts()
 
     def _split(self, split: str) -> Records:
         if split not in self._records:
-            self._records[split] = self._predicted() if split == "predict" else self._labelled(split)
+            self._records[split] = self._predicted() if split == "predict" else self.source.split(split)
         return self._records[split]
-
-    def _labelled(self, split: str) -> Records:
-        found = self.source.records(split)
-        if found is not None and (split != "train" or self.source.has("val")):
-            return found
-        if split == "test":
-            rank_zero_warn("The data have no test split: the validation split is tested instead.")
-            return self._split("val")
-        train = found if split == "train" else self.source.records("train")
-        if train is None:
-            raise UsageError(f"{self.source.path or 'the data set'} has no training split.")
-        first, second = stratified_split(train.labels, self.options.val_fraction, self.options.split_seed)
-        if len(second) == 0:
-            raise UsageError("there are too few training images to hold some back: add a validation split.")
-        return train.select(first if split == "train" else second)
 
     def _predicted(self) -> Records:
         if self.predict_path is None:
@@ -191,10 +164,10 @@ class ImageData(ResumableDataModule):
         path = Path(self.predict_path)
         if not path.exists():
             raise UsageError(f"{path} does not exist: --data.predict_path takes an image file or a folder of images.")
-        files = image_files(path, self.skip_bad, self._skipped) if path.is_dir() else [path]
+        files = files_below(path, IMAGE_ENDINGS, self.source.bad) if path.is_dir() else [path]
         if not files:
             raise UsageError(f"{path} holds no images.")
-        return file_records(files, [0] * len(files))
+        return Records(files, torch.zeros(len(files), dtype=torch.int64), torch.arange(len(files)))
 
     def _dataset(self, split: str) -> BatchedDataset:
         if split not in self._datasets:
@@ -240,7 +213,3 @@ class ImageData(ResumableDataModule):
             raise DataError(batch["error"])
         self._skipped += batch.pop("skipped", [])
         return batch
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

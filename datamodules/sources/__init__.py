@@ -1,10 +1,38 @@
-"""Where labelled images come from: a source is a class and an entry in `SOURCES`."""
+"""Where samples come from: a source is a class and an entry in its kind's dict."""
 
+from datamodules.records import Records
 from datamodules.sources.base import DatasetOptions, Source
 from datamodules.sources.digits import Digits
 from datamodules.sources.folder import Folder
 from datamodules.sources.hub import Hub
+from datamodules.sources.text_folder import PlainTexts, TextFolder
+from datamodules.sources.text_tables import Csv, JsonLines, TextHub
+from datamodules.sources.texts import Reference, Reviews, TextDatasetOptions, Texts, TextSource
 
-__all__ = ["SOURCES", "DatasetOptions", "Source"]
+__all__ = [
+    "CORPORA",
+    "SOURCES",
+    "TEXT_SOURCES",
+    "DatasetOptions",
+    "Source",
+    "TextDatasetOptions",
+    "TextSource",
+    "Texts",
+]
 
-SOURCES: dict[str, type[Source]] = {"digits": Digits, "hub": Hub, "folder": Folder}
+SOURCES: dict[str, type[Source[Records]]] = {"digits": Digits, "hub": Hub, "folder": Folder}
+TEXT_SOURCES: dict[str, type[TextSource]] = {
+    "reviews": Reviews,
+    "hub": TextHub,
+    "csv": Csv,
+    "jsonl": JsonLines,
+    "txt": TextFolder,
+}
+# Texts to pretrain on, without classes.
+CORPORA: dict[str, type[TextSource]] = {
+    "reference": Reference,
+    "hub": TextHub,
+    "csv": Csv,
+    "jsonl": JsonLines,
+    "txt": PlainTexts,
+}

@@ -3,11 +3,12 @@
 import torch
 
 from datamodules.errors import UsageError
-from datamodules.records import PixelRecords, Records, stratified_split
+from datamodules.records import PixelRecords, Records
 from datamodules.sources.base import Source
+from datamodules.splits import stratified_split
 
 
-class Digits(Source):
+class Digits(Source[Records]):
     """The 1,797 handwritten digits, 8 x 8 grey, of scikit-learn (Alpaydin & Kaynak 1998); a fixed 20 % is test."""
 
     def prepare(self) -> None:

@@ -1,56 +1,71 @@
-"""A folder of image files, one folder for each class."""
+"""Folders of files, one folder for each class."""
 
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from datamodules.errors import UsageError
-from datamodules.records import Records, file_records, image_files
-from datamodules.sources.base import SPLITS, Source
+from datamodules.records import IMAGE_ENDINGS, Records
+from datamodules.sources.base import S, Source, other_source
+from datamodules.splits import SPLITS
+
+CLUTTER = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
 
 
-class Folder(Source):
-    """The user's own images: `train/CLASS/*.jpg`, at any depth below CLASS; val/ and test/ likewise, where given."""
+class ClassFolders(Source[S]):
+    """Base of sources that are files in `train/CLASS/`, at any depth below CLASS; val/ and test/ likewise, if given."""
+
+    endings: tuple[str, ...] = IMAGE_ENDINGS
+    example = "*.jpg"
+    set_aside: tuple[str, ...] = ()  # folders beside the classes that are none
 
     @cached_property
     def root(self) -> Path:
         """The folder, which holds train/."""
-        want = "a folder with train/CLASS/*.jpg"
+        want = f"a folder with train/CLASS/{self.example}"
         if self.path is None:
-            raise UsageError(f"the source folder needs --data.path: {want}.")
+            raise UsageError(f"this source needs --data.path: {want}.")
         root = Path(self.path)
         if not root.is_dir():
-            raise UsageError(f"{root} {'is a file' if root.exists() else 'does not exist'}: --data.path takes {want}.")
+            problem = "is a file" if root.exists() else "does not exist"
+            raise UsageError(f"{root} {problem}: --data.path takes {want}{other_source(root)}.")
         return root
 
-    def _split_folder(self, split: str) -> Path | None:
+    def split_folder(self, split: str) -> Path | None:
+        """The folder of a split, where there is one."""
         return next((self.root / name for name in SPLITS[split] if (self.root / name).is_dir()), None)
 
     @cached_property
     def class_names(self) -> list[str]:
-        folder = self._split_folder("train")
+        folder = self.split_folder("train")
         if self.options.class_names or folder is None and self.known_names:
             return self.options.class_names or self.known_names or []
+        advice = f"put {self.noun} into train/CLASS/, one folder for each class."
         if folder is None:
-            raise UsageError(
-                f"{self.root} has no folder train/: put images into train/CLASS/, one folder for each class."
-            )
+            raise UsageError(f"{self.root} has no folder train/: {advice[:-1]}{other_source(self.root)}.")
         names = self._class_folders(folder)
         if not names:
-            raise UsageError(f"{folder} has no class folders: put images into train/CLASS/, one folder for each class.")
+            raise UsageError(f"{folder} has no class folders: {advice}")
         return names
 
     def has(self, split: str) -> bool:
-        return self._split_folder(split) is not None
+        return self.split_folder(split) is not None
 
-    @staticmethod
-    def _class_folders(folder: Path) -> list[str]:
-        return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    def _class_folders(self, folder: Path) -> list[str]:
+        found = [p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")]
+        return sorted(set(found) - set(self.set_aside))
 
-    def records(self, split: str) -> Records | None:
-        folder = self._split_folder(split)
-        if folder is None:
-            return None
+    def labelled_files(self, folder: Path) -> tuple[list[Path], Tensor]:
+        """The files of a split's folder, class by class, and their labels (S,).
+
+        Raises:
+            UsageError: There are no files, or a folder that is no class; in the training split, a class without files.
+            DataError: A file is of another kind, unless bad files are skipped.
+        """
         names = self.class_names
         unknown = sorted(set(self._class_folders(folder)) - set(names))
         if unknown:
@@ -59,11 +74,42 @@ class Folder(Source):
             raise UsageError(f"{folder / unknown[0]} is not one of the {len(names)} classes{hint}")
         paths, labels = [], []
         for label, name in enumerate(names):
-            files = image_files(folder / name, self.skip_bad, self.skipped) if (folder / name).is_dir() else []
-            if not files and split == "train":
-                raise UsageError(f"class {name} is empty: put images into {folder / name}, or remove the folder.")
+            files = files_below(folder / name, self.endings, self.bad) if (folder / name).is_dir() else []
+            if not files and folder == self.split_folder("train"):
+                raise UsageError(f"class {name} is empty: put {self.noun} into {folder / name}, or remove the folder.")
             paths += files
             labels += [label] * len(files)
         if not paths:
-            raise UsageError(f"{folder} holds no images.")
-        return file_records(paths, labels)
+            raise UsageError(f"{folder} holds no {self.noun}.")
+        return paths, torch.tensor(labels, dtype=torch.int64)
+
+
+class Folder(ClassFolders[Records]):
+    """The user's own images: `train/CLASS/*.jpg`, at any depth below CLASS; val/ and test/ likewise, where given."""
+
+    def records(self, split: str) -> Records | None:
+        folder = self.split_folder(split)
+        if folder is None:
+            return None
+        paths, labels = self.labelled_files(folder)
+        return Records(paths, labels, torch.arange(len(paths)))
+
+
+def files_below(folder: Path, endings: tuple[str, ...], bad: Callable[[str, str], None]) -> list[Path]:
+    """All files with these endings below a folder at any depth, sorted; hidden files are passed over.
+
+    Args:
+        folder: Where to look.
+        endings: In lower case, such as (".txt",).
+        bad: Told the name of any other file, and what is wrong with it; raises, or returns where such are left out.
+    """
+    files = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        inside = path.relative_to(folder)
+        if any(part.startswith(".") for part in inside.parts) or path.name.lower() in CLUTTER:
+            continue
+        if path.suffix.lower() in endings:
+            files.append(path)
+        else:
+            bad(str(path), f"is not one of the kinds {', '.join(ending[1:] for ending in endings)}")
+    return files

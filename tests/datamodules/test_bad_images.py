@@ -254,7 +254,7 @@ def test_tables(parquet: Path, tmp_path: Path) -> None:
     fail(DataError, "row 7 of the train split", str(parquet), source="hub", path=str(parquet))
     labels[3] = 2
     pq.write_table(pa.table({"img": images, "label": labels}).replace_schema_metadata(table.schema.metadata), path)
-    fail(DataError, "labels from 0 to 2", "2 classes", source="hub", path=str(parquet))
+    fail(DataError, "row 3 of the train split", "label 2", "2 classes", source="hub", path=str(parquet))
     path.write_bytes(path.read_bytes()[:-100])
     fail(DataError, path.name, "cannot be read", source="hub", path=str(parquet))
     path.unlink()

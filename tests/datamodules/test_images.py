@@ -14,8 +14,8 @@ from torchvision.transforms import v2
 
 from datamodules.images import ImageData
 from datamodules.images import LoadingOptions as Loading
-from datamodules.records import stratified_split
 from datamodules.sources import SOURCES, DatasetOptions
+from datamodules.splits import stratified_split
 
 CLASSES = ["ant", "bee", "cat"]
 

@@ -1,0 +1,249 @@
+"""Tables by split, from the Hugging Face hub or a local copy of its files, with a column of classes."""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from datamodules.errors import DataError, UsageError
+from datamodules.sources.base import S, Source, SourceOptions, listed, other_source
+from datamodules.splits import split_of
+
+
+class Tables:
+    """Base: Arrow tables by split.
+
+    Args:
+        path: File or folder that the user named, or None.
+        options: Names the data set on the hub, where it is one.
+        bad: Called with the name of a row and what is wrong with it; raises, or returns where such rows are left out.
+    """
+
+    unit = "row"  # what a row is called in messages
+
+    def __init__(self, path: str | None, options: SourceOptions, bad: Callable[[str, str], None]) -> None:
+        self.path, self.options, self.bad = path, options, bad
+
+    @property
+    def origin(self) -> str:
+        """Where the tables come from: a path or a hub id."""
+        raise NotImplementedError
+
+    def splits(self) -> list[str]:
+        """The splits there are."""
+        raise NotImplementedError
+
+    def table(self, split: str) -> Any:
+        """Arrow table of a split that exists; the columns keep the hub's description in their schema."""
+        raise NotImplementedError
+
+    def rows(self, split: str) -> Tensor:
+        """(S,) int64: by what number a message names each row."""
+        return torch.arange(self.table(split).num_rows)
+
+    def where(self, split: str) -> str:
+        """What the rows of a split are part of, for messages."""
+        return f"the {split} split of {self.origin}"
+
+
+class HubTables(Tables):
+    """A data set of the Hugging Face hub, or a local folder of the same schema (parquet or arrow, named by split)."""
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """The local folder to read instead of the hub, if there is one."""
+        if self.path is not None:
+            folder = Path(self.path)
+            if not folder.is_dir():
+                raise UsageError(
+                    f"{folder} {'is a file' if folder.exists() else 'does not exist'}: --data.path takes a folder of "
+                    f"parquet files named by split, such as train-00000-of-00001.parquet{other_source(folder)}."
+                )
+            return folder
+        at_hand = os.environ.get("TESSERA_DATA")
+        if at_hand and self.options.local and (Path(at_hand) / self.options.local).is_dir():
+            return Path(at_hand) / self.options.local
+        if self.options.name is None:
+            raise UsageError("the source hub needs --data.dataset.name ID (uoft-cs/cifar10) or --data.path FOLDER.")
+        return None
+
+    @cached_property
+    def files(self) -> dict[str, list[Path]]:
+        """The local files of each split."""
+        assert self.folder is not None
+        files: dict[str, list[Path]] = {}
+        for path in sorted([*self.folder.rglob("*.parquet"), *self.folder.rglob("*.arrow")]):
+            if split := split_of(path.relative_to(self.folder)):
+                files.setdefault(split, []).append(path)
+        if not files:
+            raise UsageError(
+                f"{self.folder} holds no parquet or arrow files named by split, such as "
+                f"train-00000-of-00001.parquet{other_source(self.folder)}."
+            )
+        return files
+
+    @cached_property
+    def _tables(self) -> dict[str, Any]:
+        return {} if self.folder is not None else _downloaded_tables(self.options.name or "", self.options.local)
+
+    @property
+    def origin(self) -> str:
+        return str(self.folder or self.options.name)
+
+    def splits(self) -> list[str]:
+        return list(self._tables if self.folder is None else self.files)
+
+    def table(self, split: str) -> Any:
+        if split not in self._tables:  # a local split is read when first asked for
+            import pyarrow as pa
+
+            self._tables[split] = pa.concat_tables([_read_table(path) for path in self.files[split]])
+        return self._tables[split]
+
+
+class TableSource(Source[S]):
+    """Base of sources that are tables with a column of classes.
+
+    The classes are those of the hub's description; else the values that the column holds in the training split, sorted;
+    where these are words, `class_names` may name them in another order.
+    """
+
+    reader: type[Tables] = HubTables
+
+    def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
+        super().__init__(path, options, skip_bad)
+        self.tables = self.reader(path, options, self.bad)
+
+    @property
+    def origin(self) -> str:
+        return self.tables.origin
+
+    def prepare(self) -> None:
+        self.tables.splits()
+
+    def has(self, split: str) -> bool:
+        return split in self.tables.splits()
+
+    @property
+    def class_names(self) -> list[str]:
+        if not self.has("train") and self.known_names:
+            return self.known_names
+        if not self.has("train"):
+            raise UsageError(f"{self.origin} has no train split, only {', '.join(self.tables.splits())}.")
+        return self._described_names("train") or self._values
+
+    def label_column(self, table: Any) -> str:
+        """Name of the column of classes."""
+        features, names = features_of(table), table.column_names
+        found = [n for n in ("label", "labels") if n in names] or [
+            n for n in names if features.get(n, {}).get("_type") == "ClassLabel"
+        ]
+        return self.column(table, "label_column", found)
+
+    def column(self, table: Any, option: str, found: list[str]) -> str:
+        """The column that an option names, else the first of those found.
+
+        Raises:
+            UsageError: There is none; lists the columns there are.
+        """
+        given = getattr(self.options, option)
+        if given is None and not found or given is not None and given not in table.column_names:
+            raise UsageError(
+                f"no column {given or option.removesuffix('_column')} in {self.origin}: "
+                f"set --data.dataset.{option} to one of {', '.join(table.column_names)}."
+            )
+        return given or found[0]
+
+    def labels(self, split: str) -> Tensor:
+        """(S,) int64: the class of each row.
+
+        Raises:
+            DataError: The split is empty, or a row has a label outside the classes; names the row.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        table = self.tables.table(split)
+        where = self.tables.where(split)
+        if table.num_rows == 0:
+            raise DataError(f"{where} is empty.")
+        cells = table.column(self.label_column(table)).cast(pa.string())
+        found = pc.index_in(cells, pa.array(self._values, pa.string()))
+        if found.null_count:
+            i = found.is_null().combine_chunks().index(True).as_py()
+            raise DataError(
+                f"{self.tables.unit} {int(self.tables.rows(split)[i])} of {where} has the label {cells[i]}, which is "
+                f"none of the {len(self._values)} classes: {listed(self.class_names)}."
+            )
+        return torch.from_numpy(found.to_numpy().astype("int64"))
+
+    def _described_names(self, split: str) -> list[str]:
+        table = self.tables.table(split)
+        names = features_of(table).get(self.label_column(table), {}).get("names")
+        return [str(name) for name in names or ()]
+
+    @cached_property
+    def _values(self) -> list[str]:
+        """What the column holds for class 0, 1, ..., as text."""
+        split = "train" if self.has("train") else self.tables.splits()[0]
+        if names := self._described_names(split):
+            return [str(i) for i in range(len(names))]
+        table = self.tables.table(split)
+        found = [
+            str(value) for value in table.column(self.label_column(table)).unique().to_pylist() if value is not None
+        ]
+        numbers = all(value.lstrip("-").isdigit() for value in found)
+        known = self.options.class_names if self.has("train") else self.known_names
+        if known and (not numbers or not self.has("train") and set(found) <= set(known)):
+            return known
+        if known and not self.has("train"):
+            return [str(i) for i in range(len(known))]
+        return sorted(found, key=int) if numbers else sorted(found)
+
+
+def features_of(table: Any) -> dict[str, Any]:
+    """The hub's description of each column; empty where there is none."""
+    described = (table.schema.metadata or {}).get(b"huggingface")
+    return json.loads(described)["info"]["features"] if described else {}
+
+
+def _read_table(path: Path) -> Any:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        if path.suffix == ".parquet":
+            return parquet.read_table(path)
+        with pa.memory_map(str(path)) as file:
+            try:
+                return pa.ipc.open_stream(file).read_all()
+            except pa.ArrowInvalid:
+                return pa.ipc.open_file(file).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read ({str(error).splitlines()[0][:99]}): fetch it again.") from error
+
+
+def _downloaded_tables(name: str, local: str | None) -> dict[str, Any]:
+    from datasets import load_dataset
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # not a line for each of its retries
+    try:
+        splits = load_dataset(name)
+    except Exception as error:  # a dozen kinds, from sockets to the hub's own
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else 'no reason given'}"
+        where = f", or set TESSERA_DATA to a folder that holds {local}/" if local else ""
+        raise DataError(
+            f"could not get {name} from the Hugging Face hub ({reason}); without network, put its parquet files into a "
+            f"folder and name it with --data.path FOLDER{where}."
+        ) from error
+    tables = {}
+    for key, part in splits.items():
+        if split := split_of(Path(str(key))):
+            tables[split] = part.data.table.replace_schema_metadata(part.features.arrow_schema.metadata)
+    return tables

@@ -1,0 +1,204 @@
+"""Texts in tables: of the hub, or in CSV and JSON Lines files."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from datamodules.errors import DataError, UsageError
+from datamodules.sources.base import other_source
+from datamodules.sources.tables import Tables, TableSource
+from datamodules.sources.texts import Texts, TextSource, arrow_texts
+from datamodules.splits import split_of
+
+TEXT_COLUMNS = ("text", "review", "sentence", "content", "document")
+NOT_UTF8 = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8, with "surrogateescape"
+NOT_TEXT = "holds bytes that are not UTF-8"
+CHUNK = 10_000  # rows that exist as Python objects at a time
+
+
+class TextTable(TableSource[Texts], TextSource):
+    """Texts in a column of a table, their classes in another.
+
+    `label_column` names it, else it is called label or labels; words are classes by themselves, numbers in their order.
+    """
+
+    def read(self, split: str) -> Texts:
+        table, where = self.tables.table(split), f"{self.tables.unit} {{}} of {self.tables.where(split)}"
+        column = table.column(self._text_column(table))
+        labels = self.labels(split) if split != "unlabelled" else torch.zeros(table.num_rows, dtype=torch.int64)
+        return Texts(arrow_texts(column), labels, self.tables.rows(split), where)
+
+    def labels(self, split: str) -> Tensor:
+        table = self.tables.table(split)
+        unnamed = self.options.label_column is None and not {"label", "labels"} & set(table.column_names)
+        if not self.labelled and unnamed:
+            return torch.zeros(table.num_rows, dtype=torch.int64)
+        return super().labels(split)
+
+    def _text_column(self, table: Any) -> str:
+        name = self.column(table, "text_column", [n for n in TEXT_COLUMNS if n in table.column_names])
+        if "string" not in str(kind := table.schema.field(name).type):
+            words = [field.name for field in table.schema if "string" in str(field.type)]
+            raise UsageError(
+                f"column {name} of {self.origin} holds {kind}, not text: set --data.dataset.text_column to one of "
+                f"{', '.join(words) or 'those that hold text (there are none)'}."
+            )
+        return name
+
+
+class TextHub(TextTable):
+    """A data set of the Hugging Face hub, or a local folder of the same schema (parquet or arrow, named by split)."""
+
+
+class LineTables(Tables):
+    """Base: a file of rows for each split, in a folder and named by split; a single file is the training split."""
+
+    unit = "line"
+    kind: str
+    endings: tuple[str, ...]
+
+    @cached_property
+    def files(self) -> dict[str, Path]:
+        """The file of each split."""
+        want = f"a {self.kind} file, or a folder of such files named by split (train{self.endings[0]})"
+        if self.path is None:
+            raise UsageError(f"this source needs --data.path: {want}.")
+        path = Path(self.path)
+        if not path.exists():
+            raise UsageError(f"{path} does not exist: --data.path takes {want}.")
+        found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() in self.endings)
+        files: dict[str, Path] = {}
+        for file in found:
+            if file.suffix.lower() not in self.endings:
+                raise UsageError(f"{file} is not {want}{other_source(file)}.")
+            split = "train" if path.is_file() else split_of(file.relative_to(path))
+            if split in files:
+                raise UsageError(f"{files[split]} and {file} are both of the {split} split: join them.")
+            if split:
+                files[split] = file
+        if not files:
+            raise UsageError(f"{path} does not hold {want}{other_source(path)}.")
+        return files
+
+    @cached_property
+    def _tables(self) -> dict[str, tuple[Any, Tensor]]:
+        return {}
+
+    @property
+    def origin(self) -> str:
+        return str(self.path)
+
+    def splits(self) -> list[str]:
+        return list(self.files)
+
+    def table(self, split: str) -> Any:
+        return self._load(split)[0]
+
+    def rows(self, split: str) -> Tensor:
+        return self._load(split)[1]
+
+    def where(self, split: str) -> str:
+        return str(self.files[split])
+
+    def _load(self, split: str) -> tuple[Any, Tensor]:
+        if split not in self._tables:
+            import pyarrow as pa
+
+            rows, lines, parts = self._good(self.files[split]), list[int](), []
+            while chunk := list(islice(rows, CHUNK)):
+                lines += [line for line, _ in chunk]
+                parts.append(pa.Table.from_pylist([row for _, row in chunk], self._schema([row for _, row in chunk])))
+            if not parts:
+                raise DataError(f"{self.files[split]} is empty.")
+            self._tables[split] = pa.concat_tables(parts, promote_options="default"), torch.tensor(lines)
+        return self._tables[split]
+
+    @staticmethod
+    def _schema(rows: list[dict[str, str]]) -> Any:
+        import pyarrow as pa
+
+        return pa.schema([(name, pa.large_string()) for name in dict.fromkeys(chain.from_iterable(rows))])
+
+    def _good(self, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+        """(line, cells) of the rows that are well-formed; the others are bad."""
+        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            for line, row in self._parsed(path, file):
+                problem = row if isinstance(row, str) else None
+                if isinstance(row, dict) and any(map(_broken, chain(row, row.values()))):
+                    problem = NOT_TEXT
+                if problem:
+                    self.bad(f"line {line} of {path}", problem)
+                elif isinstance(row, dict):
+                    yield line, row
+
+    def _parsed(self, path: Path, file: Any) -> Iterator[tuple[int, dict[str, str] | str]]:
+        """(line, cells) of each row, or (line, what is wrong with it)."""
+        raise NotImplementedError
+
+
+def _broken(cell: str | None) -> bool:
+    return cell is not None and not cell.isascii() and NOT_UTF8.search(cell) is not None
+
+
+class CsvTables(LineTables):
+    """Comma-separated values with a first line of column names; .tsv files are separated by tabs."""
+
+    kind, endings = "CSV", (".csv", ".tsv")
+
+    def _parsed(self, path: Path, file: Any) -> Iterator[tuple[int, dict[str, str] | str]]:
+        csv.field_size_limit(2**31 - 1)  # texts may be longer than the 128 kB that are the limit else
+        reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        try:
+            names = [name.strip() for name in next(reader, [])]
+            if any(map(_broken, names)):
+                raise DataError(f"line 1 of {path} {NOT_TEXT}: save the file as UTF-8.")
+            before = reader.line_num
+            for cells in reader:
+                line, before = before + 1, reader.line_num
+                if len(cells) == len(names):
+                    yield line, dict(zip(names, cells, strict=True))
+                elif cells:  # else an empty line
+                    yield line, f"has {len(cells)} cells where the first line has {len(names)}"
+        except csv.Error as error:
+            raise DataError(f"line {reader.line_num} of {path} is not valid CSV: {error}.") from error
+
+
+class JsonTables(LineTables):
+    """One JSON object a line."""
+
+    kind, endings = "JSON Lines", (".jsonl", ".ndjson", ".json")
+
+    def _parsed(self, path: Path, file: Any) -> Iterator[tuple[int, dict[str, str] | str]]:
+        for line, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            try:
+                row = json.loads(text)
+            except json.JSONDecodeError as error:
+                yield line, f"is not JSON ({error.msg} at character {error.colno})"
+                continue
+            yield line, self._cells(row) if isinstance(row, dict) else "is not a JSON object such as {...}"
+
+    @staticmethod
+    def _cells(row: dict[str, Any]) -> dict[str, Any]:
+        return {k: v if isinstance(v, str) or v is None else json.dumps(v) for k, v in row.items()}
+
+
+class Csv(TextTable):
+    """Texts in CSV files; a single file, or a folder with train.csv and where given validation.csv and test.csv."""
+
+    reader = CsvTables
+
+
+class JsonLines(TextTable):
+    """Texts in JSON Lines files; a single file, or a folder with train.jsonl and where given others named by split."""
+
+    reader = JsonTables
