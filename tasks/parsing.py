@@ -30,6 +30,15 @@ class PlainErrors(jsonargparse.ArgumentParser):
         """Raise `message`, made readable, with the nearest option where one is unknown."""
         raise UsageError(readable(message, list(self.options()))) from ex
 
+    def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:
+        """Options of a text; where its first line is a comment that says where they come from, complaints do so too."""
+        try:
+            return super().parse_string(cfg_str, *args, **kwargs)
+        except UsageError as error:
+            if not cfg_str.startswith("# "):
+                raise
+            raise UsageError(f"{error} (in {cfg_str.splitlines()[0][2:]})") from error
+
     def options(self) -> Iterator[str]:
         """All option names, of the command's parser where there is one."""
         for action in self._actions:
@@ -42,7 +51,7 @@ class PlainErrors(jsonargparse.ArgumentParser):
 UNKNOWN = (
     r"[Uu]nrecognized arguments?:? '?(--[\w.+-]+)|does not accept option '([\w.]+)'|[Kk]ey '([\w.]+)' is not expected"
 )
-WRONG = r'.*Parser key "([\w.]+)":(.*?)(?:Got value|Given value): (.*)'
+WRONG = r'.*Parser key "([\w.]+)":(.*)(?:Got value|Given value): (.*)'
 PLAIN = {  # what jsonargparse says, and the same as a sentence for the user
     r".*argument (--\S+): expected .*argument": r"\1 needs a value",
     r".*arguments are required: (\w+).*": r"--\1 is missing",
@@ -92,7 +101,8 @@ def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]],
         flags: option that needs no value to the option it abbreviates.
 
     Returns:
-        Every macro as `--config=<JSON>`, in their order, then the other options in theirs.
+        Every macro as `--config=<JSON below a comment that names the macro>`, in their order, then the other options in
+        theirs.
 
     Raises:
         UsageError: a macro without its value.
@@ -106,7 +116,8 @@ def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]],
             value = value if equals else next(rest, "")
             if not value:
                 raise UsageError(f"{name} needs a value")
-            below.append(f"--config={json.dumps(macros[name](value))}")
+            origin = " ".join(f"{name} {value}".split())  # a comment has one line
+            below.append(f"--config=# {origin}\n{json.dumps(macros[name](value))}")
         else:
             typed.append(argument)
     return below + typed

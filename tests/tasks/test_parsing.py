@@ -82,7 +82,8 @@ def test_expand_puts_configs_below_what_is_typed() -> None:
     macros = {"--preset": lambda value: {"size": value}}
     line = ["--x", "1", "--preset", "big", "--preset=small", "--fast", "--slow=false"]
     assert expand(line, macros, {"--fast": "--speed", "--slow": "--snail"}) == [
-        '--config={"size": "big"}', '--config={"size": "small"}', "--x", "1", "--speed=true", "--snail=false"
+        '--config=# --preset big\n{"size": "big"}', '--config=# --preset small\n{"size": "small"}',
+        "--x", "1", "--speed=true", "--snail=false"
     ]  # fmt: skip
     with pytest.raises(UsageError, match="--preset needs a value"):
         expand(["--preset"], macros, {})
@@ -105,8 +106,12 @@ SENTENCES = {
     "--trainer.max_epoch 3": "unknown option --trainer.max_epoch: did you mean --trainer.max_epochs?",
     "--zzzzzzz 3": "unknown option --zzzzzzz: `--help` lists the options",
     "--config a.yaml": "unknown option --trainer.max_epoch: did you mean --trainer.max_epochs?",
-    "--config b.yaml": "--trainer.max_epochs many: must be a whole number or null",
-    "--trainer.max_epochs three": "--trainer.max_epochs three: must be a whole number or null",
+    "--config b.yaml": "--trainer.max_epochs many: must be a whole number or null (in --config b.yaml)\n",
+    "--config=c.yaml --config b.yaml": "--trainer.max_epochs many: must be a whole number or null (in --config b.yaml)",
+    "--config b.yaml --config c.yaml --trainer.max_epochs 2": "--trainer.max_epochs many: must be a whole number or "
+    "null (in --config b.yaml)",
+    "--config d.yaml": "--data.dataset.mean [0.5, 'half']: must be a number or null (in --config d.yaml)",
+    "--config c.yaml --trainer.max_epochs three": "--trainer.max_epochs three: must be a whole number or null\n",
     "--model.optimizer.lr fast": "--model.optimizer.lr fast: must be a number",
     "--model.net.stack.order pree": "--model.net.stack.order pree: must be pre, post or parallel: did you mean pre?",
     "--model.optimizer.optimizer adam": "--model.optimizer.optimizer adam: must be adamw or muon: did you mean adamw?",
@@ -123,6 +128,8 @@ SENTENCES = {
 def test_refusals(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a.yaml", trainer={"max_epoch": 1})
     write(tmp_path / "b.yaml", trainer={"max_epochs": "many"})
+    write(tmp_path / "c.yaml", trainer={"max_epochs": 1})
+    write(tmp_path / "d.yaml", data={"dataset": {"mean": [0.5, "half"]}})
     assert run(f"fit {line}") == 2
     assert capsys.readouterr().err.startswith("error: " + SENTENCES[line])
 
