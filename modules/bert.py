@@ -260,7 +260,7 @@ class BertMaskedLM(nn.Module):
         return chunked_cross_entropy(vectors, tokens.weight, tokens.bias, targets, smoothing)
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
-        """The encoder's vectors (B, N, E) -> logits (B, 2): the second sentence follows the first, or does not."""
+        """Vectors (B, N, E) -> logits (B, 2): 0 where the second sentence follows the first, 1 where it does not."""
         require(self.config.next_sentence, "This model has no head for sentences; build it with next_sentence: true.")
         return self.sentence(self.pooler(hidden[:, 0]))
 
@@ -275,7 +275,9 @@ def chosen(x: Tensor, where: Tensor | None) -> Tensor:
 
 def _published(width: int, depth: int, heads: int) -> BertConfig:
     """BERT as published: norms after the sums, exact GELU, dropout of values and attention weights."""
-    stack = StackConfig(width, depth, heads, norm_eps=1e-12, order="post", dropout=0.1, attention_dropout=0.1)
+    stack = StackConfig(
+        width, depth, heads, norm_eps=1e-12, order="post", dropout=0.1, mlp_dropout=0.0, attention_dropout=0.1
+    )
     return BertConfig(segments=2, embedding_norm=True, pooler="tanh", head_dropout=0.1, stack=stack)
 
 

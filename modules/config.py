@@ -23,11 +23,12 @@ def require(condition: bool, sentence: str) -> None:
 
 
 def check_rates(config: object, *names: str) -> None:
-    """Raises `ValueError` unless each attribute in `names` is a probability below 1."""
+    """Raises `ValueError` unless each attribute in `names` is a probability below 1, or None."""
     for name in names:
         rate = getattr(config, name)
         require(
-            0 <= rate < 1, f"{name} is {rate}; it is a probability, so give a number from 0 up to but not including 1."
+            rate is None or 0 <= rate < 1,
+            f"{name} is {rate}; it is a probability, so give a number from 0 up to but not including 1.",
         )
 
 
@@ -51,6 +52,7 @@ class StackConfig:
         qkv_bias: Biases in the query, key and value projections.
         qk_norm: Norm on each head's queries and keys (Dehghani 2023).
         dropout: Probability of dropping values after the embedding, after attention, inside and after the feed-forward.
+        mlp_dropout: Probability of dropping hidden values inside the feed-forward part; null: `dropout`.
         attention_dropout: Probability of dropping attention weights (slow on CPUs).
         drop_path: Probability of skipping a sub-layer in the last block, growing linearly from 0 (Huang 2016).
         layer_scale: Start value of a learned scale on each sub-layer's output (Touvron 2021); null: none.
@@ -76,6 +78,7 @@ class StackConfig:
     qkv_bias: bool = True
     qk_norm: bool = False
     dropout: float = 0.0
+    mlp_dropout: float | None = None
     attention_dropout: float = 0.0
     drop_path: float = 0.0
     layer_scale: float | None = None
@@ -103,7 +106,7 @@ class StackConfig:
             self.source_width is None or self.cross_attention,
             "source_width is set but cross_attention is off; switch it on or leave source_width out.",
         )
-        check_rates(self, "dropout", "attention_dropout", "drop_path")
+        check_rates(self, "dropout", "mlp_dropout", "attention_dropout", "drop_path")
 
     @property
     def head_width(self) -> int:
@@ -117,6 +120,11 @@ class StackConfig:
             return self.mlp_width
         gated = (8 * self.width // 3 + 7) // 8 * 8  # three matrices instead of two: same parameter count
         return gated if self.feedforward in GATED else 4 * self.width
+
+    @property
+    def hidden_dropout(self) -> float:
+        """Probability of dropping hidden values of the feed-forward part."""
+        return self.dropout if self.mlp_dropout is None else self.mlp_dropout
 
     @property
     def has_final_norm(self) -> bool:

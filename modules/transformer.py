@@ -98,7 +98,7 @@ class Block(nn.Module):
         self.has_cross = config.cross_attention
         self.norm2 = norm(config.width)
         make = FEEDFORWARDS[config.feedforward]
-        self.feedforward = make(config.width, config.feedforward_width, bias=config.bias, dropout=config.dropout)
+        self.feedforward = make(config.width, config.feedforward_width, config.bias, config.hidden_dropout)
         self.end2 = branch_end(config, drop_path)
 
     @staticmethod

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from modules.config import FeedForwardName, PoolName, StackConfig, require
 from modules.position import resize_grid
+from modules.pretrained.names import Layers, Names, State, check_fit, full_names, give, take
 from modules.vit import ViT, ViTConfig
-
-State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -28,28 +27,18 @@ class Family:
         raw: Our full name -> theirs, where theirs does not end in ".weight" or ".bias".
     """
 
-    layers: dict[str, str | tuple[str, ...]]
+    layers: Layers
     positions: str
     tokens: tuple[str, ...]
     raw: dict[str, str]
 
-    def names(self, config: ViTConfig) -> dict[str, tuple[str, ...]]:
+    def names(self, config: ViTConfig) -> Names:
         """All of our names, positions and tokens aside, with theirs."""
-        pairs: dict[str, tuple[str, ...]] = {}
-        for ours, theirs in self.layers.items():
-            for end in (".weight", ".bias"):
-                pairs[ours + end] = tuple(name + end for name in ([theirs] if isinstance(theirs, str) else theirs))
-        pairs |= {ours: (theirs,) for ours, theirs in self.raw.items()}
-        depth = range(config.stack.depth)
-        return {
-            ours.replace("{i}", str(i)): tuple(name.replace("{i}", str(i)) for name in theirs)
-            for ours, theirs in pairs.items()
-            for i in (depth if "{i}" in ours else [0])
-        }
+        return full_names(self.layers, config.stack.depth, self.raw)
 
 
 def _hugging_face(block: str, names: dict[str, str]) -> Family:
-    layers: dict[str, str | tuple[str, ...]] = {
+    layers: Layers = {
         "embed.stem.conv": "vit.embeddings.patch_embeddings.projection",
         "stack.norm": "vit.layernorm",
         "head.linear": "classifier",
@@ -142,11 +131,8 @@ def to_tessera(family: str, state: State, config: ViTConfig) -> State:
         ValueError: Weights that our model has no place for, or that are missing, by name.
     """
     table, rest = TABLES[family], dict(state)
-    ours: State = {}
     require(config.position == "learned", f'{family} weights need position "learned", not "{config.position}".')
-    for name, theirs in table.names(config).items():
-        if all(part in rest for part in theirs):
-            ours[name] = torch.cat([rest.pop(part) for part in theirs])
+    ours = take(table.names(config), rest)
     require(table.positions in rest, f"{table.positions} is missing: these are not weights of a {family} ViT.")
     positions = rest.pop(table.positions)[0]  # (prefix and patches, E)
     tokens = [rest.pop(name)[0] for name in table.tokens if name in rest]
@@ -159,7 +145,8 @@ def to_tessera(family: str, state: State, config: ViTConfig) -> State:
     ours["position.table"] = resize_grid(patches.unflatten(0, (side, side)), config.grid)  # (rows, columns, E)
     if len(prefix):
         ours["prefix.vectors"] = prefix + positions[:covered] if covered else prefix
-    _check(family, ours, rest, config)
+    with torch.device("meta"):
+        check_fit(family, ours, rest, ViT(config).state_dict(), ("head.linear.",))
     if len(ours.get("head.linear.bias", ())) != config.num_classes:
         ours = {name: value for name, value in ours.items() if not name.startswith("head.linear.")}
     return ours
@@ -179,11 +166,8 @@ def from_tessera(family: str, state: State, config: ViTConfig, prefix_positions:
         ValueError: Weights that their model has no place for, by name.
     """
     table, rest = TABLES[family], dict(state)
-    theirs: State = {}
     require(config.position == "learned", f'{family} has no position "{config.position}"; only "learned" can go there.')
-    for name, parts in table.names(config).items():
-        if name in rest:
-            theirs |= {part: rows.clone() for part, rows in zip(parts, rest.pop(name).chunk(len(parts)), strict=True)}
+    theirs = give(table.names(config), rest)
     positions = rest.pop("position.table").flatten(0, 1)  # (N, E)
     prefix = rest.pop("prefix.vectors", positions[:0])
     if prefix_positions if prefix_positions is not None else not config.register_tokens:
@@ -196,21 +180,6 @@ def from_tessera(family: str, state: State, config: ViTConfig, prefix_positions:
             theirs[token] = vectors[None]  # (1, count, E)
     require(not rest, f"{family} has no place for {', '.join(sorted(rest)[:3])}; build the model without it.")
     return theirs
-
-
-def _check(family: str, ours: State, rest: State, config: ViTConfig) -> None:
-    """Raises `ValueError` where names are missing or left over."""
-    require(not rest, f"{family} weights that this ViT has no place for: {', '.join(sorted(rest)[:3])}.")
-    with torch.device("meta"):
-        wanted = ViT(config).state_dict()
-    missing = [name for name in wanted if name not in ours and not name.startswith("head.linear.")]
-    require(not missing, f"{family} weights lack {', '.join(missing[:3])}; is the config that of the same model?")
-    extra = [name for name in ours if name not in wanted]
-    require(not extra, f"The config has no {', '.join(extra[:3])}, but the {family} weights do.")
-    for name, value in ours.items():
-        shape = tuple(wanted[name].shape)
-        fits = tuple(value.shape) == shape or name.startswith("head.linear.")
-        require(fits, f"{name} is {tuple(value.shape)} in the {family} weights, but {shape} by the config.")
 
 
 def config_from_timm_state(state: State, heads: int | None = None) -> ViTConfig:

@@ -1,0 +1,177 @@
+"""Configs of BERT, DistilBERT and RoBERTa from and to the `config.json` of Hugging Face."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from modules.bert import BertConfig
+from modules.config import FeedForwardName, PoolerName, StackConfig, require
+
+Settings = dict[str, Any]  # a config.json
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a config.json says, and what it leaves out.
+
+    Args:
+        model: What the names of their classes begin with.
+        pooler: The layer before the classifier.
+        settings: Their option -> ours, in `BertConfig` or its stack.
+        fixed: Options of ours that are the same in all models of the family.
+        padding: Number of the padding token where none is given.
+        offset: Positions start behind the number of the padding token, rather than at 0.
+    """
+
+    model: str
+    pooler: PoolerName
+    settings: dict[str, str]
+    fixed: dict[str, Any]
+    padding: int = 0
+    offset: bool = False
+
+    def first_position(self, config: BertConfig) -> int:
+        """The row of their table where positions start."""
+        return config.padding + 1 if self.offset else 0
+
+
+SHARED = {"vocab_size": "vocabulary", "max_position_embeddings": "max_length", "pad_token_id": "padding"}
+BERT_SETTINGS = SHARED | {
+    "type_vocab_size": "segments",
+    "hidden_size": "width",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "heads",
+    "intermediate_size": "mlp_width",
+    "hidden_act": "feedforward",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "norm_eps",
+    "classifier_dropout": "head_dropout",
+}
+DISTILBERT_SETTINGS = SHARED | {
+    "dim": "width",
+    "n_layers": "depth",
+    "n_heads": "heads",
+    "hidden_dim": "mlp_width",
+    "activation": "feedforward",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "seq_classif_dropout": "head_dropout",
+}
+FAMILIES: dict[str, Family] = {
+    "bert": Family("Bert", "tanh", BERT_SETTINGS, {}),
+    "distilbert": Family("DistilBert", "relu", DISTILBERT_SETTINGS, {"segments": 0, "norm_eps": 1e-12}),
+    "roberta": Family("Roberta", "tanh", BERT_SETTINGS, {}, padding=1, offset=True),
+}
+ALWAYS = {
+    "position": "learned",
+    "embedding_norm": True,
+    "order": "post",
+    "norm": "layernorm",
+    "has_final_norm": False,
+    "attention": "dot",
+    "bias": True,
+    "qkv_bias": True,
+}
+USUAL = {"max_length": 512, "segments": 2, "feedforward": "gelu", "dropout": 0.1, "attention_dropout": 0.1}
+NEEDED = ("vocabulary", "width", "depth", "heads", "mlp_width")
+ACTIVATIONS: dict[str, FeedForwardName] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+OURS = {field.name for field in fields(BertConfig)}
+
+
+def config_from_huggingface(settings: Settings) -> tuple[str, BertConfig]:
+    """Family and config of a model, read off its config.json.
+
+    Returns:
+        Entry of `FAMILIES`, and our config; `num_classes` is null unless the file is about a classifier.
+
+    Raises:
+        ValueError: The model has parts that ours does not, or the file lacks a size, by name.
+    """
+    name = settings.get("model_type")
+    require(name in FAMILIES, f'model_type "{name}" is not supported; choose a model of {", ".join(FAMILIES)}.')
+    family = FAMILIES[str(name)]
+    kind = settings.get("position_embedding_type") or "absolute"
+    require(kind == "absolute", f'position_embedding_type "{kind}" is not supported; choose a model with "absolute".')
+    for part in ("is_decoder", "add_cross_attention"):
+        require(not settings.get(part), f"{part} is on: this is a decoder, but only encoders are supported.")
+    given = {ours: settings[theirs] for theirs, ours in family.settings.items() if settings.get(theirs) is not None}
+    missing = [theirs for theirs, ours in family.settings.items() if ours in NEEDED and ours not in given]
+    require(not missing, f"config.json lacks {', '.join(missing)}.")
+    options = {**USUAL, "norm_eps": 1e-12, "padding": family.padding, **given, **family.fixed}
+    activation = ACTIVATIONS.get(options["feedforward"])
+    require(activation is not None, f'activation "{options["feedforward"]}" is none of {", ".join(ACTIVATIONS)}.')
+    options |= {"feedforward": activation, "head_dropout": options.get("head_dropout", options["dropout"])}
+    if family.offset:
+        options["max_length"] -= options["padding"] + 1
+        options["pooler_dropout"] = options["head_dropout"]
+    if options["mlp_width"] == 4 * options["width"]:
+        del options["mlp_width"]
+    stack = {option: value for option, value in options.items() if option not in OURS}
+    return str(name), BertConfig(
+        num_classes=_classes(settings),
+        embedding_norm=True,
+        pooler=family.pooler,
+        stack=StackConfig(order="post", mlp_dropout=0.0, **stack),
+        **{option: value for option, value in options.items() if option in OURS},
+    )
+
+
+def _classes(settings: Settings) -> int | None:
+    """Number of classes of a classifier; their files leave it out where it is 2."""
+    if not any("SequenceClassification" in name for name in settings.get("architectures") or ()):
+        return None
+    return len(settings.get("id2label") or (0, 1))
+
+
+def config_to_huggingface(family: str, config: BertConfig, class_names: list[str] | None = None) -> Settings:
+    """The config.json of a model of ours.
+
+    Args:
+        family: Entry of `FAMILIES`.
+        config: Our model.
+        class_names: One name per class; None: it is a masked language model.
+
+    Raises:
+        ValueError: Their model cannot be like ours, with the reason.
+    """
+    check_expressible(family, config, classifies=class_names is not None)
+    kind = FAMILIES[family]
+    settings = {theirs: _option(config, ours) for theirs, ours in kind.settings.items()}
+    settings["max_position_embeddings"] += kind.first_position(config)
+    if "type_vocab_size" in settings:
+        settings["type_vocab_size"] = max(1, config.segments)
+    task = "MaskedLM" if class_names is None else "SequenceClassification"
+    settings |= {"model_type": family, "architectures": [f"{kind.model}For{task}"]}
+    if class_names is not None:
+        settings["id2label"] = {str(i): name for i, name in enumerate(class_names)}
+        settings["label2id"] = {name: i for i, name in enumerate(class_names)}
+    return settings
+
+
+def check_expressible(family: str, config: BertConfig, classifies: bool) -> None:
+    """Raises `ValueError` where a model of `family` cannot be like ours."""
+    stack = config.stack
+    wanted = ALWAYS | FAMILIES[family].fixed
+    if classifies:
+        wanted |= {"pool": "cls", "pooler": FAMILIES[family].pooler}
+    for option, value in wanted.items():
+        got = getattr(config if option in OURS else stack, option)
+        require(got == value, f"{family} models have {option} {value}, but this one has {got}.")
+    known = stack.feedforward in ACTIVATIONS.values()
+    require(known, f'{family} models have no feedforward "{stack.feedforward}".')
+    require(stack.kv_heads in (None, stack.heads), f"{family} models have as many kv_heads as heads.")
+
+
+def _option(config: BertConfig, option: str) -> Any:
+    """Our option, as their file says it."""
+    if option == "mlp_width":
+        return config.stack.feedforward_width
+    value = getattr(config if option in OURS else config.stack, option)
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == value) if option == "feedforward" else value

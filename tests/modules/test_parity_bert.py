@@ -1,0 +1,259 @@
+"""Our encoders against Hugging Face's BERT, DistilBERT and RoBERTa, weights copied over."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from modules.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM
+from modules.pretrained.bert import TABLES, from_tessera, load_weights, to_tessera
+from modules.pretrained.bert_configs import FAMILIES, config_from_huggingface, config_to_huggingface
+
+transformers = pytest.importorskip("transformers")
+
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+}
+SIZES["roberta"] = SIZES["bert"]
+BASE = {"distilbert": {"dim": 768, "n_layers": 12, "n_heads": 12, "hidden_dim": 3072}}
+
+
+def theirs(family: str, head: str, sizes: dict[str, Any] | None = None, **options: Any) -> nn.Module:
+    """Their model with weights among which no zeros or ones hide a mistake."""
+    kind = FAMILIES[family].model
+    pad = 1 if family == "roberta" else 0
+    sizes = SIZES[family] if sizes is None else sizes
+    settings = getattr(transformers, f"{kind}Config")(
+        **{"vocab_size": 60, "max_position_embeddings": 24, "num_labels": 3, "pad_token_id": pad, **sizes, **options},
+        architectures=[kind + head],
+    )
+    with torch.device("meta"):
+        model = getattr(transformers, kind + head)(settings)
+    model = model.to_empty(device="cpu").eval()
+    model.tie_weights()
+    with torch.no_grad():
+        for name, value in model.named_buffers():
+            value.copy_(
+                torch.arange(value.shape[1])[None] if name.endswith("position_ids") else torch.zeros_like(value)
+            )
+        for name, value in model.named_parameters():
+            value.normal_(std=0.05)
+            if "norm" in name.lower() and name.endswith("weight"):
+                value += 1.0
+    return model
+
+
+def batch(family: str, lengths: tuple[int, ...] = (11, 5, 8), vocabulary: int = 60) -> dict[str, Tensor]:
+    """Right-padded texts, two segments for BERT."""
+    keep = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    tokens = torch.randint(2, vocabulary, keep.shape).masked_fill(~keep, 1 if family == "roberta" else 0)
+    segments = {"segments": (torch.arange(max(lengths)) > 3).long().expand_as(tokens)} if family == "bert" else {}
+    return {"tokens": tokens, "keep": keep, **segments}
+
+
+def run_theirs(model: nn.Module, texts: dict[str, Tensor], **options: Any) -> Any:
+    names = {"tokens": "input_ids", "keep": "attention_mask", "segments": "token_type_ids"}
+    with torch.inference_mode():
+        return model(**{names[key]: value.long() for key, value in texts.items()}, **options)
+
+
+def ours(family: str, model: Any, kind: type[nn.Module]) -> Any:
+    name, config = config_from_huggingface(model.config.to_dict())
+    assert name == family
+    net = kind(config).eval()
+    missing = load_weights(net, to_tessera(family, model.state_dict(), config))
+    assert not missing
+    return net
+
+
+def far(one: Tensor, two: Tensor) -> float:
+    assert one.shape == two.shape
+    return (one - two).abs().max().item()
+
+
+@pytest.mark.parametrize("family", TABLES)
+def test_classification_and_hidden_states(family: str) -> None:
+    model = theirs(family, "ForSequenceClassification")
+    net, texts = ours(family, model, BertClassifier), batch(family)
+    expected = run_theirs(model, texts, output_hidden_states=True)
+    with torch.inference_mode():
+        assert far(net(**texts), expected.logits) <= 1e-5
+        hidden = net.encoder(**texts)
+        assert far(hidden[texts["keep"]], expected.hidden_states[-1][texts["keep"]]) <= 1e-5
+    assert expected.logits.std() > 0.01
+
+
+@pytest.mark.parametrize("family", TABLES)
+def test_masked_tokens(family: str) -> None:
+    model = theirs(family, "ForMaskedLM")
+    net, texts = ours(family, model, BertMaskedLM), batch(family)
+    where = texts["keep"] & (torch.rand(texts["keep"].shape) < 0.5)
+    expected = run_theirs(model, texts).logits
+    with torch.inference_mode():
+        assert far(net(**texts, where=where), expected[where]) <= 1e-5
+
+
+def test_next_sentence() -> None:
+    model = theirs("bert", "ForPreTraining")
+    config = replace(config_from_huggingface(model.config.to_dict())[1], next_sentence=True)
+    net, texts = BertMaskedLM(config).eval(), batch("bert")
+    assert load_weights(net, to_tessera("bert", model.state_dict(), config)) == []
+    expected = run_theirs(model, texts)
+    with torch.inference_mode():
+        hidden = net.encoder(**texts)
+        assert far(net.sentence_logits(hidden), expected.seq_relationship_logits) <= 1e-5
+        assert far(net.head(hidden)[texts["keep"]], expected.prediction_logits[texts["keep"]]) <= 1e-5
+
+
+@pytest.mark.parametrize("family", TABLES)
+def test_base_shape(family: str) -> None:
+    options = {"vocab_size": 1000, "max_position_embeddings": 514 if family == "roberta" else 512}
+    model = theirs(family, "ForSequenceClassification", BASE.get(family, {}), **options)
+    net, texts = ours(family, model, BertClassifier), batch(family, (16,), 1000)
+    stack = net.config.stack
+    assert (stack.width, stack.depth, stack.heads, stack.feedforward_width) == (768, 12, 12, 3072)
+    with torch.inference_mode():
+        assert far(net(**texts), run_theirs(model, texts).logits) <= 1e-4
+
+
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForMaskedLM"])
+@pytest.mark.parametrize("family", TABLES)
+def test_there_and_back(family: str, head: str) -> None:
+    model = theirs(family, head)
+    net = ours(family, model, BertMaskedLM if head == "ForMaskedLM" else BertClassifier)
+    back, state = from_tessera(family, net.state_dict(), net.config), model.state_dict()
+    assert back.keys() == {name for name in state if not name.endswith("_ids")}
+    for name, value in back.items():
+        first = FAMILIES[family].first_position(net.config) if "position" in name else 0
+        assert torch.equal(value[first:], state[name][first:]), name  # RoBERTa never reads the rows before
+    again = to_tessera(family, back, net.config)
+    assert all(torch.equal(value, again[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("family", TABLES)
+def test_a_model_of_ours_becomes_theirs(family: str, tmp_path: Path) -> None:
+    config = config_from_huggingface(theirs(family, "ForSequenceClassification").config.to_dict())[1]
+    net, names = BertClassifier(config).eval(), ["bad", "fair", "good"]
+    settings = config_to_huggingface(family, net.config, names)
+    model = getattr(transformers, settings["architectures"][0])(
+        getattr(transformers, f"{FAMILIES[family].model}Config").from_dict(settings)
+    ).eval()
+    model.load_state_dict(from_tessera(family, net.state_dict(), net.config), strict=False)
+    model.save_pretrained(tmp_path)
+    again = getattr(transformers, settings["architectures"][0]).from_pretrained(tmp_path)
+    assert list(again.config.id2label.values()) == names
+    texts = batch(family)
+    with torch.inference_mode():
+        assert far(net(**texts), run_theirs(again, texts).logits) <= 1e-5
+    assert config_from_huggingface(again.config.to_dict()) == (family, net.config)
+
+
+def test_a_model_without_segments_becomes_bert() -> None:
+    config = replace(config_from_huggingface(theirs("bert", "ForMaskedLM").config.to_dict())[1], segments=0)
+    net = BertMaskedLM(config).eval()
+    settings = config_to_huggingface("bert", config)
+    model = transformers.BertForMaskedLM(transformers.BertConfig.from_dict(settings)).eval()
+    model.load_state_dict(from_tessera("bert", net.state_dict(), config))
+    texts = {name: value for name, value in batch("bert").items() if name != "segments"}
+    with torch.inference_mode():
+        places = texts["keep"]
+        assert far(net(**texts, where=places), run_theirs(model, texts).logits[places]) <= 1e-5
+
+
+@pytest.mark.parametrize("family", TABLES)
+def test_bare_encoders_in_old_files(family: str) -> None:
+    model = theirs(family, "Model")
+    _, config = config_from_huggingface(model.config.to_dict())
+    config = replace(config, num_classes=3)
+    old = {
+        name.replace("orm.weight", "orm.gamma").replace("orm.bias", "orm.beta"): value
+        for name, value in model.state_dict().items()
+    }
+    assert not any(name.startswith(family) for name in old) and any("gamma" in name for name in old)
+    net, texts = BertClassifier(config).eval(), batch(family)
+    missing = load_weights(net, to_tessera(family, old, config))
+    heads = {"head.linear.weight", "head.linear.bias", "pooler.dense.weight", "pooler.dense.bias"}
+    assert set(missing) == (heads - {"pooler.dense.weight", "pooler.dense.bias"} if family == "bert" else heads)
+    with torch.inference_mode():
+        expected = run_theirs(model, texts).last_hidden_state
+        assert far(net.encoder(**texts)[texts["keep"]], expected[texts["keep"]]) <= 1e-5
+
+
+def test_another_number_of_classes_and_the_other_head() -> None:
+    model = theirs("bert", "ForSequenceClassification")
+    config = replace(config_from_huggingface(model.config.to_dict())[1], num_classes=7)
+    state = to_tessera("bert", model.state_dict(), config)
+    assert load_weights(BertClassifier(config), state) == ["head.linear.weight", "head.linear.bias"]
+    pretrained = BertMaskedLM(config)
+    start = load_weights(pretrained, state)
+    assert start and all(name.startswith("head.") for name in start)
+    missing = load_weights(BertClassifier(config), pretrained.state_dict())
+    assert all(name.startswith(("head.", "pooler.")) for name in missing)
+
+
+def test_presets_are_as_published() -> None:
+    for name in ("tiny", "mini", "small", "base"):
+        config = replace(BERT_PRESETS[name], vocabulary=30522, num_classes=2)
+        with torch.device("meta"):
+            model = transformers.BertForSequenceClassification(
+                transformers.BertConfig.from_dict(config_to_huggingface("bert", config, ["no", "yes"]))
+            )
+            net = BertClassifier(config)
+        assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in net.parameters())
+    published = transformers.BertConfig(architectures=["BertForSequenceClassification"]).to_dict()
+    assert config_from_huggingface(published) == ("bert", config)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"model_type": "gpt2"}, 'model_type "gpt2" is not supported'),
+        ({"position_embedding_type": "relative_key"}, "relative_key"),
+        ({"hidden_act": "mish"}, 'activation "mish"'),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"add_cross_attention": True}, "add_cross_attention"),
+        ({"hidden_size": None, "vocab_size": None}, "lacks vocab_size, hidden_size"),
+    ],
+)
+def test_configs_that_we_lack_parts_for(change: dict[str, Any], words: str) -> None:
+    settings = {**transformers.BertConfig().to_dict(), **change}
+    with pytest.raises(ValueError, match=words):
+        config_from_huggingface(settings)
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    model = theirs("bert", "ForMaskedLM")
+    state, config = model.state_dict(), config_from_huggingface(model.config.to_dict())[1]
+    with pytest.raises(ValueError, match="surprise"):
+        to_tessera("bert", {**state, "surprise": torch.zeros(1)}, config)
+    with pytest.raises(ValueError, match="encoder.stack.blocks.0.attention.qkv.weight"):
+        to_tessera("bert", {name: value for name, value in state.items() if "self.key.weight" not in name}, config)
+    with pytest.raises(ValueError, match="separate tables"):
+        to_tessera("bert", {**state, "cls.predictions.decoder.weight": torch.zeros(60, 32)}, config)
+    with pytest.raises(ValueError, match="position.table is .24, 32. .* but .9, 32."):
+        to_tessera("bert", state, replace(config, max_length=9))
+    with pytest.raises(ValueError, match="encoder.embed.weight is"):
+        load_weights(BertMaskedLM(replace(config, vocabulary=70)), to_tessera("bert", state, config))
+    classifier = replace(config, num_classes=2)
+    for option, value in {"pool": "mean", "pooler": "relu", "position": "rotary", "embedding_norm": False}.items():
+        with pytest.raises(ValueError, match=option):
+            other = replace(classifier, **{option: value})
+            from_tessera("bert", BertClassifier(other).state_dict(), other)
+    for option, value in {"order": "pre", "norm": "rmsnorm", "bias": False, "feedforward": "swiglu"}.items():
+        with pytest.raises(ValueError, match=option):
+            config_to_huggingface("bert", replace(config, stack=replace(config.stack, **{option: value})))
+    with pytest.raises(ValueError, match="segments 0"):
+        config_to_huggingface("distilbert", replace(config, stack=replace(config.stack, norm_eps=1e-12)))
+    with pytest.raises(ValueError, match="sentence"):
+        both = replace(classifier, next_sentence=True, segments=2)
+        from_tessera("roberta", BertMaskedLM(both).state_dict(), both)
+    assert set(TABLES) == set(FAMILIES)
+
+
+def test_roberta_counts_positions_behind_padding() -> None:
+    _, config = config_from_huggingface(theirs("roberta", "Model").config.to_dict())
+    assert config.max_length == 22 and isinstance(config, BertConfig)
