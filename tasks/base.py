@@ -5,9 +5,9 @@ import os
 import zlib
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
@@ -20,6 +20,7 @@ from tasks.errors import RunError, UsageError, refusals
 from tasks.parsing import flat
 
 Batch = dict[str, Any]
+Config = TypeVar("Config")
 
 
 class Task(pl.LightningModule):
@@ -60,7 +61,7 @@ class Task(pl.LightningModule):
         """The network for data with these facts; its `config` is a dataclass of primitives."""
 
     @abstractmethod
-    def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, batch: Batch, training: bool) -> tuple[Tensor, Any, Any]:
         """Loss (scalar), outputs and targets of one batch, as the metrics want them."""
 
     @abstractmethod
@@ -81,6 +82,7 @@ class Task(pl.LightningModule):
         torch.manual_seed(run_seed())  # initial weights follow from the seed alone
         with refusals():
             self.net = self.build(self.facts)
+            optim.freeze(self.net, self.optimizer_config.freeze)
         if self.restored is not None:
             load_weights(self.net, net_weights(self.restored), self.restored[KEY]["net"])
         if self.compile_net and self.trainer.state.fn == "fit":
@@ -149,7 +151,7 @@ class Task(pl.LightningModule):
         if limit and gradient_clip_algorithm != "value":
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         self.log("train/grad_norm", norm)
-        self.log("train/lr", optimizer.param_groups[0]["lr"])
+        self.log("train/lr", max(group["lr"] for group in optimizer.param_groups))
 
     def _watch(self, loss: Tensor) -> None:
         """Remember the first step whose loss is not a number, looking only now and then where looking stalls."""
@@ -173,15 +175,25 @@ class Task(pl.LightningModule):
 
     # Evaluation -----------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, batch: Batch, split: str) -> Tensor:
+    def _evaluate(self, batch: Batch, split: str) -> Any:
         loss, outputs, targets = self.step(batch, training=False)
-        self.metrics[f"{split}_loss"].update(loss, len(targets))
+        self.metrics[f"{split}_loss"].update(loss, self.weight(targets))
         self.metrics[split].update(outputs, targets)
         return outputs
 
+    @staticmethod
+    def weight(targets: Any) -> int:
+        """How much a batch's mean loss counts: its number of targets."""
+        return len(targets)
+
     def _log_evaluation(self, split: str) -> None:
         values = self.metrics[split].compute() | {f"{split}/loss": self.metrics[f"{split}_loss"].compute()}
-        self.log_dict({name: value for name, value in values.items() if value.ndim == 0}, prog_bar=split == "val")
+        values = {name: value for name, value in values.items() if value.ndim == 0}
+        self.log_dict(values | self.derived(values, split), prog_bar=split == "val")
+
+    def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
+        """Metrics that follow from others once those are reduced over all samples, such as perplexity."""
+        return {}
 
     def _start_evaluation(self, split: str) -> None:
         self.metrics[split].reset()
@@ -203,16 +215,27 @@ class Task(pl.LightningModule):
         """Log the `test/` metrics, reduced over ranks."""
         self._log_evaluation("test")
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Draw the same numbers, such as masked positions, in every validation."""
+        torch.manual_seed(position_seed(run_seed(), -1, batch_idx, self.global_rank))
+
+    def on_test_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Draw the same numbers in every test."""
+        torch.manual_seed(position_seed(run_seed(), -1, batch_idx, self.global_rank))
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Any:
         """Update the `val/` metrics; the step's outputs."""
         return self._evaluate(batch, "val")
 
-    def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def test_step(self, batch: Batch, batch_idx: int) -> Any:
         """Update the `test/` metrics; the step's outputs."""
         return self._evaluate(batch, "test")
 
     def draw_results(self, folder: Path) -> None:
         """Draw into the run folder what the test found, such as a confusion matrix."""
+
+    def keep_files(self, folder: Path) -> None:
+        """Write into the run folder, at its start, what other programs may want, such as a tokenizer."""
 
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -236,6 +259,19 @@ class Task(pl.LightningModule):
             "net": asdict(self.net.config),
             "config": {name: config.get(name, {}) for name in ("model", "data")},
         }
+
+
+def filled(config: Config, found: Mapping[str, Any]) -> Config:
+    """A network's configuration with what the data decide filled in.
+
+    Raises:
+        UsageError: a number that was asked for contradicts the data.
+    """
+    for name, value in found.items():
+        asked = getattr(config, name)
+        if asked not in (None, value):
+            raise UsageError(f"--model.net.{name} {asked} contradicts the data, which have {value}: leave it out")
+    return replace(config, **found)  # type: ignore[type-var]
 
 
 def run_seed() -> int:

@@ -36,6 +36,8 @@ class App:
         links: model options that data options follow, such as the image size.
         default_config: what `fit` reads where no config says which data to use.
         trainer: Lightning Trainer defaults of this task.
+        trains: the commands among `TRAINER_COMMANDS` that this task has.
+        takes_text: whether `predict` takes one text from the command line, as `--text`.
         functions: further commands, name to (help, "module:function"); their options are the function's arguments.
         examples: command lines worth showing, without the leading `python -m tasks.NAME`.
     """
@@ -49,13 +51,16 @@ class App:
     default_config: str | None = None
     links: Mapping[str, str] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
+    trains: Sequence[str] = tuple(TRAINER_COMMANDS)
+    takes_text: bool = False
     functions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     examples: Sequence[str] = ()
 
     @property
     def commands(self) -> dict[str, str]:
         """Name and one-line help of every command."""
-        return TRAINER_COMMANDS | {name: text for name, (text, _) in self.functions.items()}
+        trained = {name: TRAINER_COMMANDS[name] for name in self.trains}
+        return trained | {name: text for name, (text, _) in self.functions.items()}
 
 
 def load(target: str) -> Any:

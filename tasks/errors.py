@@ -49,8 +49,11 @@ def guarded(run: Callable[[], object], debug: bool) -> int:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def refusals(what: str = "") -> Iterator[None]:
     """What is raised while things are built from options is about the options: make it a `UsageError`.
+
+    Args:
+        what: the option that it is about, where that is known.
 
     Raises:
         UsageError: for a `ValueError`, and for Lightning's own of its Trainer's options.
@@ -59,7 +62,7 @@ def refusals() -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(error, ValueError) or type(error).__name__ == "MisconfigurationException":
-            raise UsageError(str(error)) from error
+            raise UsageError(f"{what}: {error}" if what else str(error)) from error
         raise
 
 

@@ -27,7 +27,7 @@ HIDDEN = {  # arguments of the Trainer's methods that are ours to fill in
     "predict": {"ckpt_path", "weights_only", "return_predictions"},
 }
 PLACES = {"fit": "runs/TASK/TIME", "predict": "the current folder", "validate": "nothing", "test": "nothing"}
-THIS_CALL = {"config", "run_dir", "debug", "ckpt_path", "resume", "compile"}  # not part of a run's options
+THIS_CALL = {"config", "run_dir", "debug", "ckpt_path", "resume", "compile", "text"}  # not part of a run's options
 DATA = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
 
 
@@ -152,6 +152,8 @@ class TaskCLI(LightningCLI):
                 type=str | None,
                 help="Checkpoint that `fit` wrote; it holds all that is needed. Required.",
             )
+            if self.command == "predict" and self.app.takes_text:
+                add("--text", type=str | None, help="One text to label; the answer is printed, nothing is written.")
             return
         add("--resume", type=str | None, help="Run folder to continue; options beside it win.")
         if self.app.presets:
@@ -283,6 +285,8 @@ class TaskCLI(LightningCLI):
         """Label files and write `predictions.csv`."""
         model.restore(self.checkpoint)
         datamodule.adopt(model.facts)
+        if self.app.takes_text:
+            datamodule.predict_text = self.config[self.command].text
         model.write_predictions(self.trainer, datamodule, self.folder)
 
 

@@ -11,7 +11,7 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from datamodules.errors import UsageError
-from modules.roles import parameter_roles
+from modules.roles import parameter_depths, parameter_roles
 
 Group = dict[str, Any]
 
@@ -38,6 +38,9 @@ class OptimConfig:
         final_lr: Learning rate of the last step, as a share of the peak; for "cosine", "linear" and "wsd".
         decay: Share of all steps in which "wsd" decays.
         gradient_clip: Largest total norm of the gradients of a step, which are scaled down to it; null means no limit.
+        layer_decay: Factor on the learning rate for each layer further down from the head (Howard & Ruder 2018), for
+            fine-tuning: 0.9; 1 gives all layers the same.
+        freeze: Number of lowest layers that keep their weights: 1 the embedding, 1 + n the first n blocks too.
     """
 
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -52,6 +55,8 @@ class OptimConfig:
     final_lr: float = 0.0
     decay: float = 0.2
     gradient_clip: float | None = 1.0
+    layer_decay: float = 1.0
+    freeze: int = 0
 
     def __post_init__(self) -> None:
         for name in ("lr", "muon_lr", "gradient_clip"):
@@ -66,11 +71,29 @@ class OptimConfig:
                 raise ValueError(f"{name} is a share and must be from 0 to 1, but is {getattr(self, name)}.")
         if not all(0 <= share < 1 for share in (self.momentum, *self.betas)):
             raise ValueError(f"momentum {self.momentum} and betas {self.betas} must be from 0 to below 1.")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay must be above 0 and at most 1, but is {self.layer_decay}.")
+        if self.freeze < 0:
+            raise ValueError(f"freeze is a number of layers and must not be negative, but is {self.freeze}.")
         if self.warmup > 1 and self.warmup % 1:
             raise ValueError(f"warmup is {self.warmup}: give a share of all steps (below 1) or a whole number of them.")
 
 
 # ---------------------------------------------------------------------------------------------------- parameter groups
+
+
+def freeze(net: nn.Module, layers: int) -> None:
+    """Keeps the parameters of the lowest `layers` layers from being trained.
+
+    Raises:
+        ValueError: no layer would be left.
+    """
+    depths = parameter_depths(net)
+    if layers > (top := max(depths.values())):
+        raise ValueError(f"freeze is {layers}, but must leave one of the network's {top + 1} layers to train.")
+    for name, parameter in net.named_parameters():
+        if depths[name] < layers:
+            parameter.requires_grad_(False)
 
 
 def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
@@ -82,14 +105,15 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
 
     Returns:
         One group per role that occurs, "matrix", "table" and "scalar" in this order. Each has `name` (the role), `kind`
-        ("muon" or "adamw"), `params`, `lr` and `weight_decay`.
+        ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With `layer_decay`, one per role and depth, named
+        "matrix/3". Frozen parameters are in none.
 
     Raises:
         ValueError: a parameter has no role or a role has no parameter.
     """
-    roles = parameter_roles(net)
+    roles, depths = parameter_roles(net), parameter_depths(net)
     parameters = dict(net.named_parameters())
-    if wrong := sorted(roles.keys() ^ parameters.keys()):
+    if wrong := sorted((roles.keys() ^ parameters.keys()) | (depths.keys() ^ parameters.keys())):
         raise ValueError(f"Each parameter needs one role in modules/roles.py; these names do not match: {wrong}.")
     muon_matrices = {"kind": "muon", "lr": config.muon_lr or config.lr, "momentum": config.momentum}
     adamw = {"kind": "adamw", "lr": config.lr, "betas": tuple(config.betas), "eps": config.eps}
@@ -100,8 +124,18 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
     }
     if wrong := sorted(name for name, role in roles.items() if role not in settings):
         raise ValueError(f"Roles are {', '.join(settings)}; these parameters have another one: {wrong}.")
-    members = {role: [p for name, p in parameters.items() if roles[name] == role] for role in settings}
-    return [{"name": role, "params": members[role], **settings[role]} for role in settings if members[role]]
+    top = max(depths.values(), default=0)
+    groups: dict[tuple[str, int], Group] = {}
+    for role, options in settings.items():
+        for depth in range(top + 1) if config.layer_decay < 1 else (top,):
+            name = role if config.layer_decay == 1 else f"{role}/{depth}"
+            lr = options["lr"] * config.layer_decay ** (top - depth)
+            groups[role, depth] = {"name": name, "params": [], **options, "lr": lr}
+    for name, parameter in parameters.items():
+        if parameter.requires_grad:
+            depth = depths[name] if config.layer_decay < 1 else top
+            groups[roles[name], depth]["params"].append(parameter)
+    return [group for group in groups.values() if group["params"]]
 
 
 # ---------------------------------------------------------------------------------------------------------- optimizers

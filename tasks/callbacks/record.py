@@ -52,6 +52,7 @@ class RunRecord(Callback):
         make_run_folder(self.folder, pl_module.name)
         config = pl_module.resolved()
         write_config(self.folder, config)
+        pl_module.keep_files(self.folder)
         for logger in trainer.loggers:
             logger.log_hyperparams(flat(config))
             if isinstance(logger, pl.loggers.WandbLogger):

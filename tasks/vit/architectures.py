@@ -1,19 +1,15 @@
 """Which ViT to build: presets by name, or what goes with pretrained weights; and loading those weights."""
 
-import pickle
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from modules.pretrained.vit import config_from_timm_model, config_from_timm_state, to_tessera
 from modules.vit import VIT_PRESETS, ViT
 from tasks.errors import DataError, UsageError, nearest
 from tasks.parsing import Options
-
-State = dict[str, Tensor]
+from tasks.weights import read_weights
 
 
 def presets() -> dict[str, Options]:
@@ -79,28 +75,3 @@ def timm_model(source: str, pretrained: bool = False, device: str = "cpu") -> An
         raise UsageError(nearest(name, timm.list_models("vit_*"), "timm model"))
     with torch.device(device):
         return timm.create_model(name, pretrained=pretrained)
-
-
-def read_weights(source: str) -> State:
-    """Tensors of a .safetensors file, or of a .pth file that holds nothing else.
-
-    Raises:
-        UsageError: no such file, or it holds objects other than tensors.
-        DataError: it is truncated or of another format.
-    """
-    path = Path(source)
-    if not path.is_file():
-        raise UsageError(f"--model.pretrained {source}: no such file; give one, or timm/<model name>")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UsageError(
-            f"--model.pretrained {source} holds objects other than tensors, which could run code: refused"
-        ) from error
-    except Exception as error:  # safetensors and zip files each have their own kinds
-        raise DataError(f"--model.pretrained {source} is truncated or not a file of weights") from error
-    return state.get("state_dict", state.get("model", state))

@@ -1,31 +1,25 @@
 """ViT image classification: the network, its recipe and its results."""
 
-import csv
-import io
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from datamodules.augment import Augment, AugmentConfig, normalise
 from datamodules.images import ImageData
 from modules.vit import VIT_PRESETS, ViT, ViTConfig
-from tasks.base import Batch, Task
+from tasks.base import Batch, filled
 from tasks.callbacks.mistakes import Mistakes
-from tasks.errors import UsageError
+from tasks.classification import ClassifierTask
 from tasks.optim import OptimConfig
-from tasks.parsing import merged
-from tasks.report import draw_confusion
 from tasks.run_folder import write_text
 
 
-class ViTTask(Task):
+class ViTTask(ClassifierTask):
     """Image classification with a Vision Transformer (Dosovitskiy 2021).
 
     Args:
@@ -40,7 +34,8 @@ class ViTTask(Task):
         compile: Compile the network with torch.compile, in place.
     """
 
-    name, monitor, monitor_mode = "vit", "val/acc", "max"
+    name = "vit"
+    known = ("class_names", "mean", "std")
 
     def __init__(
         self,
@@ -52,20 +47,14 @@ class ViTTask(Task):
         ema: float | None = None,
         compile: bool = False,
     ) -> None:
-        super().__init__(optimizer, ema, compile)
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing {label_smoothing} must be from 0 to below 1")
-        self.net_config, self.label_smoothing, self.pretrained = net, label_smoothing, pretrained
+        super().__init__(optimizer, label_smoothing, ema, compile)
+        self.net_config, self.pretrained = net, pretrained
         self.augment = Augment(augment)
 
     def build(self, facts: Mapping[str, Any]) -> ViT:
         """A ViT for the data's classes and channels; refuses a typed number that contradicts the data."""
         found = {"num_classes": len(facts["class_names"]), "channels": facts["channels"]}
-        for name, value in found.items():
-            asked = getattr(self.net_config, name)
-            if asked not in (None, value):
-                raise UsageError(f"--model.net.{name} {asked} contradicts the data, which have {value}: leave it out")
-        net = ViT(replace(self.net_config, **found))
+        net = ViT(filled(self.net_config, found))
         if self.pretrained is not None and self.restored is None:
             from tasks.vit.architectures import load_pretrained
 
@@ -76,22 +65,12 @@ class ViTTask(Task):
         """The shared ones, and pictures of what was got wrong."""
         return [*super().configure_callbacks(), Mistakes()]
 
-    def resolved(self) -> dict[str, Any]:
-        """The run's options with the network, class names and normalisation filled in."""
-        known = {name: self.facts[name] for name in ("class_names", "mean", "std")}
-        return merged(super().resolved(), {"model": {"net": asdict(self.net.config)}, "data": {"dataset": known}})
-
-    def make_metrics(self) -> dict[str, Metric]:
-        """Accuracy and the confusion matrix over all samples."""
-        classes = len(self.facts["class_names"])
-        return {"acc": MulticlassAccuracy(classes, average="micro"), "confusion": MulticlassConfusionMatrix(classes)}
-
     def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Loss (), logits (B, K) and labels (B,) of a batch of uint8 images (B, C, Y, X)."""
         labels = targets = batch["label"]
         if training:
             pixels = self.augment.erase(self.normalised(self.augment(batch["image"])))
-            pixels, targets = self.augment.mix(pixels, labels, len(self.facts["class_names"]))
+            pixels, targets = self.augment.mix(pixels, labels, len(self.class_names))
         else:
             pixels = self.normalised(batch["image"])
         logits = self.net(pixels)
@@ -109,19 +88,8 @@ class ViTTask(Task):
     def write_predictions(self, trainer: pl.Trainer, datamodule: ImageData, folder: Path) -> None:
         """Write `predictions.csv`: path, label and the probability of each class, one row per image file."""
         batches: Any = trainer.predict(self, datamodule=datamodule)
-        names = self.facts["class_names"]
-        rows = [row for paths, probabilities in batches for row in zip(paths, probabilities.tolist(), strict=True)]
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(["path", "label", *names])
-        for path, row in rows:
-            table.writerow([path, names[row.index(max(row))], *(f"{p:.6f}" for p in row)])
+        rows = [row for batch in batches for row in zip(*batch, strict=True)]
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "predictions.csv", text.getvalue())
+        write_text(folder / "predictions.csv", self.table("path", rows))
         skipped = f", {len(datamodule.skipped)} bad files skipped" if datamodule.skipped else ""
         print(f"{len(rows)} images labelled in {folder / 'predictions.csv'}{skipped}")
-
-    def draw_results(self, folder: Path) -> None:
-        """Draw `confusion.png` from the test just done."""
-        counts = self.metrics["test"]["confusion"].compute().cpu()
-        draw_confusion(counts, self.facts["class_names"], folder / "confusion.png")

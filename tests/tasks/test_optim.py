@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import pytest
 import torch
@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader
 
 from datamodules.errors import UsageError
 from modules.config import StackConfig
+from modules.roles import parameter_depths
 from modules.vit import ViT, ViTConfig
 from tasks import optim
-from tasks.optim import OPTIMIZERS, SCHEDULES, MuonAdamW, OptimConfig, build, lr_share, parameter_groups
+from tasks.optim import OPTIMIZERS, SCHEDULES, MuonAdamW, OptimConfig, build, freeze, lr_share, parameter_groups
 
 
 def tiny_vit() -> nn.Module:
@@ -76,11 +77,34 @@ def test_decay_and_muon_by_name() -> None:
             assert group["kind"] == "adamw" or (parameter.ndim == 2 and not unlike and "head." not in name), name
 
 
-def test_frozen_and_tied_parameters_are_grouped_once() -> None:
+def test_tied_parameters_are_grouped_once_and_frozen_ones_never() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     net[1].weight = net[0].weight
-    net.requires_grad_(False)
     assert sum(len(group["params"]) for group in parameter_groups(net, OptimConfig())) == 3
+    net[0].requires_grad_(False)
+    assert [group["params"] for group in parameter_groups(net, OptimConfig())] == [[net[1].bias]]
+
+
+def test_freeze_counts_layers_from_the_embedding() -> None:
+    net = tiny_vit()
+    freeze(net, 2)
+    frozen = {name for name, parameter in net.named_parameters() if not parameter.requires_grad}
+    assert frozen == {n for n, _ in net.named_parameters() if n.startswith(("embed", "position", "prefix"))} | {
+        n for n, _ in net.named_parameters() if n.startswith("stack.blocks.0.")
+    }
+    with pytest.raises(ValueError, match="must leave one of the network's"):
+        freeze(net, 99)
+
+
+@pytest.mark.parametrize("optimizer", ("adamw", "muon"))
+def test_layer_decay_slows_lower_layers(optimizer: Literal["adamw", "muon"]) -> None:
+    net = tiny_vit()
+    depths, names = parameter_depths(net), {id(p): name for name, p in net.named_parameters()}
+    top = max(depths.values())
+    groups = parameter_groups(net, OptimConfig(optimizer=optimizer, lr=1.0, layer_decay=0.5))
+    rates = {names[id(p)]: group["lr"] for group in groups for p in group["params"]}
+    assert rates == {name: 0.5 ** (top - depth) for name, depth in depths.items()}
+    assert len({group["name"] for group in groups}) == len(groups)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Sentiment and other text classification with a BERT-style encoder."""

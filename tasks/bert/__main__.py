@@ -1,0 +1,31 @@
+"""`python -m tasks.bert`: text classification on the command line."""
+
+import sys
+
+from tasks.cli import App, main
+
+APP = App(
+    name="bert",
+    title="Tessera BERT: text classification with a Transformer encoder",
+    task="tasks.bert.task:BertTask",
+    data="datamodules.reviews:ReviewData",
+    presets="tasks.bert.architectures:presets",
+    pretrained="tasks.bert.architectures:pretrained_options",
+    default_config="configs/bert/reviews.yaml",
+    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
+    takes_text=True,
+    functions={
+        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.bert.export:export"),
+        "tokenize": ("show the tokens of a text", "tasks.bert.tokenize:tokenize"),
+    },
+    examples=(
+        "fit",
+        "fit --config configs/bert/imdb.yaml --run_dir runs/bert/imdb",
+        "fit --config configs/bert/imdb.yaml --model.pretrained runs/mlm/latest/checkpoints/best.ckpt",
+        'predict --ckpt_path runs/bert/latest/checkpoints/best.ckpt --text "not bad at all"',
+        'tokenize --text "not bad at all"',
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(APP))

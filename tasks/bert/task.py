@@ -1,0 +1,121 @@
+"""Text classification with a BERT-style encoder: the network, its recipe and its results."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from datamodules.reviews import ReviewData
+from torch import Tensor
+from torch.nn import functional as F
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAUROC, MulticlassCalibrationError, MulticlassF1Score
+
+from modules.bert import BertClassifier, BertConfig
+from tasks.base import Batch
+from tasks.bert.architectures import fitted, load_pretrained
+from tasks.classification import ClassifierTask
+from tasks.optim import OptimConfig
+from tasks.run_folder import write_text
+
+
+class BertTask(ClassifierTask):
+    """Classification of texts with an encoder (Devlin 2019).
+
+    Args:
+        net: The network. Numbers of classes and tokens come from the data where they are null.
+        optimizer: Optimizer, schedule, clipping; layer-wise learning rates and frozen layers for fine-tuning.
+        label_smoothing: Share of the target spread evenly over all classes (Szegedy 2016), 0 to 1.
+        r_drop: Weight of the distance between two passes with different dropout (Liang 2021, there 1 to 5); 0: one
+            pass. Doubles the time of a step.
+        pretrained: Weights to start from, tokenizer included: a checkpoint of `python -m tasks.mlm`, `hf/<model>` of
+            the Hugging Face hub, or a local folder of its layout; null starts from random weights.
+        reset_head: Start with a new classifier even where the pretrained weights have one that fits.
+        ema: Decay of a running average of the weights, per optimizer step, such as 0.999; evaluation and the saved
+            weights use the average. Null keeps none.
+        compile: Compile the network with torch.compile, in place.
+    """
+
+    name = "bert"
+
+    def __init__(
+        self,
+        net: BertConfig = BertConfig(),
+        optimizer: OptimConfig = OptimConfig(),
+        label_smoothing: float = 0.0,
+        r_drop: float = 0.0,
+        pretrained: str | None = None,
+        reset_head: bool = False,
+        ema: float | None = None,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(optimizer, label_smoothing, ema, compile)
+        if r_drop < 0:
+            raise ValueError(f"r_drop {r_drop} must not be negative")
+        self.net_config, self.r_drop = net, r_drop
+        self.pretrained, self.reset_head = pretrained, reset_head
+
+    def build(self, facts: Mapping[str, Any]) -> BertClassifier:
+        """An encoder and a classifier for the data's tokens and classes."""
+        net = BertClassifier(fitted(self.net_config, facts, num_classes=len(facts["class_names"])))
+        if self.pretrained is not None and self.restored is None:
+            load_pretrained(net, self.pretrained, facts, ("head", "pooler", "pool") if self.reset_head else ())
+        return net
+
+    def keep_files(self, folder: Path) -> None:
+        """Write `tokenizer.json`."""
+        write_text(folder / "tokenizer.json", self.facts["tokenizer"])
+
+    def make_metrics(self) -> dict[str, Metric]:
+        """Also macro F1, area under the ROC curve, and expected calibration error in 15 bins (Guo 2017)."""
+        classes = len(self.class_names)
+        return {
+            **super().make_metrics(),
+            "f1": MulticlassF1Score(classes, average="macro"),
+            "auroc": MulticlassAUROC(classes),
+            "ece": MulticlassCalibrationError(classes),
+        }
+
+    def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss (), probabilities (B, K) and labels (B,) of a batch of tokens (B, N)."""
+        labels, smoothing = batch["label"], self.label_smoothing if training else 0.0
+        logits = self.net(batch["tokens"], batch["keep"])
+        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        if training:
+            log_padding(self, batch)
+        if training and self.r_drop:
+            again = self.net(batch["tokens"], batch["keep"])
+            loss = (loss + F.cross_entropy(again, labels, label_smoothing=smoothing)) / 2
+            loss = loss + self.r_drop * divergence(logits, again) / 2
+        return loss, logits.softmax(-1), labels
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor]:
+        """Numbers of the texts (B,) and class probabilities (B, K)."""
+        return batch["index"], self.net(batch["tokens"], batch["keep"]).softmax(-1)
+
+    def write_predictions(self, trainer: pl.Trainer, datamodule: ReviewData, folder: Path) -> None:
+        """Write `predictions.csv`: text, label and the probability of each class; a single text's answer is printed."""
+        batches: Any = trainer.predict(self, datamodule=datamodule)
+        numbers, shares = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        texts, shares = datamodule.predict_texts, shares[numbers.argsort()]  # (S, K), in the order of the input
+        if datamodule.predict_text is not None:
+            best = int(shares[0].argmax())
+            listed = ", ".join(f"{name} {share:.4f}" for name, share in zip(self.class_names, shares[0], strict=True))
+            print(f"{self.class_names[best]} ({listed})")
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "predictions.csv", self.table("text", zip(texts, shares, strict=True)))
+        skipped = f", {len(datamodule.skipped)} bad lines skipped" if datamodule.skipped else ""
+        print(f"{len(texts)} texts labelled in {folder / 'predictions.csv'}{skipped}")
+
+
+def log_padding(task: pl.LightningModule, batch: Batch) -> None:
+    """Log the share of the batch that is padding."""
+    task.log("train/padding", 1 - batch["keep"].float().mean(), batch_size=len(batch["tokens"]))
+
+
+def divergence(one: Tensor, two: Tensor) -> Tensor:
+    """Mean of both Kullback-Leibler divergences between softmax(one) and softmax(two), (B, K) each (Liang 2021)."""
+    p, q = one.log_softmax(-1), two.log_softmax(-1)
+    return ((p.exp() - q.exp()) * (p - q)).sum(-1).mean() / 2

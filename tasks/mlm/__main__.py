@@ -1,0 +1,28 @@
+"""`python -m tasks.mlm`: masked-language-model pretraining on the command line."""
+
+import sys
+
+from tasks.cli import App, main
+
+APP = App(
+    name="mlm",
+    title="Tessera MLM: pretraining of a Transformer encoder by guessing masked tokens",
+    task="tasks.mlm.task:MaskedLMTask",
+    data="datamodules.masked_text:MaskedTextData",
+    presets="tasks.bert.architectures:presets",
+    pretrained="tasks.bert.architectures:pretrained_options",
+    default_config="configs/mlm/reference.yaml",
+    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
+    trains=("fit", "validate", "test"),
+    functions={"export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.bert.export:export")},
+    examples=(
+        "fit",
+        "fit --config configs/mlm/imdb.yaml --run_dir runs/mlm/imdb",
+        "fit --config configs/mlm/imdb.yaml --preset base --model.mask.whole_words true",
+        "fit --resume runs/mlm/latest",
+        "export --ckpt_path runs/mlm/latest/checkpoints/best.ckpt --format hf",
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(APP))

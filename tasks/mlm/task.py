@@ -1,0 +1,113 @@
+"""Masked-language-model pretraining: the network, its recipe and its results."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from datamodules.masking import MaskConfig, Masker
+from torch import Tensor
+from torch.nn import functional as F
+from torchmetrics import MeanMetric, Metric
+
+from datamodules.tokenizers import Tokenizer
+from modules.bert import BertConfig, BertMaskedLM
+from tasks.base import Batch, Task
+from tasks.bert.architectures import fitted, load_pretrained
+from tasks.bert.task import log_padding
+from tasks.optim import OptimConfig
+from tasks.parsing import merged
+from tasks.run_folder import write_text
+
+
+class MaskedLMTask(Task):
+    """Guessing masked tokens and, if wanted, whether one sentence follows another (Devlin 2019).
+
+    Args:
+        net: The network. The number of tokens comes from the data where it is null.
+        optimizer: Optimizer, schedule and clipping.
+        mask: Which tokens are masked, anew in each epoch.
+        pretrained: Weights to go on from, tokenizer included: a checkpoint of `python -m tasks.mlm`, `hf/<model>` of
+            the Hugging Face hub, or a local folder of its layout; null starts from random weights.
+        ema: Decay of a running average of the weights, per optimizer step, such as 0.999; evaluation and the saved
+            weights use the average. Null keeps none.
+        compile: Compile the network with torch.compile, in place.
+    """
+
+    name = "mlm"
+
+    def __init__(
+        self,
+        net: BertConfig = BertConfig(),
+        optimizer: OptimConfig = OptimConfig(),
+        mask: MaskConfig = MaskConfig(),
+        pretrained: str | None = None,
+        ema: float | None = None,
+        compile: bool = False,
+    ) -> None:
+        super().__init__(optimizer, ema, compile)
+        self.net_config, self.mask, self.pretrained = net, mask, pretrained
+
+    def build(self, facts: Mapping[str, Any]) -> BertMaskedLM:
+        """An encoder with heads for masked tokens and, where the data have pairs, for sentences."""
+        net = BertMaskedLM(fitted(self.net_config, facts, next_sentence=facts["next_sentence"]))
+        if self.pretrained is not None and self.restored is None:
+            load_pretrained(net, self.pretrained, facts)
+        tokenizer = Tokenizer.from_json(facts["tokenizer"])
+        self.masker = Masker(self.mask, tokenizer)
+        return net
+
+    def keep_files(self, folder: Path) -> None:
+        """Write `tokenizer.json`."""
+        write_text(folder / "tokenizer.json", self.facts["tokenizer"])
+
+    def resolved(self) -> dict[str, Any]:
+        """The run's options with the network filled in."""
+        return merged(super().resolved(), {"model": {"net": asdict(self.net.config)}})
+
+    def make_metrics(self) -> dict[str, Metric]:
+        """Share of the masked tokens guessed rightly; with sentence pairs, each guess's own figures."""
+        names = ("acc", "token_loss", "next_acc") if self.facts["next_sentence"] else ("acc",)
+        return {name: MeanOf(name) for name in names}
+
+    @staticmethod
+    def weight(targets: dict[str, int]) -> int:
+        """Masked tokens in the batch."""
+        return targets["acc"]
+
+    def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
+        """Perplexity: e to the mean loss over masked tokens."""
+        return {f"{split}/perplexity": values.get(f"{split}/token_loss", values[f"{split}/loss"]).exp()}
+
+    def step(self, batch: Batch, training: bool) -> tuple[Tensor, dict[str, Tensor], dict[str, int]]:
+        """Loss (), figures by name and how many guesses each is the mean of, for a batch of tokens (B, N)."""
+        tokens, keep, segments = batch["tokens"], batch["keep"], batch.get("segments")
+        masked, where = self.masker(tokens, keep)
+        hidden = self.net.encoder(masked, keep, segments)
+        targets = tokens[where]  # (S,)
+        loss, right = self.net.loss(hidden, targets, where)
+        count = max(1, len(targets))
+        figures, counts = {"acc": right / count, "token_loss": loss}, {"acc": count, "token_loss": count}
+        if training:
+            log_padding(self, batch)
+        if "is_next" in batch:
+            logits, is_next = self.net.sentence_logits(hidden), batch["is_next"].long()  # (B, 2), (B,)
+            loss = loss + F.cross_entropy(logits, is_next)
+            figures["next_acc"], counts["next_acc"] = (logits.argmax(-1) == is_next).float().mean(), len(is_next)
+        return loss, figures, counts
+
+
+class MeanOf(MeanMetric):
+    """Mean of one of the figures that a step gives.
+
+    Args:
+        name: Of the figure.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.figure = name
+
+    def update(self, figures: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:  # type: ignore[override]
+        """Adds a batch's mean, which stands for so many guesses."""
+        super().update(figures[self.figure], counts[self.figure])
