@@ -1,10 +1,12 @@
 """Misclassified images, shown by the loggers that can show images."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
 Mistake = tuple[Tensor, int, int, float]  # uint8 image (C, Y, X), label, prediction, its probability
@@ -13,6 +15,8 @@ Mistake = tuple[Tensor, int, int, float]  # uint8 image (C, Y, X), label, predic
 class Mistakes(Callback):
     """Log the first misclassified images of each validation and of the test: a W&B table, TensorBoard images.
 
+    Nothing is kept where no logger can show images, nor on other ranks than the first, which alone logs.
+
     Args:
         most: number of images.
     """
@@ -20,9 +24,9 @@ class Mistakes(Callback):
     def __init__(self, most: int = 32) -> None:
         self.most, self.found = most, list[Mistake]()
 
-    def collect(self, outputs: Tensor, batch: dict[str, Any]) -> None:
+    def collect(self, trainer: pl.Trainer, outputs: Tensor, batch: dict[str, Any]) -> None:
         """Keep the mistakes of a batch, given its logits (B, K)."""
-        if len(self.found) >= self.most:
+        if len(self.found) >= self.most or not galleries(trainer):
             return
         confidence, predicted = outputs.softmax(-1).max(-1)
         for i in torch.nonzero(predicted != batch["label"]).flatten()[: self.most - len(self.found)].tolist():
@@ -31,36 +35,21 @@ class Mistakes(Callback):
 
     def show(self, trainer: pl.Trainer, task: Any, split: str) -> None:
         """Send what was kept to the loggers, and forget it."""
-        names, found = task.facts["class_names"], self.found
-        self.found = []
-        for logger in trainer.loggers if found and trainer.is_global_zero else ():
-            if isinstance(logger, pl.loggers.WandbLogger):
-                import wandb
-
-                rows = [
-                    [wandb.Image(image.float() / 255), names[true], names[guess], p] for image, true, guess, p in found
-                ]
-                columns = ["image", "label", "prediction", "probability"]
-                logger.log_table(f"{split}/misclassified", columns, rows, step=trainer.global_step)
-            elif isinstance(logger, pl.loggers.TensorBoardLogger):
-                images = torch.stack([image for image, *_ in found])  # (S, C, Y, X)
-                logger.experiment.add_images(f"{split}/misclassified", images, trainer.global_step)
-                text = "\n".join(
-                    f"{i}. {names[m[1]]} taken for {names[m[2]]} ({m[3]:.2f})" for i, m in enumerate(found, 1)
-                )
-                logger.experiment.add_text(f"{split}/misclassified", text, trainer.global_step)
+        found, self.found = self.found, []
+        for logger, send in galleries(trainer) if found else ():
+            send(logger, f"{split}/misclassified", found, task.facts["class_names"], trainer.global_step)
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Collect from a validation batch."""
-        self.collect(outputs, batch)
+        self.collect(trainer, outputs, batch)
 
     def on_test_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Collect from a test batch."""
-        self.collect(outputs, batch)
+        self.collect(trainer, outputs, batch)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the mistakes of this validation."""
@@ -69,3 +58,28 @@ class Mistakes(Callback):
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the mistakes of the test."""
         self.show(trainer, pl_module, "test")
+
+
+def to_wandb(logger: Any, name: str, found: list[Mistake], names: list[str], step: int) -> None:
+    """Log a W&B table: image, label, prediction and its probability."""
+    import wandb
+
+    rows = [[wandb.Image(image.float() / 255), names[true], names[guess], p] for image, true, guess, p in found]
+    logger.log_table(name, ["image", "label", "prediction", "probability"], rows, step=step)
+
+
+def to_tensorboard(logger: Any, name: str, found: list[Mistake], names: list[str], step: int) -> None:
+    """Log the images, and as text what each was taken for."""
+    logger.experiment.add_images(name, torch.stack([image for image, *_ in found]), step)  # (S, C, Y, X)
+    lines = (f"{i}. {names[true]} taken for {names[guess]} ({p:.2f})" for i, (_, true, guess, p) in enumerate(found, 1))
+    logger.experiment.add_text(name, "\n".join(lines), step)
+
+
+Send = Callable[[Any, str, list[Mistake], list[str], int], None]
+GALLERIES: dict[type[Logger], Send] = {WandbLogger: to_wandb, TensorBoardLogger: to_tensorboard}
+
+
+def galleries(trainer: pl.Trainer) -> list[tuple[Logger, Send]]:
+    """This process's loggers that can show images, each with how."""
+    loggers = trainer.loggers if trainer.is_global_zero else []
+    return [(logger, send) for logger in loggers for kind, send in GALLERIES.items() if isinstance(logger, kind)]

@@ -4,11 +4,15 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import wandb
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
+from tasks.callbacks.mistakes import Mistakes
 from tests.tasks.command import SHORT, run
 
 LOGGED = {"train/loss", "val/loss", "val/acc", "test/acc", "train/lr", "train/grad_norm", "train/samples_per_s"}
@@ -74,3 +78,19 @@ def test_refused_runs_leave_no_logger_behind() -> None:
     line = f"fit {SHORT} --config configs/logger/wandb.yaml --model.net.num_classes 3"
     assert run(line) == 2
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "kinds, first, kept", [([CSVLogger], True, []), ([CSVLogger, TensorBoardLogger], True, [(1, 0), (2, 0)]),
+                           ([TensorBoardLogger], False, []), ([], True, [])]
+)  # fmt: skip
+def test_mistakes_are_kept_for_who_can_show_them(
+    kinds: list[type[Logger]], first: bool, kept: list[tuple[int, int]]
+) -> None:
+    if TensorBoardLogger in kinds:
+        pytest.importorskip("tensorboard")
+    trainer: Any = SimpleNamespace(loggers=[kind("r") for kind in kinds], is_global_zero=first)
+    batch = {"image": torch.zeros(4, 1, 2, 2, dtype=torch.uint8), "label": torch.tensor([0, 1, 2, 3])}
+    mistakes = Mistakes(most=2)
+    mistakes.on_validation_batch_end(trainer, None, torch.eye(4)[[0, 0, 0, 0]], batch, 0)  # type: ignore[arg-type]
+    assert [(label, guess) for _, label, guess, _ in mistakes.found] == kept
