@@ -1,0 +1,76 @@
+"""Control tokens: their roles, their numbers, and the names they have in tokenizers that others trained."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# Role: name, in the order of their numbers 0 to 6 in every tokenizer trained here.
+CONTROL = {
+    "pad": "[PAD]",
+    "unk": "[UNK]",
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+    "mask": "[MASK]",
+    "bos": "[BOS]",
+    "eos": "[EOS]",
+}
+# Names after ours: RoBERTa's and BART's, then GPT-2's; a token may have several roles there.
+OTHER_NAMES = {
+    "pad": ("<pad>",),
+    "unk": ("<unk>", "<|endoftext|>"),
+    "cls": ("<s>",),
+    "sep": ("</s>",),
+    "mask": ("<mask>",),
+    "bos": ("<s>", "<|endoftext|>"),
+    "eos": ("</s>", "<|endoftext|>"),
+}
+
+
+@dataclass(frozen=True)
+class ControlIds:
+    """Numbers of the control tokens; None where a tokenizer lacks one.
+
+    Args:
+        pad: Fills a batch up.
+        unk: Stands for what the vocabulary lacks.
+        cls, sep: Before a text, and after it.
+        mask: Hides a token in masked pretraining.
+        bos, eos: Begin and end what a decoder writes.
+    """
+
+    pad: int | None = None
+    unk: int | None = None
+    cls: int | None = None
+    sep: int | None = None
+    mask: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+
+    def known(self) -> dict[str, int]:
+        """Role: number, of those that there are."""
+        return {role: number for role, number in asdict(self).items() if number is not None}
+
+
+def find_control(vocabulary: Mapping[str, int], named: Mapping[str, str]) -> ControlIds:
+    """Numbers of the control tokens in a vocabulary (token: number).
+
+    Args:
+        vocabulary: All tokens.
+        named: Role: token, where the tokenizer's files say so; else the known names are looked for.
+    """
+    found = {}
+    for role, ours in CONTROL.items():
+        names = (named.get(role, ours), ours, *OTHER_NAMES[role])
+        found[role] = next((vocabulary[name] for name in names if name in vocabulary), None)
+    return ControlIds(**found)
+
+
+def named_roles(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Role: token, from the content of a `tokenizer_config.json` or `special_tokens_map.json`."""
+    roles = {}
+    for role in CONTROL:
+        token = settings.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            roles[role] = token
+    return roles
