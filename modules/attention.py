@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import require
+from modules.dropout import dropout
 from modules.linear import Linear
 from modules.masks import Mask
 from modules.position import Rotation
@@ -62,6 +63,10 @@ class MultiHeadAttention(nn.Module):
         self.q_norm = qk_norm(self.head_width) if qk_norm else nn.Identity()
         self.k_norm = qk_norm(self.head_width) if qk_norm else nn.Identity()
         self.output = Linear(width, width, bias=bias)
+        self.add_parameters()
+
+    def add_parameters(self) -> None:
+        """Makes what `scores` needs beyond queries and keys: nothing here."""
 
     def forward(
         self,
@@ -106,20 +111,21 @@ class MultiHeadAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, record: list[Tensor] | None) -> Tensor:
         """Weighted means of the values, (B, H, N, D); `record` as in `forward`."""
-        dropout = self.dropout if self.training else 0.0
-        if self.fused and record is None:
+        rate = self.dropout if self.training else 0.0
+        slow = rate > 0 and q.device.type == "cpu"  # there SDPA's fast kernel knows no dropout
+        if self.fused and record is None and not slow:
             allowed, shared = mask.tensor(q.dtype), self.kv_heads != self.heads
-            return F.scaled_dot_product_attention(q, k, v, allowed, dropout, mask.is_causal, enable_gqa=shared)
+            return F.scaled_dot_product_attention(q, k, v, allowed, rate, mask.is_causal, enable_gqa=shared)
         groups = self.heads // self.kv_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)  # (B, H, M, D)
         weights = mask.silence(mask.add_to(self.scores(q, k)).softmax(-1))
         if record is not None:
             record.append(weights)
-        return F.dropout(weights, dropout) @ v
+        return dropout(weights, rate) @ v
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """q k^T / sqrt(D): (B, H, N, D), (B, H, M, D) -> (B, H, N, M)."""
-        return q @ k.mT * self.head_width**-0.5
+        return (q * self.head_width**-0.5) @ k.mT
 
 
 class AdditiveAttention(MultiHeadAttention):
@@ -130,19 +136,9 @@ class AdditiveAttention(MultiHeadAttention):
 
     fused = False
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int | None = None,
-        source_width: int | None = None,
-        bias: bool = True,
-        qkv_bias: bool = True,
-        qk_norm: Callable[[int], nn.Module] | None = None,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__(width, heads, kv_heads, source_width, bias, qkv_bias, qk_norm, dropout)
-        self.score = nn.Parameter(torch.randn(heads, self.head_width) * self.head_width**-0.5)
+    def add_parameters(self) -> None:
+        """One vector per head, (H, D)."""
+        self.score = nn.Parameter(torch.randn(self.heads, self.head_width) * self.head_width**-0.5)
 
     def forward(
         self,

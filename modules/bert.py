@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from modules.config import PoolerName, PoolName, PositionConfig, PositionName, StackConfig, check_rates, require
+from modules.dropout import Dropout
 from modules.embedding import TokenEmbedding
 from modules.feedforward import ACTIVATIONS
 from modules.heads import POOLERS, ClassifierHead, MaskedLMHead
@@ -104,7 +105,7 @@ class Encoder(nn.Module):
         self.position = POSITIONS[config.position](position_config(config))
         norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
         self.norm = norm(stack.width) if config.embedding_norm else nn.Identity()
-        self.dropout = nn.Dropout(stack.dropout) if stack.dropout else nn.Identity()
+        self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
         self.stack = Stack(stack)
         for part in (self.embed, self.segment):  # the stack has initialised itself
             if part is not None:

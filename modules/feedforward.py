@@ -6,6 +6,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from modules.config import GATED
+from modules.dropout import Dropout
 from modules.linear import Linear
 
 
@@ -31,7 +32,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.up = Linear(width, hidden, bias=bias)
         self.activation = activation()
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.dropout = Dropout(dropout) if dropout else nn.Identity()
         self.down = Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:

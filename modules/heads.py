@@ -5,6 +5,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from modules.dropout import Dropout
 from modules.embedding import TokenEmbedding
 from modules.linear import Linear, linear
 
@@ -24,7 +25,7 @@ class ClassifierHead(nn.Module):
     ) -> None:
         super().__init__()
         self.norm = norm(width) if norm else nn.Identity()
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.dropout = Dropout(dropout) if dropout else nn.Identity()
         self.linear = Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ class Pooler(nn.Module):
 
     def __init__(self, width: int, dropout: float = 0.0, activation: Callable[[], nn.Module] = nn.Tanh) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.dropout = Dropout(dropout) if dropout else nn.Identity()
         self.dense = Linear(width, width)
         self.activation = activation()
 

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modules.attention import ATTENTIONS, FREE, MultiHeadAttention
 from modules.config import StackConfig, require
+from modules.dropout import Dropout
 from modules.feedforward import FEEDFORWARDS
 from modules.init import initialise
 from modules.masks import Mask
@@ -71,7 +72,7 @@ class DropPath(nn.Module):
 def branch_end(config: StackConfig, drop_path: float) -> nn.Module:
     """What a sub-layer's result passes before it is added: dropout, layer scale, drop path, or identities."""
     parts: OrderedDict[str, nn.Module] = OrderedDict()
-    parts["dropout"] = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+    parts["dropout"] = Dropout(config.dropout) if config.dropout else nn.Identity()
     parts["scale"] = nn.Identity() if config.layer_scale is None else LayerScale(config.width, config.layer_scale)
     parts["drop_path"] = DropPath(drop_path) if drop_path else nn.Identity()
     return nn.Sequential(parts)

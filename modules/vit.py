@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from modules.attention import FREE
 from modules.config import PoolName, PositionConfig, PositionName, StackConfig, StemName, check_rates, require
+from modules.dropout import Dropout
 from modules.embedding import PatchEmbedding, PrefixTokens
 from modules.heads import ClassifierHead
 from modules.init import initialise
@@ -120,7 +121,7 @@ class ViT(nn.Module):
         self.embed = PatchEmbedding(config.image_size, config.patch_size, config.channels, stack.width, config.stem)
         self.position = POSITIONS[config.position](position_config(config))
         self.prefix = PrefixTokens(config.prefix_tokens, stack.width) if config.prefix_tokens else nn.Identity()
-        self.dropout = nn.Dropout(stack.dropout) if stack.dropout else nn.Identity()
+        self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
         self.stack = Stack(stack)
         self.pool = POOLINGS[config.pool](stack.width, stack.heads)
         after = norm if config.norm_after_pool else None
