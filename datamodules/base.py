@@ -71,10 +71,13 @@ class ResumableDataModule(pl.LightningDataModule):
         return self._loader(dataset, sampler)
 
     def eval_loader(self, dataset: BatchedDataset) -> DataLoader:
-        """Batches in the order of the data set, each sample once over all ranks."""
+        """Each sample once over all ranks."""
+        return self._loader(dataset, self.eval_sampler(dataset))
+
+    def eval_sampler(self, dataset: BatchedDataset) -> ResumableBatchSampler:
+        """The order of evaluation: that of the data set."""
         world_size, rank = self._ranks()
-        sampler = ResumableBatchSampler(len(dataset), self.eval_batch_size, rank=rank, world_size=world_size)
-        return self._loader(dataset, sampler)
+        return ResumableBatchSampler(len(dataset), self.eval_batch_size, rank=rank, world_size=world_size)
 
     def state_dict(self) -> dict[str, int]:
         """Where training stands: `epoch` and `batch` come next; the rest says what they were counted with."""
@@ -88,8 +91,11 @@ class ResumableDataModule(pl.LightningDataModule):
             batch = 0
         elif batch >= self.trainer.num_training_batches:  # saved after the last batch of an epoch
             epoch, batch = epochs.ready, 0  # the epochs begun: counted already only where training has ended
-        counted = {"batch_size": self.batch_size, "world_size": self.trainer.world_size, "samples": self._samples}
-        return {"epoch": epoch, "batch": batch, **counted}
+        return {"epoch": epoch, "batch": batch, **self.counted(self.trainer.world_size)}
+
+    def counted(self, world_size: int) -> dict[str, int]:
+        """What the number of a batch was counted with; a run that resumes must agree with all of it."""
+        return {"batch_size": self.batch_size, "world_size": world_size, "samples": self._samples}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Continue there when training asks for its loader; validation and test ignore it."""
@@ -104,12 +110,11 @@ class ResumableDataModule(pl.LightningDataModule):
         state, self._resume = self._resume, None
         if not state:
             return (self.trainer.current_epoch if self.trainer else 0), 0
-        counted = {"batch_size": self.batch_size, "world_size": world_size, "samples": self._samples}
         words = {"batch_size": "batch size", "world_size": "number of devices", "samples": "number of training samples"}
-        for name, value in counted.items():
+        for name, value in self.counted(world_size).items():
             if value != state[name]:
                 raise UsageError(
-                    f"the checkpoint was written with {words[name]} {state[name]}, this run has {value}: "
+                    f"the checkpoint was written with {words.get(name, name)} {state[name]}, this run has {value}: "
                     f"set it to {state[name]} to resume, or start a new run."
                 )
         return state["epoch"], state["batch"]

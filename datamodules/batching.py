@@ -1,14 +1,20 @@
 """Which samples form which batch: a function of the seed, the epoch and the batch number, and of nothing else."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
+from torch import Tensor
+
+
+def epoch_permutation(size: int, seed: int, epoch: int) -> Tensor:
+    """Permutation (size,) that belongs to this seed and epoch, the same on every rank and machine."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    return torch.randperm(size, generator=generator)
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> list[int]:
-    """Permutation of `range(size)` that belongs to this seed and epoch, the same on every rank and machine."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    return torch.randperm(size, generator=generator).tolist()
+    """`epoch_permutation` as a list."""
+    return epoch_permutation(size, seed, epoch).tolist()
 
 
 class ResumableBatchSampler:
@@ -66,22 +72,26 @@ class ResumableBatchSampler:
         self.epoch, self._start = epoch, (epoch, batch)
 
     def order(self, epoch: int) -> list[int]:
-        """All sample indices in the order of this epoch; what a sampler with length buckets overrides."""
+        """All sample indices in the order of this epoch."""
         return epoch_order(self.size, self.seed, epoch) if self.shuffle else list(range(self.size))
+
+    def spans(self, epoch: int) -> list[tuple[int, int]]:
+        """Where in the order each step of this epoch starts and stops; as many in every epoch."""
+        return list(zip(self.cuts[:-1], self.cuts[1:], strict=True))
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, the same after `start`: schedules and progress count with it."""
-        return sum(self.rank < stop - start for start, stop in self._spans())
+        return sum(self.rank < stop - start for start, stop in self.spans(0))
 
-    def __iter__(self) -> Iterator[list[int]]:
-        order = self.order(self.epoch)
-        first = self._start[1] if self.epoch == self._start[0] else 0
-        for start, stop in self._spans()[first:]:
+    def batches(self, epoch: int, first: int = 0) -> Iterator[list[int]]:
+        """The batches of an epoch on this rank, from number `first` on."""
+        order = self.order(epoch)
+        for start, stop in self.spans(epoch)[first:]:
             if batch := order[start:stop][self.rank :: self.world_size]:
                 yield batch
 
-    def _spans(self) -> list[tuple[int, int]]:
-        return list(zip(self.cuts[:-1], self.cuts[1:], strict=True))
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.batches(self.epoch, self._start[1] if self.epoch == self._start[0] else 0)
 
     def _cuts(self, drop_last: bool) -> list[int]:
         """Where the order is cut into steps: whole ones, then the rest."""
@@ -93,3 +103,90 @@ class ResumableBatchSampler:
         if len(cuts) > 1 and self.batch_size > 1:
             cuts[-1] = min(cuts[-1], self.size - self.world_size)
         return [*cuts, self.size]
+
+
+class BucketBatchSampler(ResumableBatchSampler):
+    """Batches of samples of like length, so that little is padded.
+
+    The samples of an epoch are drawn as in the base class, sorted by length (stable, longest first), cut into steps at
+    places that are the same in every epoch, and the steps are shuffled. Samples of one length meet others in each
+    epoch; round lengths up (`padded`) to widen these buckets. All ranks take from the same stretch of the order:
+    batches of one step are alike in length.
+
+    Either each batch has `batch_size` samples, or as many as `batch_tokens` hold: the number of samples times the
+    longest length, on each rank. Where steps of training cannot be filled, what is too much is drawn out at random
+    (before sorting, hence of any length): fewer than `batch_size * world_size` samples of an epoch, or with
+    `batch_tokens` fewer than `world_size`. The places to cut depend on the lengths alone, so that every epoch has as
+    many batches: a sorted order from which samples were drawn out is nowhere longer than the whole one.
+
+    Args:
+        lengths: (S,) int64, what each sample costs, such as its padded number of tokens.
+        batch_size: Samples per batch and rank.
+        batch_tokens: Tokens per batch and rank instead; None: by `batch_size`.
+        seed: Of the draws.
+        training: Shuffle, and give every rank as many batches of as many samples; else each sample comes once.
+        rank, world_size: This process, of how many.
+
+    Raises:
+        ValueError: `batch_tokens` holds not even the longest sample, or see `ResumableBatchSampler`.
+    """
+
+    def __init__(
+        self,
+        lengths: Tensor,
+        batch_size: int,
+        batch_tokens: int | None = None,
+        seed: int = 0,
+        training: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        longest = int(lengths.max()) if len(lengths) else 0
+        if batch_tokens is not None and batch_tokens < longest:
+            raise ValueError(f"batch_tokens is {batch_tokens}, but the longest sample alone has {longest} tokens.")
+        self.lengths, self.batch_tokens = lengths, batch_tokens
+        whole = training and len(lengths) >= batch_size * world_size
+        super().__init__(len(lengths), batch_size, seed, training, whole, rank, world_size)
+
+    def order(self, epoch: int) -> list[int]:
+        """Sample indices of this epoch, longest first."""
+        drawn = epoch_permutation(self.size, self.seed, epoch) if self.shuffle else torch.arange(self.size)
+        drawn = drawn[: self.cuts[-1]]
+        return drawn[self.lengths[drawn].argsort(descending=True, stable=True)].tolist()
+
+    def spans(self, epoch: int) -> list[tuple[int, int]]:
+        """The steps of this epoch, in its order."""
+        spans = super().spans(epoch)
+        return [spans[i] for i in epoch_order(len(spans), self.seed, epoch)] if self.shuffle else spans
+
+    def _cuts(self, drop_last: bool) -> list[int]:
+        if self.batch_tokens is None:
+            return super()._cuts(drop_last)
+        ordered = self.lengths.sort(descending=True).values.tolist()
+        # Fewer samples than ranks are left as they are: there is then a single step, and some ranks have no batch.
+        size = max(self.size - self.size % self.world_size, 1) if self.shuffle else self.size
+        cuts = [0]
+        while cuts[-1] < size:
+            step = self.batch_tokens // max(ordered[cuts[-1]], 1) * self.world_size
+            cuts.append(min(cuts[-1] + step, size))
+        return cuts
+
+
+def padded(lengths: Tensor, multiple: int, most: int) -> Tensor:
+    """Lengths (S,) rounded up to a multiple, but not above `most`."""
+    return lengths.add(multiple - 1).div(multiple, rounding_mode="floor").mul(multiple).clamp(max=most)
+
+
+def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> float:
+    """Share of the cells of some batches that are padding.
+
+    Args:
+        batches: Sample indices of each.
+        lengths: (S,) what each sample would be padded to alone; a batch has the greatest of its samples.
+        own: (S,) tokens that each sample has.
+    """
+    cells = kept = 0
+    for batch in batches:
+        cells += int(lengths[batch].max()) * len(batch)
+        kept += int(own[batch].sum())
+    return 1 - kept / cells

@@ -168,9 +168,9 @@ def listed(names: list[str]) -> str:
 
 
 def other_source(path: Path) -> str:
-    """Which source reads what lies at `path`, as a hint to end a sentence with; empty where none does."""
+    """Which source reads what lies at `path`, as the end of a sentence; empty where none does."""
     endings = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
     endings |= {".parquet": "hub", ".arrow": "hub", ".jpg": "folder", ".jpeg": "folder", ".png": "folder"}
     files = path.rglob("*.*") if path.is_dir() else [path]
     source = next((endings[file.suffix] for file in files if file.suffix in endings), None)
-    return f" (or --data.source {source}, which it looks like)" if source else ""
+    return f"; try --data.source {source}" if source else ""

@@ -1,0 +1,146 @@
+"""Labelled texts for classification: read, tokenised once, and batched by length."""
+
+import sys
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from datamodules.errors import DataError, UsageError
+from datamodules.sources import TEXT_SOURCES, Texts
+from datamodules.sources.texts import arrow_texts
+from datamodules.text import Sequences, TextData, TokenLists, TokenRows
+from datamodules.token_cache import tokenised
+from datamodules.tokenizers import Tokenizer
+
+
+class LabelledTokens(Sequences):
+    """Tokenised texts with their labels.
+
+    Args:
+        table: Tokens of the texts, without control tokens.
+        labels: (S,) int64; None where there are none (prediction).
+        tokenizer: Puts control tokens around a text, and cuts it.
+        max_length: Tokens of a text at most.
+        multiple: See `TextLoading`.
+    """
+
+    def __init__(
+        self, table: TokenRows, labels: Tensor | None, tokenizer: Tokenizer, max_length: int, multiple: int
+    ) -> None:
+        whole = table.lengths + tokenizer.added()
+        super().__init__(tokenizer, whole.clamp(max=max_length), max_length, multiple)
+        self.table, self.labels, self.truncated = table, labels, int((whole > max_length).sum())
+
+    def __getitem__(self, indices: list[int]) -> dict[str, Any]:
+        index = torch.tensor(indices)
+        batch = self.batch(index, [self.tokenizer.build(self.table[i], self.max_length).ids for i in indices])
+        return batch if self.labels is None else batch | {"label": self.labels[index]}
+
+
+class ReviewData(TextData):
+    """Batches of texts: {"tokens": int64 (B, N), "keep": bool (B, N), "label": int64 (B,), "index": int64 (B,)}.
+
+    "keep" is False at padding. Evaluation and prediction go from the longest to the shortest text: "index" is the place
+    of a text in the order it was read, for prediction in `predict_texts`, where batches have no "label".
+
+    Args:
+        source: reviews: generated ones, no download; hub: a data set of the hub; csv, jsonl: files with columns;
+            txt: files in train/CLASS/.
+        path: File or folder to read; for the source hub a local copy (parquet files named by split). A single file is
+            the training split, of which a share is held back for validation.
+        predict_path: File with a text on each line to classify with `predict`; - reads standard input.
+
+    Raises:
+        UsageError: An option is out of range, or the data are not where it says.
+        DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
+    """
+
+    def __init__(
+        self,
+        source: Literal["reviews", "hub", "csv", "jsonl", "txt"] = "reviews",
+        path: str | None = None,
+        predict_path: str | None = None,
+        **shared: Any,
+    ) -> None:
+        super().__init__(**shared)
+        if source not in TEXT_SOURCES:
+            raise UsageError(f"source is {source}, but must be one of {', '.join(TEXT_SOURCES)}.")
+        self.source = TEXT_SOURCES[source](path, self.options, self.skip_bad)
+        self.predict_path = predict_path
+        self.predict_text: str | None = None  # a single text to classify, instead of a file
+
+    def facts(self) -> dict[str, Any]:
+        """As in the base class, and class_names (list) and num_classes."""
+        if not self._facts:
+            names = self.source.names()
+            self._facts = {"class_names": names, "num_classes": len(names), **super().facts()}
+        return self._facts
+
+    def adopt(self, facts: dict[str, Any]) -> None:
+        """As in the base class; the class names must agree, too."""
+        given = self.options.class_names
+        if given is not None and given != facts["class_names"]:
+            known = facts["class_names"]
+            raise UsageError(f"class_names is {given}, the checkpoint was trained with {known}: leave it out.")
+        super().adopt(facts)
+        self.source.known_names = facts["class_names"]
+
+    def setup(self, stage: str) -> None:
+        """As in the base class; classes that are not the checkpoint's are refused before anything is read."""
+        if stage != "predict" and self._facts:
+            self.source.agree(self._facts["class_names"])
+        super().setup(stage)
+
+    def training_texts(self) -> Any:
+        return self.source.split("train").column
+
+    def load(self, split: str) -> LabelledTokens:
+        multiple = self.loading.multiple
+        if split == "predict":  # of one use: nothing is kept on disk
+            lists = TokenLists(self.tokenizer.encode_batch(self._asked.column))
+            return LabelledTokens(lists, None, self.tokenizer, self.max_length, multiple)
+        texts = self.source.split(split)
+        table = tokenised(texts.column, self.tokenizer)
+        return LabelledTokens(table, texts.labels, self.tokenizer, self.max_length, multiple)
+
+    @property
+    def predict_texts(self) -> list[str]:
+        """The texts to classify, in the order they were given; what "index" counts."""
+        return self._asked.column.to_pylist()
+
+    @cached_property
+    def _asked(self) -> Texts:
+        """The texts to classify that can be."""
+        if self.predict_text is not None:
+            return self._usable([self.predict_text], [1], "--text")
+        if self.predict_path is None:
+            raise UsageError("predict needs --data.predict_path: a file with a text on each line, or - to read them.")
+        if self.predict_path == "-":
+            return self._usable(*self._lines(sys.stdin.buffer, "standard input"))
+        path = Path(self.predict_path)
+        if not path.is_file():
+            problem = "is a folder" if path.is_dir() else "does not exist"
+            raise UsageError(f"{path} {problem}: --data.predict_path takes a file with a text on each line, or -.")
+        with open(path, "rb") as file:
+            return self._usable(*self._lines(file, str(path)))
+
+    def _lines(self, file: Iterable[bytes], origin: str) -> tuple[list[str], list[int], str]:
+        """The lines that are UTF-8, their numbers, and what to call them; the others are bad."""
+        texts, rows = [], []
+        for number, line in enumerate(file, 1):
+            try:
+                texts.append(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
+                rows.append(number)
+            except UnicodeDecodeError:
+                self.source.bad(f"line {number} of {origin}", "holds bytes that are not UTF-8")
+        if not texts:
+            raise DataError(f"{origin} holds no texts.")
+        return texts, rows, f"line {{}} of {origin}"
+
+    def _usable(self, texts: list[str], rows: list[int], where: str) -> Texts:
+        labels = torch.zeros(len(texts), dtype=torch.int64)
+        return self.source.without_empty(Texts(arrow_texts(texts), labels, torch.tensor(rows), where))
