@@ -1,4 +1,4 @@
-"""Dropout with cheap random numbers on CPUs: PyTorch's own draws there one number at a time, and keeps a float mask."""
+"""Dropout with cheap random numbers on CPUs: PyTorch's own draws one float after the other."""
 
 from typing import Any
 
@@ -16,27 +16,25 @@ def draws(shape: torch.Size) -> Tensor:
     return wide.view(torch.int16)[:count].view(shape)  # (4 x draws,) -> shape
 
 
-class CheapDropout(torch.autograd.Function):
-    """x * keep / share kept, for x on the CPU; keeps a boolean mask for the backward pass."""
+class Masked(torch.autograd.Function):
+    """Zeros where a draw is below `edge`, the rest scaled by the share that is really kept. Keeps the shape."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        """Any shape -> the same."""
-        dropped = min(max(round(p * LEVELS), 1), LEVELS - 1)
-        keep = draws(x.shape) >= dropped - LEVELS // 2
-        ctx.save_for_backward(keep)
-        ctx.scale = LEVELS / (LEVELS - dropped)  # of the share that is really kept
-        return masked(x, keep, ctx.scale)
+    def forward(x: Tensor, numbers: Tensor, edge: int) -> Tensor:
+        """Any shape on the CPU, draws of that shape -> the same shape."""
+        keep = torch.ge(numbers, edge, out=torch.empty_like(x))  # as numbers at once: one pass instead of two
+        return keep.mul_(LEVELS / (LEVELS // 2 - edge)).mul_(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """The same mask and scale for the gradient."""
-        return masked(grads[0], ctx.saved_tensors[0], ctx.scale), None
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        """Keeps the draws, half the size of a float mask."""
+        ctx.save_for_backward(inputs[1])
+        ctx.edge = inputs[2]
 
-
-def masked(x: Tensor, keep: Tensor, scale: float) -> Tensor:
-    """x * keep * scale."""
-    return torch.ops.aten.native_dropout_backward(x, keep, scale)
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """The same for the gradient."""
+        return Masked.apply(grads[0], ctx.saved_tensors[0], ctx.edge), None, None
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
@@ -51,7 +49,8 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p)
-    return CheapDropout.apply(x, p)
+    dropped = min(max(round(p * LEVELS), 1), LEVELS - 1)
+    return Masked.apply(x, draws(x.shape), dropped - LEVELS // 2)
 
 
 class Dropout(nn.Dropout):

@@ -63,12 +63,15 @@ class Mask:
         return self.allowed if self.merged is None else self.merged.to(dtype)
 
     def add_to(self, scores: Tensor) -> Tensor:
-        """Scores (B, H, N, M) with the bias added and -inf where attention is not allowed."""
+        """Adds the bias, and -inf where attention is not allowed, to scores (B, H, N, M) in place."""
         if self.merged is not None:
-            return scores + self.merged.to(scores.dtype)
+            return scores.add_(self.merged.to(scores.dtype))
+        closed = [] if self.allowed is None else [~self.allowed]
         if self.causal:
-            scores = scores.masked_fill(~_triangle(scores.shape[-2], scores.shape[-1], scores.device), float("-inf"))
-        return scores if self.allowed is None else scores.masked_fill(~self.allowed, float("-inf"))
+            closed.append(~_triangle(scores.shape[-2], scores.shape[-1], scores.device))
+        for where in closed:  # adding is several times faster than filling, forward and backward
+            scores.add_(torch.zeros_like(where, dtype=scores.dtype).masked_fill_(where, float("-inf")))
+        return scores
 
     def silence(self, values: Tensor) -> Tensor:
         """Values (B, H, N, ...) with zeros for the queries that see nothing."""
