@@ -163,8 +163,9 @@ class BucketBatchSampler(ResumableBatchSampler):
         if self.batch_tokens is None:
             return super()._cuts(drop_last)
         ordered = self.lengths.sort(descending=True).values.tolist()
-        # Fewer samples than ranks are left as they are: there is then a single step, and some ranks have no batch.
-        size = max(self.size - self.size % self.world_size, 1) if self.shuffle else self.size
+        # Training drops a rest that ranks cannot share; fewer samples than ranks stay, and some ranks have no batch.
+        rest = self.size % self.world_size if self.shuffle and self.size > self.world_size else 0
+        size = self.size - rest
         cuts = [0]
         while cuts[-1] < size:
             step = self.batch_tokens // max(ordered[cuts[-1]], 1) * self.world_size
