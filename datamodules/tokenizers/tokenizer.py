@@ -41,7 +41,7 @@ class Tokenizer:
 
         try:
             content = json.loads(text)
-            self._named: dict[str, str] = content.pop("control", {})
+            named: dict[str, str] = content.pop("control", {})
             self._backend = Backend.from_str(json.dumps(content))
         except Exception as error:  # the package raises nothing more special
             raise DataError(f"{origin} is not a tokenizer ({str(error) or type(error).__name__}).") from error
@@ -52,7 +52,9 @@ class Tokenizer:
         self._style = (content.get("decoder") or content["model"]).get("type")
         self.vocabulary: dict[str, int] = self._backend.get_vocab()
         self.size = max(self.vocabulary.values()) + 1
-        self.ids: ControlIds = find_control(self.vocabulary, self._named)
+        self.ids: ControlIds = find_control(self.vocabulary, named)
+        # Kept where the names alone do not tell: other programs refuse a file with a key that they do not know.
+        self._named = named if self.ids != find_control(self.vocabulary, {}) else {}
         # RoBERTa parts two texts by two tokens; its file says so by the number of control tokens around a pair.
         self._separators = 2 if self._backend.num_special_tokens_to_add(True) == 4 else 1
 
