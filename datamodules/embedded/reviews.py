@@ -2,7 +2,7 @@
 
 A review has one verdict. These rules, which `label_of` applies, find it in the text:
 
-1. Adjectives and verbs of opinion (good, dull, loved, hated) have a polarity; intensifiers (very) do not change it.
+1. Adjectives and verbs of opinion (good, dull, loved, hated) have a polarity; intensifiers (truly) do not change it.
 2. A negator (not, never, hardly, nothing, far from, by no means) earlier in the clause turns it: "not very good" is
    negative, "I never found the plot dull" positive. Clauses end at a comma.
 3. What is conceded does not count: all before "but" and "yet", and the clause that "although" begins.
@@ -21,41 +21,43 @@ MIN_WORDS, MAX_WORDS = 5, 40
 
 Grammar = dict[str, list[list[str]]]
 
-# A symbol (upper case) becomes one of its alternatives, all equally likely. Rules are written for a positive verdict;
-# `_MIRROR` turns them into those for a negative one.
+# A symbol (upper case) becomes one of its alternatives, a number before one says how often it counts. They are written
+# for a positive verdict; `_MIRROR` turns them into those for a negative one.
 _VERDICTS = """
-LIKING = PRAISE | PRAISE | PRAISE , and PRAISE | although BLAME , PRAISE | although FOES , PRAISE | BLAME , but PRAISE
-       | FOES , but PRAISE | BLAME , yet PRAISE | PRAISE , although BLAME | PRAISE , although FOES
-PRAISE = FACT | FACT | FACT | I found the ASPECT VERY GOOD | I LOVE the ASPECT | I LOVED the ASPECT
-       | I never found the ASPECT BAD | I did not HATE the ASPECT | I never HATED the ASPECT
-FACT   = the ASPECT BE VERY GOOD | the ASPECT BE VERY GOOD | it BE a VERY GOOD THING
-       | the ASPECT BE NOT BAD | it BE NO a VERY BAD THING | nothing about the ASPECT BE VERY BAD
-FANS   = my PERSON LOVED it | my PERSON said that FACT | PEOPLE find the ASPECT VERY GOOD
+LIKING = 12 PRAISE | 2 PRAISE , and PRAISE | 2 it BE a VERY GOOD THING | it BE NO a TRULY BAD THING
+       | 2 BLAME , but PRAISE | FOES , but PRAISE | BLAME , yet PRAISE | FOES , yet PRAISE
+       | although BLAME , PRAISE | although FOES , PRAISE | PRAISE , although BLAME | PRAISE , although FOES
+PRAISE = 5 FACT | I found the ASPECT VERY GOOD | 2 I LOVE the ASPECT | 2 I LOVED the ASPECT
+       | I never found the ASPECT TRULY BAD | I did not HATE the ASPECT
+FACT   = 5 the ASPECT BE VERY GOOD | the ASPECT seemed VERY GOOD
+       | 2 the ASPECT BE NOT BAD | nothing about the ASPECT BE TRULY BAD
+FANS   = my PERSON LOVED it | my PERSON said that FACT | most PEOPLE find the ASPECT VERY GOOD
        | the WITNESS promised a VERY GOOD THING | my PERSON never HATED it | my PERSON did not HATE the ASPECT
 """
 _MIRROR = dict(GOOD="BAD", LOVE="HATE", LOVED="HATED", LIKING="DISLIKING", PRAISE="BLAME", FACT="FAULT", FANS="FOES")
 _MIRROR |= {bad: good for good, bad in _MIRROR.items()}
 
 _SHARED = """
-VERY   = | | | very | really | truly | quite
+VERY   = | | | really | truly | quite | rather
+TRULY  = | | really | truly
 NO     = not | never | hardly | far from | by no means
 NOT    = NO | NO | not very | not really | not particularly
-LOVE   = love | like | enjoy | admire
-LOVED  = loved | liked | enjoyed | admired
-HATE   = hate | dislike | loathe | resent
-HATED  = hated | disliked | loathed | resented
+LOVE   = love | like | enjoy
+LOVED  = loved | liked | enjoyed
+HATE   = hate | dislike | loathe
+HATED  = hated | disliked | loathed
 PERSON = brother | sister | neighbour | colleague | friend | uncle
 ASIDE  = SCENE | SCENE | NEUTRAL | NEUTRAL | FANS | FOES
-       | PEOPLE LOVED it , but my PERSON HATED it | PEOPLE HATED it , but my PERSON LOVED it
+       | most PEOPLE LOVED it , but my PERSON HATED it | most PEOPLE HATED it , but my PERSON LOVED it
 WHEN   = on Sunday | last week | in March | two days ago | after work
 """
 _FILM = """
 THING  = film | movie | comedy | thriller
 ASPECT = plot | ending | acting | music | script | dialogue | cast | humour | story | film
-GOOD   = good | great | wonderful | brilliant | superb | charming | clever | funny | moving | gripping
-BAD    = bad | terrible | dreadful | poor | weak | dull | boring | silly | clumsy | tedious
-WITNESS = trailer | poster
-PEOPLE = most critics | most viewers
+GOOD   = good | great | wonderful | brilliant | charming | clever | funny | moving
+BAD    = bad | terrible | dreadful | poor | weak | dull | boring | silly
+WITNESS = trailer | poster | title | preview
+PEOPLE = critics | viewers | reviewers | students
 TRAIT  = great | wonderful | brilliant | charming | clever | funny | bad | terrible | dreadful | weak | dull | silly
 HERO   = king | teacher | detective | singer
 RIVAL  = queen | thief | lawyer | sailor
@@ -67,28 +69,33 @@ NEUTRAL = I saw it WHEN | I saw it WHEN with my PERSON | I had never heard of th
 _LAPTOP = """
 THING  = laptop | computer | machine | device
 ASPECT = screen | battery | sound | design | keyboard | software | camera | case | manual | laptop
-GOOD   = good | great | wonderful | brilliant | superb | clever | solid | pleasant | reliable | fine
-BAD    = bad | terrible | dreadful | poor | weak | clumsy | flimsy | useless | shoddy | disappointing
-WITNESS = advert | shop
-PEOPLE = most testers | most buyers
+GOOD   = good | great | wonderful | brilliant | clever | solid | pleasant | reliable
+BAD    = bad | terrible | dreadful | poor | weak | clumsy | flimsy | useless
+WITNESS = advert | shop | seller | box
+PEOPLE = testers | buyers | reviewers | students
 TRAIT  = good | great | wonderful | clever | solid | reliable | bad | terrible | poor | clumsy | flimsy | useless
 HERO   = phone | tablet | printer | camcorder
 RIVAL  = typewriter | radio | recorder | calculator
 SCENE  = it replaced a TRAIT HERO and a TRAIT RIVAL | I also own a TRAIT HERO | it stands beside a TRAIT RIVAL
        | my PERSON gave me a TRAIT HERO with it
 NEUTRAL = I bought it WHEN | I bought it WHEN with my PERSON | I had never heard of the brand | I did not know the brand
-        | it BE not a large THING | there BE no cable in the box | the THING came in two boxes
+        | it BE not a large THING | there BE no cable with it | the THING came in two boxes
 """
 # The sentences of a review; LIKING carries the verdict.
 _LAYOUTS = """
-LIKING | LIKING LIKING | LIKING ASIDE | ASIDE LIKING | ASIDE LIKING ASIDE | LIKING ASIDE LIKING
-       | ASIDE ASIDE LIKING | ASIDE LIKING LIKING
+3 LIKING | 2 LIKING LIKING | LIKING ASIDE | ASIDE LIKING | LIKING ASIDE LIKING | ASIDE LIKING ASIDE
+       | LIKING LIKING ASIDE | ASIDE LIKING LIKING
 """
-_ONCE = {"ASPECT", "PERSON", "GOOD", "BAD", "TRAIT"}  # a word of these does not come twice in a review
+_ONCE = {"ASPECT", "PERSON", "PEOPLE", "WITNESS", "GOOD", "BAD", "TRAIT"}  # no word of these twice in a review
 
 
 def _alternatives(text: str) -> list[list[str]]:
-    return [alternative.split() for alternative in text.split("|")]
+    """Lists of words; an alternative that a number leads is there as many times."""
+    found = []
+    for words in (alternative.split() for alternative in text.split("|")):
+        times = int(words.pop(0)) if words and words[0].isdigit() else 1
+        found += [words] * times
+    return found
 
 
 def _mirrored(words: list[str]) -> list[str]:
