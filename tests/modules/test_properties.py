@@ -12,7 +12,7 @@ from modules.attention import ATTENTIONS, FREE, MultiHeadAttention
 from modules.config import PositionConfig, StackConfig
 from modules.embedding import STEMS, TokenEmbedding
 from modules.feedforward import FEEDFORWARDS
-from modules.heads import TokenHead
+from modules.heads import POOLERS, TokenHead
 from modules.init import INITS
 from modules.masks import Mask, causal, documents, padding, pairs
 from modules.norm import NORMS
@@ -34,6 +34,7 @@ FAMILIES = {
     "position": (POSITIONS, config.PositionName),
     "stem": (STEMS, config.StemName),
     "pool": (POOLINGS, config.PoolName),
+    "pooler": (POOLERS, config.PoolerName),
 }
 STACK_FAMILIES = ("norm", "feedforward", "order", "attention", "init")
 SWITCHES: list[dict[str, Any]] = [
@@ -376,6 +377,29 @@ def test_dropout_is_at_all_five_places() -> None:
     assert not torch.equal(attention(x), attention(x)) and torch.equal(attention.eval()(x), attention(x))
     net.eval()
     assert torch.equal(net(images), net(images))
+
+
+@pytest.mark.parametrize("kv_heads", [H, 1])
+@pytest.mark.parametrize("kind", ["free", "padding", "causal", "padding and causal", "bias", "everything"])
+def test_dropped_weights_are_those_of_the_fast_kernel(kind: str, kv_heads: int, monkeypatch: Any) -> None:
+    keep = torch.tensor([[True] * N, [False] + [True] * (N - 1)])
+    parts = {"padding": padding(keep), "causal": causal(N), "bias": Mask().with_bias(torch.randn(1, H, N, N))}
+    mask = FREE
+    for name in parts:
+        mask = mask & parts[name] if name in kind or kind == "everything" else mask
+    attention, x = MultiHeadAttention(E, H, kv_heads, dropout=0.5), torch.randn(B, N, E, requires_grad=True)
+    leaves = [x, *attention.parameters()]
+    fast = attention.eval()(x, mask=mask)
+    upstream = torch.randn_like(fast)
+    expected = torch.autograd.grad(fast, leaves, upstream)
+    rates: list[float] = []
+    monkeypatch.setattr("modules.attention.dropout", lambda weights, rate: rates.append(rate) or weights)
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", lambda *_: pytest.fail("slow on CPUs"))
+    slow = attention.train()(x, mask=mask)
+    torch.testing.assert_close(slow, fast, atol=1e-5, rtol=1e-5)
+    for mine, theirs in zip(torch.autograd.grad(slow, leaves, upstream), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+    assert rates == [0.5]
 
 
 def test_drop_path_drops_whole_samples() -> None:
