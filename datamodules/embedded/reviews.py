@@ -61,7 +61,7 @@ PEOPLE = critics | viewers | reviewers | students
 TRAIT  = great | wonderful | brilliant | charming | clever | funny | bad | terrible | dreadful | weak | dull | silly
 HERO   = king | teacher | detective | singer
 RIVAL  = queen | thief | lawyer | sailor
-SCENE  = it tells the story of a TRAIT HERO and a TRAIT RIVAL | a TRAIT HERO hunts a TRAIT RIVAL
+SCENE  = it follows a TRAIT HERO and a TRAIT RIVAL | a TRAIT HERO hunts a TRAIT RIVAL
        | the TRAIT HERO LOVED the TRAIT RIVAL | the TRAIT HERO HATED the TRAIT RIVAL
 NEUTRAL = I saw it WHEN | I saw it WHEN with my PERSON | I had never heard of the director | I did not know the director
         | it BE not a long THING | there BE no sequel to it | the THING runs for two hours
