@@ -256,6 +256,8 @@ def test_masks_combine_in_any_order() -> None:
         assert torch.equal(mask.allowed & ~mask.dead, expected)
     assert (causal(N) & causal(N)) == Mask(causal=True) and (causal(N) & FREE).is_causal
     assert causal(2, 5).allowed[0, 0].int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    seen = Mask(keep[:, None, None], causal=True).add_to(torch.zeros(B, H, N, N)).isfinite()
+    assert torch.equal(seen, keep[:, None, None].expand(-1, H, N, -1).tril())
     bias = torch.randn(1, H, N, N)
     late, early = (parts[0] & causal(N)).with_bias(bias), parts[0].with_bias(bias) & causal(N)
     assert torch.equal(late.merged, early.merged) and not early.is_causal
