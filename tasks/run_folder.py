@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities import rank_zero_only
 
+from datamodules.files import replacing
 from tasks import __version__
 from tasks.checkpoints import Checkpoint
 from tasks.errors import RunError, UsageError
@@ -31,12 +33,36 @@ PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy"
 def run_folder(task: str, chosen: str | None) -> Path:
     """The folder of this run: as chosen, else `runs/TASK/<time>`; the same one in every process of the run.
 
+    Lightning's processes inherit it from the one that launched them; those of torchrun get it from their first.
+
     Raises:
         UsageError: the chosen folder is a file, or holds a run already.
     """
-    inherited = os.environ.get("TESSERA_RUN_DIR")  # set by the process that launched this one
+    inherited = os.environ.get("TESSERA_RUN_DIR")
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return new_folder(task, chosen)
+    store, rank = torchrun_store()
+    key = f"run_folder {os.environ['TORCHELASTIC_RESTART_COUNT']}"  # the store may outlive processes that failed
+    if rank == 0:
+        store.set(key, str(new_folder(task, chosen)))
+    return Path(store.get(key).decode())
+
+
+@cache
+def torchrun_store() -> tuple["torch.distributed.Store", int]:
+    """What torchrun's processes share, and the rank of this one; kept open, since the first may have to serve it."""
+    store, rank, _ = next(torch.distributed.rendezvous("env://"))
+    return store, rank
+
+
+def new_folder(task: str, chosen: str | None) -> Path:
+    """The folder of a run of one process, absolute.
+
+    Raises:
+        UsageError: the chosen folder is a file, or holds a run already.
+    """
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # milliseconds: runs may start together
     folder = Path(chosen or Path("runs", task, now)).resolve()
     if folder.exists() and not folder.is_dir():
@@ -76,9 +102,8 @@ def kept_if_started(folder: Path) -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small file whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    partial.write_text(text)
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(text)
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
@@ -126,18 +151,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             RunError: it cannot be written; names the path. What was there before stays.
         """
         target = Path(path)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             for stale in target.parent.glob(f".{target.name}.*.tmp"):  # of a killed process
                 stale.unlink(missing_ok=True)
-            with open(partial, "wb") as file:
+            with replacing(target) as partial, open(partial, "wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, target)
         except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
             raise RunError(f"checkpoint {target} could not be written: {error}") from error
 
 

@@ -1,7 +1,6 @@
 """`python -m tasks.vit export`: a checkpoint's weights for other programs."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.augment import normalise
+from datamodules.files import replacing
 from modules.pretrained.vit import from_tessera
 from modules.vit import ViT, ViTConfig
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
@@ -32,13 +32,9 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
     net.load_state_dict(net_weights(checkpoint))
     endings = {"timm": ".timm.safetensors", "onnx": ".onnx", "safetensors": ".safetensors"}
     target = Path(output) if output else Path(ckpt_path).with_suffix(endings[format])
-    partial = target.with_name(f".{os.getpid()}.{target.name}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with replacing(target) as partial:
         hint = WRITERS[format](net.eval(), checkpoint[KEY]["facts"], partial)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
     print(f"wrote {target}\n{hint.format(file=target)}")
 
 
