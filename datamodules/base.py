@@ -81,7 +81,7 @@ class ResumableDataModule(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, int]:
         """Where training stands: `epoch` and `batch` come next; the rest says what they were counted with."""
-        if self.trainer is None or not self.trainer.fit_loop._combined_loader:
+        if self.trainer is None or self.trainer.fit_loop._combined_loader is None:
             return {}
         loop = self.trainer.fit_loop
         epochs: Any = loop.epoch_progress.current

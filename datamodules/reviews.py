@@ -90,9 +90,9 @@ class ReviewData(TextData):
         self.source.known_names = facts["class_names"]
 
     def setup(self, stage: str) -> None:
-        """As in the base class; classes that are not the checkpoint's are refused before anything is read."""
-        if stage != "predict" and self._facts:
-            self.source.agree(self._facts["class_names"])
+        """As in the base class; classes that are missing, or not the checkpoint's, are refused first."""
+        if stage != "predict":
+            self.source.agree(self._facts.get("class_names") or self.source.names())
         super().setup(stage)
 
     def training_texts(self) -> Any:

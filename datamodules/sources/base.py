@@ -167,10 +167,10 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
 
 
-def other_source(path: Path) -> str:
-    """Which source reads what lies at `path`, as the end of a sentence; empty where none does."""
+def other_source(path: Path, own: tuple[str, ...]) -> str:
+    """Which source reads what lies at `path`, as the end of a sentence; empty where none but that of `own` endings."""
     endings = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
     endings |= {".parquet": "hub", ".arrow": "hub", ".jpg": "folder", ".jpeg": "folder", ".png": "folder"}
     files = path.rglob("*.*") if path.is_dir() else [path]
-    source = next((endings[file.suffix] for file in files if file.suffix in endings), None)
+    source = next((endings[file.suffix] for file in files if file.suffix in endings and file.suffix not in own), None)
     return f"; try --data.source {source}" if source else ""

@@ -32,7 +32,7 @@ class ClassFolders(Source[S]):
         root = Path(self.path)
         if not root.is_dir():
             problem = "is a file" if root.exists() else "does not exist"
-            raise UsageError(f"{root} {problem}: --data.path takes {want}{other_source(root)}.")
+            raise UsageError(f"{root} {problem}: --data.path takes {want}{other_source(root, self.endings)}.")
         return root
 
     def split_folder(self, split: str) -> Path | None:
@@ -46,7 +46,7 @@ class ClassFolders(Source[S]):
             return self.options.class_names or self.known_names or []
         advice = f"put {self.noun} into train/CLASS/, one folder for each class."
         if folder is None:
-            raise UsageError(f"{self.root} has no folder train/: {advice[:-1]}{other_source(self.root)}.")
+            raise UsageError(f"{self.root} has no folder train/: {advice[:-1]}{other_source(self.root, self.endings)}.")
         names = self._class_folders(folder)
         if not names:
             raise UsageError(f"{folder} has no class folders: {advice}")

@@ -55,15 +55,18 @@ class Tables:
 class HubTables(Tables):
     """A data set of the Hugging Face hub, or a local folder of the same schema (parquet or arrow, named by split)."""
 
+    endings = (".parquet", ".arrow")
+
     @cached_property
     def folder(self) -> Path | None:
         """The local folder to read instead of the hub, if there is one."""
         if self.path is not None:
             folder = Path(self.path)
             if not folder.is_dir():
+                problem, hint = "is a file" if folder.exists() else "does not exist", other_source(folder, self.endings)
                 raise UsageError(
-                    f"{folder} {'is a file' if folder.exists() else 'does not exist'}: --data.path takes a folder of "
-                    f"parquet files named by split, such as train-00000-of-00001.parquet{other_source(folder)}."
+                    f"{folder} {problem}: --data.path takes a folder of parquet files named by split, such as "
+                    f"train-00000-of-00001.parquet{hint}."
                 )
             return folder
         at_hand = os.environ.get("TESSERA_DATA")
@@ -78,13 +81,13 @@ class HubTables(Tables):
         """The local files of each split."""
         assert self.folder is not None
         files: dict[str, list[Path]] = {}
-        for path in sorted([*self.folder.rglob("*.parquet"), *self.folder.rglob("*.arrow")]):
+        for path in sorted(path for path in self.folder.rglob("*") if path.suffix in self.endings):
             if split := split_of(path.relative_to(self.folder)):
                 files.setdefault(split, []).append(path)
         if not files:
             raise UsageError(
                 f"{self.folder} holds no parquet or arrow files named by split, such as "
-                f"train-00000-of-00001.parquet{other_source(self.folder)}."
+                f"train-00000-of-00001.parquet{other_source(self.folder, self.endings)}."
             )
         return files
 

@@ -78,14 +78,14 @@ class LineTables(Tables):
         files: dict[str, Path] = {}
         for file in found:
             if file.suffix.lower() not in self.endings:
-                raise UsageError(f"{file} is not {want}{other_source(file)}.")
+                raise UsageError(f"{file} is not {want}{other_source(file, self.endings)}.")
             split = "train" if path.is_file() else split_of(file.relative_to(path))
             if split in files:
                 raise UsageError(f"{files[split]} and {file} are both of the {split} split: join them.")
             if split:
                 files[split] = file
         if not files:
-            raise UsageError(f"{path} does not hold {want}{other_source(path)}.")
+            raise UsageError(f"{path} does not hold {want}{other_source(path, self.endings)}.")
         return files
 
     @cached_property

@@ -135,7 +135,7 @@ class EmbeddedTexts(TextSource):
             UsageError: A path is named, which these data do not have.
         """
         if self.path is not None:
-            hint = other_source(Path(self.path)) or "; try --data.source hub, csv, jsonl or txt"
+            hint = other_source(Path(self.path), ()) or "; try --data.source hub, csv, jsonl or txt"
             raise UsageError(
                 f"--data.path {self.path} says where, not what: the source {self.noun} has no files{hint}."
             )
