@@ -28,7 +28,7 @@ class ClassifierTask(Task):
     """
 
     monitor, monitor_mode = "val/acc", "max"
-    known = ("class_names",)  # facts that `config.yaml` names under `data.dataset`
+    known: tuple[str, ...] = ("class_names",)  # facts that `config.yaml` names under `data.dataset`
 
     def __init__(
         self, optimizer: OptimConfig, label_smoothing: float = 0.0, ema: float | None = None, compile: bool = False

@@ -40,6 +40,7 @@ class App:
         takes_text: whether `predict` takes one text from the command line, as `--text`.
         functions: further commands, name to (help, "module:function"); their options are the function's arguments.
         examples: command lines worth showing, without the leading `python -m tasks.NAME`.
+        follow: command lines to try after a fit, with {best} for its best checkpoint and {folder} for its run folder.
     """
 
     name: str
@@ -55,6 +56,7 @@ class App:
     takes_text: bool = False
     functions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     examples: Sequence[str] = ()
+    follow: Sequence[str] = ("fit --resume {folder} --trainer.max_epochs N",)
 
     @property
     def commands(self) -> dict[str, str]:

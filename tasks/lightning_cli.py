@@ -263,7 +263,8 @@ class TaskCLI(LightningCLI):
         if self.trainer.is_global_zero and recorded:
             self.record.finish(self.trainer, model, metrics, time.perf_counter() - self.started)
         if self.trainer.is_global_zero:
-            closing_table(metrics, self.folder if recorded else None, program(self.app))
+            follow = [f"{program(self.app)} {line}" for line in self.app.follow]
+            closing_table(metrics, self.folder if recorded else None, follow)
 
     def _evaluate(self, model: Any, datamodule: Any) -> None:
         model.restore(self.checkpoint)
@@ -271,7 +272,7 @@ class TaskCLI(LightningCLI):
         run = getattr(self.trainer, self.command)
         found = run(model, datamodule=datamodule, verbose=False)
         if self.trainer.is_global_zero:
-            closing_table({**(found[0] if found else {}), **left_out(datamodule)}, None, program(self.app))
+            closing_table({**(found[0] if found else {}), **left_out(datamodule)})
 
     def validate(self, model: Any, datamodule: Any, **_: Any) -> None:
         """Evaluate on the validation split."""

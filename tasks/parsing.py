@@ -192,4 +192,4 @@ def run_function(program: str, function: Callable[..., object], arguments: list[
     """Run a command that is a function of its options."""
     parser = PlainErrors(prog=program, description=(function.__doc__ or "").split("\n\n")[0])
     parser.add_function_arguments(function)
-    function(**parser.parse_args(arguments).as_dict())
+    function(**vars(parser.instantiate_classes(parser.parse_args(arguments))))

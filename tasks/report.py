@@ -22,8 +22,14 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(grid)
 
 
-def closing_table(metrics: Mapping[str, float], folder: Path | None, program: str) -> None:
-    """Print the metrics and, after a fit, where its files are and what to do next."""
+def closing_table(metrics: Mapping[str, float], folder: Path | None = None, follow: Sequence[str] = ()) -> None:
+    """Print the metrics and, after a fit, where its files are and what to do next.
+
+    Args:
+        metrics: by their logged names.
+        folder: run folder of a fit.
+        follow: commands to try, with {best} for the best checkpoint and {folder} for the run folder.
+    """
     rows: dict[str, Any] = {**metrics}
     best: Path | None = None
     if folder is not None:
@@ -32,11 +38,7 @@ def closing_table(metrics: Mapping[str, float], folder: Path | None, program: st
         rows |= {"run folder": folder, "best checkpoint": best}
     table("Results", rows)
     if folder is not None and best is not None:
-        print(
-            f"next:\n  {program} predict --ckpt_path {best} --data.predict_path FILE_OR_FOLDER\n"
-            f"  {program} export --ckpt_path {best} --format onnx\n"
-            f"  {program} fit --resume {folder} --trainer.max_epochs N"
-        )
+        print("next:", *(f"  {line.format(best=best, folder=folder)}" for line in follow), sep="\n")
 
 
 def draw_curves(metrics_csv: Path, path: Path) -> None:

@@ -25,6 +25,11 @@ APP = App(
         'predict --ckpt_path runs/bert/latest/checkpoints/best.ckpt --text "not bad at all"',
         'tokenize --text "not bad at all"',
     ),
+    follow=(
+        "predict --ckpt_path {best} --data.predict_path FILE",
+        "export --ckpt_path {best} --format hf",
+        "fit --resume {folder} --trainer.max_epochs N",
+    ),
 )
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from torch import nn
 from datamodules.cache import cache_folder, content_key
 from datamodules.files import replacing
 from modules.bert import BERT_PRESETS, BertConfig
-from modules.pretrained.bert import config_from_huggingface, load_weights, to_tessera
+from modules.pretrained.bert import load_weights, to_tessera
+from modules.pretrained.bert_configs import config_from_huggingface
 from tasks.base import filled
 from tasks.checkpoints import KEY, Checkpoint, net_weights, read_checkpoint
 from tasks.errors import DataError, UsageError, refusals

@@ -8,14 +8,14 @@ from torch import nn
 
 from datamodules.tokenizers import Tokenizer
 from modules.bert import BertClassifier, BertConfig, BertMaskedLM
-from modules.pretrained.bert import TABLES, config_to_huggingface, from_tessera
+from modules.pretrained.bert import TABLES, from_tessera
+from modules.pretrained.bert_configs import config_to_huggingface
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
 from tasks.exporting import made_folder, write_safetensors
 from tasks.run_folder import write_text
 
 MODELS: dict[str, type[nn.Module]] = {"bert": BertClassifier, "mlm": BertMaskedLM}
-HEADS = {"bert": "ForSequenceClassification", "mlm": "ForMaskedLM"}
 
 
 def export(ckpt_path: str, format: Literal["hf", "safetensors"] = "hf", output: str | None = None) -> None:
@@ -58,19 +58,23 @@ def write_huggingface(net: Any, saved: dict[str, Any], folder: Path) -> str:
             state = from_tessera(family, net.state_dict(), net.config)
             break
         except ValueError as error:
-            reasons.append(f"{family}: {error}")
+            reasons.append(str(error))
     else:
-        raise UsageError(f"no model of Hugging Face's is like this one ({'; '.join(reasons)}): export to safetensors")
-    settings = config_to_huggingface(family, net.config, HEADS[saved["task"]])
-    names = saved["facts"].get("class_names")
-    if names:
-        settings |= {"id2label": {str(i): name for i, name in enumerate(names)}}
-        settings |= {"label2id": {name: i for i, name in enumerate(names)}}
+        raise UsageError(f"no model of Hugging Face's is like this one ({reasons[0]}): export to safetensors")
+    settings = config_to_huggingface(family, net.config, saved["facts"].get("class_names"))
     save_file(
         {name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors", {"format": "pt"}
     )
     write_text(folder / "config.json", json.dumps(settings, indent=2))
-    tokenizer = Tokenizer.from_json(saved["facts"]["tokenizer"])
-    for name, text in tokenizer.huggingface_files(saved["facts"]["max_length"]).items():
-        write_text(folder / name, text)
+    write_tokenizer(saved["facts"], folder)
     return f"transformers.{settings['architectures'][0]}.from_pretrained('{{file}}')"
+
+
+def write_tokenizer(facts: dict[str, Any], folder: Path) -> None:
+    """`tokenizer.json` and `tokenizer_config.json`, for `AutoTokenizer`."""
+    tokenizer, content = Tokenizer.from_json(facts["tokenizer"]), json.loads(facts["tokenizer"])
+    content.pop("control", None)  # what a foreign tokenizer's other files said; they say it again below
+    roles = {f"{role}_token": tokenizer.tokens([number])[0] for role, number in tokenizer.ids.known().items()}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": facts["max_length"], **roles}
+    write_text(folder / "tokenizer.json", json.dumps(content, ensure_ascii=False))
+    write_text(folder / "tokenizer_config.json", json.dumps(settings, indent=2))

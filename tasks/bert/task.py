@@ -6,12 +6,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from datamodules.reviews import ReviewData
 from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAUROC, MulticlassCalibrationError, MulticlassF1Score
 
+from datamodules.reviews import ReviewData
 from modules.bert import BertClassifier, BertConfig
 from tasks.base import Batch
 from tasks.bert.architectures import fitted, load_pretrained
@@ -91,23 +91,23 @@ class BertTask(ClassifierTask):
         return loss, logits.softmax(-1), labels
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor]:
-        """Numbers of the texts (B,) and class probabilities (B, K)."""
+        """Numbers of the texts (B,) and their class probabilities (B, K)."""
         return batch["index"], self.net(batch["tokens"], batch["keep"]).softmax(-1)
 
     def write_predictions(self, trainer: pl.Trainer, datamodule: ReviewData, folder: Path) -> None:
         """Write `predictions.csv`: text, label and the probability of each class; a single text's answer is printed."""
         batches: Any = trainer.predict(self, datamodule=datamodule)
-        numbers, shares = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        texts, shares = datamodule.predict_texts, shares[numbers.argsort()]  # (S, K), in the order of the input
+        numbers, found = (torch.cat(parts) for parts in zip(*batches, strict=True))  # (S,), (S, K)
+        found = found[numbers.argsort()]  # as the texts were given, where batches go by length
         if datamodule.predict_text is not None:
-            best = int(shares[0].argmax())
-            listed = ", ".join(f"{name} {share:.4f}" for name, share in zip(self.class_names, shares[0], strict=True))
-            print(f"{self.class_names[best]} ({listed})")
+            shares = dict(zip(self.class_names, found[0].tolist(), strict=True))
+            listed = ", ".join(f"{name} {share:.4f}" for name, share in shares.items())
+            print(f"{max(shares, key=shares.__getitem__)} ({listed})")
             return
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "predictions.csv", self.table("text", zip(texts, shares, strict=True)))
+        write_text(folder / "predictions.csv", self.table("text", zip(datamodule.predict_texts, found, strict=True)))
         skipped = f", {len(datamodule.skipped)} bad lines skipped" if datamodule.skipped else ""
-        print(f"{len(texts)} texts labelled in {folder / 'predictions.csv'}{skipped}")
+        print(f"{len(found)} texts labelled in {folder / 'predictions.csv'}{skipped}")
 
 
 def log_padding(task: pl.LightningModule, batch: Batch) -> None:

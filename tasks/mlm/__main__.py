@@ -22,6 +22,10 @@ APP = App(
         "fit --resume runs/mlm/latest",
         "export --ckpt_path runs/mlm/latest/checkpoints/best.ckpt --format hf",
     ),
+    follow=(
+        "export --ckpt_path {best} --format hf",
+        "fit --resume {folder} --trainer.max_epochs N",
+    ),
 )
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from datamodules.masking import MaskConfig, Masker
 from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 
+from datamodules.masking import MaskConfig, Masker
 from datamodules.tokenizers import Tokenizer
 from modules.bert import BertConfig, BertMaskedLM
 from tasks.base import Batch, Task
@@ -54,7 +54,7 @@ class MaskedLMTask(Task):
         if self.pretrained is not None and self.restored is None:
             load_pretrained(net, self.pretrained, facts)
         tokenizer = Tokenizer.from_json(facts["tokenizer"])
-        self.masker = Masker(self.mask, tokenizer)
+        self.masker = Masker(self.mask, tokenizer.ids, tokenizer.size, tokenizer.starts_word)
         return net
 
     def keep_files(self, folder: Path) -> None:

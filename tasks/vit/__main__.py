@@ -22,6 +22,11 @@ APP = App(
         "fit --resume runs/vit/latest --trainer.max_epochs 80",
         "predict --ckpt_path runs/vit/latest/checkpoints/best.ckpt --data.predict_path photo.jpg",
     ),
+    follow=(
+        "predict --ckpt_path {best} --data.predict_path FILE_OR_FOLDER",
+        "export --ckpt_path {best} --format onnx",
+        "fit --resume {folder} --trainer.max_epochs N",
+    ),
 )
 
 if __name__ == "__main__":

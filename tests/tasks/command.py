@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch
 from PIL import Image
 
 from tasks.cli import main
-from tasks.vit.__main__ import APP
 
 ROOT = Path(__file__).parents[2]
 SHORT = (
@@ -21,20 +21,20 @@ SHORT = (
 )
 
 
-def run(line: str) -> int:
-    """The exit code of `python -m tasks.vit LINE`, run here; progress is not printed."""
+def run(line: str, task: str = "vit") -> int:
+    """The exit code of `python -m tasks.TASK LINE`, run here; progress is not printed."""
     os.environ.pop("TESSERA_RUN_DIR", None)
     try:
-        return main(APP, shlex.split(line))
+        return main(import_module(f"tasks.{task}.__main__").APP, shlex.split(line))
     except SystemExit as stop:
         return int(stop.code or 0)
 
 
-def process(line: str, before: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
-    """`python -m tasks.vit LINE` in a process of its own, after the Python code `before`; prints what it imported."""
+def process(line: str, before: str = "", task: str = "vit", **options: Any) -> subprocess.CompletedProcess[str]:
+    """`python -m tasks.TASK LINE` in a process of its own, after the Python code `before`; prints what it imported."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{before}\n"
-        "from tasks.cli import main\nfrom tasks.vit.__main__ import APP\n"
+        f"from tasks.cli import main\nfrom tasks.{task}.__main__ import APP\n"
         f"code = main(APP, {shlex.split(line)!r})\n"
         "print('imported', *{name.partition('.')[0] for name in sys.modules})\nsys.exit(code)"
     )
@@ -74,4 +74,18 @@ def write_images(folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count:
         (folder / "train" / name).mkdir(parents=True)
         for number in range(count):
             picture(side).save(folder / "train" / name / f"{number}.png")
+    return folder
+
+
+def write_reviews(folder: Path, copies: int = 20) -> Path:
+    """Reviews in the hub's schema, positive and negative in turn, with unlabelled ones."""
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    folder.mkdir()
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
+    for split, count in (("train", copies), ("test", 4), ("unsupervised", 4)):
+        texts = [f"{word} film number {i}, seen twice" for i in range(count) for word in ("a bad", "a good")]
+        labels = [-1] * len(texts) if split == "unsupervised" else [0, 1] * count
+        rows = Dataset.from_dict({"text": texts, "label": labels}, features=features)
+        rows.to_parquet(folder / f"{split}-00000-of-00001.parquet")
     return folder

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.parsing import read_config
-from tests.tasks.command import ROOT, metrics, run, write_images
+from tests.tasks.command import ROOT, metrics, run, write_images, write_reviews
 from tests.test_readme import write_parquet
 
 CONFIGS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
@@ -16,21 +16,34 @@ FEW = (
 )
 
 
+def write_data(task: str, config: str, source: str | None) -> str:
+    """Options that name data of the kind that the config reads, written here."""
+    if source == "folder":
+        return f"--data.path {write_images(Path('images'), count=8, side=40)}"
+    if source != "hub":
+        return ""
+    if task == "vit":
+        write_parquet(Path("hub"), *(("fine_label", 100) if "cifar100" in config else ("label", 10)))
+    else:
+        write_reviews(Path("hub"))
+    return "--data.path hub"
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_config(config: str) -> None:
     options = read_config(config)
-    data, more = options.get("data", {}), ""
-    if data.get("source") == "hub":
-        column, classes = ("fine_label", 100) if "cifar100" in config else ("label", 10)
-        write_parquet(Path("hub"), column, classes)
-        more = "--data.path hub"
-    elif data.get("source") == "folder":
-        more = f"--data.path {write_images(Path('images'), count=8, side=40)}"
-    assert run(f"fit --config {config} {more} {FEW}") == 0
+    task = folder if (folder := Path(config).parts[1]) in ("vit", "bert", "mlm") else "vit"
+    more = write_data(task, config, options.get("data", {}).get("source"))
+    assert run(f"fit --config {config} {more} {FEW}", task) == 0
     assert sum("train/loss" in row for row in metrics("r")) == 2
     assert Path("r/checkpoints/best.ckpt").exists()
 
 
 def test_all_are_tried() -> None:
-    assert {"configs/vit/digits.yaml", "configs/logger/wandb.yaml", "configs/vit/cifar10.yaml"} <= set(CONFIGS)
+    assert {
+        "configs/vit/digits.yaml",
+        "configs/logger/wandb.yaml",
+        "configs/bert/imdb.yaml",
+        "configs/mlm/imdb.yaml",
+    } <= set(CONFIGS)
     assert all((ROOT / config).read_text().startswith("#") for config in CONFIGS)  # each says what it is for
