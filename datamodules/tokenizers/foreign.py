@@ -76,7 +76,8 @@ def _roberta(folder: Path, settings: dict[str, Any]) -> Any:
     backend = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(settings.get("add_prefix_space", False))
     backend.decoder = decoders.ByteLevel()
-    ends = [(token, backend.token_to_id(token)) for token in ("</s>", "<s>")]
-    if all(number is not None for _, number in ends):  # not in GPT-2's files, which are of the same kind
-        backend.post_processor = processors.RobertaProcessing(*ends)
+    numbers = backend.get_vocab()
+    if {"<s>", "</s>"} <= numbers.keys():  # not in GPT-2's files, which are of the same kind
+        sep, cls = ("</s>", numbers["</s>"]), ("<s>", numbers["<s>"])
+        backend.post_processor = processors.RobertaProcessing(sep, cls)
     return backend

@@ -189,8 +189,8 @@ class Tokenizer:
         return self._backend.decode([int(i) for i in ids if int(i) not in hidden], skip_special_tokens=False)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """The tokens as the vocabulary spells them, such as ##ing."""
-        return [self._backend.id_to_token(int(i)) for i in ids]
+        """The tokens as the vocabulary spells them, such as ##ing; empty for a number that it lacks."""
+        return [self._backend.id_to_token(int(i)) or "" for i in ids]
 
     @cached_property
     def starts_word(self) -> list[bool]:
