@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from modules.linear import linear
 
 IGNORED = -100  # the target that does not count, as in `F.cross_entropy`
-CHUNK = 2**24  # logits at a time
+CHUNK = 2**23  # logits at a time
 
 
 class Guess(NamedTuple):
@@ -33,21 +33,20 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         loss, right = x.new_zeros((), dtype=exact), targets.new_zeros(())
         needed = [learning and wanted for wanted in ctx.needs_input_grad[:3]]
         for_x = torch.empty_like(x) if needed[0] else None
-        for_weight = torch.zeros_like(weight.T, dtype=exact) if needed[1] else None  # (E, V)
+        for_weight = torch.zeros_like(weight, dtype=exact) if needed[1] else None
         for_bias = weight.new_zeros(len(weight), dtype=exact) if needed[2] else None
         for start in range(0, len(x), rows):
             part = slice(start, start + rows)
             valid, target = counted[part], targets[part].clamp(min=0)[:, None]  # (S',), (S', 1)
-            scores = linear(x[part], weight, bias).to(exact)  # (S', V)
-            right += ((scores.argmax(1) == target[:, 0]) & valid).sum()
-            total = scores.logsumexp(1)  # (S',)
-            wanted = (1 - smoothing) * scores.gather(1, target)[:, 0]
+            logs = linear(x[part], weight, bias).log_softmax(1, dtype=exact)  # (S', V)
+            right += ((logs.argmax(1) == target[:, 0]) & valid).sum()
+            missed = (smoothing - 1) * logs.gather(1, target)[:, 0]  # (S',)
             if smoothing:
-                wanted += smoothing * scores.mean(1)
-            loss += (total - wanted).masked_fill(~valid, 0.0).sum()
+                missed -= smoothing * logs.mean(1)
+            loss += missed.masked_fill(~valid, 0.0).sum()
             if not any(needed):
                 continue
-            grad = scores.sub_(total[:, None]).exp_()  # softmax - targets: (S', V)
+            grad = logs.exp_()  # softmax, less the targets: (S', V)
             if smoothing:
                 grad -= smoothing / len(weight)
             grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand_as(target))
@@ -55,10 +54,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             if for_x is not None:
                 for_x[part] = linear(grad, weight.T)
             if for_weight is not None:
-                for_weight += linear(x[part].T, grad.T)
+                for_weight += linear(grad.T, x[part].T)  # (V, E)
             if for_bias is not None:
                 for_bias += grad.sum(0)
-        ctx.save_for_backward(for_x, None if for_weight is None else for_weight.T, for_bias)
+        ctx.save_for_backward(for_x, for_weight, for_bias)
         ctx.mark_non_differentiable(right)
         return loss * share, right
 
@@ -80,7 +79,7 @@ def chunked_cross_entropy(
         bias: (V,) or None.
         targets: Right rows of the table (S,), or -100 where there is nothing to guess. All such or none at all: loss 0.
         smoothing: Share of the target spread evenly over the table (Szegedy 2016).
-        rows: Vectors at a time; None: as many as make 2^24 logits.
+        rows: Vectors at a time; None: as many as make 2^23 logits.
 
     Returns:
         Mean loss, in float32 or float64, and how many targets have the largest score; both have no axes.
