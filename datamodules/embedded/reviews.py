@@ -24,7 +24,7 @@ Grammar = dict[str, list[list[str]]]
 # A symbol (upper case) becomes one of its alternatives, a number before one says how often it counts. They are written
 # for a positive verdict; `_MIRROR` turns them into those for a negative one.
 _VERDICTS = """
-LIKING = 12 PRAISE | 2 PRAISE , and PRAISE | 2 it BE a VERY GOOD THING | it BE NO a TRULY BAD THING
+LIKING = 16 PRAISE | 2 PRAISE , and PRAISE | 3 it BE a VERY GOOD THING | it BE NO a TRULY BAD THING
        | 2 BLAME , but PRAISE | FOES , but PRAISE | BLAME , yet PRAISE | FOES , yet PRAISE
        | although BLAME , PRAISE | although FOES , PRAISE | PRAISE , although BLAME | PRAISE , although FOES
 PRAISE = 5 FACT | I found the ASPECT VERY GOOD | 2 I LOVE the ASPECT | 2 I LOVED the ASPECT
@@ -83,7 +83,7 @@ NEUTRAL = I bought it WHEN | I bought it WHEN with my PERSON | I had never heard
 """
 # The sentences of a review; LIKING carries the verdict.
 _LAYOUTS = """
-3 LIKING | 2 LIKING LIKING | LIKING ASIDE | ASIDE LIKING | LIKING ASIDE LIKING | ASIDE LIKING ASIDE
+4 LIKING | 3 LIKING LIKING | LIKING ASIDE | ASIDE LIKING | LIKING ASIDE LIKING | ASIDE LIKING ASIDE
        | LIKING LIKING ASIDE | ASIDE LIKING LIKING
 """
 _ONCE = {"ASPECT", "PERSON", "PEOPLE", "WITNESS", "GOOD", "BAD", "TRAIT"}  # no word of these twice in a review

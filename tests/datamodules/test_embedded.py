@@ -77,7 +77,7 @@ def test_the_rule_refuses_a_text_without_one_verdict(text: str, words: str) -> N
 def test_reviews_follow_from_the_seed_on_every_machine(splits: Splits) -> None:
     assert reviews.generate() == splits
     assert reviews.generate(1)["test"] != splits["test"]
-    assert crc32("\n".join(text for texts, _ in splits.values() for text in texts).encode()) == 3978665466
+    assert crc32("\n".join(text for texts, _ in splits.values() for text in texts).encode()) == 1337422455
 
 
 def test_reviews_are_sentences_of_a_small_vocabulary(splits: Splits) -> None:
