@@ -90,6 +90,20 @@ def test_low_precision_sums_in_float32() -> None:
     torch.testing.assert_close(loss, plain, atol=1e-5, rtol=1e-5)
 
 
+def test_autocast_learns_from_the_table_twice() -> None:
+    x, weight, bias, targets = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = chunked_cross_entropy(x, weight, bias, targets, rows=5)
+        again = F.linear(x.detach(), weight).float().sum()
+    assert loss.dtype == torch.float32
+    plain = F.cross_entropy(F.linear(x, weight, bias), targets)
+    torch.testing.assert_close(loss, plain, atol=0.02, rtol=0.02)  # bfloat16 has three digits
+    (one,), (two,) = (torch.autograd.grad(value, weight) for value in (loss, plain))
+    torch.testing.assert_close(one, two, atol=0.01, rtol=0.05)
+    (copied,) = torch.autograd.grad(again, weight)
+    torch.testing.assert_close(copied[0], x.detach().sum(0), atol=0.1, rtol=0.02)
+
+
 def test_no_tensor_is_larger_than_a_chunk_or_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     linear: Any = losses.linear
