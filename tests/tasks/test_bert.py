@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,13 +14,15 @@ import torch
 from torch.nn import functional as F
 
 from tasks.bert.task import divergence
-from tests.tasks.command import checkpoint, metrics, process, run, same, write_reviews
+from tests.tasks.command import SHORT, checkpoint, metrics, process, run, same, write_reviews
+from tests.tasks.test_resume import KILL
 
 SMALL = "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2 --data.tokenizer.vocabulary 300"
 FEW = (
     "--trainer.limit_train_batches 6 --trainer.limit_val_batches 2 --trainer.max_epochs 2 --trainer.log_every_n_steps 1"
 )
 BERT = f"fit {SMALL} {FEW} --data.batch_size 8"
+BRIEF = "--trainer.limit_test_batches 1"
 
 
 @pytest.mark.slow
@@ -68,7 +71,7 @@ def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(capsys: pyt
 def test_texts_from_the_command_line_and_standard_input(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(f"{BERT} --run_dir r", "bert") == 0
+    assert run(f"{BERT} {BRIEF} --run_dir r", "bert") == 0
     ckpt = "--ckpt_path r/checkpoints/best.ckpt"
     capsys.readouterr()
     assert run(f'predict {ckpt} --text "not bad at all"', "bert") == 0
@@ -115,7 +118,7 @@ def test_pretraining_carries_over_with_its_tokenizer(pretrained: str) -> None:
 
 def test_another_tokenizer_is_refused_with_both_sizes(pretrained: str, capsys: pytest.CaptureFixture[str]) -> None:
     data = "--data.source hub --data.path hub --data.max_length 16 --data.tokenizer.file other.json"
-    assert run(f"{BERT} --run_dir r --data.tokenizer.kind word", "bert") == 0
+    assert run(f"{BERT} {BRIEF} --run_dir r --data.tokenizer.kind word", "bert") == 0
     Path("other.json").write_text(Path("r/tokenizer.json").read_text())
     theirs, own = (checkpoint(name)["tessera"]["facts"]["vocabulary"] for name in ("m", "r"))
     capsys.readouterr()
@@ -170,18 +173,19 @@ def test_hugging_face_and_back(task: str, name: str, more: str) -> None:
 
 
 @pytest.mark.parametrize("task", ("bert", "mlm"))
-def test_continuing_in_mid_epoch_ends_with_the_same_bits(task: str) -> None:
+def test_killed_in_mid_epoch_and_continued_ends_with_the_same_bits(task: str, tmp_path: Path) -> None:
     write_reviews(Path("hub"))
-    data = "--data.source hub --data.path hub --data.max_length 16 --data.batch_size 4 --model.net.stack.dropout 0.1"
-    level = "--model.optimizer.schedule constant --model.optimizer.warmup 0"  # else it would end with the shorter run
-    line = f"fit {SMALL} {data} {level} --trainer.max_epochs 2 --trainer.log_every_n_steps 1"
+    line = f"fit {SMALL} --data.source hub --data.path hub --data.max_length 16 --data.batch_size 4 "
+    line += "--model.net.stack.dropout 0.1 --checkpoint.every_n_train_steps 3 --trainer.log_every_n_steps 1 "
+    line += "--trainer.max_epochs 2"
     assert run(f"{line} --run_dir whole", task) == 0
-    steps = checkpoint("whole")["global_step"]
-    assert run(f"{line} --run_dir cut --trainer.max_steps {steps // 2 + 1}", task) == 0
-    assert run("fit --resume cut --trainer.max_steps -1", task) == 0
-    assert same(checkpoint("whole")["state_dict"], checkpoint("cut")["state_dict"])
-    losses = [[row["train/loss"] for row in metrics(name) if "train/loss" in row] for name in ("whole", "cut")]
-    assert losses[0] == losses[1] and len(losses[0]) == steps
+    done = process(f"{line} --run_dir cut", KILL.format(step=13), task=task, cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert checkpoint("cut")["global_step"] == 12  # the epoch has 9 steps
+    assert run("fit --resume cut", task) == 0
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
+        assert same(checkpoint("cut")[part], checkpoint("whole")[part]), part
+    assert metrics("cut") == metrics("whole")
 
 
 def test_r_drop_is_the_mean_of_both_divergences() -> None:
@@ -191,7 +195,7 @@ def test_r_drop_is_the_mean_of_both_divergences() -> None:
     both = [F.kl_div(a, b, reduction="batchmean", log_target=True) for a, b in ((p, q), (q, p))]
     torch.testing.assert_close(divergence(one, two), sum(both) / 2)
     assert divergence(one, one) == 0
-    assert run(f"{BERT} --model.r_drop 1.0 --model.net.stack.dropout 0.1 --run_dir r", "bert") == 0
+    assert run(f"{BERT} {BRIEF} --model.r_drop 1.0 --model.net.stack.dropout 0.1 --run_dir r", "bert") == 0
 
 
 @pytest.mark.parametrize(
@@ -211,8 +215,7 @@ def test_r_drop_is_the_mean_of_both_divergences() -> None:
 )
 def test_bad_input(line: str, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     if "v/checkpoints" in line:
-        short = "--trainer.max_steps 1 --model.net.stack.depth 1 --trainer.limit_val_batches 1"
-        assert run(f"fit {short} --trainer.limit_test_batches 1 --run_dir v") == 0
+        assert run(f"fit {SHORT} --run_dir v") == 0
     capsys.readouterr()
     assert run(line, "bert") == code
     said = capsys.readouterr().err
