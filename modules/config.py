@@ -53,7 +53,7 @@ class StackConfig:
         qk_norm: Norm on each head's queries and keys (Dehghani 2023).
         dropout: Probability of dropping values after the embedding, after attention, inside and after the feed-forward.
         mlp_dropout: Probability of dropping hidden values inside the feed-forward part; null: `dropout`.
-        attention_dropout: Probability of dropping attention weights (slow on CPUs).
+        attention_dropout: Probability of dropping attention weights.
         drop_path: Probability of skipping a sub-layer in the last block, growing linearly from 0 (Huang 2016).
         layer_scale: Start value of a learned scale on each sub-layer's output (Touvron 2021); null: none.
         causal: Tokens see only themselves and earlier ones.
