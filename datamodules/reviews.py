@@ -143,4 +143,4 @@ class ReviewData(TextData):
 
     def _usable(self, texts: list[str], rows: list[int], where: str) -> Texts:
         labels = torch.zeros(len(texts), dtype=torch.int64)
-        return self.source.without_empty(Texts(arrow_texts(texts), labels, torch.tensor(rows), where))
+        return self.source.usable(Texts(arrow_texts(texts), labels, torch.tensor(rows), where))

@@ -123,7 +123,7 @@ class Source(Generic[S]):
             raise UsageError(f"class_names lists {len(given)} classes, the data have {len(own)}: {listed(own)}.")
         names = given or own
         if len(names) < 2:
-            raise UsageError(f"the data have one class only ({names[0]}): classification needs at least two.")
+            raise UsageError(f"the data have one class only ({listed(names)}): classification needs at least two.")
         return names
 
     def agree(self, known: list[str]) -> None:

@@ -169,21 +169,26 @@ class TableSource(Source[S]):
         Raises:
             DataError: The split is empty, or a row has a label outside the classes; names the row.
         """
+        table, where, found = self.tables.table(split), self.tables.where(split), self.places(split)
+        if len(found) == 0:
+            raise DataError(f"{where} is empty.")
+        unknown = (found == len(self._values)).nonzero().flatten().tolist()
+        if unknown:
+            row, cell = int(self.tables.rows(split)[unknown[0]]), table.column(self.label_column(table))[unknown[0]]
+            raise DataError(
+                f"{self.tables.unit} {row} of {where} has the label {cell}, which is none of the {len(self._values)} "
+                f"classes: {listed(self.class_names)}."
+            )
+        return found
+
+    def places(self, split: str) -> Tensor:
+        """(S,) int64: the place of each row's label among the K classes; K for a label that is none of them."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         table = self.tables.table(split)
-        where = self.tables.where(split)
-        if table.num_rows == 0:
-            raise DataError(f"{where} is empty.")
         cells = table.column(self.label_column(table)).cast(pa.string())
-        found = pc.index_in(cells, pa.array(self._values, pa.string()))
-        if found.null_count:
-            i = found.is_null().combine_chunks().index(True).as_py()
-            raise DataError(
-                f"{self.tables.unit} {int(self.tables.rows(split)[i])} of {where} has the label {cells[i]}, which is "
-                f"none of the {len(self._values)} classes: {listed(self.class_names)}."
-            )
+        found = pc.index_in(cells, pa.array(self._values, pa.string())).fill_null(len(self._values))
         return torch.from_numpy(found.to_numpy().astype("int64"))
 
     def _described_names(self, split: str) -> list[str]:

@@ -37,11 +37,11 @@ class TextTable(TableSource[Texts], TextSource):
         return Texts(arrow_texts(column), labels, self.tables.rows(split), where)
 
     def labels(self, split: str) -> Tensor:
+        if self.labelled:
+            return super().labels(split)
         table = self.tables.table(split)
-        unnamed = self.options.label_column is None and not {"label", "labels"} & set(table.column_names)
-        if not self.labelled and unnamed:
-            return torch.zeros(table.num_rows, dtype=torch.int64)
-        return super().labels(split)
+        named = self.options.label_column is not None or {"label", "labels"} & set(table.column_names)
+        return self.places(split) if named else torch.zeros(table.num_rows, dtype=torch.int64)
 
     def _text_column(self, table: Any) -> str:
         name = self.column(table, "text_column", [n for n in TEXT_COLUMNS if n in table.column_names])

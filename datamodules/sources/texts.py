@@ -94,7 +94,7 @@ class TextSource(Source[Texts]):
         if not self.has(split):
             return None
         if split not in self._read:
-            texts = self.without_empty(self.read(split))
+            texts = self.usable(self.read(split))
             if split == "train" and self.labelled:
                 counts = texts.labels.bincount(minlength=len(self.class_names))
                 if absent := [name for name, n in zip(self.class_names, counts.tolist(), strict=True) if n == 0]:
@@ -112,17 +112,35 @@ class TextSource(Source[Texts]):
         own, more = self.split(split).column, self.records("unlabelled") if split == "train" else None
         return own if more is None else pa.chunked_array([*own.chunks, *more.column.chunks])
 
-    def without_empty(self, texts: Texts) -> Texts:
-        """The texts that hold more than spaces; the others are bad."""
+    def usable(self, found: Texts) -> Texts:
+        """The texts that are UTF-8 and hold more than spaces; the others are bad.
+
+        Raises:
+            DataError: There are none; or one is bad, and bad ones are not to be skipped.
+        """
+        import pyarrow as pa
         import pyarrow.compute as pc
 
+        texts = found
+        try:
+            texts.column.validate(full=True)
+        except pa.ArrowInvalid:  # tables do not guarantee it
+            texts = texts.select(torch.tensor([self._is_utf8(texts, i) for i in range(len(texts))]))
         length = pc.binary_length(pc.utf8_trim_whitespace(texts.column)).fill_null(0)
         empty = torch.from_numpy(length.to_numpy() == 0)
         for i in empty.nonzero().flatten().tolist():
             self.bad(texts.name(i), "holds no text")
         if empty.all():
-            raise DataError(f"none of the {len(texts)} texts can be used, such as {texts.name(0)}.")
+            raise DataError(f"none of the {len(found)} texts can be used, such as {found.name(0)}.")
         return texts.select(~empty) if empty.any() else texts
+
+    def _is_utf8(self, texts: Texts, i: int) -> bool:
+        try:
+            texts.column[i].as_py()
+        except UnicodeDecodeError:
+            self.bad(texts.name(i), "holds bytes that are not UTF-8")
+            return False
+        return True
 
 
 class EmbeddedTexts(TextSource):

@@ -212,6 +212,10 @@ def test_plain_files_need_no_classes(tmp_path: Path) -> None:
     texts = folder.records("train").column.to_pylist()  # type: ignore[union-attr]
     assert [text.split()[0] for text in texts] == ["one", "seven"]
     (tmp_path / "t.csv").write_text("content\n" + "words\n" * 20)
+    (tmp_path / "l.csv").write_text("text,label\n" + "words,\nmore,7\n" * 20 + "a,\n")
+    labelled = MaskedTextData("csv", str(tmp_path / "l.csv"), tokenizer=WORDS)
+    labelled.setup("fit")
+    assert len(labelled.dataset("train")) + len(labelled.dataset("val")) == 41
     data = MaskedTextData("csv", str(tmp_path / "t.csv"), tokenizer=WORDS)
     data.setup("fit")
     assert (len(data.dataset("train")), len(data.dataset("val"))) == (18, 2)

@@ -228,6 +228,34 @@ def test_bad_lines_are_named_or_skipped_and_counted(
     assert data.skipped == [name] and len(data.dataset("train")) + len(data.dataset("val")) == 60
 
 
+def test_tables_with_bytes_that_are_not_utf8(folders: dict[str, Path]) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    texts = pa.array([b"caf\xe9" if i == 5 else f"text {i}".encode() for i in range(40)]).view(pa.string())
+    parquet.write_table(
+        pa.table({"text": texts, "label": [i % 2 for i in range(40)]}), folders["hub"] / "train-0.parquet"
+    )
+    refused(DataError, "row 5 of the train split", "UTF-8", source="hub", path=str(folders["hub"]))
+    data = ReviewData("hub", str(folders["hub"]), skip_bad=True, tokenizer=WORDS)
+    data.setup("fit")
+    assert len(data.skipped) == 1 and len(data.dataset("train")) + len(data.dataset("val")) == 39
+
+
+def test_nothing_usable(folders: dict[str, Path]) -> None:
+    path = folders["jsonl"] / "train.jsonl"
+    path.write_text('{"text": " ", "label": "pos"}\n{"text": "", "label": "neg"}\n')
+    refused(
+        DataError,
+        f"none of the 2 texts can be used, such as line 1 of {path}",
+        source="jsonl",
+        path=str(folders["jsonl"]),
+        skip_bad=True,
+    )
+    path.write_text("\n")
+    refused(DataError, f"{path} is empty", source="jsonl", path=str(folders["jsonl"]))
+
+
 @pytest.mark.parametrize(("content", "words"), [(b" \n\t", "holds no text"), (b"one\ntwo\n\xff three", "line 3")])
 def test_bad_files_are_named_or_skipped_and_counted(content: bytes, words: str, folders: dict[str, Path]) -> None:
     bad = folders["txt"] / "train" / "pos" / "007.txt"
