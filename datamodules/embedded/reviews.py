@@ -15,11 +15,13 @@ The same words serve both labels, so counting them helps little: affirmed opinio
 
 import random
 import re
+from typing import TypeVar
 
 CLASS_NAMES = ["negative", "positive"]
 MIN_WORDS, MAX_WORDS = 5, 40
 
 Grammar = dict[str, list[list[str]]]
+T = TypeVar("T")
 
 # A symbol (upper case) becomes one of its alternatives, a number before one says how often it counts. They are written
 # for a positive verdict; `_MIRROR` turns them into those for a negative one.
@@ -177,7 +179,7 @@ def _expand(draw: random.Random, grammar: Grammar, symbol: str, used: set[str]) 
     return words
 
 
-def _pick(draw: random.Random, options: list) -> list:
+def _pick(draw: random.Random, options: list[T]) -> T:
     return options[int(draw.random() * len(options))]
 
 
