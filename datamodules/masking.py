@@ -84,10 +84,9 @@ class Masker:
         return self._hide(tokens, where), where
 
     def _words(self, tokens: Tensor) -> Tensor:
-        """Number of each token's word in its sequence: (B, N) -> (B, N). After a control token a word begins."""
-        begins, control = self._starts[tokens], self._control[tokens]
+        """Number of each token's word in its sequence: (B, N) -> (B, N). A control token begins a word, too."""
+        begins = self._starts[tokens]
         begins[:, 0] = True
-        begins[:, 1:] |= control[:, :-1]
         return begins.cumsum(1) - 1
 
     def _hide(self, tokens: Tensor, where: Tensor) -> Tensor:

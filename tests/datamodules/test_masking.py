@@ -73,8 +73,9 @@ def test_only_text_is_hidden(whole_words: bool) -> None:
     assert not nothing(torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.bool))[1].any()
 
 
-def test_padding_that_holds_ordinary_numbers_is_left_alone() -> None:
-    masker = Masker(MaskConfig(0.99), CONTROL_IDS, V, STARTS)
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_any_text_goes_and_padding_is_left_alone_whatever_it_holds(whole_words: bool) -> None:
+    masker = Masker(MaskConfig(0.99, whole_words=whole_words), CONTROL_IDS, V, STARTS)
     tokens, keep = torch.randint(7, V, (50, 20)), torch.rand(50, 20) < 0.5
     masked, where = masker(tokens, keep)
     assert not where[~keep].any() and torch.equal(masked[~keep], tokens[~keep])
