@@ -63,7 +63,7 @@ def spans(batch: dict[str, Tensor], row: int) -> tuple[list[int], list[int]]:
 def test_pairs_follow_each_other_or_are_of_two_documents(tokenizer: Tokenizer, table: TokenLists) -> None:
     dataset = Pairs(table, tokenizer, 17, multiple=4, seed=3)
     owner = {token: number for number, ids in enumerate(table) for token in ids}
-    follows, cuts, others = [], set(), set()
+    follows, cuts, others, inner = [], set(), set(), 0
     for epoch in range(40):
         dataset.sampler = type("Epoch", (), {"epoch": epoch})()
         batch = dataset[list(range(len(dataset)))]
@@ -78,12 +78,14 @@ def test_pairs_follow_each_other_or_are_of_two_documents(tokenizer: Tokenizer, t
                 assert owner[second[0]] != owner[first[0]]
                 assert second == list(range(second[0], second[-1] + 1)) and owner[second[0]] == owner[second[-1]]
                 others.add(owner[second[0]])
+                inner += second[0] not in {ids[0] for ids in table if ids}
             if len(piece) > 1:
                 follows.append(int(batch["is_next"][row]))
                 cuts.add((row, len(first)))
             assert len(first) + len(second) + 3 <= int(dataset.own[row])
     share, sigma = np.mean(follows), 0.5 / len(follows) ** 0.5
     assert abs(share - 0.5) < 4 * sigma
+    assert inner > len(follows) / 8  # spans from the middle of another document
     assert others == {number for number, ids in enumerate(table) if ids}  # every other document is drawn
     full = int((dataset.size == 14).nonzero()[0])
     assert {cut for row, cut in cuts if row == full} == set(range(1, 14))
