@@ -11,7 +11,7 @@ def progress_bar(wanted: bool | None) -> list[Callback]:
     """The progress display: none where it is switched off, a rich bar on a terminal, else lines."""
     if wanted is False:
         return []
-    return [RichProgressBar(leave=False)] if sys.stdout.isatty() else [ProgressLines()]
+    return [RichProgressBar(leave=False, refresh_rate=10)] if sys.stdout.isatty() else [ProgressLines()]
 
 
 class ProgressLines(Callback):

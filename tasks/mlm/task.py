@@ -91,9 +91,9 @@ class MaskedLMTask(Task):
         if training:
             log_padding(self, batch)
         if "is_next" in batch:
-            logits, is_next = self.net.sentence_logits(hidden), batch["is_next"].long()  # (B, 2), (B,)
-            loss = loss + F.cross_entropy(logits, is_next)
-            figures["next_acc"], counts["next_acc"] = (logits.argmax(-1) == is_next).float().mean(), len(is_next)
+            logits, label = self.net.sentence_logits(hidden), 1 - batch["is_next"]  # (B, 2), (B,); 0: it follows
+            loss = loss + F.cross_entropy(logits, label)
+            figures["next_acc"], counts["next_acc"] = (logits.argmax(-1) == label).float().mean(), len(label)
         return loss, figures, counts
 
 

@@ -1,0 +1,205 @@
+"""BERT on real IMDB reviews, ours beside Hugging Face's with equal weights.
+
+    TESSERA_DATA=FOLDER python -m tests.benchmarks.bert_step
+
+4 layers, 256 wide, 4 heads, 16,000 tokens, at most 256 tokens a review, batch 32, float32, two threads. Training:
+dropout 0.1 everywhere, AdamW, batches of like length from each side's own sampler. Inference: sorted by length; the
+largest difference between the logits is printed.
+"""
+
+import argparse
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tests.benchmarks._compare import interleave, serve, table
+
+BATCH, LENGTH, STEPS = 32, 256, 4  # steps in each round
+Batch = dict[str, torch.Tensor]
+
+
+def data() -> Any:
+    """IMDB as `python -m tasks.bert` reads it, the first reviews of its training split."""
+    from datamodules.reviews import ReviewData
+    from datamodules.sources import TextDatasetOptions
+    from datamodules.text import TextLoading
+    from datamodules.tokenizers import TokenizerConfig
+
+    module = ReviewData(
+        source="hub",
+        path=str(Path(os.environ["TESSERA_DATA"], "imdb")),
+        batch_size=BATCH,
+        max_length=LENGTH,
+        dataset=TextDatasetOptions(),
+        tokenizer=TokenizerConfig(vocabulary=16_000),
+        loading=TextLoading(eval_batch_size=BATCH),
+    )
+    module.setup("fit")
+    return module
+
+
+def config(dropout: float) -> Any:
+    """The same sizes for both, as Hugging Face's config."""
+    from transformers import BertConfig
+
+    return BertConfig(
+        vocab_size=16_000,
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        max_position_embeddings=LENGTH,
+    )
+
+
+def hugging_face() -> Any:
+    """Their model, the same weights in every process."""
+    from transformers import BertForSequenceClassification
+
+    torch.manual_seed(0)
+    return BertForSequenceClassification(config(0.1))
+
+
+def tessera() -> Any:
+    """Our model with the weights of theirs."""
+    from modules.bert import BertClassifier
+    from modules.pretrained.bert import load_weights, to_tessera
+    from modules.pretrained.bert_configs import config_from_huggingface
+
+    theirs = hugging_face()
+    family, sizes = config_from_huggingface(theirs.config.to_dict())
+    net = BertClassifier(replace(sizes, num_classes=2))
+    left = load_weights(net, to_tessera(family, theirs.state_dict(), net.config))
+    assert not left, left
+    return net
+
+
+def grouped() -> Iterator[Batch]:
+    """Batches as their trainer makes them where it groups by length: padded to the longest."""
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    dataset = data().dataset("train")
+    lengths = dataset.own.tolist()
+    order = list(LengthGroupedSampler(BATCH, lengths=lengths, generator=torch.Generator().manual_seed(0)))
+    for start in itertools.cycle(range(BATCH, len(order) - BATCH, BATCH)):  # the first is the longest of all
+        yield dataset[order[start : start + BATCH]]
+
+
+def bucketed() -> Iterator[Batch]:
+    """Batches as `python -m tasks.bert fit` has them."""
+    loader = data().train_dataloader()
+    while True:
+        yield from loader
+
+
+def training(net: Any, optimizer: Any, batches: Iterator[Batch], logits: Callable[[Batch], Any]) -> Callable[[], int]:
+    """A round of training steps; returns the number of reviews."""
+    net.train()
+
+    def run() -> int:
+        for batch in itertools.islice(batches, STEPS):
+            F.cross_entropy(logits(batch), batch["label"]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return STEPS * BATCH
+
+    return run
+
+
+def train_theirs() -> Callable[[], int]:
+    """Hugging Face's model with PyTorch's AdamW, as it comes."""
+    net = hugging_face()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    return training(net, optimizer, grouped(), lambda b: net(b["tokens"], b["keep"].long()).logits)
+
+
+def train_ours() -> Callable[[], int]:
+    """Our model with our optimizer, the allocator tuned as `fit` does it."""
+    from tasks.optim import OptimConfig, build
+    from tasks.runtime import tune_allocator
+
+    tune_allocator()
+    net = tessera()
+    optimizer = build(net, OptimConfig(lr=1e-4), 1000)["optimizer"]
+    return training(net, optimizer, bucketed(), lambda b: net(b["tokens"], b["keep"]))
+
+
+def inference(net: Any, logits: Callable[[Batch], Any]) -> Callable[[], int]:
+    """A round of evaluation batches, every tenth of those of the validation reviews sorted by length."""
+    net.eval()
+    batches = list(data().val_dataloader())[::10]
+
+    @torch.inference_mode()
+    def run() -> int:
+        for batch in batches:
+            logits(batch)
+        return sum(len(batch["tokens"]) for batch in batches)
+
+    return run
+
+
+def infer_theirs() -> Callable[[], int]:
+    """Hugging Face's model."""
+    net = hugging_face()
+    return inference(net, lambda b: net(b["tokens"], b["keep"].long()).logits)
+
+
+def infer_ours() -> Callable[[], int]:
+    """Our model."""
+    from tasks.runtime import tune_allocator
+
+    tune_allocator()
+    net = tessera()
+    return inference(net, lambda b: net(b["tokens"], b["keep"]))
+
+
+COMPETITORS = {
+    "train: hugging face": train_theirs,
+    "train: tessera": train_ours,
+    "infer: hugging face": infer_theirs,
+    "infer: tessera": infer_ours,
+}
+
+
+@torch.inference_mode()
+def difference() -> float:
+    """Largest difference between the logits of both on a padded batch."""
+    batch = list(data().val_dataloader())[-1]
+    theirs = hugging_face().eval()(batch["tokens"], batch["keep"].long()).logits
+    return float((tessera().eval()(batch["tokens"], batch["keep"]) - theirs).abs().max())
+
+
+def main() -> None:
+    """Parses the command line and prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of each, after one not counted")
+    parser.add_argument("--worker", choices=COMPETITORS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if "TESSERA_DATA" not in os.environ:
+        raise SystemExit("TESSERA_DATA is not set: it names the folder that holds imdb/.")
+    if options.worker:
+        run = COMPETITORS[options.worker]()
+
+        def measure() -> float:
+            start = time.perf_counter()
+            return run() / (time.perf_counter() - start)
+
+        serve(measure)
+        return
+    print(f"largest difference of the logits {difference():.1e}")
+    for kind in ("train", "infer"):
+        names = [name for name in COMPETITORS if name.startswith(kind)]
+        print(table(interleave("tests.benchmarks.bert_step", names, options.rounds), "reviews/s", names[0]))
+
+
+if __name__ == "__main__":
+    main()
