@@ -1,0 +1,121 @@
+"""Tokenizers that others trained: read from every layout, equal to what their own library makes of a text."""
+
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from datamodules.errors import DataError, UsageError
+from datamodules.tokenizers import KINDS, ControlIds, Tokenizer, TokenizerConfig
+from tests.datamodules.test_tokenizers import TEXTS, numbers, trained
+
+
+def bert_folder(folder: Path) -> "object":
+    from transformers import BertTokenizer
+
+    ours = [
+        token for token in sorted(trained().vocabulary, key=trained().vocabulary.get) if token not in ("[BOS]", "[EOS]")
+    ]
+    theirs = BertTokenizer(vocab={token: number for number, token in enumerate(ours)})
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+def roberta_folder(folder: Path) -> "object":
+    from transformers import RobertaTokenizer
+
+    model = json.loads(trained("bpe", lowercase=False).to_json())["model"]
+    names = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>", "[MASK]": "<mask>"}
+    vocabulary = {names.get(token, token): i for token, i in model["vocab"].items()}
+    theirs = RobertaTokenizer(vocab=vocabulary, merges=[tuple(pair) for pair in model["merges"]])
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+@pytest.mark.parametrize("make", [bert_folder, roberta_folder])
+@pytest.mark.parametrize("older", [False, True], ids=["tokenizer.json", "older files"])
+def test_inputs_equal_those_of_transformers(make: Callable[[Path], object], older: bool, tmp_path: Path) -> None:
+    theirs = make(tmp_path)
+    if older:
+        model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+        (tmp_path / "tokenizer.json").unlink()
+        if make is bert_folder:
+            (tmp_path / "vocab.txt").write_text("\n".join(sorted(model["vocab"], key=model["vocab"].get)) + "\n")
+        else:
+            (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+            (tmp_path / "merges.txt").write_text("#version\n" + "\n".join(" ".join(pair) for pair in model["merges"]))
+    ours = Tokenizer.from_json(Tokenizer.from_file(tmp_path).to_json())
+    assert (ours.ids.pad, ours.ids.unk, ours.ids.cls, ours.ids.sep, ours.ids.mask) == (0, 1, 2, 3, 4)
+    assert ours.size >= len(theirs)  # type: ignore[arg-type]
+    for text, other in zip(TEXTS[:3], TEXTS[1:3] + ["Déjà vu ж 👩‍👩‍👧"], strict=True):
+        a, b = ours.encode_batch([text, other])
+        assert ours.build(a, 512).ids == theirs(text)["input_ids"]  # type: ignore[operator]
+        for length in (9, 12, 512):
+            pair = theirs(text, other, truncation="longest_first", max_length=length, return_token_type_ids=True)  # type: ignore[operator]
+            built = ours.build(a, length, b)
+            assert len(built.ids) == len(pair["input_ids"]) == len(built.segments)
+            if not built.cut:
+                assert built.ids == pair["input_ids"] and built.segments == pair["token_type_ids"]
+        assert ours.build(a, 9).ids == theirs(text, truncation=True, max_length=9)["input_ids"]  # type: ignore[operator]
+
+
+def test_a_file_that_we_write_is_read_by_others(tmp_path: Path) -> None:
+    import tokenizers
+
+    for kind in KINDS:
+        ours = trained(kind)
+        theirs = tokenizers.Tokenizer.from_str(ours.to_json())
+        for text in TEXTS[:3]:
+            assert theirs.encode(text).ids == ours.build(numbers(ours, text), 512).ids
+    folder = tmp_path / "bert"
+    bert_folder(folder)
+    tokenizers.Tokenizer.from_str(Tokenizer.from_file(folder).to_json())  # no key of ours
+
+
+def test_odd_names_are_taken_from_the_files_beside(tmp_path: Path) -> None:
+    text = trained("word").to_json()
+    for ours, odd in (("[CLS]", "<begin>"), ("[MASK]", "<hidden>"), ("[BOS]", "<other>")):
+        text = text.replace(f'"{ours}"', f'"{odd}"')
+    (tmp_path / "tokenizer.json").write_text(text)
+    without = Tokenizer.from_file(tmp_path / "tokenizer.json")
+    assert without.ids == replace(ControlIds(*range(7)), cls=None, mask=None, bos=None)
+    with pytest.raises(UsageError, match=r"no \[MASK\] token"):
+        without.control("mask")
+    with pytest.raises(UsageError, match=r"no \[CLS\] token"):
+        without.build([9], 5)
+    (tmp_path / "special_tokens_map.json").write_text('{"cls_token": {"content": "<begin>"}, "bos_token": null}')
+    (tmp_path / "tokenizer_config.json").write_text('{"mask_token": "<hidden>", "model_max_length": 9}')
+    for file in (tmp_path, tmp_path / "tokenizer.json"):
+        named = Tokenizer.from_file(file)
+        again = pickle.loads(pickle.dumps(named))
+        assert named.ids == again.ids == replace(ControlIds(*range(7)), bos=None)
+        assert again.digest == named.digest != without.digest
+
+
+def test_cutting_and_filling_of_a_file_are_ours(tmp_path: Path) -> None:
+    import tokenizers
+
+    theirs = tokenizers.Tokenizer.from_str(trained().to_json())
+    plain = Tokenizer.from_json(theirs.to_str())
+    theirs.enable_truncation(4)
+    theirs.enable_padding(length=99)
+    assert Tokenizer.from_json(theirs.to_str()).encode_batch(TEXTS) == plain.encode_batch(TEXTS)
+
+
+def test_files_that_are_no_tokenizers(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="missing.json does not exist"):
+        Tokenizer.for_texts([], TokenizerConfig(file=str(tmp_path / "missing.json")))
+    with pytest.raises(UsageError, match="holds no tokenizer: it needs tokenizer.json"):
+        Tokenizer.from_file(tmp_path)
+    for content in ("hello", "", "[1]", "{}", '{"model": 1}', '{"model": {}}', "\ud800"):
+        file = tmp_path / "tokenizer.json"
+        file.write_bytes(content.encode("utf-8", "surrogatepass"))
+        with pytest.raises(DataError, match="tokenizer.json (is not|cannot be read: it is not JSON of) a tokenizer"):
+            Tokenizer.from_file(file)
+    file.write_text(trained().to_json())
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(DataError, match="tokenizer_config.json cannot be read"):
+        Tokenizer.from_file(tmp_path)
