@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from datamodules.cache import CHUNK
+from datamodules.cache import CHUNK, cache_folder
 from datamodules.errors import DataError
 from datamodules.token_cache import TokenTable, tokenised
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
@@ -169,6 +169,13 @@ def test_a_full_disk_is_said(tokenizer: Tokenizer, cache: Path, monkeypatch: pyt
     with pytest.raises(DataError, match=r"cannot be written \(No space left on device\): set TESSERA_CACHE"):
         tokenised(TEXTS, tokenizer)
     assert not list(cache.iterdir())
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match="set TESSERA_CACHE"):
+        cache_folder("tokens")
 
 
 def test_real_reviews(real_data: Path) -> None:
