@@ -1,4 +1,4 @@
-"""What all tests share: two threads, no network, no accounts, and the folder of real data where there is one."""
+"""What all tests share: two threads, no network, no accounts, a cache of their own, and real data where there are."""
 
 import os
 import sys
@@ -17,6 +17,12 @@ def same_start() -> None:
 
     torch.set_num_threads(2)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tokenizers and tables of tokens are kept for these tests only."""
+    os.environ["TESSERA_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(autouse=True)

@@ -60,6 +60,7 @@ def test_one_place_computes_attention() -> None:
 
 def test_the_block_library_needs_torch_only() -> None:
     heavy = "'torchvision', 'timm', 'pytorch_lightning', 'transformers', 'datasets', 'wandb', 'matplotlib', 'sklearn'"
-    code = f"import modules.vit, modules.roles, modules.pretrained.vit, sys; print({{{heavy}}} & set(sys.modules))"
+    ours = "modules.vit, modules.roles, modules.pretrained.vit, modules.pretrained.bert"
+    code = f"import {ours}, sys; print({{{heavy}}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import types
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from PIL import Image
 from datamodules.sources import SOURCES
 from modules.position import POSITIONS
 from tasks.cli import main
-from tasks.vit.__main__ import APP
+from tests.tasks.command import write_reviews
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -58,6 +59,10 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         picture(20 + number).save(folder / f"{number}.jpg")
     picture(8).convert("L").save(tmp_path / "photo.png")
+    write_reviews(tmp_path / "imdb")
+    lines = [f"a {word} film seen {i} times" for i in range(20) for word in ("good", "bad")]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    (tmp_path / "my_texts.csv").write_text("\n".join(["review,label", *(f"{x},{x.split()[1]}" for x in lines)]))
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: create(name, **options))
 
@@ -65,19 +70,21 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> None:
     epochs = 0
     for line in "".join(blocks("bash")).splitlines():
-        assert line.startswith("python -m tasks.vit "), line
-        arguments = shlex.split(line)[3:]
+        command, arguments = shlex.split(line)[:3], shlex.split(line)[3:]
+        assert re.fullmatch(r"python -m tasks\.\w+", " ".join(command)), line
         if arguments[0] == "fit" and "--help" not in arguments:
             epochs += 1
             arguments += f"--trainer.max_epochs {epochs} --trainer.limit_train_batches 2 --data.batch_size 2".split()
             arguments += ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
         try:
-            code = main(APP, arguments)
+            code = main(import_module(f"{command[2]}.__main__").APP, arguments)
         except SystemExit as stop:  # of --help
             code = stop.code or 0
         assert code == 0, f"{line}\n{capsys.readouterr().err}"
     assert Path("labelled/predictions.csv").read_text().count("\n") == 9
     assert Path("runs/first/checkpoints/best.onnx").exists()
+    assert Path("sorted/predictions.csv").read_text().count("\n") == 41
+    assert Path("my_bert/model.safetensors").exists()
 
 
 def picture(side: int) -> Image.Image:

@@ -1,7 +1,7 @@
 """Masked-language-model pretraining: the network, its recipe and its results."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class MaskedLMTask(Task):
 
     def build(self, facts: Mapping[str, Any]) -> BertMaskedLM:
         """An encoder with heads for masked tokens and, where the data have pairs, for sentences."""
-        net = BertMaskedLM(fitted(self.net_config, facts, next_sentence=facts["next_sentence"]))
+        net = BertMaskedLM(fitted(replace(self.net_config, next_sentence=facts["next_sentence"]), facts))
         if self.pretrained is not None and self.restored is None:
             load_pretrained(net, self.pretrained, facts)
         tokenizer = Tokenizer.from_json(facts["tokenizer"])
