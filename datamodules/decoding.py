@@ -1,10 +1,7 @@
 """From encoded image files to uint8 tensors of one size, many at a time."""
 
 import os
-import sys
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -12,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from datamodules.errors import DataError, UsageError
+from datamodules.progress import progress_bar
 
 CHUNK = 256  # images per job of a thread
-PROGRESS_FROM = 20_000  # images; fewer are decoded before a bar could be read
 
 
 class Pictures(Protocol):
@@ -149,7 +146,7 @@ def decode_all(
         return len(chunk)
 
     chunks = [range(i, min(i + CHUNK, len(pictures))) for i in range(0, len(pictures), CHUNK)]
-    with ThreadPoolExecutor(usable_cores()) as pool, _progress(len(pictures)) as advance:
+    with ThreadPoolExecutor(usable_cores()) as pool, progress_bar("decoding images", len(pictures)) as advance:
         jobs: list[Future[int]] = [pool.submit(work, chunk) for chunk in chunks]
         try:
             for job in jobs:
@@ -166,17 +163,3 @@ def decode_all(
 def usable_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Any]:
-    """A bar on a terminal where decoding takes seconds; yields the function that advances it."""
-    if total < PROGRESS_FROM or not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("decoding images", total=total)
-        yield lambda count: progress.advance(task, count)
