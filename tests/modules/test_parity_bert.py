@@ -19,6 +19,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
 }
 SIZES["roberta"] = SIZES["bert"]
+VOCABULARY = {"bert": 30522, "distilbert": 30522, "roberta": 50265}  # as published
 BASE = {"distilbert": {"dim": 768, "n_layers": 12, "n_heads": 12, "hidden_dim": 3072}}
 
 
@@ -110,14 +111,21 @@ def test_next_sentence() -> None:
 
 
 @pytest.mark.parametrize("family", TABLES)
-def test_base_shape(family: str) -> None:
-    options = {"vocab_size": 1000, "max_position_embeddings": 514 if family == "roberta" else 512}
-    model = theirs(family, "ForSequenceClassification", BASE.get(family, {}), **options)
-    net, texts = ours(family, model, BertClassifier), batch(family, (16,), 1000)
+@pytest.mark.parametrize(
+    ("head", "kind"), [("ForSequenceClassification", BertClassifier), ("ForMaskedLM", BertMaskedLM)]
+)
+def test_base_shape(head: str, kind: type[nn.Module], family: str) -> None:
+    vocabulary = VOCABULARY[family]
+    options = {"vocab_size": vocabulary, "max_position_embeddings": 514 if family == "roberta" else 512}
+    model = theirs(family, head, BASE.get(family, {}), **options)
+    net, texts = ours(family, model, kind), batch(family, (16,), vocabulary)
     stack = net.config.stack
     assert (stack.width, stack.depth, stack.heads, stack.feedforward_width) == (768, 12, 12, 3072)
+    assert net.encoder.embed.weight.shape == (vocabulary, 768)
     with torch.inference_mode():
-        assert far(net(**texts), run_theirs(model, texts).logits) <= 1e-4
+        expected = run_theirs(model, texts).logits.flatten(0, -2)  # (1, K), or (1, N, V) -> (N, V)
+        assert far(net(**texts), expected) <= 1e-4
+    assert expected.std() > 0.01
 
 
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForMaskedLM"])

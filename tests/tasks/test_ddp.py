@@ -13,6 +13,10 @@ from torch.nn import functional as F
 
 from datamodules.augment import normalise
 from datamodules.images import ImageData, LoadingOptions
+from datamodules.reviews import ReviewData
+from datamodules.text import TextLoading
+from datamodules.tokenizers import TokenizerConfig
+from modules.bert import BertClassifier, BertConfig
 from modules.vit import ViT, ViTConfig
 from tasks.checkpoints import KEY, load_config, net_weights
 from tests.tasks.command import ROOT, checkpoint, metrics, run
@@ -24,8 +28,15 @@ FIT = (
 )
 TWO = f"{FIT} --trainer.devices 2 --trainer.strategy ddp --data.batch_size 64"
 COUNT = """
+import json, pathlib
 import pytorch_lightning as pl
 class Count(pl.Callback):
+    def on_train_start(self, trainer, task):
+        self.seen = []
+    def on_train_batch_end(self, trainer, task, outputs, batch, number):
+        self.seen.append(batch["index"].tolist() if "index" in batch else [])
+    def on_train_end(self, trainer, task):
+        pathlib.Path(f"rank{trainer.global_rank}.json").write_text(json.dumps(self.seen))
     def on_test_end(self, trainer, task):
         if trainer.is_global_zero:
             print("tested", int(task.metrics["test"]["confusion"].compute().sum()))
@@ -84,6 +95,56 @@ def test_two_processes_are_one_run(launcher: str, place: str, tmp_path: Path) ->
     alone = json.loads(Path("alone/summary.json").read_text())
     assert alone["steps"] == summary["steps"]
     assert summary["test/loss"] == pytest.approx(alone["test/loss"], rel=1e-3)
+
+
+def tested_texts(folder: Path) -> dict[str, float]:
+    """The metrics of a run's best checkpoint on all test texts, computed here in one batch."""
+    from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
+
+    saved = checkpoint(folder, "best")
+    facts = saved[KEY]["facts"]
+    net = BertClassifier(load_config(BertConfig, saved[KEY]["net"])).eval()
+    net.load_state_dict(net_weights(saved))
+    tokenizer = TokenizerConfig(**facts["tokenizer_options"])
+    loading = TextLoading(eval_batch_size=1000)
+    data = ReviewData(max_length=facts["max_length"], tokenizer=tokenizer, loading=loading)
+    data.adopt(facts)
+    data.setup("test")
+    (batch,) = data.test_dataloader()
+    labels = batch["label"]
+    with torch.no_grad():
+        logits = net(batch["tokens"], batch["keep"])
+    guesses, positive = logits.argmax(-1), logits.softmax(-1)[:, 1]
+    return {
+        "test/acc": accuracy_score(labels, guesses),
+        "test/f1": f1_score(labels, guesses, average="macro"),
+        "test/auroc": roc_auc_score(labels, positive),
+        "test/loss": float(F.cross_entropy(logits, labels)),
+    }
+
+
+@pytest.mark.slow
+def test_two_processes_share_all_texts(tmp_path: Path) -> None:
+    (tmp_path / "count.py").write_text(COUNT)
+    few = "fit --trainer.max_epochs 1 --trainer.log_every_n_steps 1 --model.net.stack.depth 1 --data.batch_size 150"
+    two = "--trainer.accelerator cpu --trainer.devices 2 --trainer.strategy ddp --trainer.callbacks+=count.Count"
+    done = python(f"tasks.bert {few} {two}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [done.stdout.count(text) for text in ("Results", "run folder", "next:", "epoch 1/1")] == [1, 1, 1, 1]
+    (folder,) = {path.parent for path in tmp_path.rglob("metrics.csv")}
+    assert folder == (tmp_path / "runs/bert/latest").resolve()
+
+    summary, rows = json.loads((folder / "summary.json").read_text()), metrics(folder)
+    assert [int(row["step"]) for row in rows if "train/loss" in row] == list(range(summary["steps"]))
+    assert summary["steps"] == 27  # 26 steps of 300 texts, and one of 200
+    seen = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert [len(rank) for rank in seen] == [27, 27]
+    assert sorted(index for rank in seen for batch in rank for index in batch) == list(range(8000))
+    assert "tested 1000\n" in done.stdout
+    for name, value in tested_texts(folder).items():
+        assert summary[name] == pytest.approx(value, abs=1e-4 if name == "test/auroc" else 1e-5), (
+            name
+        )  # texts that nearly tie
 
 
 @pytest.mark.slow
