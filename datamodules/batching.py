@@ -97,34 +97,35 @@ class ResumableBatchSampler:
         """Where the order is cut into steps: whole ones, then the rest."""
         step = self.batch_size * self.world_size
         cuts = list(range(0, self.size + 1, step))
-        if cuts[-1] == self.size or drop_last:
-            return cuts
-        # A rest smaller than the number of ranks would leave some without a batch: it borrows from the step before.
-        if len(cuts) > 1 and self.batch_size > 1:
-            cuts[-1] = min(cuts[-1], self.size - self.world_size)
-        return [*cuts, self.size]
+        return cuts if cuts[-1] == self.size or drop_last else self._shared([*cuts, self.size])
+
+    def _shared(self, cuts: list[int]) -> list[int]:
+        """A last step of fewer samples than ranks would leave some without a batch: it borrows from the one before."""
+        if len(cuts) > 2 and self.size - cuts[-2] < self.world_size < cuts[-2] - cuts[-3]:
+            cuts[-2] = self.size - self.world_size
+        return cuts
 
 
 class BucketBatchSampler(ResumableBatchSampler):
     """Batches of samples of like length, so that little is padded.
 
-    The samples of an epoch are drawn as in the base class, sorted by length (stable, longest first), cut into steps at
-    places that are the same in every epoch, and the steps are shuffled. Samples of one length meet others in each
+    The samples of an epoch are shuffled as in the base class, sorted by length (stable, longest first), cut into steps
+    at places that are the same in every epoch, and the steps are shuffled. Samples of one length meet others in each
     epoch; round lengths up (`padded`) to widen these buckets. All ranks take from the same stretch of the order:
     batches of one step are alike in length.
 
     Either each batch has `batch_size` samples, or as many as `batch_tokens` hold: the number of samples times the
-    longest length, on each rank. Where steps of training cannot be filled, what is too much is drawn out at random
-    (before sorting, hence of any length): fewer than `batch_size * world_size` samples of an epoch, or with
-    `batch_tokens` fewer than `world_size`. The places to cut depend on the lengths alone, so that every epoch has as
-    many batches: a sorted order from which samples were drawn out is nowhere longer than the whole one.
+    longest length, on each rank. An epoch takes every sample once, and gives every rank as many batches: the step of
+    the shortest samples, which may have fewer than the others, borrows as in the base class; where the step before it
+    has a single sample for each rank, training joins the two, and some ranks have one sample more than they should.
+    (Only fewer samples than ranks leave ranks without a batch.)
 
     Args:
         lengths: (S,) int64, what each sample costs, such as its padded number of tokens.
         batch_size: Samples per batch and rank.
         batch_tokens: Tokens per batch and rank instead; None: by `batch_size`.
         seed: Of the draws.
-        training: Shuffle, and give every rank as many batches of as many samples; else each sample comes once.
+        training: Shuffle; else the order is the same in each epoch.
         rank, world_size: This process, of how many.
 
     Raises:
@@ -145,13 +146,11 @@ class BucketBatchSampler(ResumableBatchSampler):
         if batch_tokens is not None and batch_tokens < longest:
             raise ValueError(f"batch_tokens is {batch_tokens}, but the longest sample alone has {longest} tokens.")
         self.lengths, self.batch_tokens = lengths, batch_tokens
-        whole = training and len(lengths) >= batch_size * world_size
-        super().__init__(len(lengths), batch_size, seed, training, whole, rank, world_size)
+        super().__init__(len(lengths), batch_size, seed, training, rank=rank, world_size=world_size)
 
     def order(self, epoch: int) -> list[int]:
         """Sample indices of this epoch, longest first."""
         drawn = epoch_permutation(self.size, self.seed, epoch) if self.shuffle else torch.arange(self.size)
-        drawn = drawn[: self.cuts[-1]]
         return drawn[self.lengths[drawn].argsort(descending=True, stable=True)].tolist()
 
     def spans(self, epoch: int) -> list[tuple[int, int]]:
@@ -160,16 +159,19 @@ class BucketBatchSampler(ResumableBatchSampler):
         return [spans[i] for i in epoch_order(len(spans), self.seed, epoch)] if self.shuffle else spans
 
     def _cuts(self, drop_last: bool) -> list[int]:
-        if self.batch_tokens is None:
-            return super()._cuts(drop_last)
+        most = self.batch_tokens
+        cuts = super()._cuts(drop_last) if most is None else self._shared(self._token_cuts(most))
+        if self.shuffle and len(cuts) > 2 and self.size - cuts[-2] < self.world_size:
+            del cuts[-2]  # ranks that train wait for each other at every step
+        return cuts
+
+    def _token_cuts(self, most: int) -> list[int]:
+        """Steps of batches of so many tokens at most; the last may be smaller."""
         ordered = self.lengths.sort(descending=True).values.tolist()
-        # Training drops a rest that ranks cannot share; fewer samples than ranks stay, and some ranks have no batch.
-        rest = self.size % self.world_size if self.shuffle and self.size > self.world_size else 0
-        size = self.size - rest
         cuts = [0]
-        while cuts[-1] < size:
-            step = self.batch_tokens // max(ordered[cuts[-1]], 1) * self.world_size
-            cuts.append(min(cuts[-1] + step, size))
+        while cuts[-1] < self.size:
+            step = most // max(ordered[cuts[-1]], 1) * self.world_size
+            cuts.append(min(cuts[-1] + step, self.size))
         return cuts
 
 

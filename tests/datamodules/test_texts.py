@@ -85,14 +85,16 @@ def test_batches(source: str, folders: dict[str, Path]) -> None:
     assert len(batches) == data.train_batches()
     for batch in batches:
         assert batch["tokens"].dtype == batch["label"].dtype == batch["index"].dtype == torch.int64
-        rows, width = batch["tokens"].shape
-        assert rows == 6 and width % 4 == 0 and batch["keep"].dtype == torch.bool
+        width = batch["tokens"].shape[1]
+        assert width % 4 == 0 and batch["keep"].dtype == torch.bool
         for index, row, keep, label in zip(*(batch[k] for k in ("index", "tokens", "keep", "label")), strict=True):
             text = data.source.split("train").column[int(index)].as_py()
             (ids,) = data.tokenizer.encode_batch([text])
             assert row[keep].tolist() == [2, *ids, 3] and not row[~keep].any()
             assert label == data.source.split("train").labels[index]
         assert width - batch["keep"].sum(1).max() < 4
+    sizes = sorted(len(batch["tokens"]) for batch in batches)
+    assert sum(sizes) == len(data.dataset("train")) and set(sizes[1:]) == {6}
     kept = sum(int(batch["keep"].sum()) for batch in batches)
     cells = sum(batch["tokens"].numel() for batch in batches)
     assert data.padding_share() == pytest.approx(1 - kept / cells)
