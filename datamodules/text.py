@@ -130,13 +130,15 @@ class TextData(ResumableDataModule):
         """Primitives that a checkpoint keeps.
 
         Returns:
-            tokenizer (content of its tokenizer.json), tokenizer_options, vocabulary (its size), max_length (tokens).
+            tokenizer (content of its tokenizer.json), tokenizer_options, vocabulary (its size), padding (number of its
+            padding token), max_length (tokens).
         """
         if not self._facts:
             self._facts = {
                 "tokenizer": self.tokenizer.to_json(),
                 "tokenizer_options": asdict(self.config),
                 "vocabulary": self.tokenizer.size,
+                "padding": self.tokenizer.control("pad"),
                 "max_length": self.max_length,
             }
         return self._facts
@@ -159,7 +161,8 @@ class TextData(ResumableDataModule):
                     f"{facts['vocabulary']} tokens was made with {name} {value}: leave it out."
                 )
         theirs = Tokenizer.from_json(facts["tokenizer"], self.config.truncate)
-        if self.config.file is not None and Path(self.config.file).exists():
+        known = (None, facts["tokenizer_options"]["file"])  # that file may be another one by now
+        if self.config.file not in known and Path(self.config.file).exists():
             own = Tokenizer.from_file(self.config.file)
             if own.digest != theirs.digest:
                 raise UsageError(

@@ -17,7 +17,8 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 from tasks import __version__, optim
 from tasks.checkpoints import KEY, Checkpoint, net_weights
 from tasks.errors import RunError, UsageError, refusals
-from tasks.parsing import flat
+from tasks.parsing import merged
+from tasks.weights import load_weights
 
 Batch = dict[str, Any]
 Config = TypeVar("Config")
@@ -74,6 +75,10 @@ class Task(pl.LightningModule):
         """Take facts and weights from a checkpoint when the network is built."""
         self.restored, self.facts = checkpoint, checkpoint[KEY]["facts"]
 
+    def compiled(self) -> list[nn.Module]:
+        """Parts of the network that a step calls, which `--compile` compiles in place."""
+        return [self.net]
+
     def configure_model(self) -> None:
         """Build the network, once the data are set up."""
         if self.net is not None:
@@ -86,7 +91,8 @@ class Task(pl.LightningModule):
         if self.restored is not None:
             load_weights(self.net, net_weights(self.restored), self.restored[KEY]["net"])
         if self.compile_net and self.trainer.state.fn == "fit":
-            self.net.compile()
+            for part in self.compiled():
+                part.compile()
         for split in ("val", "test"):
             self.metrics[split] = MetricCollection(dict(self.make_metrics()), prefix=f"{split}/")
             self.metrics[f"{split}_loss"] = MeanMetric()
@@ -240,8 +246,8 @@ class Task(pl.LightningModule):
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
     def resolved(self) -> dict[str, Any]:
-        """The run's options, primitives only; tasks fill in what the data decided."""
-        return self.run_config
+        """The run's options with the network filled in, primitives only; tasks add what the data decided."""
+        return merged(self.run_config, {"model": {"net": asdict(self.net.config)}})
 
     def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make the checkpoint self-contained; never write one that holds or met what is not a number."""
@@ -282,18 +288,3 @@ def run_seed() -> int:
 def position_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
     """A seed for one rank's batch; nearby positions get unrelated ones."""
     return zlib.crc32(f"{seed}/{epoch}/{batch}/{rank}".encode())
-
-
-def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
-    """Load `weights` saved with the configuration `saved`, all of them.
-
-    Raises:
-        UsageError: the network was asked for otherwise than it was saved; names the options that differ.
-    """
-    try:
-        net.load_state_dict(weights)
-    except RuntimeError as error:
-        asked, had = flat(asdict(net.config)), flat(dict(saved))
-        differ = [f"--model.net.{k} {v} (checkpoint: {had.get(k)})" for k, v in asked.items() if had.get(k) != v]
-        reason = "; ".join(differ) or str(error).splitlines()[0]
-        raise UsageError(f"these options do not fit the checkpoint's weights: {reason}") from error

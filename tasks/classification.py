@@ -3,7 +3,6 @@
 import csv
 import io
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ class ClassifierTask(Task):
     def resolved(self) -> dict[str, Any]:
         """The run's options with the network and what the data decided filled in."""
         known = {name: self.facts[name] for name in self.known}
-        return merged(super().resolved(), {"model": {"net": asdict(self.net.config)}, "data": {"dataset": known}})
+        return merged(super().resolved(), {"data": {"dataset": known}})
 
     def draw_results(self, folder: Path) -> None:
         """Draw `confusion.png` from the test just done."""

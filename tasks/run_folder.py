@@ -103,7 +103,7 @@ def kept_if_started(folder: Path) -> Iterator[None]:
 def write_text(path: Path, text: str) -> None:
     """Write a small file whole or not at all."""
     with replacing(path) as partial:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

@@ -1,12 +1,16 @@
-"""Files of weights that others wrote, read without running code."""
+"""Weights: files that others wrote, read without running code, and those of checkpoints, which must all fit."""
 
 import pickle
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tasks.errors import DataError, UsageError
+from tasks.parsing import flat
 
 State = dict[str, Tensor]
 
@@ -34,3 +38,18 @@ def read_weights(source: str) -> State:
     except Exception as error:  # safetensors and zip files each have their own kinds
         raise DataError(f"--model.pretrained {source} is truncated or not a file of weights") from error
     return state.get("state_dict", state.get("model", state))
+
+
+def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
+    """Load `weights` saved with the configuration `saved`, all of them.
+
+    Raises:
+        UsageError: the network was asked for otherwise than it was saved; names the options that differ.
+    """
+    try:
+        net.load_state_dict(weights)
+    except RuntimeError as error:
+        asked, had = flat(asdict(net.config)), flat(dict(saved))
+        differ = [f"--model.net.{k} {v} (checkpoint: {had.get(k)})" for k, v in asked.items() if had.get(k) != v]
+        reason = "; ".join(differ) or str(error).splitlines()[0]
+        raise UsageError(f"these options do not fit the checkpoint's weights: {reason}") from error

@@ -27,7 +27,7 @@ APP = App(
     ),
     follow=(
         "predict --ckpt_path {best} --data.predict_path FILE",
-        "export --ckpt_path {best} --format hf",
+        "export --ckpt_path {best} --format safetensors",
         "fit --resume {folder} --trainer.max_epochs N",
     ),
 )

@@ -16,11 +16,13 @@ from modules.bert import BertClassifier, BertConfig
 from tasks.base import Batch
 from tasks.bert.architectures import fitted, load_pretrained
 from tasks.classification import ClassifierTask
+from tasks.errors import UsageError
 from tasks.optim import OptimConfig
 from tasks.run_folder import write_text
+from tasks.text import TextTask
 
 
-class BertTask(ClassifierTask):
+class BertTask(TextTask, ClassifierTask):
     """Classification of texts with an encoder (Devlin 2019).
 
     Args:
@@ -58,14 +60,10 @@ class BertTask(ClassifierTask):
 
     def build(self, facts: Mapping[str, Any]) -> BertClassifier:
         """An encoder and a classifier for the data's tokens and classes."""
-        net = BertClassifier(fitted(self.net_config, facts, num_classes=len(facts["class_names"])))
+        net = BertClassifier(fitted(self.net_config, facts, self.pretrained, num_classes=len(facts["class_names"])))
         if self.pretrained is not None and self.restored is None:
             load_pretrained(net, self.pretrained, facts, ("head", "pooler", "pool") if self.reset_head else ())
         return net
-
-    def keep_files(self, folder: Path) -> None:
-        """Write `tokenizer.json`."""
-        write_text(folder / "tokenizer.json", self.facts["tokenizer"])
 
     def make_metrics(self) -> dict[str, Metric]:
         """Also macro F1, area under the ROC curve, and expected calibration error in 15 bins (Guo 2017)."""
@@ -82,8 +80,6 @@ class BertTask(ClassifierTask):
         labels, smoothing = batch["label"], self.label_smoothing if training else 0.0
         logits = self.net(batch["tokens"], batch["keep"])
         loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-        if training:
-            log_padding(self, batch)
         if training and self.r_drop:
             again = self.net(batch["tokens"], batch["keep"])
             loss = (loss + F.cross_entropy(again, labels, label_smoothing=smoothing)) / 2
@@ -96,6 +92,8 @@ class BertTask(ClassifierTask):
 
     def write_predictions(self, trainer: pl.Trainer, datamodule: ReviewData, folder: Path) -> None:
         """Write `predictions.csv`: text, label and the probability of each class; a single text's answer is printed."""
+        if datamodule.predict_text is not None and datamodule.predict_path is not None:
+            raise UsageError("--text and --data.predict_path cannot go together: leave one of them out")
         batches: Any = trainer.predict(self, datamodule=datamodule)
         numbers, found = (torch.cat(parts) for parts in zip(*batches, strict=True))  # (S,), (S, K)
         found = found[numbers.argsort()]  # as the texts were given, where batches go by length
@@ -108,11 +106,6 @@ class BertTask(ClassifierTask):
         write_text(folder / "predictions.csv", self.table("text", zip(datamodule.predict_texts, found, strict=True)))
         skipped = f", {len(datamodule.skipped)} bad lines skipped" if datamodule.skipped else ""
         print(f"{len(found)} texts labelled in {folder / 'predictions.csv'}{skipped}")
-
-
-def log_padding(task: pl.LightningModule, batch: Batch) -> None:
-    """Log the share of the batch that is padding."""
-    task.log("train/padding", 1 - batch["keep"].float().mean(), batch_size=len(batch["tokens"]))
 
 
 def divergence(one: Tensor, two: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ def tokenize(
     """
     if not text.strip():
         raise UsageError("--text is empty: give a text to cut into tokens")
+    if max_length is not None and max_length < 3:
+        raise UsageError(f"--max_length {max_length} leaves no room for text between control tokens: give 3 at least")
     if ckpt_path is None:
         chosen = Tokenizer.for_texts(generate()["train"][0], tokenizer)
     else:

@@ -23,7 +23,7 @@ APP = App(
         "export --ckpt_path runs/mlm/latest/checkpoints/best.ckpt --format hf",
     ),
     follow=(
-        "export --ckpt_path {best} --format hf",
+        "export --ckpt_path {best} --format safetensors",
         "fit --resume {folder} --trainer.max_epochs N",
     ),
 )

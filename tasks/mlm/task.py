@@ -1,26 +1,23 @@
 """Masked-language-model pretraining: the network, its recipe and its results."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, Metric
 
 from datamodules.masking import MaskConfig, Masker
 from datamodules.tokenizers import Tokenizer
 from modules.bert import BertConfig, BertMaskedLM
-from tasks.base import Batch, Task
+from tasks.base import Batch
 from tasks.bert.architectures import fitted, load_pretrained
-from tasks.bert.task import log_padding
 from tasks.optim import OptimConfig
-from tasks.parsing import merged
-from tasks.run_folder import write_text
+from tasks.text import TextTask
 
 
-class MaskedLMTask(Task):
+class MaskedLMTask(TextTask):
     """Guessing masked tokens and, if wanted, whether one sentence follows another (Devlin 2019).
 
     Args:
@@ -50,20 +47,17 @@ class MaskedLMTask(Task):
 
     def build(self, facts: Mapping[str, Any]) -> BertMaskedLM:
         """An encoder with heads for masked tokens and, where the data have pairs, for sentences."""
-        net = BertMaskedLM(fitted(replace(self.net_config, next_sentence=facts["next_sentence"]), facts))
+        config = fitted(self.net_config, facts, self.pretrained)
+        net = BertMaskedLM(replace(config, next_sentence=facts["next_sentence"]))
         if self.pretrained is not None and self.restored is None:
             load_pretrained(net, self.pretrained, facts)
         tokenizer = Tokenizer.from_json(facts["tokenizer"])
         self.masker = Masker(self.mask, tokenizer.ids, tokenizer.size, tokenizer.starts_word)
         return net
 
-    def keep_files(self, folder: Path) -> None:
-        """Write `tokenizer.json`."""
-        write_text(folder / "tokenizer.json", self.facts["tokenizer"])
-
-    def resolved(self) -> dict[str, Any]:
-        """The run's options with the network filled in."""
-        return merged(super().resolved(), {"model": {"net": asdict(self.net.config)}})
+    def compiled(self) -> list[nn.Module]:
+        """The encoder: a step calls it and the loss, not the network as a whole."""
+        return [self.net.encoder]
 
     def make_metrics(self) -> dict[str, Metric]:
         """Share of the masked tokens guessed rightly; with sentence pairs, each guess's own figures."""
@@ -88,8 +82,6 @@ class MaskedLMTask(Task):
         loss, right = self.net.loss(hidden, targets, where)
         count = max(1, len(targets))
         figures, counts = {"acc": right / count, "token_loss": loss}, {"acc": count, "token_loss": count}
-        if training:
-            log_padding(self, batch)
         if "is_next" in batch:
             logits, label = self.net.sentence_logits(hidden), 1 - batch["is_next"]  # (B, 2), (B,); 0: it follows
             loss = loss + F.cross_entropy(logits, label)

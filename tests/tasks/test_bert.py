@@ -1,19 +1,26 @@
-"""Text classification and pretraining through the command line: runs, predictions, pretrained weights, refusals."""
+"""Text classification and pretraining through the command line: runs, predictions, refusals."""
 
 import csv
 import io
 import json
+import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from tasks.bert.task import divergence
+from datamodules.embedded.reviews import generate
+from datamodules.reviews import ReviewData
+from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
+from modules.bert import BERT_PRESETS, BertClassifier
+from tasks.bert.task import BertTask, divergence
+from tasks.run_folder import write_text
 from tests.tasks.command import SHORT, checkpoint, metrics, process, run, same, write_reviews
 from tests.tasks.test_resume import KILL
 
@@ -46,9 +53,6 @@ def rows(path: str) -> list[dict[str, str]]:
 def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(capsys: pytest.CaptureFixture[str]) -> None:
     from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
-    from datamodules.embedded.reviews import generate
-    from datamodules.tokenizers import Tokenizer
-
     assert run(f"{BERT} --run_dir r", "bert") == 0
     kept = checkpoint("r", "best")["tessera"]["facts"]
     assert Path("r/tokenizer.json").read_text() == kept["tokenizer"]
@@ -65,7 +69,14 @@ def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(capsys: pyt
     assert summary["test/acc"] == pytest.approx(accuracy_score(labels, guesses), abs=1e-6)
     assert summary["test/f1"] == pytest.approx(f1_score(labels, guesses, average="macro"), abs=1e-6)
     assert summary["test/auroc"] == pytest.approx(roc_auc_score(labels, positive), abs=1e-4)
-    assert all(0 <= float(row["train/padding"]) < 0.5 for row in metrics("r") if "train/padding" in row)
+    confidence = torch.tensor([max(share, 1 - share) for share in positive], dtype=torch.float64)
+    right = torch.tensor(guesses) == torch.tensor(labels)
+    within = [(confidence * 15).long() == number for number in range(15)]  # bins of equal width
+    gaps = [(right[some].sum() - confidence[some].sum()).abs() for some in within]
+    assert summary["test/ece"] == pytest.approx(float(sum(gaps)) / len(texts), abs=1e-5)
+    shares = [float(row["train/padding"]) for row in metrics("r") if "train/padding" in row]
+    data = ReviewData(batch_size=8, max_length=64, tokenizer=TokenizerConfig("word", 300, 1))
+    assert len(shares) == 2 and shares[0] == pytest.approx(data.padding_share(), rel=1e-5) and shares[0] > 0
 
 
 def test_texts_from_the_command_line_and_standard_input(
@@ -86,90 +97,8 @@ def test_texts_from_the_command_line_and_standard_input(
     assert run(f'tokenize {ckpt} --text "not good"', "bert") == 0
     shown = capsys.readouterr().out.split()
     assert shown[0] == "[CLS]" and "not" in shown and "[SEP]" in shown
-
-
-@pytest.fixture
-def pretrained() -> str:
-    """A checkpoint of masked-LM pretraining on tiny reviews in the folder `hub`."""
-    write_reviews(Path("hub"))
-    data = "--data.source hub --data.path hub --data.max_length 16"
-    assert run(f"fit {SMALL} {FEW} {data} --data.batch_size 4 --run_dir m", "mlm") == 0
-    return "m/checkpoints/best.ckpt"
-
-
-def test_pretraining_carries_over_with_its_tokenizer(pretrained: str) -> None:
-    source = checkpoint("m", "best")
-    perplexity = [row for row in metrics("m") if "val/perplexity" in row]
-    assert (
-        all(
-            float(row["val/perplexity"]) == pytest.approx(torch.tensor(float(row["val/loss"])).exp().item(), rel=1e-4)
-            for row in perplexity
-        )
-        and len(perplexity) == 2
-    )
-    data = "--data.source hub --data.path hub --data.max_length 16 --data.batch_size 4"
-    line = f"fit {FEW} {data} --model.pretrained {pretrained} --model.optimizer.freeze 3 --run_dir b"
-    assert run(line, "bert") == 0
-    ours = checkpoint("b")
-    assert ours["tessera"]["facts"]["tokenizer"] == source["tessera"]["facts"]["tokenizer"]
-    frozen = [name for name in ours["state_dict"] if name.startswith(("net.encoder.embed", "net.encoder.stack.blocks"))]
-    assert frozen and all(torch.equal(ours["state_dict"][name], source["state_dict"][name]) for name in frozen)
-
-
-def test_another_tokenizer_is_refused_with_both_sizes(pretrained: str, capsys: pytest.CaptureFixture[str]) -> None:
-    data = "--data.source hub --data.path hub --data.max_length 16 --data.tokenizer.file other.json"
-    assert run(f"{BERT} {BRIEF} --run_dir r --data.tokenizer.kind word", "bert") == 0
-    Path("other.json").write_text(Path("r/tokenizer.json").read_text())
-    theirs, own = (checkpoint(name)["tessera"]["facts"]["vocabulary"] for name in ("m", "r"))
-    capsys.readouterr()
-    assert run(f"fit {FEW} {data} --model.pretrained {pretrained}", "bert") == 2
-    said = capsys.readouterr().err
-    assert str(theirs) in said and str(own) in said and said.count("\n") == 1
-
-
-def hugging_face(folder: Path, name: str, **options: Any) -> Any:
-    """A random model of Hugging Face's with a trained tokenizer, saved in `folder`."""
-    import transformers
-
-    from datamodules.embedded.reviews import generate
-    from datamodules.tokenizers import Tokenizer, TokenizerConfig
-
-    tokenizer = Tokenizer.train(generate()["train"][0][:500], TokenizerConfig(vocabulary=300))
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = transformers.BertConfig(vocab_size=tokenizer.size, max_position_embeddings=64, **sizes, **options)
-    model = getattr(transformers, name)(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)  # far from symmetric, so that mistakes show
-    model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(tokenizer.to_json())
-    return model
-
-
-@pytest.mark.parametrize(
-    ("task", "name", "more"),
-    [
-        ("bert", "BertForSequenceClassification", "--data.max_length 32 --data.batch_size 8"),
-        ("mlm", "BertForMaskedLM", "--data.source hub --data.path hub --data.max_length 32 --data.batch_size 8"),
-    ],
-)
-def test_hugging_face_and_back(task: str, name: str, more: str) -> None:
-    import transformers
-
-    write_reviews(Path("hub"))
-    theirs = hugging_face(Path("theirs").resolve(), name)
-    still = "--model.optimizer.freeze 3 --model.optimizer.lr 1e-12 --model.optimizer.weight_decay 0"
-    assert run(f"fit {FEW} {more} --model.pretrained theirs {still} --run_dir r", task) == 0
-    assert run("export --ckpt_path r/checkpoints/best.ckpt --format hf --output back", task) == 0
-    back = getattr(transformers, name).from_pretrained("back").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained("back")
-    batch = tokenizer(["not bad at all", "a dull film, but I liked it"], return_tensors="pt", padding=True)
-    batch.pop("token_type_ids", None)
-    with torch.no_grad():
-        torch.testing.assert_close(back(**batch).logits, theirs(**batch).logits, atol=1e-4, rtol=0)
-    if task == "bert":
-        assert back.config.id2label == {0: "negative", 1: "positive"}
+    assert run(f"predict {ckpt} --text good --data.predict_path lines.txt", "bert") == 2
+    assert "--text and --data.predict_path cannot go together" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("task", ("bert", "mlm"))
@@ -188,14 +117,87 @@ def test_killed_in_mid_epoch_and_continued_ends_with_the_same_bits(task: str, tm
     assert metrics("cut") == metrics("whole")
 
 
-def test_r_drop_is_the_mean_of_both_divergences() -> None:
-    torch.manual_seed(0)
-    one, two = torch.randn(2, 5, 3)
+def test_r_drop_adds_the_mean_of_both_divergences() -> None:
+    config = replace(BERT_PRESETS["tiny"], vocabulary=50, num_classes=3)
+    net, labels = BertClassifier(config).train(), torch.tensor([0, 1, 2, 0])
+    tokens, keep = torch.randint(1, 50, (4, 9)), torch.ones(4, 9, dtype=torch.bool)
+
+    def loss(weight: float) -> Tensor:
+        task = BertTask(r_drop=weight)
+        task.net = net
+        torch.manual_seed(1)
+        return task.step({"tokens": tokens, "keep": keep, "label": labels}, training=True)[0]
+
+    torch.manual_seed(1)
+    one, two = net(tokens, keep), net(tokens, keep)
     p, q = one.log_softmax(-1), two.log_softmax(-1)
     both = [F.kl_div(a, b, reduction="batchmean", log_target=True) for a, b in ((p, q), (q, p))]
     torch.testing.assert_close(divergence(one, two), sum(both) / 2)
-    assert divergence(one, one) == 0
+    assert divergence(one, one) == 0 and divergence(one, two) > 1e-4
+    first, second = F.cross_entropy(one, labels), F.cross_entropy(two, labels)
+    torch.testing.assert_close(loss(0.0), first)
+    torch.testing.assert_close(loss(2.0), (first + second) / 2 + divergence(one, two))
+    torch.testing.assert_close(loss(6.0) - loss(2.0), 2 * divergence(one, two))
     assert run(f"{BERT} {BRIEF} --model.r_drop 1.0 --model.net.stack.dropout 0.1 --run_dir r", "bert") == 0
+
+
+def test_sentence_pairs_are_asked_for_by_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    write_reviews(Path("hub"))
+    line = f"fit --preset tiny --data.tokenizer.vocabulary 300 --trainer.limit_train_batches 2 {BRIEF} "
+    line += "--trainer.max_epochs 1 --data.source hub --data.path hub --data.max_length 32 --data.batch_size 4"
+    assert run(f"{line} --model.net.next_sentence true", "mlm") == 2
+    assert "add --data.next_sentence true" in capsys.readouterr().err
+    assert run(f"{line} --data.next_sentence true --run_dir r", "mlm") == 0
+    found = [float(row["val/next_acc"]) for row in metrics("r") if "val/next_acc" in row]
+    assert len(found) == 1 and 0 <= found[0] <= 1
+    assert checkpoint("r")["tessera"]["net"]["next_sentence"] is True
+
+
+@pytest.mark.parametrize("task", ("bert", "mlm"))
+def test_what_the_default_run_suggests_works(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    brief = f"--trainer.limit_train_batches 2 --trainer.limit_val_batches 1 --trainer.max_epochs 1 {BRIEF}"
+    assert run(f"fit {brief} --run_dir r", task) == 0
+    lines = re.findall(rf"python -m tasks\.{task} (.*)", capsys.readouterr().out)
+    assert {line.split()[0] for line in lines} == {"fit", "export"} | ({"predict"} if task == "bert" else set())
+    Path("FILE").write_text("not bad at all\n")
+    for line in lines:
+        assert run(line.replace("max_epochs N", "max_epochs 2"), task) == 0, capsys.readouterr().err
+
+
+def test_the_padding_of_a_tokenizer_is_that_of_the_network(capsys: pytest.CaptureFixture[str]) -> None:
+    learned = Tokenizer.train(generate()["train"][0][:500], TokenizerConfig("bpe", 300))
+    names = dict(zip(CONTROL.values(), ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<a>", "<b>"), strict=True))
+    model = json.loads(learned.to_json())["model"]
+    Path("roberta").mkdir()
+    Path("roberta/vocab.json").write_text(
+        json.dumps({names.get(token, token): i for token, i in model["vocab"].items()})
+    )
+    Path("roberta/merges.txt").write_text("#version\n" + "\n".join(" ".join(pair) for pair in model["merges"]))
+    line = f"{BERT} {BRIEF} --data.tokenizer.file roberta"
+    assert run(f"{line} --run_dir r", "bert") == 0
+    saved = checkpoint("r")
+    assert saved["tessera"]["net"]["padding"] == saved["tessera"]["facts"]["padding"] == 1
+    assert not saved["state_dict"]["net.encoder.embed.weight"][1].any()
+    assert run(f"{line} --model.net.padding 2", "bert") == 2
+    assert "the tokenizer pads with token 1 and the network with token 2" in capsys.readouterr().err
+
+
+def test_a_run_has_its_tokenizer_whatever_becomes_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = generate()["train"][0]
+    Path("t.json").write_text(Tokenizer.train(texts, TokenizerConfig("word", 150)).to_json())
+    assert run(f"{BERT} {BRIEF} --data.tokenizer.file t.json --run_dir r", "bert") == 0
+    for name in ("t.json", "other.json"):
+        Path(name).write_text(Tokenizer.train(texts, TokenizerConfig("word", 100)).to_json())
+    line = "predict --ckpt_path r/checkpoints/best.ckpt --text good"
+    assert run(line, "bert") == 0
+    assert run(f"{line} --data.tokenizer.file other.json", "bert") == 2
+    assert "other.json (100 tokens) is not the checkpoint's (150 tokens)" in capsys.readouterr().err
+
+
+def test_files_are_utf_8_wherever_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, level=2: encoding or "ascii")  # of a plain C locale
+    write_text(Path("text"), "zwölf")
+    assert Path("text").read_bytes() == "zwölf".encode()
 
 
 @pytest.mark.parametrize(
@@ -211,6 +213,8 @@ def test_r_drop_is_the_mean_of_both_divergences() -> None:
         ("predict --ckpt_path v/checkpoints/best.ckpt --text x", 2, "use python -m tasks.vit"),
         ('tokenize --text " "', 2, "--text is empty"),
         ("tokenize --text x --tokenizer.file nowhere.json", 2, "nowhere.json does not exist"),
+        ("tokenize --text x --max_length 0", 2, "--max_length 0 leaves no room"),
+        ("fit --preset tiny --model.net.next_sentence true", 2, "needs pairs of texts"),
     ],
 )
 def test_bad_input(line: str, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,204 @@
+"""Encoders that go on from pretrained weights, ours and Hugging Face's: what comes with them, and what does not."""
+
+import json
+import shutil
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.utilities import rank_zero_only
+
+from datamodules.cache import content_key
+from datamodules.embedded.reviews import generate
+from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from modules.bert import BertClassifier, BertConfig
+from tasks.bert.architectures import load_pretrained
+from tasks.checkpoints import load_config
+from tests.tasks.command import checkpoint, metrics, run, write_reviews
+from tests.tasks.test_bert import BERT, BRIEF, FEW, SMALL
+
+HUB = "--data.source hub --data.path hub --data.max_length 16 --data.batch_size 4"
+STILL = "--model.optimizer.freeze 3 --model.optimizer.lr 1e-12 --model.optimizer.weight_decay 0"
+
+
+@pytest.fixture
+def pretrained() -> str:
+    """A checkpoint of masked-LM pretraining on tiny reviews in the folder `hub`."""
+    write_reviews(Path("hub"))
+    assert run(f"fit {SMALL} {FEW} {HUB} --run_dir m", "mlm") == 0
+    return "m/checkpoints/best.ckpt"
+
+
+def hugging_face(folder: Path, name: str) -> Any:
+    """A random model of Hugging Face's with a trained tokenizer, saved in `folder`."""
+    import transformers
+
+    tokenizer = Tokenizer.train(generate()["train"][0][:500], TokenizerConfig(vocabulary=300))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.BertConfig(vocab_size=tokenizer.size, max_position_embeddings=64, **sizes)
+    model = getattr(transformers, name)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)  # far from symmetric, so that mistakes show
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    return model
+
+
+def refused(line: str, task: str, code: int, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a command that fails with this code says."""
+    capsys.readouterr()
+    assert run(line, task) == code
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    return said
+
+
+def test_pretraining_carries_over_with_its_tokenizer(pretrained: str) -> None:
+    source = checkpoint("m", "best")
+    perplexity = [row for row in metrics("m") if "val/perplexity" in row]
+    assert (
+        all(
+            float(row["val/perplexity"]) == pytest.approx(torch.tensor(float(row["val/loss"])).exp().item(), rel=1e-4)
+            for row in perplexity
+        )
+        and len(perplexity) == 2
+    )
+    line = f"fit {FEW} {HUB} --model.pretrained {pretrained} --model.optimizer.freeze 3 --run_dir b"
+    assert run(line, "bert") == 0
+    ours = checkpoint("b")
+    assert ours["tessera"]["facts"]["tokenizer"] == source["tessera"]["facts"]["tokenizer"]
+    frozen = [name for name in ours["state_dict"] if name.startswith(("net.encoder.embed", "net.encoder.stack.blocks"))]
+    assert frozen and all(torch.equal(ours["state_dict"][name], source["state_dict"][name]) for name in frozen)
+
+
+def test_rates_of_dropout_are_those_of_the_run_and_not_of_pretraining(pretrained: str) -> None:
+    assert run(f"fit {FEW} {HUB} --preset tiny --model.pretrained {pretrained} --run_dir b", "bert") == 0
+    ours, theirs = (checkpoint(name)["tessera"]["net"] for name in ("b", "m"))
+    assert ours["stack"]["width"] == theirs["stack"]["width"] == 32  # where the preset has 128
+    assert theirs["stack"]["dropout"] == theirs["stack"]["attention_dropout"] == theirs["head_dropout"] == 0
+    assert ours["stack"]["dropout"] == ours["stack"]["attention_dropout"] == ours["head_dropout"] == 0.1
+
+
+def test_only_the_first_process_says_what_starts_anew(
+    pretrained: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = checkpoint("m", "best")["tessera"]
+    net = BertClassifier(replace(load_config(BertConfig, saved["net"]), num_classes=2))
+    for rank in (0, 1):
+        monkeypatch.setattr(rank_zero_only, "rank", rank)
+        capsys.readouterr()
+        load_pretrained(net, pretrained, saved["facts"])
+        assert ("head start anew" in capsys.readouterr().out) == (rank == 0)
+
+
+def test_another_tokenizer_is_refused_with_both_sizes(pretrained: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{BERT} {BRIEF} --run_dir r --data.tokenizer.kind word", "bert") == 0
+    theirs, own = (checkpoint(name)["tessera"]["facts"]["vocabulary"] for name in ("m", "r"))
+    line = f"fit {FEW} {HUB} --model.pretrained {pretrained} --data.tokenizer.file r/tokenizer.json"
+    said = refused(line, "bert", 2, capsys)
+    assert str(theirs) in said and str(own) in said
+
+
+@pytest.mark.parametrize("task", ("bert", "mlm"))
+def test_another_tokenizer_than_that_of_the_folder_is_refused(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_reviews(Path("hub"))
+    hugging_face(Path("theirs"), "BertForMaskedLM")
+    content = json.loads(Path("theirs/tokenizer.json").read_text())
+    Path("same.json").write_text(json.dumps(content, indent=2))
+    other = Tokenizer.train(generate()["train"][0], TokenizerConfig("word", 150))
+    Path("other.json").write_text(other.to_json())
+    line = f"fit {FEW} {HUB} --model.pretrained theirs"
+    said = refused(f"{line} --data.tokenizer.file other.json", task, 2, capsys)
+    assert "(150 tokens) is not that of theirs (300 tokens)" in said
+    assert run(f"{line} --data.tokenizer.file same.json --run_dir r", task) == 0
+
+
+def test_a_cache_that_takes_no_tokenizer(
+    pretrained: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("m/tokenizer.json").read_text(encoding="utf-8")
+    Path("m/tokenizer.json").unlink()
+    monkeypatch.setenv("TESSERA_CACHE", "cache")
+    taken = Path("cache/tokenizers", f"{content_key(text)}.tokenizer.json", "folder")  # no file can replace a folder
+    taken.mkdir(parents=True)
+    line = f"fit {FEW} {HUB} --model.pretrained {pretrained} --run_dir b"
+    assert "set TESSERA_CACHE to a folder with space" in refused(line, "bert", 1, capsys)
+    shutil.rmtree("cache")
+    assert run(line, "bert") == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "more"),
+    [
+        ("bert", "BertForSequenceClassification", "--data.max_length 32 --data.batch_size 8"),
+        ("mlm", "BertForMaskedLM", "--data.source hub --data.path hub --data.max_length 32 --data.batch_size 8"),
+    ],
+)
+def test_hugging_face_and_back(task: str, name: str, more: str) -> None:
+    import transformers
+
+    write_reviews(Path("hub"))
+    theirs = hugging_face(Path("theirs").resolve(), name)
+    assert run(f"fit {FEW} {more} --model.pretrained theirs {STILL} --run_dir r", task) == 0
+    assert run("export --ckpt_path r/checkpoints/best.ckpt --format hf --output back", task) == 0
+    back = getattr(transformers, name).from_pretrained("back").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained("back")
+    batch = tokenizer(["not bad at all", "a dull film, but I liked it"], return_tensors="pt", padding=True)
+    batch.pop("token_type_ids", None)
+    with torch.no_grad():
+        torch.testing.assert_close(back(**batch).logits, theirs(**batch).logits, atol=1e-4, rtol=0)
+    if task == "bert":
+        assert back.config.id2label == {0: "negative", 1: "positive"}
+
+
+def test_a_head_that_fits_is_kept_unless_it_is_reset() -> None:
+    theirs = hugging_face(Path("theirs"), "BertForSequenceClassification")
+    line = f"fit {FEW} {BRIEF} {STILL} --data.max_length 32 --data.batch_size 8 --model.pretrained theirs"
+    assert run(f"{line} --run_dir kept", "bert") == 0
+    assert run(f"{line} --model.reset_head true --run_dir reset", "bert") == 0
+    kept, reset = checkpoint("kept")["state_dict"], checkpoint("reset")["state_dict"]
+    torch.testing.assert_close(kept["net.head.linear.weight"], theirs.classifier.weight.detach(), atol=1e-6, rtol=0)
+    for name, value in kept.items():
+        if name.startswith("net.encoder."):
+            torch.testing.assert_close(reset[name], value, atol=1e-6, rtol=0)
+    for name in ("net.head.linear.weight", "net.pooler.dense.weight"):
+        assert (reset[name] - kept[name]).abs().mean() > 0.01, name
+
+
+def test_a_model_of_the_hub_comes_with_an_older_tokenizer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_reviews(Path("hub"))
+    hugging_face(Path("model"), "BertForMaskedLM")
+    numbers = json.loads(Path("model/tokenizer.json").read_text())["model"]["vocab"]
+    Path("model/tokenizer.json").unlink()
+    Path("model/vocab.txt").write_text("\n".join(sorted(numbers, key=numbers.__getitem__)) + "\n")
+
+    def snapshot_download(name: str, allow_patterns: list[str]) -> str:
+        assert name == "someone/model"
+        Path("local").mkdir(exist_ok=True)
+        for file in Path("model").iterdir():
+            if any(fnmatch(file.name, pattern) for pattern in allow_patterns):
+                shutil.copy(file, "local")
+        return "local"
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    line = f"fit {FEW} {HUB} --model.pretrained hf/someone/model"
+    assert run(f"{line} --run_dir r", "mlm") == 0
+    assert checkpoint("r")["tessera"]["facts"]["vocabulary"] == 300
+    shutil.rmtree("local")
+    Path("model/model.safetensors").rename("model/pytorch_model.bin")
+    said = refused(line, "mlm", 2, capsys)
+    assert "hf/someone/model has no model.safetensors" in said and "timm" not in said
+
+
+def test_older_files_of_tokenizers_are_downloaded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, allow_patterns: asked.extend(allow_patterns))
+    run("fit --model.pretrained hf/someone/model", "mlm")
+    assert {"vocab.txt", "vocab.json", "merges.txt"} <= set(asked)
