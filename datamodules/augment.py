@@ -220,8 +220,11 @@ class Augment(nn.Module):
         """How much of each pixel stays: (B, 1, Y, X) in [0, 1], constant for mixup, 0 or 1 for CutMix."""
         b, _, y, x = images.shape
         ones = torch.ones(b, device=images.device)
-        mixed = torch.distributions.Beta(ones * (mixup or 1), ones * (mixup or 1)).sample()
-        pasted = 1 - torch.distributions.Beta(ones * (cutmix or 1), ones * (cutmix or 1)).sample()
+
+        def share(alpha: float) -> Tensor:  # (B,); checking the arguments would wait for the device
+            return torch.distributions.Beta(ones * alpha, ones * alpha, validate_args=False).sample()
+
+        mixed, pasted = share(mixup or 1), 1 - share(cutmix or 1)
         use_cutmix = torch.rand(b, device=images.device) < (cutmix > 0) / ((cutmix > 0) + (mixup > 0))
         boxes = random_boxes(pasted, ones, y, x)
         # (B,) -> (B, 1, 1, 1)

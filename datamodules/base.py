@@ -68,6 +68,7 @@ class ResumableDataModule(pl.LightningDataModule):
         self._samples = len(dataset)
         sampler = self.train_sampler(dataset)
         sampler.start(*self._place(sampler.world_size))
+        sampler.overfit = bool(getattr(self.trainer, "overfit_batches", 0))
         return self._loader(dataset, sampler)
 
     def eval_loader(self, dataset: BatchedDataset) -> DataLoader:

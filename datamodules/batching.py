@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
+from torch.utils.data import SequentialSampler
 
 
 def epoch_permutation(size: int, seed: int, epoch: int) -> Tensor:
@@ -17,7 +18,7 @@ def epoch_order(size: int, seed: int, epoch: int) -> list[int]:
     return epoch_permutation(size, seed, epoch).tolist()
 
 
-class ResumableBatchSampler:
+class ResumableBatchSampler(SequentialSampler):  # to Lightning: one whose order it need not change
     """Lists of sample indices, one per batch, for one rank of `world_size`.
 
     Each step takes the next `batch_size * world_size` samples of the epoch's order, and rank r every world_size-th of
@@ -57,6 +58,7 @@ class ResumableBatchSampler:
         self.cuts = self._cuts(drop_last)
         self.epoch = 0
         self._start = (0, 0)
+        self.overfit = False  # every epoch is the first again, for `--trainer.overfit_batches`
 
     @property
     def sampler(self) -> "ResumableBatchSampler":
@@ -65,7 +67,7 @@ class ResumableBatchSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch; from its first batch, unless `start` named another."""
-        self.epoch = epoch
+        self.epoch = 0 if self.overfit else epoch
 
     def start(self, epoch: int, batch: int) -> None:
         """Continue in `epoch` before `batch` (both from 0). Later epochs begin at their first batch."""
@@ -90,7 +92,7 @@ class ResumableBatchSampler:
             if batch := order[start:stop][self.rank :: self.world_size]:
                 yield batch
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[int]]:  # type: ignore[override]
         return self.batches(self.epoch, self._start[1] if self.epoch == self._start[0] else 0)
 
     def _cuts(self, drop_last: bool) -> list[int]:

@@ -179,7 +179,7 @@ class ImageData(ResumableDataModule):
         """In memory where the decoded images fit, else a stream."""
         channels, size = layout["channels"], layout["image_size"]
         if len(records) * channels * size**2 > self.loading.memory_limit_mb * 2**20:
-            return StreamedImages(records, labelled, channels, size, self.skip_bad)
+            return StreamedImages(records, labelled, channels, size, self.skip_bad, self.image_size is not None)
         pixels, good, skipped = decode_all(records, channels, size, self.image_size is not None, self.skip_bad)
         self._skipped += skipped
         if not good:

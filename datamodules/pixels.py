@@ -10,7 +10,7 @@ from torch.utils.data import get_worker_info
 from datamodules.base import BatchedDataset
 from datamodules.batching import epoch_order
 from datamodules.decoding import read_image
-from datamodules.errors import DataError
+from datamodules.errors import DataError, UsageError
 from datamodules.records import Records
 
 
@@ -45,7 +45,10 @@ class StreamedImages:
 
     in_memory = False
 
-    def __init__(self, pictures: Records, labelled: bool, channels: int, size: int, skip_bad: bool) -> None:
+    def __init__(
+        self, pictures: Records, labelled: bool, channels: int, size: int, skip_bad: bool, resize: bool = True
+    ) -> None:
+        self.resize = resize  # else an image of another size is bad
         self.pictures, self.labels = pictures, pictures.labels if labelled else None
         self.names: Sequence[str] = () if labelled else [pictures.name(i) for i in range(len(pictures))]
         self.channels, self.size, self.skip_bad = channels, size, skip_bad
@@ -57,11 +60,11 @@ class StreamedImages:
         images, good, skipped = [], [], []
         for i in indices:
             try:
-                images.append(read_image(self.pictures, i, self.channels, self.size))
+                images.append(read_image(self.pictures, i, self.channels, self.size, self.resize))
                 good.append(i)
-            except DataError as error:
+            except (DataError, UsageError) as error:
                 skipped.append(self.pictures.name(i))
-                if not self.skip_bad or len(skipped) == len(indices):
+                if not self.skip_bad or isinstance(error, UsageError) or len(skipped) == len(indices):
                     if get_worker_info() is None:
                         raise
                     return {"error": str(error)}

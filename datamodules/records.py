@@ -82,4 +82,4 @@ class TableRecords(Records):
 
     def read(self, i: int) -> bytes:
         cell = self.items[int(self.rows[i])].as_py()
-        return Path(cell["path"]).read_bytes() if isinstance(cell, dict) else cell
+        return (cell["bytes"] or Path(cell["path"]).read_bytes()) if isinstance(cell, dict) else cell

@@ -3,12 +3,14 @@
 PyTorch's own float32 product is MKL's, which stays with AVX2 on processors that are not Intel's: half the speed.
 """
 
+import platform
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+AT_HAND = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
 SMALLEST = 2**22  # multiplications below which the call itself costs more than oneDNN saves
 
 
@@ -44,11 +46,11 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN takes this product: float32 on the CPU, large enough, no compiler or autocast that has its own."""
     return (
-        x.device.type == "cpu"
+        AT_HAND
+        and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.dim() > 1
         and x.numel() * len(weight) >= SMALLEST
-        and torch.backends.mkldnn.is_available()
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
     )

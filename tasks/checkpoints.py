@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -12,6 +13,7 @@ from tasks.errors import RunError, UsageError
 
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
+CODE = "GLOBAL|allowlisted|reduce"  # of torch's complaints, those about objects; others are about the bytes
 KEY = "tessera"  # our entry: {"task", "version", "facts", "net", "config"}, primitives only
 
 
@@ -29,17 +31,7 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     file = Path(path)
     if not file.is_file():
         raise UsageError(f"no checkpoint '{path}': `fit` writes them to RUN_DIR/checkpoints/best.ckpt and last.ckpt")
-    try:
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "weights_only" not in str(error) and "Unsupported" not in str(error):
-            raise RunError(f"checkpoint '{path}' is truncated or not a checkpoint") from error
-        raise UsageError(
-            f"checkpoint '{path}' holds objects other than tensors and primitives; "
-            "loading them could run code, so it is refused"
-        ) from error
-    except Exception as error:  # whatever bytes make of the unpickler
-        raise RunError(f"checkpoint '{path}' is truncated or not a checkpoint") from error
+    checkpoint = load_tensors(file, f"checkpoint '{path}'")
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(
             f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; "
@@ -49,6 +41,28 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     if task is not None and found != task:
         raise UsageError(f"checkpoint '{path}' is of task '{found}', not '{task}': use python -m tasks.{found}")
     return checkpoint
+
+
+def load_tensors(file: Path, what: str) -> Any:
+    """What `torch.save` wrote, if it is tensors and primitives.
+
+    Args:
+        file: the file.
+        what: what to call it in a message.
+
+    Raises:
+        UsageError: it holds other objects.
+        RunError: truncated, corrupt or of another format.
+    """
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever bytes make of the unpickler
+        pickled = re.search(CODE, str(error)) or file.open("rb").read(1) == b"\x80"
+        if isinstance(error, pickle.UnpicklingError) and pickled:
+            raise UsageError(
+                f"{what} holds objects other than tensors and primitives; loading them could run code, so it is refused"
+            ) from error
+        raise RunError(f"{what} is truncated or not a checkpoint") from error
 
 
 def net_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

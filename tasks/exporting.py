@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,23 @@ def write_safetensors(net: Any, facts: dict[str, Any], path: Path) -> str:
     from safetensors.torch import save_file
 
     header = {"config": json.dumps(asdict(net.config)), "facts": json.dumps(facts)}
-    with replacing(path) as partial:
-        save_file({name: value.contiguous() for name, value in net.state_dict().items()}, partial, header)
+    save_file({name: value.contiguous() for name, value in net.state_dict().items()}, path, header)
     return "read it with safetensors.torch.load_file('{file}')"
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file to write, which takes its name at the end; where writing fails, it vanishes, folders made for it too."""
+    made = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with replacing(path) as partial:
+            yield partial
+    except BaseException:
+        for folder in made:
+            with suppress(OSError):  # something else is in it by now
+                folder.rmdir()
+        raise
 
 
 @contextmanager

@@ -60,8 +60,8 @@ class TaskCLI(LightningCLI):
                 "prog": program(app),
                 command: {
                     "usage": f"{program(app)} {command} [options]",
-                    "description": f"{app.commands[command].capitalize()}. What stands later on the line wins. Where "
-                    f"nothing names the data, `fit` starts from {app.default_config}.",
+                    "description": f"{app.commands[command].capitalize()}. What is typed wins over configs, presets, "
+                    f"pretrained weights and checkpoints. `fit` without data starts from {app.default_config}.",
                 },
             },
             args=[command, *arguments],
@@ -72,7 +72,7 @@ class TaskCLI(LightningCLI):
     # The command line -----------------------------------------------------------------------------------------------
 
     def prepare(self, arguments: list[str]) -> list[str]:
-        """Put what `--resume` or `--ckpt_path` stand for in front of what was typed, and expand the rest in place."""
+        """Put what `--resume` or `--ckpt_path`, configs, presets and pretrained weights stand for below the rest."""
         if {"-h", "--help"} & set(arguments):
             return arguments
         name = "--resume" if self.command == "fit" else "--ckpt_path"
@@ -83,14 +83,15 @@ class TaskCLI(LightningCLI):
             self.base = self.from_checkpoint()
         elif self.app.default_config and not names_data(arguments):
             arguments = ["--config", self.app.default_config, *arguments]
-        base = [f"--config={yaml.safe_dump(self.base)}"] if self.base else []
+        base = [f"--config=# {self.source}\n{yaml.safe_dump(self.base)}"] if self.base else []
         macros = {
             "--config": lambda value: self.expanded(read_config(value)),
             "-c": lambda value: self.expanded(read_config(value)),
             "--preset": lambda value: self.expanded({"preset": value}),
             "--model.pretrained": lambda value: self.expanded({"model": {"pretrained": value}}),
         }
-        return base + expand(arguments, macros, {"--compile": "--model.compile"})
+        switches = {"--compile": "--model.compile", "--data.skip_bad": "--data.skip_bad"}
+        return base + expand(arguments, macros, switches)
 
     def expanded(self, options: Options) -> Options:
         """Options of a file with what its preset and its pretrained weights imply put below them."""
@@ -117,8 +118,11 @@ class TaskCLI(LightningCLI):
                 f"--resume {folder}: no run there (no config.yaml); give the folder a `fit` wrote, "
                 f"such as runs/{self.app.name}/latest"
             )
-        self.checkpoint = read_checkpoint(folder / "checkpoints" / "last.ckpt", self.app.name)
-        return read_config(str(folder / "config.yaml"))
+        options = read_config(str(folder / "config.yaml"))
+        chosen = (options.get("checkpoint") or {}).get("dirpath")
+        self.last = Path(chosen or folder / "checkpoints", "last.ckpt")
+        self.checkpoint = read_checkpoint(self.last, self.app.name)
+        return options
 
     def from_checkpoint(self) -> Options:
         """The model and data options kept in the checkpoint."""
@@ -194,14 +198,14 @@ class TaskCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Choose the run folder; say what a resumed run does differently."""
         options = self.config[self.command]
-        refuse_ours(options.trainer)
+        refuse_ours(options.trainer, self.command)
+        if options.trainer.precision is None:
+            options.trainer.precision = default_precision(options.trainer.accelerator)
         self.folder = Path(options.run_dir or "")
         if self.command != "fit":
             return
         if self.source and options.run_dir:
             raise UsageError("--run_dir cannot go with --resume: a run is continued in its own folder")
-        if options.trainer.precision is None:
-            options.trainer.precision = default_precision(options.trainer.accelerator)
         self.folder = Path(self.source).resolve() if self.source else run_folder(self.app.name, options.run_dir)
         for logger in as_list(options.trainer.logger):
             if hasattr(logger, "init_args"):
@@ -215,8 +219,8 @@ class TaskCLI(LightningCLI):
         """A Trainer with this command's callbacks and loggers only."""
         options = self._get(self.config_init, "trainer")
         kwargs |= {"use_distributed_sampler": False, "logger": False, "enable_checkpointing": False}
-        if self.command == "predict":  # several would each write a part of the labels
-            kwargs |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+        if self.command == "predict":
+            kwargs["devices"] = 1
         callbacks: list[Callback] = progress_bar(options.enable_progress_bar)
         kwargs["enable_progress_bar"] = any(hasattr(bar, "enable") for bar in callbacks)
         if options.enable_model_summary is None:
@@ -250,7 +254,7 @@ class TaskCLI(LightningCLI):
     def fit(self, model: Any, datamodule: Any, **_: Any) -> None:
         """Train, then test the best checkpoint and say where everything is."""
         os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for the processes that Lightning launches
-        last = str(self.folder / "checkpoints" / "last.ckpt") if self.source else None
+        last = str(self.last) if self.source else None
         if self.checkpoint:
             model.restore(self.checkpoint)
             datamodule.adopt(model.facts)

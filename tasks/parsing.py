@@ -1,12 +1,13 @@
 """Options and config files: what a command line means before any class is built.
 
-Whatever stands later wins. A config file, a preset, `--resume` and `--ckpt_path` are each a set of options that takes
-effect where it stands, so an option typed after one of them wins over it and nothing is overridden in silence.
+What is typed as an option wins. A config file, a preset, pretrained weights, `--resume` and `--ckpt_path` are each a
+set of options below all typed ones, wherever they stand; among those sets the later one wins.
 """
 
 import difflib
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -98,7 +99,7 @@ def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]],
     Args:
         arguments: command line, without program and command.
         macros: option name to a function from its value to nested options; `--config` is one of them.
-        flags: option that needs no value to the option it abbreviates.
+        flags: option that needs no value, "true" being meant, to the option that it stands for.
 
     Returns:
         Every macro as `--config=<JSON below a comment that names the macro>`, in their order, then the other options in
@@ -107,13 +108,15 @@ def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]],
     Raises:
         UsageError: a macro without its value.
     """
-    below, typed, rest = [], [], iter(arguments)
-    for argument in rest:
+    below, typed, rest = [], [], deque(arguments)
+    while rest:
+        argument = rest.popleft()
         name, equals, value = argument.partition("=")
         if name in flags:
-            typed.append(f"{flags[name]}={value or 'true'}")
+            said = rest.popleft() if not equals and rest and rest[0] in ("true", "false") else value or "true"
+            typed.append(f"{flags[name]}={said}")
         elif name in macros:
-            value = value if equals else next(rest, "")
+            value = value if equals else rest.popleft() if rest else ""
             if not value:
                 raise UsageError(f"{name} needs a value")
             origin = " ".join(f"{name} {value}".split())  # a comment has one line

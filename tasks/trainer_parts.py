@@ -12,11 +12,20 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from tasks.errors import UsageError
 from tasks.parsing import Options
 
-OURS = {  # Trainer options that are decided here, and Lightning's defaults for them
-    "enable_checkpointing": (None, "the run folder holds the checkpoints; see --checkpoint"),
-    "use_distributed_sampler": (True, "the samplers here share out the data themselves"),
-    "default_root_dir": (None, "give --run_dir"),
-    "barebones": (False, "it switches off what a run folder records"),
+NO_LOGS = {"logger": ((None,), "only `fit` writes logs")}
+ALONE = "several processes would each label a part, so predict runs in one"
+# By command, and for all: Trainer options that are decided here, the values that ask for nothing else, and why.
+OURS: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
+    "all": {
+        "enable_checkpointing": ((None,), "the run folder holds the checkpoints; see --checkpoint"),
+        "use_distributed_sampler": ((True,), "the samplers here share out the data themselves"),
+        "default_root_dir": ((None,), "give --run_dir"),
+        "barebones": ((False,), "it switches off what a run folder records"),
+    },
+    "validate": NO_LOGS,
+    "test": NO_LOGS,
+    "predict": NO_LOGS
+    | {"devices": (("auto", "1", 1), ALONE), "num_nodes": ((1,), ALONE), "strategy": (("auto",), ALONE)},
 }
 
 
@@ -45,14 +54,14 @@ class FolderCheckpoint(ModelCheckpoint):
         super().load_state_dict(moved(state_dict))
 
 
-def refuse_ours(options: Mapping[str, Any]) -> None:
-    """Refuse Trainer options that would be overruled.
+def refuse_ours(options: Mapping[str, Any], command: str) -> None:
+    """Refuse Trainer options that a command would overrule.
 
     Raises:
         UsageError: names the option, and what to do instead.
     """
-    for name, (default, reason) in OURS.items():
-        if options[name] != default:
+    for name, (accepted, reason) in (OURS["all"] | OURS.get(command, {})).items():
+        if options[name] not in accepted:
             raise UsageError(f"--trainer.{name} cannot be changed: {reason}")
 
 

@@ -12,7 +12,7 @@ from modules.pretrained.bert import TABLES, from_tessera
 from modules.pretrained.bert_configs import config_to_huggingface
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
-from tasks.exporting import made_folder, write_safetensors
+from tasks.exporting import made_folder, new_file, write_safetensors
 from tasks.run_folder import write_text
 
 MODELS: dict[str, type[nn.Module]] = {"bert": BertClassifier, "mlm": BertMaskedLM}
@@ -37,7 +37,8 @@ def export(ckpt_path: str, format: Literal["hf", "safetensors"] = "hf", output: 
         Path(output) if output else Path(ckpt_path).with_suffix({"hf": ".hf", "safetensors": ".safetensors"}[format])
     )
     if format == "safetensors":
-        hint = write_safetensors(net, saved["facts"], target)
+        with new_file(target) as partial:
+            hint = write_safetensors(net, saved["facts"], partial)
     else:
         with made_folder(target) as folder:
             hint = write_huggingface(net, saved, folder)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.augment import normalise
-from datamodules.files import replacing
 from modules.pretrained.vit import from_tessera
 from modules.vit import ViT, ViTConfig
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
+from tasks.exporting import new_file, write_safetensors
 
 Format = Literal["timm", "onnx", "safetensors"]
 
@@ -32,21 +32,9 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
     net.load_state_dict(net_weights(checkpoint))
     endings = {"timm": ".timm.safetensors", "onnx": ".onnx", "safetensors": ".safetensors"}
     target = Path(output) if output else Path(ckpt_path).with_suffix(endings[format])
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as partial:
+    with new_file(target) as partial:
         hint = WRITERS[format](net.eval(), checkpoint[KEY]["facts"], partial)
     print(f"wrote {target}\n{hint.format(file=target)}")
-
-
-def write_safetensors(net: ViT, facts: dict[str, Any], path: Path) -> str:
-    """Our names; the header holds the network's options and the data's facts as JSON."""
-    from dataclasses import asdict
-
-    from safetensors.torch import save_file
-
-    header = {"config": json.dumps(asdict(net.config)), "facts": json.dumps(facts)}
-    save_file({name: value.contiguous() for name, value in net.state_dict().items()}, path, header)
-    return "read it with safetensors.torch.load_file('{file}')"
 
 
 def write_timm(net: ViT, facts: dict[str, Any], path: Path) -> str:

@@ -110,9 +110,10 @@ def test_folders(make: Callable[[Path], None], capsys: pytest.CaptureFixture[str
     assert_refused(line, code, named, capsys)
 
 
-def test_skip_bad_counts(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("switch", ("--data.skip_bad", "--data.skip_bad true"))
+def test_skip_bad_counts(switch: str, capsys: pytest.CaptureFixture[str]) -> None:
     broken(Path("images"))
-    line = "fit --preset digits --data.source folder --data.path images --data.skip_bad true --data.batch_size 2"
+    line = f"fit --preset digits --data.source folder --data.path images {switch} --data.batch_size 2"
     assert run(f"{line} --trainer.max_epochs 1 --run_dir r") == 0
     assert '"skipped_files": 1,' in Path("r/summary.json").read_text()
     assert "skipped_files" in capsys.readouterr().out
@@ -132,3 +133,14 @@ def test_exit_codes_of_a_process(line: str, code: int, tmp_path: Path) -> None:
     assert ("Traceback" in done.stderr) == ("--debug" in line)
     assert "--debug" in line or done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ("devices 2", "num_nodes 2", "strategy ddp", "logger true"))
+def test_predict_refuses_what_it_would_overrule(option: str, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = option.split()[0]
+    assert_refused(f"predict --ckpt_path {best} --data.predict_path . --trainer.{option}", USER, name, capsys)
+
+
+@pytest.mark.parametrize("format", ("timm", "nothing"))
+def test_a_refused_export_leaves_no_folders(format: str, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(f"export --ckpt_path {best} --format {format} --output new/deep/x", USER, format, capsys)

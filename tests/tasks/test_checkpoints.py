@@ -47,13 +47,15 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda line: line.split()[0])
-@pytest.mark.parametrize("damage", ["malicious", "plain pickle", "truncated", "empty", "text", "other task", "tensors"])
+@pytest.mark.parametrize(
+    "damage", ["malicious", "plain pickle", "truncated", "empty", "text", "page", "other task", "tensors"]
+)
 def test_bad_checkpoints(
     command: str, damage: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = finished / "checkpoints" / "best.ckpt", tmp_path / "bad.ckpt"
     whole = good.read_bytes()
-    content = {"truncated": whole[: len(whole) // 2], "empty": b"", "text": b"trainer: {}\n", "plain pickle": None}
+    content = {"truncated": whole[: len(whole) // 2], "empty": b"", "text": b"trainer: {}\n", "page": b"<html>"}
     if damage == "malicious":
         torch.save(checkpoint(finished) | {"extra": Malicious()}, bad)
     elif damage == "plain pickle":
@@ -63,10 +65,10 @@ def test_bad_checkpoints(
     elif damage == "tensors":
         torch.save({"weight": torch.ones(2)}, bad)
     else:
-        bad.write_bytes(content[damage] or b"")
+        bad.write_bytes(content[damage])
     code = run(command.format(bad))
     error = capsys.readouterr().err
-    assert code == (1 if damage in ("truncated", "empty", "text") else 2)
+    assert code == (1 if damage in content else 2)
     assert error.count("\n") == 1 and "bad.ckpt" in error
     assert damage != "other task" or "task 'bert', not 'vit'" in error
     assert [path.name for path in tmp_path.iterdir()] == ["bad.ckpt"]  # the code did not run, nothing was written

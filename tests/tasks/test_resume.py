@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
+from tasks.vit.task import ViTTask
 from tests.tasks.command import ROOT, SHORT, checkpoint, metrics, process, run, same, write_images
 
 EVERYTHING = (
@@ -177,3 +179,24 @@ def test_the_end_is_saved_and_can_be_continued(whole: Path, tmp_path: Path) -> N
     assert run(f"fit {EVERYTHING} {constant} --run_dir two") == 0
     assert run("fit --resume two --trainer.max_epochs 4") == 0
     assert_same_run("two", Path("four"))
+
+
+def test_checkpoints_elsewhere_are_found_again() -> None:
+    assert run(f"fit {SHORT} --run_dir r --checkpoint.dirpath elsewhere") == 0
+    assert Path("elsewhere/last.ckpt").exists() and not Path("r/checkpoints/last.ckpt").exists()
+    assert run("fit --resume r --trainer.max_epochs 3") == 0
+    assert torch.load("elsewhere/last.ckpt", weights_only=True)["epoch"] == 3
+
+
+def test_overfitting_repeats_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+    step = ViTTask.step
+
+    def watched(self: ViTTask, batch: Any, training: bool) -> Any:
+        if training:
+            seen.append(batch["index"].tolist())
+        return step(self, batch, training)
+
+    monkeypatch.setattr(ViTTask, "step", watched)
+    assert run(f"fit {SHORT} --trainer.overfit_batches 2 --trainer.max_epochs 3 --run_dir r") == 0
+    assert len(seen) == 6 and seen[0:2] == seen[2:4] == seen[4:6] and seen[0] != seen[1]
