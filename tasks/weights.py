@@ -1,14 +1,13 @@
 """Weights: files that others wrote, read without running code, and those of checkpoints, which must all fit."""
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from tasks.checkpoints import load_tensors
 from tasks.errors import DataError, UsageError
 from tasks.parsing import flat
 
@@ -20,24 +19,25 @@ def read_weights(source: str) -> State:
 
     Raises:
         UsageError: no such file, or it holds objects other than tensors.
-        DataError: it is truncated or of another format.
+        DataError, RunError: it is truncated, of another format, or holds no weights.
     """
     path = Path(source)
     if not path.is_file():
         raise UsageError(f"--model.pretrained {source}: no such file; give one, or timm/<model name>")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
+    what = f"--model.pretrained {source}"
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
 
+        try:
             return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UsageError(
-            f"--model.pretrained {source} holds objects other than tensors, which could run code: refused"
-        ) from error
-    except Exception as error:  # safetensors and zip files each have their own kinds
-        raise DataError(f"--model.pretrained {source} is truncated or not a file of weights") from error
-    return state.get("state_dict", state.get("model", state))
+        except Exception as error:  # safetensors has kinds of its own
+            raise DataError(f"{what} is truncated or not a file of weights") from error
+    state = load_tensors(path, what)
+    for name in ("state_dict", "model"):  # where training scripts put the weights
+        state = state.get(name, state) if isinstance(state, dict) else {}
+    if not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise DataError(f"{what} holds no weights by name: give what `torch.save(model.state_dict(), FILE)` wrote")
+    return state
 
 
 def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:

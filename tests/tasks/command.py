@@ -63,6 +63,13 @@ def metrics(run_folder: str | Path) -> list[dict[str, str]]:
     return [row for row in rows if row.keys() - {"step", "epoch"}]
 
 
+class Malicious:
+    """Unpickling it makes a file."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path("pwned").touch, ()
+
+
 def picture(side: int, mode: str = "RGB") -> Image.Image:
     """A random picture."""
     return Image.fromarray(torch.randint(0, 256, (side, side, 3), dtype=torch.uint8).numpy()).convert(mode)

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.tasks.command import process, run, write_images
+from tests.tasks.command import Malicious, process, run, write_images
 
 
 def broken(folder: Path) -> None:
@@ -61,6 +62,8 @@ CASES: dict[str, tuple[int, str]] = {
     "fit --model.pretrained timm/resnet18": (USER, "resnet18"),
     "fit --model.pretrained nowhere.pth": (USER, "nowhere.pth"),
     "fit --model.pretrained bad.yaml": (FAILED, "bad.yaml"),
+    "fit --model.pretrained list.pth": (FAILED, "list.pth holds no weights"),
+    "fit --model.pretrained code.pth": (USER, "could run code"),
     "fit --data.source folder": (USER, "--data.path"),
     "fit --data.source folder --data.path nowhere": (USER, "nowhere"),
     "fit --config configs/vit/cifar10.yaml --data.path nowhere": (USER, "nowhere"),
@@ -99,6 +102,8 @@ def test_options(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     Path("bad.yaml").write_text("trainer: {max_epochs: 1\n")
     Path("list.yaml").write_text("- 1\n")
     Path("flags.yaml").write_text("resume: runs/vit/latest\n")
+    torch.save([torch.ones(2)], "list.pth")
+    torch.save({"weight": Malicious()}, "code.pth")
     assert_refused(line, *CASES[line], capsys)
 
 
