@@ -7,12 +7,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(title: str, total: int, least: int = 20_000) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, which vanishes at the end; none elsewhere, or where `total` is below `least`.
+    """A bar on a terminal, which vanishes at the end; elsewhere a line. Nothing where `total` is below `least`.
 
     Yields:
         The function that advances it by a count.
     """
     if total < least or not sys.stderr.isatty():
+        if total >= least:
+            print(f"{title} ({total:,})", file=sys.stderr, flush=True)
         yield lambda count: None
         return
     from rich.console import Console

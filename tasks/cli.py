@@ -36,6 +36,7 @@ class App:
         links: model options that data options follow, such as the image size.
         default_config: what `fit` reads where no config says which data to use.
         trainer: Lightning Trainer defaults of this task.
+        epochs: how long `fit` trains where nothing says so.
         trains: the commands among `TRAINER_COMMANDS` that this task has.
         takes_text: whether `predict` takes one text from the command line, as `--text`.
         functions: further commands, name to (help, "module:function"); their options are the function's arguments.
@@ -52,6 +53,7 @@ class App:
     default_config: str | None = None
     links: Mapping[str, str] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = 20
     trains: Sequence[str] = tuple(TRAINER_COMMANDS)
     takes_text: bool = False
     functions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -118,6 +120,8 @@ def help_screen(app: App) -> str:
     width = max(map(len, app.commands)) + 2
     commands = "\n".join(f"  {name:<{width}}{text}" for name, text in app.commands.items())
     examples = "\n".join(f"  {program(app)} {example}" for example in app.examples)
+    options = f"{program(app)} COMMAND --help"
+    pad = len(options)
     configs = os.path.join("configs", app.name, "*.yaml")
     return f"""{app.title}
 
@@ -130,6 +134,6 @@ examples:
 {examples}
 
 more:
-  {program(app)} COMMAND --help   every option, what it does, its unit and its default
-  {configs:<{len(program(app)) + 17}} documented recipes for --config
-  README.md                                your own images, figures, how to extend"""
+  {options}   every option, what it does, its unit and its default
+  {configs:<{pad}}   documented recipes for --config
+  {"README.md":<{pad}}   your own data, figures, how to extend"""

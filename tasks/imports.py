@@ -44,5 +44,6 @@ def import_lightning() -> None:
         RequirementCache._check_available = check  # type: ignore[method-assign]
     for message in EXPECTED:
         warnings.filterwarnings("ignore", message)
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # one line, without our source
     for name in ("pytorch_lightning", "lightning_fabric"):  # hints and lists of hardware; warnings stay
         logging.getLogger(name).setLevel(logging.WARNING)

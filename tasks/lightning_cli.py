@@ -18,7 +18,7 @@ from tasks.errors import UsageError, nearest, refusals
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config
 from tasks.report import closing_table
 from tasks.run_folder import AtomicCheckpointIO, MetricsCSV, kept_if_started, run_folder
-from tasks.trainer_parts import FolderCheckpoint, as_list, default_precision, logger_place, refuse_ours
+from tasks.trainer_parts import FolderCheckpoint, as_list, fill_in, logger_place, refuse_ours
 
 HIDDEN = {  # arguments of the Trainer's methods that are ours to fill in
     "fit": {"ckpt_path", "weights_only"},
@@ -199,8 +199,7 @@ class TaskCLI(LightningCLI):
         """Choose the run folder; say what a resumed run does differently."""
         options = self.config[self.command]
         refuse_ours(options.trainer, self.command)
-        if options.trainer.precision is None:
-            options.trainer.precision = default_precision(options.trainer.accelerator)
+        fill_in(options.trainer, self.app.epochs)
         self.folder = Path(options.run_dir or "")
         if self.command != "fit":
             return

@@ -80,6 +80,14 @@ def logger_place(folder: Path, class_path: str) -> Options:
     return {"save_dir": str(folder), "id": kept.read_text() if kept.exists() else uuid.uuid4().hex[:8]}
 
 
+def fill_in(options: Any, epochs: int) -> None:
+    """Trainer options that nobody gave: the precision, and an end of training."""
+    if options.precision is None:
+        options.precision = default_precision(options.accelerator)
+    if options.max_epochs is None and options.max_steps == -1 and options.max_time is None:
+        options.max_epochs = epochs
+
+
 def default_precision(accelerator: str) -> str:
     """bf16-mixed where the accelerator computes in bfloat16, else 32-true."""
     cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()

@@ -81,7 +81,7 @@ def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> Non
         except SystemExit as stop:  # of --help
             code = stop.code or 0
         assert code == 0, f"{line}\n{capsys.readouterr().err}"
-    assert Path("labelled/predictions.csv").read_text().count("\n") == 9
+    assert Path("labelled/predictions.csv").read_text().count("\n") == 17
     assert Path("runs/first/checkpoints/best.onnx").exists()
     assert Path("sorted/predictions.csv").read_text().count("\n") == 41
     assert Path("my_bert/model.safetensors").exists()

@@ -14,6 +14,7 @@ APP = App(
     default_config="configs/bert/reviews.yaml",
     trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     takes_text=True,
+    epochs=5,
     functions={
         "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.bert.export:export"),
         "tokenize": ("show the tokens of a text", "tasks.bert.tokenize:tokenize"),

@@ -1,5 +1,6 @@
 """The screens that need no torch, the help of every option, and what each command imports."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import jsonargparse
@@ -9,6 +10,7 @@ from tasks import __version__
 from tasks.cli import help_screen
 from tasks.lightning_cli import TaskCLI
 from tasks.parsing import PlainErrors
+from tasks.trainer_parts import fill_in
 from tasks.vit.__main__ import APP
 from tests.tasks.command import SHORT, picture, process, run
 
@@ -114,3 +116,13 @@ def test_only_one_place_makes_parsers_plain() -> None:
         parser = PlainErrors()
         parser.add_argument("--depth", type=int)
         parser.parse_args(["--dpeth", "3"])
+
+
+def test_a_run_without_an_end_gets_one() -> None:
+    options = Namespace(precision="32-true", accelerator="cpu", max_epochs=None, max_steps=-1, max_time=None)
+    fill_in(options, 7)
+    assert options.max_epochs == 7
+    for name, value in (("max_epochs", 3), ("max_steps", 9), ("max_time", "00:00:01:00")):
+        given = Namespace(**{**vars(options), "max_epochs": None, name: value})
+        fill_in(given, 7)
+        assert given.max_epochs == (3 if name == "max_epochs" else None)

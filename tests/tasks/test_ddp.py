@@ -51,7 +51,7 @@ def python(line: str, folder: Path, **environment: str) -> subprocess.CompletedP
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def tested(folder: Path) -> tuple[int, float, float]:
+def figures_of_images(folder: Path) -> tuple[int, float, float]:
     """Number of test images, and accuracy and loss of a run's best checkpoint on them, computed here in one batch."""
     saved = checkpoint(folder, "best")
     net = ViT(load_config(ViTConfig, saved[KEY]["net"])).eval()
@@ -86,7 +86,7 @@ def test_two_processes_are_one_run(launcher: str, place: str, tmp_path: Path) ->
     summary, rows = json.loads((folder / "summary.json").read_text()), metrics(folder)
     assert [int(row["step"]) for row in rows if "train/loss" in row] == list(range(summary["steps"]))
     assert [sum(name in row for row in rows) for name in ("val/acc", "test/acc")] == [1, 1]
-    count, accuracy, loss = tested(folder)
+    count, accuracy, loss = figures_of_images(folder)
     assert count == 1797 // 5 and f"tested {count}\n" in done.stdout
     assert summary["test/acc"] == pytest.approx(accuracy, abs=1e-6)
     assert summary["test/loss"] == pytest.approx(loss, abs=1e-5)
@@ -97,7 +97,7 @@ def test_two_processes_are_one_run(launcher: str, place: str, tmp_path: Path) ->
     assert summary["test/loss"] == pytest.approx(alone["test/loss"], rel=1e-3)
 
 
-def tested_texts(folder: Path) -> dict[str, float]:
+def figures_of_texts(folder: Path) -> dict[str, float]:
     """The metrics of a run's best checkpoint on all test texts, computed here in one batch."""
     from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
@@ -141,7 +141,7 @@ def test_two_processes_share_all_texts(tmp_path: Path) -> None:
     assert [len(rank) for rank in seen] == [27, 27]
     assert sorted(index for rank in seen for batch in rank for index in batch) == list(range(8000))
     assert "tested 1000\n" in done.stdout
-    for name, value in tested_texts(folder).items():
+    for name, value in figures_of_texts(folder).items():
         assert summary[name] == pytest.approx(value, abs=1e-4 if name == "test/auroc" else 1e-5), (
             name
         )  # texts that nearly tie
