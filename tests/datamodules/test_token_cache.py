@@ -125,7 +125,8 @@ def test_damage_is_seen_and_mended(tokenizer: Tokenizer) -> None:
 
 
 KILLED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 from datamodules.token_cache import tokenised
 from datamodules.tokenizers import Tokenizer
 from tests.datamodules.test_token_cache import TEXTS
