@@ -5,7 +5,9 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +38,33 @@ def serve(measure: Callable[[], float]) -> None:
     for line in sys.stdin:
         answer = {"rate": measure()} if line.strip() == "go" else {"peak": peak_mib()}
         print(json.dumps(answer), flush=True)
+
+
+def command_line(doc: str, competitors: Mapping[str, Callable[[], Callable[[], int]]], rounds: int) -> Namespace:
+    """Options of a benchmark's command line; a worker that `interleave` started serves here, and ends.
+
+    Args:
+        doc: The benchmark's docstring.
+        competitors: Name to a function that makes a round, which returns how many items it did.
+        rounds: Rounds of each, if not said otherwise.
+    """
+    parser = ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=rounds, help="rounds of each, after one that does not count")
+    parser.add_argument("--profile", action="store_true", help=SUPPRESS)
+    parser.add_argument("--worker", choices=competitors, help=SUPPRESS)
+    options = parser.parse_args()
+    if "TESSERA_DATA" in doc and "TESSERA_DATA" not in os.environ:
+        raise SystemExit("TESSERA_DATA is not set: it names the folder of real data sets.")
+    if options.worker:
+        run = competitors[options.worker]()
+
+        def measure() -> float:
+            start = time.perf_counter()
+            return run() / (time.perf_counter() - start)
+
+        serve(measure)
+        raise SystemExit
+    return options
 
 
 def ask(worker: subprocess.Popen[str], line: str) -> dict[str, float]:

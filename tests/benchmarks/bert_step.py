@@ -7,10 +7,8 @@ dropout 0.1 everywhere, AdamW, batches of like length from each side's own sampl
 largest difference between the logits is printed.
 """
 
-import argparse
 import itertools
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tests.benchmarks._compare import interleave, serve, table
+from tests.benchmarks._compare import command_line, interleave, table
 
 BATCH, LENGTH, STEPS = 32, 256, 10  # steps in each round
 Batch = dict[str, torch.Tensor]
@@ -187,21 +185,7 @@ def difference() -> float:
 
 def main() -> None:
     """Parses the command line and prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds of each, after one not counted")
-    parser.add_argument("--worker", choices=COMPETITORS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if "TESSERA_DATA" not in os.environ:
-        raise SystemExit("TESSERA_DATA is not set: it names the folder that holds imdb/.")
-    if options.worker:
-        run = COMPETITORS[options.worker]()
-
-        def measure() -> float:
-            start = time.perf_counter()
-            return run() / (time.perf_counter() - start)
-
-        serve(measure)
-        return
+    options = command_line(__doc__ or "", COMPETITORS, 8)
     print(f"largest difference of the logits {(largest := difference()):.1e}")
     if largest > 1e-4:
         raise SystemExit("The outputs are not equal: the times say nothing.")

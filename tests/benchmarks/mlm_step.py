@@ -4,30 +4,29 @@
 threads; forward, backward, AdamW. Theirs makes the scores of all tokens at all places, ours at the masked ones.
 """
 
-import argparse
-import time
 from collections.abc import Callable
 
-from tests.benchmarks._compare import interleave, serve, table
+from tests.benchmarks._compare import command_line, interleave, table
 
 BATCH, LENGTH, VOCABULARY, SHARE = 32, 256, 30_000, 0.15
 
 
-def step(loss, optimizer) -> Callable[[], None]:  # type: ignore[no-untyped-def]
+def step(loss, optimizer) -> Callable[[], int]:  # type: ignore[no-untyped-def]
     """A step on random tokens; `loss` takes tokens and where they are masked, both (B, N)."""
     import torch
 
     tokens, where = torch.randint(10, VOCABULARY, (BATCH, LENGTH)), torch.rand(BATCH, LENGTH) < SHARE
 
-    def run() -> None:
+    def run() -> int:
         loss(tokens, where).backward()
         optimizer.step()
         optimizer.zero_grad()
+        return BATCH
 
     return run
 
 
-def hugging_face() -> Callable[[], None]:
+def hugging_face() -> Callable[[], int]:
     """Their model with PyTorch's AdamW, as it comes."""
     import torch
     from transformers import BertConfig, BertForMaskedLM
@@ -38,7 +37,7 @@ def hugging_face() -> Callable[[], None]:
     return step(lambda tokens, where: net(tokens, labels=tokens.masked_fill(~where, -100)).loss, optimizer)
 
 
-def tessera() -> Callable[[], None]:
+def tessera() -> Callable[[], int]:
     """Our model with our optimizer, the allocator tuned as `fit` does it."""
     from dataclasses import replace
 
@@ -57,20 +56,7 @@ COMPETITORS = {"hugging face": hugging_face, "tessera": tessera}
 
 def main() -> None:
     """Parses the command line and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=5, help="steps of each, after one not counted")
-    parser.add_argument("--worker", choices=COMPETITORS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.worker:
-        run = COMPETITORS[options.worker]()
-
-        def measure() -> float:
-            start = time.perf_counter()
-            run()
-            return BATCH / (time.perf_counter() - start)
-
-        serve(measure)
-        return
+    options = command_line(__doc__ or "", COMPETITORS, 5)
     print(table(interleave("tests.benchmarks.mlm_step", list(COMPETITORS), options.rounds), "texts/s", "hugging face"))
 
 

@@ -7,7 +7,6 @@ lists of strings, a thousand texts at a time, and drops the results. Ours begins
 from the files, and ends with the finished table of tokens on disk, opened and checked. Measured in turns (A B A B ...).
 """
 
-import argparse
 import os
 import tempfile
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks._compare import interleave, serve, table
+from tests.benchmarks._compare import command_line, interleave, table
 
 VOCABULARY, THOUSAND = 16_000, 1000
 SPLITS = ("train", "unsupervised")
@@ -66,21 +65,7 @@ COMPETITORS = {"tokenizers": theirs, "tessera": ours}
 
 def main() -> None:
     """Parses the command line, trains the tokenizer and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each tokenises all, after one not counted")
-    parser.add_argument("--worker", choices=COMPETITORS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if "TESSERA_DATA" not in os.environ:
-        raise SystemExit("TESSERA_DATA is not set: it names the folder that holds imdb/.")
-    if options.worker:
-        run = COMPETITORS[options.worker]()
-
-        def measure() -> float:
-            start = time.perf_counter()
-            return run() / (time.perf_counter() - start)
-
-        serve(measure)
-        return
+    options = command_line(__doc__ or "", COMPETITORS, 5)
     from datamodules.tokenizers import Tokenizer, TokenizerConfig
 
     with tempfile.TemporaryDirectory() as folder:
