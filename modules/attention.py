@@ -1,15 +1,14 @@
 """Attention: the one place where queries meet keys."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.config import require
+from modules.config import StackConfig, require
 from modules.dropout import dropout
 from modules.linear import Linear
 from modules.masks import Mask
+from modules.norm import norm_factory
 from modules.position import Rotation
 
 FREE = Mask()
@@ -19,50 +18,27 @@ class MultiHeadAttention(nn.Module):
     """Scaled dot-product attention, self or cross (Vaswani 2017), with grouped key/value heads (Ainslie 2023).
 
     Args:
-        width: Size E of the queries' vectors and of the result.
-        heads: Number H of heads; head width D = E / H.
-        kv_heads: Number G of key/value heads, each shared by H / G query heads; None: H.
+        config: Of a stack of blocks: width E of the queries' vectors and of the result, number H and size D of the
+            heads, number G of key/value heads, biases, norm of queries and keys (Dehghani 2023), dropout of weights.
         source_width: Size of the vectors of keys and values; makes it cross-attention. None: self-attention.
-        bias: Bias in the output projection.
-        qkv_bias: Biases in the query, key and value projections.
-        qk_norm: Makes a norm of width D for queries and keys (Dehghani 2023); None: no norm.
-        dropout: Probability of dropping attention weights.
-
-    Raises:
-        ValueError: `heads` does not divide `width`, or `kv_heads` does not divide `heads`.
     """
 
     fused = True
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int | None = None,
-        source_width: int | None = None,
-        bias: bool = True,
-        qkv_bias: bool = True,
-        qk_norm: Callable[[int], nn.Module] | None = None,
-        dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, config: StackConfig, source_width: int | None = None) -> None:
         super().__init__()
-        kv_heads = heads if kv_heads is None else kv_heads
-        require(
-            width % heads == 0, f"width {width} cannot be split into {heads} heads; make width a multiple of heads."
-        )
-        require(heads % kv_heads == 0, f"kv_heads {kv_heads} does not divide heads {heads}; choose a divisor.")
-        self.heads, self.kv_heads, self.head_width = heads, kv_heads, width // heads
-        self.dropout = dropout
+        self.heads, self.kv_heads, self.head_width = config.heads, config.groups, config.head_width
+        self.dropout = config.attention_dropout
         self.is_cross = source_width is not None
-        shared = 2 * kv_heads * self.head_width
+        width, inner, shared = config.width, self.heads * self.head_width, 2 * self.kv_heads * self.head_width
         if source_width is None:
-            self.qkv = Linear(width, width + shared, bias=qkv_bias)
+            self.qkv = Linear(width, inner + shared, bias=config.qkv_bias)
         else:
-            self.query = Linear(width, width, bias=qkv_bias)
-            self.key_value = Linear(source_width, shared, bias=qkv_bias)
-        self.q_norm = qk_norm(self.head_width) if qk_norm else nn.Identity()
-        self.k_norm = qk_norm(self.head_width) if qk_norm else nn.Identity()
-        self.output = Linear(width, width, bias=bias)
+            self.query = Linear(width, inner, bias=config.qkv_bias)
+            self.key_value = Linear(source_width, shared, bias=config.qkv_bias)
+        norm = norm_factory(config.norm, config.norm_eps, config.bias) if config.qk_norm else nn.Identity
+        self.q_norm, self.k_norm = norm(self.head_width), norm(self.head_width)
+        self.output = Linear(inner, width, bias=config.bias)
         self.add_parameters()
 
     def add_parameters(self) -> None:

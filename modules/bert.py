@@ -5,14 +5,23 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from modules.config import PoolerName, PoolName, PositionConfig, PositionName, StackConfig, check_rates, require
+from modules.config import (
+    PoolerName,
+    PoolName,
+    PositionConfig,
+    PositionName,
+    StackConfig,
+    check_rates,
+    check_text,
+    require,
+)
 from modules.dropout import Dropout
 from modules.embedding import TokenEmbedding
 from modules.feedforward import ACTIVATIONS
 from modules.heads import POOLERS, ClassifierHead, MaskedLMHead
 from modules.init import initialise
 from modules.losses import chunked_cross_entropy
-from modules.masks import Mask, padding
+from modules.masks import Mask, is_full, padding
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS
 from modules.position import POSITIONS, grid_coordinates
@@ -58,30 +67,24 @@ class BertConfig:
     stack: StackConfig = field(default_factory=StackConfig)
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "num_classes", "max_length"):
-            require(
-                getattr(self, name) is None or getattr(self, name) >= 1,
-                f"{name} is {getattr(self, name)}; it must be at least 1.",
-            )
+        check_text(
+            self.position,
+            self.rotary_fraction,
+            self.stack,
+            vocabulary=self.vocabulary,
+            num_classes=self.num_classes,
+            max_length=self.max_length,
+        )
         require(self.segments >= 0, f"segments is {self.segments}; it cannot be negative.")
         require(
             0 <= self.padding < (self.vocabulary or self.padding + 1),
             f"padding {self.padding} is no token of a vocabulary of {self.vocabulary}.",
         )
         require(
-            not self.position.endswith("2d"),
-            f'position "{self.position}" is for images; choose another for text, such as "learned" or "rotary".',
-        )
-        require(
-            not (self.position == "rotary" and self.stack.attention == "additive"),
-            'position "rotary" works on dot products; use attention "dot" or another position.',
-        )
-        require(
             not (self.stack.causal or self.stack.cross_attention),
             "An encoder sees the whole text and nothing else; leave stack.causal and stack.cross_attention off.",
         )
         require(not self.next_sentence or self.segments >= 2, "next_sentence needs two segments; set segments to 2.")
-        require(0 < self.rotary_fraction <= 1, f"rotary_fraction is {self.rotary_fraction}; give a share from 0 to 1.")
         check_rates(self, "pooler_dropout", "head_dropout")
 
 
@@ -144,11 +147,6 @@ class Encoder(nn.Module):
             require(segments is None, "This model knows no segments; leave them out, or build it with segments: 2.")
             return x
         return x + (self.segment.weight[0] if segments is None else self.segment(segments))
-
-
-def is_full(keep: Tensor) -> bool:
-    """Whether nothing is padding, where looking costs nothing: without a mask, attention takes a faster path."""
-    return keep.device.type == "cpu" and not torch.compiler.is_compiling() and bool(keep.all())
 
 
 def position_config(config: BertConfig) -> PositionConfig:

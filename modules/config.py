@@ -12,6 +12,7 @@ PositionName = Literal["none", "learned", "sinusoidal", "sincos2d", "rotary", "r
 StemName = Literal["patch", "conv", "convpool"]
 PoolName = Literal["cls", "mean", "max", "attention"]
 PoolerName = Literal["none", "tanh", "relu"]
+ScalingName = Literal["linear", "llama3"]
 
 GATED = ("swiglu", "geglu")
 
@@ -32,6 +33,21 @@ def check_rates(config: object, *names: str) -> None:
         )
 
 
+def check_text(position: PositionName, rotary_fraction: float, stack: "StackConfig", **sizes: int | None) -> None:
+    """Raises `ValueError` unless a model for text can have these positions, and `sizes` that are given are above 0."""
+    for name, size in sizes.items():
+        require(size is None or size >= 1, f"{name} is {size}; it must be at least 1.")
+    require(
+        not position.endswith("2d"),
+        f'position "{position}" is for images; choose another for text, such as "learned" or "rotary".',
+    )
+    require(
+        not (position == "rotary" and stack.attention == "additive"),
+        'position "rotary" works on dot products; use attention "dot" or another position.',
+    )
+    require(0 < rotary_fraction <= 1, f"rotary_fraction is {rotary_fraction}; give a share from 0 to 1.")
+
+
 @dataclass(frozen=True)
 class StackConfig:
     """Sizes and variants of a stack of Transformer blocks.
@@ -39,8 +55,9 @@ class StackConfig:
     Args:
         width: Size E of each token's vector.
         depth: Number of blocks.
-        heads: Number of attention heads; must divide `width`.
+        heads: Number of attention heads; must divide `width`, unless `head_size` is given.
         kv_heads: Number of key/value heads, shared by groups of query heads (Ainslie 2023); null: `heads`.
+        head_size: Size D of a head; null: `width` / `heads`.
         mlp_width: Hidden size F of the feed-forward part; null: 4 x width, or with a gate 8/3 x width rounded up to 8.
         attention: Kind of attention: "dot" (Vaswani 2017) or "additive" (Bahdanau 2015).
         feedforward: Activation of the feed-forward part; "swiglu" and "geglu" are gated (Shazeer 2020).
@@ -67,6 +84,7 @@ class StackConfig:
     depth: int = 9
     heads: int = 3
     kv_heads: int | None = None
+    head_size: int | None = None
     mlp_width: int | None = None
     attention: AttentionName = "dot"
     feedforward: FeedForwardName = "gelu"
@@ -92,12 +110,12 @@ class StackConfig:
         for name in ("width", "depth", "heads"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1.")
         require(
-            self.width % self.heads == 0,
+            self.head_size is not None or self.width % self.heads == 0,
             f"width {self.width} cannot be split into {self.heads} heads; make width a multiple of heads.",
         )
-        groups = self.kv_heads if self.kv_heads is not None else self.heads
+        require(self.head_size is None or self.head_size >= 1, f"head_size is {self.head_size}; it must be at least 1.")
         require(
-            groups >= 1 and self.heads % groups == 0,
+            self.groups >= 1 and self.heads % self.groups == 0,
             f"kv_heads {self.kv_heads} does not divide heads {self.heads}; choose a divisor.",
         )
         require(self.mlp_width is None or self.mlp_width >= 1, f"mlp_width is {self.mlp_width}; it must be at least 1.")
@@ -111,7 +129,12 @@ class StackConfig:
     @property
     def head_width(self) -> int:
         """Size D of one head."""
-        return self.width // self.heads
+        return self.width // self.heads if self.head_size is None else self.head_size
+
+    @property
+    def groups(self) -> int:
+        """Number G of key/value heads."""
+        return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def feedforward_width(self) -> int:
@@ -133,6 +156,38 @@ class StackConfig:
 
 
 @dataclass(frozen=True)
+class RotaryScaling:
+    """Slower rotary positions, for texts longer than those that a model was first trained on.
+
+    Args:
+        kind: "linear": all channels turn slower by `factor` (Chen 2023); "llama3": only those whose wavelength is long
+            beside the first context, those between in part (Grattafiori 2024).
+        factor: How many times slower.
+        low_freq_factor: "llama3": wavelengths above `original_max_length` / this turn slower by the whole factor.
+        high_freq_factor: "llama3": wavelengths below `original_max_length` / this stay.
+        original_max_length: "llama3": length of the first context, in tokens.
+    """
+
+    kind: ScalingName = "linear"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_length: int = 8192
+
+    def __post_init__(self) -> None:
+        require(self.factor >= 1, f"The factor of rotary_scaling is {self.factor}; give 1 or more.")
+        require(
+            0 < self.low_freq_factor < self.high_freq_factor,
+            f"low_freq_factor {self.low_freq_factor} of rotary_scaling must be above 0 and below high_freq_factor "
+            f"{self.high_freq_factor}.",
+        )
+        require(
+            self.original_max_length >= 1,
+            f"original_max_length of rotary_scaling is {self.original_max_length}; it must be at least 1.",
+        )
+
+
+@dataclass(frozen=True)
 class PositionConfig:
     """What a position encoding may need to know; models fill it in.
 
@@ -146,6 +201,7 @@ class PositionConfig:
         buckets: Number of distance buckets of T5's bias.
         max_distance: Distance, in tokens, from which T5's buckets no longer tell apart.
         causal: Only earlier tokens are attended to (T5 then spends all buckets on them).
+        scaling: Slower rotary positions; None: as they are.
     """
 
     width: int
@@ -157,6 +213,7 @@ class PositionConfig:
     buckets: int = 32
     max_distance: int = 128
     causal: bool = False
+    scaling: RotaryScaling | None = None
 
     @property
     def rotated_width(self) -> int:

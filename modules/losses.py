@@ -13,11 +13,12 @@ CHUNK = 2**23  # logits at a time
 
 
 class Guess(NamedTuple):
-    """What to guess, (S,), and how: vectors at a time, label smoothing, whether to make gradients."""
+    """What to guess, (S,), and how: vectors at a time, label smoothing, weight of the z-loss, whether to learn."""
 
     targets: Tensor
     rows: int
     smoothing: float
+    z_loss: float
     learning: bool
 
 
@@ -27,7 +28,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, guess: Guess) -> tuple[Tensor, Tensor]:
         """(S, E), (V, E), (V,), (S,) -> mean loss and number of right guesses."""
-        targets, rows, smoothing, learning = guess
+        targets, rows, smoothing, z_loss, learning = guess
         counted, exact = targets != IGNORED, torch.promote_types(x.dtype, torch.float32)
         share = counted.sum().clamp(min=1).to(exact).reciprocal()
         loss, right = x.new_zeros((), dtype=exact), targets.new_zeros(())
@@ -38,15 +39,23 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(x), rows):
             part = slice(start, start + rows)
             valid, target = counted[part], targets[part].clamp(min=0)[:, None]  # (S',), (S', 1)
-            logs = linear(x[part], weight, bias).log_softmax(1, dtype=exact)  # (S', V)
+            logits = linear(x[part], weight, bias)  # (S', V)
+            own = logits.gather(1, target) if z_loss else None  # (S', 1)
+            logs = logits.log_softmax(1, dtype=exact)
+            del logits
             right += ((logs.argmax(1) == target[:, 0]) & valid).sum()
             missed = (smoothing - 1) * logs.gather(1, target)[:, 0]  # (S',)
             if smoothing:
                 missed -= smoothing * logs.mean(1)
+            if own is not None:
+                size = own[:, 0] - logs.gather(1, target)[:, 0]  # log of the sum of all exponentials: (S',)
+                missed += z_loss * size.square()
             loss += missed.masked_fill(~valid, 0.0).sum()
             if not any(needed):
                 continue
             grad = logs.exp_()  # softmax, less the targets: (S', V)
+            if own is not None:
+                grad *= (1 + 2 * z_loss * size)[:, None]
             if smoothing:
                 grad -= smoothing / len(weight)
             grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand_as(target))
@@ -69,7 +78,13 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def chunked_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float = 0.0, rows: int | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    smoothing: float = 0.0,
+    rows: int | None = None,
+    z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """`F.cross_entropy(x W^T + b, targets)` in the memory of one chunk of logits, and the number of right guesses.
 
@@ -80,9 +95,10 @@ def chunked_cross_entropy(
         targets: Right rows of the table (S,), or -100 where there is nothing to guess. All such or none at all: loss 0.
         smoothing: Share of the target spread evenly over the table (Szegedy 2016).
         rows: Vectors at a time; None: as many as make 2^23 logits.
+        z_loss: Weight of the mean of log(sum of exp(logits))^2, which is added to the loss (Chowdhery 2022).
 
     Returns:
         Mean loss, in float32 or float64, and how many targets have the largest score; both have no axes.
     """
     rows = rows or max(1, CHUNK // len(weight))
-    return ChunkedCrossEntropy.apply(x, weight, bias, Guess(targets, rows, smoothing, torch.is_grad_enabled()))
+    return ChunkedCrossEntropy.apply(x, weight, bias, Guess(targets, rows, smoothing, z_loss, torch.is_grad_enabled()))

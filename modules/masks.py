@@ -91,6 +91,11 @@ def _without_dead_rows(allowed: Tensor) -> Mask:
     return Mask(allowed | dead, dead=dead)
 
 
+def is_full(keep: Tensor) -> bool:
+    """Whether nothing is padding, where looking costs nothing: without a mask, attention takes a faster path."""
+    return keep.device.type == "cpu" and not torch.compiler.is_compiling() and bool(keep.all())
+
+
 def causal(queries: int, keys: int | None = None, device: torch.device | str = "cpu") -> Mask:
     """Each query sees itself and what is before it.
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from modules.attention import FREE, MultiHeadAttention
+from modules.config import StackConfig
 from modules.masks import padding
 
 
@@ -58,7 +59,7 @@ class AttentionPooling(ClassTokenPooling):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads)
         self.query = nn.Parameter(torch.randn(1, 1, width) * width**-0.5)
-        self.attention = MultiHeadAttention(width, heads, source_width=width)
+        self.attention = MultiHeadAttention(StackConfig(width, heads=heads), source_width=width)
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""

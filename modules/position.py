@@ -5,13 +5,14 @@ documents may restart at 0 and a cache may go on where it stopped.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.config import PositionConfig, require
+from modules.config import PositionConfig, RotaryScaling, require
 
 
 def grid_coordinates(grid: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
@@ -33,11 +34,30 @@ def resize_grid(table: Tensor, grid: tuple[int, ...]) -> Tensor:
     return smooth[0].movedim(0, -1).to(table.dtype)  # (*grid, E)
 
 
-def sinusoid(position: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
-    """sin and cos of position x base^(-2i / width): (..., N) -> twice (..., N, ceil(width / 2))."""
-    exponent = torch.arange(0, width, 2, device=position.device, dtype=torch.float32) / width
-    angle = position[..., None].float() * base**-exponent
+def frequencies(width: int, base: float, device: torch.device) -> Tensor:
+    """Angles per position, base^(-2i / width): (ceil(width / 2),)."""
+    return base ** -(torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+
+
+def sinusoid(position: Tensor, frequency: Tensor) -> tuple[Tensor, Tensor]:
+    """sin and cos of position x frequency: (..., N), (K,) -> twice (..., N, K)."""
+    angle = position[..., None].float() * frequency
     return angle.sin(), angle.cos()
+
+
+def linear_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
+    """All frequencies lower by the factor, as if positions were closer (Chen 2023). Keeps the shape."""
+    return frequency / scaling.factor
+
+
+def llama3_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
+    """Low frequencies lower by the factor, high ones as they are, blends between (Grattafiori 2024). Keeps the shape."""
+    turns = scaling.original_max_length * frequency / (2 * math.pi)  # within the first context
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return torch.lerp(frequency / scaling.factor, frequency, kept.clamp(0, 1))
+
+
+SCALINGS: dict[str, Callable[[Tensor, RotaryScaling], Tensor]] = {"linear": linear_scaling, "llama3": llama3_scaling}
 
 
 @dataclass(frozen=True)
@@ -113,7 +133,8 @@ class Sinusoidal(Position):
     def embed(self, x: Tensor, coords: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
         number = torch.arange(x.shape[1], device=x.device)[None] if coords is None else self.raster(coords)
-        waves = torch.stack(sinusoid(number, x.shape[-1], self.config.base), -1).flatten(-2)  # (B, N, E or E + 1)
+        frequency = frequencies(x.shape[-1], self.config.base, x.device)
+        waves = torch.stack(sinusoid(number, frequency), -1).flatten(-2)  # (B, N, E or E + 1)
         return x + waves[..., : x.shape[-1]].to(x.dtype)
 
 
@@ -128,7 +149,8 @@ class SinCos2D(Position):
     def embed(self, x: Tensor, coords: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
         coords = grid_coordinates(self.config.grid, x.device) if coords is None else coords
-        waves = torch.cat(sinusoid(coords, x.shape[-1] // 2, self.config.base), -1)  # (B, N, 2, E / 2)
+        frequency = frequencies(x.shape[-1] // 2, self.config.base, x.device)
+        waves = torch.cat(sinusoid(coords, frequency), -1)  # (B, N, 2, E / 2)
         return x + waves.flatten(-2).to(x.dtype)  # (B, N, E)
 
 
@@ -149,9 +171,10 @@ class Rotary(Position):
     def rotate(self, coords: Tensor) -> Rotation:
         """Coordinates (B or 1, N, A) -> angles for pairs of channels."""
         places = self.raster(coords)[..., None] if self.axes == 1 else coords  # (B, N, axes)
-        sin, cos = sinusoid(
-            places, self.config.rotated_width // self.axes, self.config.base
-        )  # (B, N, axes, R / 2 axes)
+        frequency = frequencies(self.config.rotated_width // self.axes, self.config.base, coords.device)
+        if self.config.scaling is not None:
+            frequency = SCALINGS[self.config.scaling.kind](frequency, self.config.scaling)
+        sin, cos = sinusoid(places, frequency)  # (B, N, axes, R / 2 axes)
         return Rotation(cos.flatten(-2)[:, None], sin.flatten(-2)[:, None])  # (B, 1, N, R / 2)
 
 

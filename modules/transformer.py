@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from modules.attention import ATTENTIONS, FREE, MultiHeadAttention
+from modules.attention import ATTENTIONS, FREE
 from modules.config import StackConfig, require
 from modules.dropout import Dropout
 from modules.feedforward import FEEDFORWARDS
@@ -90,30 +90,17 @@ class Block(nn.Module):
         super().__init__()
         norm = norm_factory(config.norm, config.norm_eps, config.bias)
         self.norm1 = norm(config.width)
-        self.attention = self._attention(config)
+        self.attention = ATTENTIONS[config.attention](config)
         self.end1 = branch_end(config, drop_path)
         if config.cross_attention:
             self.cross_norm = norm(config.width)
-            self.cross_attention = self._attention(config, config.source_width or config.width)
+            self.cross_attention = ATTENTIONS[config.attention](config, config.source_width or config.width)
             self.cross_end = branch_end(config, drop_path)
         self.has_cross = config.cross_attention
         self.norm2 = norm(config.width)
         make = FEEDFORWARDS[config.feedforward]
         self.feedforward = make(config.width, config.feedforward_width, config.bias, config.hidden_dropout)
         self.end2 = branch_end(config, drop_path)
-
-    @staticmethod
-    def _attention(config: StackConfig, source_width: int | None = None) -> MultiHeadAttention:
-        return ATTENTIONS[config.attention](
-            config.width,
-            config.heads,
-            kv_heads=config.kv_heads,
-            source_width=source_width,
-            bias=config.bias,
-            qkv_bias=config.qkv_bias,
-            qk_norm=norm_factory(config.norm, config.norm_eps, config.bias) if config.qk_norm else None,
-            dropout=config.attention_dropout,
-        )
 
     def attend(self, x: Tensor, mask: Mask, rotation: Rotation | None, record: AttentionRecord | None) -> Tensor:
         """Self-attention sub-layer without its norm: (B, N, E) -> (B, N, E)."""

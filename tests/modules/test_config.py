@@ -28,6 +28,7 @@ def test_config_round_trip(name: str, tmp_path: Any) -> None:
     [
         ({"width": 10, "heads": 3}, "width 10 cannot be split into 3 heads"),
         ({"depth": 0}, "depth is 0"),
+        ({"head_size": 0}, "head_size is 0"),
         ({"kv_heads": 2}, "kv_heads 2 does not divide heads 3"),
         ({"kv_heads": 0}, "kv_heads 0"),
         ({"mlp_width": 0}, "mlp_width is 0"),
@@ -83,11 +84,9 @@ def test_wrong_inputs_are_named() -> None:
     with pytest.raises(ValueError, match="do not fit width"):
         Stack(StackConfig(depth=1))(torch.zeros(1, 2, 8))
     with pytest.raises(ValueError, match="source"):
-        MultiHeadAttention(8, 2)(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8))
+        MultiHeadAttention(StackConfig(8, heads=2))(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8))
     with pytest.raises(ValueError, match="needs a source"):
         Stack(StackConfig(depth=1, cross_attention=True))(torch.zeros(1, 2, 192))
-    with pytest.raises(ValueError, match="width 8 cannot"):
-        MultiHeadAttention(8, 3)
     config = position_config(VIT_PRESETS["digits"])
     for name in ("sincos2d", "rotary2d"):
         with pytest.raises(ValueError, match="two axes"):
@@ -98,4 +97,4 @@ def test_wrong_inputs_are_named() -> None:
         POSITIONS["learned"](config).embed(torch.zeros(1, 17, 64))
     rotation = POSITIONS["rotary"](config).rotate(grid_coordinates((1, 2)))
     with pytest.raises(ValueError, match="additive"):
-        AdditiveAttention(8, 2)(torch.zeros(1, 2, 8), rotation=rotation)
+        AdditiveAttention(StackConfig(8, heads=2))(torch.zeros(1, 2, 8), rotation=rotation)

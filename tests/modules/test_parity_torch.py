@@ -49,7 +49,7 @@ def shaken(net: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("mask", ["none", "causal", "padding", "pairs", "causal and padding"])
 def test_self_attention(mask: str) -> None:
     theirs = shaken(nn.MultiheadAttention(E, H, batch_first=True))
-    net = MultiHeadAttention(E, H).eval()
+    net = MultiHeadAttention(StackConfig(E, heads=H)).eval()
     copy_attention(net, theirs)
     x = torch.randn(B, M, E)
     allowed = torch.rand(M, M) > 0.4
@@ -73,7 +73,7 @@ def test_self_attention(mask: str) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_cross_attention(source_width: int, masked: bool) -> None:
     theirs = shaken(nn.MultiheadAttention(E, H, kdim=source_width, vdim=source_width, batch_first=True))
-    net = MultiHeadAttention(E, H, source_width=source_width).eval()
+    net = MultiHeadAttention(StackConfig(E, heads=H), source_width).eval()
     copy_attention(net, theirs)
     x, source = torch.randn(B, N, E), torch.randn(B, M, source_width)
     expected, weights = theirs(
@@ -127,7 +127,7 @@ def test_gated_feed_forward_is_llamas(name: str, activation: str) -> None:
 
 
 def test_additive_attention_is_bahdanaus() -> None:
-    net, x, source = AdditiveAttention(E, H, source_width=10), torch.randn(1, N, E), torch.randn(1, M, 10)
+    net, x, source = AdditiveAttention(StackConfig(E, heads=H), 10), torch.randn(1, N, E), torch.randn(1, M, 10)
     q, (k, v) = net.query(x[0]), net.key_value(source[0]).split(E, -1)
     heads = []
     for h, part in enumerate(torch.arange(E).split(E // H)):

@@ -39,6 +39,7 @@ FAMILIES = {
 STACK_FAMILIES = ("norm", "feedforward", "order", "attention", "init")
 SWITCHES: list[dict[str, Any]] = [
     {"kv_heads": 1},
+    {"head_size": 6},
     {"bias": False, "qkv_bias": False},
     {"qk_norm": True},
     {"layer_scale": 0.1},
@@ -233,7 +234,7 @@ def test_a_row_that_sees_nothing_gives_zeros(kind: str, with_bias: bool, attenti
             ~keep,
         ),
     }[kind]
-    net = shaken(ATTENTIONS[attention](E, H, bias=False))
+    net = shaken(ATTENTIONS[attention](StackConfig(E, heads=H, bias=False)))
     bias = torch.randn(1, H, N, N, requires_grad=True)
     x = torch.randn(B, N, E, requires_grad=True)
     weights: list[Tensor] = []
@@ -374,7 +375,7 @@ def test_dropout_is_at_all_five_places() -> None:
     assert len(rates) == 1 + 3 * 2 and net.stack.blocks[0].attention.dropout == 0.5
     images = torch.randn(1, 1, 8, 8)
     assert not torch.equal(net(images), net(images))
-    attention = MultiHeadAttention(E, H, dropout=0.5)
+    attention = MultiHeadAttention(StackConfig(E, heads=H, attention_dropout=0.5))
     x = torch.randn(1, N, E)
     assert not torch.equal(attention(x), attention(x)) and torch.equal(attention.eval()(x), attention(x))
     net.eval()
@@ -389,7 +390,10 @@ def test_dropped_weights_are_those_of_the_fast_kernel(kind: str, kv_heads: int, 
     mask = FREE
     for name in parts:
         mask = mask & parts[name] if name in kind or kind == "everything" else mask
-    attention, x = MultiHeadAttention(E, H, kv_heads, dropout=0.5), torch.randn(B, N, E, requires_grad=True)
+    attention, x = (
+        MultiHeadAttention(StackConfig(E, heads=H, kv_heads=kv_heads, attention_dropout=0.5)),
+        torch.randn(B, N, E, requires_grad=True),
+    )
     leaves = [x, *attention.parameters()]
     fast = attention.eval()(x, mask=mask)
     upstream = torch.randn_like(fast)
