@@ -51,7 +51,7 @@ def linear_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
 
 
 def llama3_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Low frequencies lower by the factor, high ones as they are, blends between (Grattafiori 2024). Keeps the shape."""
+    """Low frequencies lower by the factor, high ones stay, blends between (Grattafiori 2024). Keeps the shape."""
     turns = scaling.original_max_length * frequency / (2 * math.pi)  # within the first context
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     return torch.lerp(frequency / scaling.factor, frequency, kept.clamp(0, 1))
