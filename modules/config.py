@@ -66,6 +66,7 @@ class StackConfig:
         order: Norms "pre" or "post" the sub-layers, or attention and feed-forward "parallel" (Dehghani 2023).
         final_norm: A norm after the last block; null: yes, unless the order is "post", which ends with one already.
         bias: Biases in output projections, feed-forward and norms.
+        mlp_bias: Biases in the feed-forward part; null: `bias`.
         qkv_bias: Biases in the query, key and value projections.
         qk_norm: Norm on each head's queries and keys (Dehghani 2023).
         dropout: Probability of dropping values after the embedding, after attention, inside and after the feed-forward.
@@ -93,6 +94,7 @@ class StackConfig:
     order: OrderName = "pre"
     final_norm: bool | None = None
     bias: bool = True
+    mlp_bias: bool | None = None
     qkv_bias: bool = True
     qk_norm: bool = False
     dropout: float = 0.0
@@ -143,6 +145,11 @@ class StackConfig:
             return self.mlp_width
         gated = (8 * self.width // 3 + 7) // 8 * 8  # three matrices instead of two: same parameter count
         return gated if self.feedforward in GATED else 4 * self.width
+
+    @property
+    def feedforward_bias(self) -> bool:
+        """Whether the feed-forward part has biases."""
+        return self.bias if self.mlp_bias is None else self.mlp_bias
 
     @property
     def hidden_dropout(self) -> float:

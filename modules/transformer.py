@@ -99,7 +99,7 @@ class Block(nn.Module):
         self.has_cross = config.cross_attention
         self.norm2 = norm(config.width)
         make = FEEDFORWARDS[config.feedforward]
-        self.feedforward = make(config.width, config.feedforward_width, config.bias, config.hidden_dropout)
+        self.feedforward = make(config.width, config.feedforward_width, config.feedforward_bias, config.hidden_dropout)
         self.end2 = branch_end(config, drop_path)
 
     def attend(self, x: Tensor, mask: Mask, rotation: Rotation | None, record: AttentionRecord | None) -> Tensor:
