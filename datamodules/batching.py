@@ -1,7 +1,9 @@
 """Which samples form which batch: a function of the seed, the epoch and the batch number, and of nothing else."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import SequentialSampler
@@ -16,6 +18,54 @@ def epoch_permutation(size: int, seed: int, epoch: int) -> Tensor:
 def epoch_order(size: int, seed: int, epoch: int) -> list[int]:
     """`epoch_permutation` as a list."""
     return epoch_permutation(size, seed, epoch).tolist()
+
+
+class Shuffled:
+    """The numbers below `size` in an order that belongs to this seed and epoch, without a list of them.
+
+    A part of it costs as much as it is long, wherever it lies: a number is enciphered until it falls below `size`
+    again (Black & Rogaway 2002), by four rounds of a Feistel network over twice as many bits as half of `size` has.
+
+    Args:
+        size: How many numbers there are.
+        seed, epoch: What the order follows from.
+    """
+
+    ROUNDS, AHEAD = 4, 2048  # so many numbers at least are computed at once
+
+    def __init__(self, size: int, seed: int, epoch: int) -> None:
+        self.size = size
+        self._half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))  # bits
+        self._mask = np.uint64(2 ** int(self._half) - 1)
+        keys = np.random.SeedSequence([seed % 2**64, epoch]).generate_state(self.ROUNDS, np.uint64)
+        self._keys = [np.uint64(key) for key in keys]
+        self._first, self._known = 0, list[int]()  # the numbers computed last
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, places: slice) -> list[int]:
+        """The numbers at these places of the order, which lie side by side."""
+        start, stop, _ = places.indices(self.size)
+        if not self._first <= start <= stop <= self._first + len(self._known):
+            self._first, last = start, min(self.size, max(stop, start + self.AHEAD))
+            found = self._ciphered(np.arange(start, last, dtype=np.uint64))
+            while len(outside := np.flatnonzero(found >= self.size)):  # less than three of four
+                found[outside] = self._ciphered(found[outside])
+            self._known = found.tolist()
+        return self._known[start - self._first : stop - self._first]
+
+    def _ciphered(self, numbers: np.ndarray) -> np.ndarray:
+        """A permutation of all numbers of twice `_half` bits."""
+        left, right = numbers >> self._half, numbers & self._mask
+        for key in self._keys:
+            mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)  # splitmix64's constants
+            mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+            left, right = right, left ^ (mixed >> np.uint64(32)) & self._mask
+        return left << self._half | right
+
+
+Order = list[int] | range | Shuffled
 
 
 class ResumableBatchSampler(SequentialSampler):  # to Lightning: one whose order it need not change
@@ -73,32 +123,33 @@ class ResumableBatchSampler(SequentialSampler):  # to Lightning: one whose order
         """Continue in `epoch` before `batch` (both from 0). Later epochs begin at their first batch."""
         self.epoch, self._start = epoch, (epoch, batch)
 
-    def order(self, epoch: int) -> list[int]:
+    def order(self, epoch: int) -> Order:
         """All sample indices in the order of this epoch."""
-        return epoch_order(self.size, self.seed, epoch) if self.shuffle else list(range(self.size))
+        return epoch_order(self.size, self.seed, epoch) if self.shuffle else range(self.size)
 
-    def spans(self, epoch: int) -> list[tuple[int, int]]:
-        """Where in the order each step of this epoch starts and stops; as many in every epoch."""
-        return list(zip(self.cuts[:-1], self.cuts[1:], strict=True))
+    def spans(self, epoch: int, first: int = 0) -> Iterable[tuple[int, int]]:
+        """Where in the order each step of this epoch starts and stops, from step `first` on; as many in every epoch."""
+        return zip(self.cuts[first:-1], self.cuts[first + 1 :], strict=True)
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, the same after `start`: schedules and progress count with it."""
-        return sum(self.rank < stop - start for start, stop in self.spans(0))
+        short = sum(self.rank >= stop - start for start, stop in pairwise(self.cuts[-3:]))  # no others can be
+        return len(self.cuts) - 1 - short
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[list[int]]:
         """The batches of an epoch on this rank, from number `first` on."""
         order = self.order(epoch)
-        for start, stop in self.spans(epoch)[first:]:
-            if batch := order[start:stop][self.rank :: self.world_size]:
+        for start, stop in self.spans(epoch, first):
+            if batch := list(order[start:stop][self.rank :: self.world_size]):
                 yield batch
 
     def __iter__(self) -> Iterator[list[int]]:  # type: ignore[override]
         return self.batches(self.epoch, self._start[1] if self.epoch == self._start[0] else 0)
 
-    def _cuts(self, drop_last: bool) -> list[int]:
+    def _cuts(self, drop_last: bool) -> Sequence[int]:
         """Where the order is cut into steps: whole ones, then the rest."""
         step = self.batch_size * self.world_size
-        cuts = list(range(0, self.size + 1, step))
+        cuts = range(0, self.size + 1, step)
         return cuts if cuts[-1] == self.size or drop_last else self._shared([*cuts, self.size])
 
     def _shared(self, cuts: list[int]) -> list[int]:
@@ -106,6 +157,14 @@ class ResumableBatchSampler(SequentialSampler):  # to Lightning: one whose order
         if len(cuts) > 2 and self.size - cuts[-2] < self.world_size < cuts[-2] - cuts[-3]:
             cuts[-2] = self.size - self.world_size
         return cuts
+
+
+class StreamBatchSampler(ResumableBatchSampler):
+    """The same for any number of samples: no list of them is made, and beginning an epoch takes no time."""
+
+    def order(self, epoch: int) -> Order:
+        """All sample indices in the order of this epoch, computed where they are asked for."""
+        return Shuffled(self.size, self.seed, epoch) if self.shuffle else range(self.size)
 
 
 class BucketBatchSampler(ResumableBatchSampler):
@@ -155,14 +214,14 @@ class BucketBatchSampler(ResumableBatchSampler):
         drawn = epoch_permutation(self.size, self.seed, epoch) if self.shuffle else torch.arange(self.size)
         return drawn[self.lengths[drawn].argsort(descending=True, stable=True)].tolist()
 
-    def spans(self, epoch: int) -> list[tuple[int, int]]:
+    def spans(self, epoch: int, first: int = 0) -> Iterable[tuple[int, int]]:
         """The steps of this epoch, in its order."""
-        spans = super().spans(epoch)
-        return [spans[i] for i in epoch_order(len(spans), self.seed, epoch)] if self.shuffle else spans
+        spans = list(super().spans(epoch))
+        return [spans[i] for i in epoch_order(len(spans), self.seed, epoch)[first:]] if self.shuffle else spans[first:]
 
-    def _cuts(self, drop_last: bool) -> list[int]:
+    def _cuts(self, drop_last: bool) -> Sequence[int]:
         most = self.batch_tokens
-        cuts = super()._cuts(drop_last) if most is None else self._shared(self._token_cuts(most))
+        cuts = list(super()._cuts(drop_last)) if most is None else self._shared(self._token_cuts(most))
         if self.shuffle and len(cuts) > 2 and self.size - cuts[-2] < self.world_size:
             del cuts[-2]  # ranks that train wait for each other at every step
         return cuts

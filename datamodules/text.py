@@ -1,20 +1,18 @@
 """What all datamodules of texts share: a tokenizer, tokens kept on disk, and batches of texts of like length."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from datamodules.base import BatchedDataset, ResumableDataModule
+from datamodules.base import BatchedDataset
 from datamodules.batching import BucketBatchSampler, ResumableBatchSampler, padded, padding_share
 from datamodules.errors import UsageError
 from datamodules.sources import TextDatasetOptions, TextSource
+from datamodules.tokenized import TokenizedData
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 
 
@@ -66,8 +64,8 @@ class TokenLists(list[list[int]]):
         return torch.tensor([len(ids) for ids in self], dtype=torch.int64)
 
 
-class TextData(ResumableDataModule):
-    """Base: subclasses set `source`, and load a split as a `TokenDataset`; its batches are dicts, batch first.
+class TextData(TokenizedData):
+    """Base of texts of any length: subclasses load a split as a `TokenDataset`; its batches are dicts, batch first.
 
     Args:
         batch_size: Training samples per step and device; not used where `loading.batch_tokens` is set.
@@ -92,7 +90,7 @@ class TextData(ResumableDataModule):
         tokenizer: TokenizerConfig = TokenizerConfig(),
         loading: TextLoading = TextLoading(),
     ) -> None:
-        super().__init__(batch_size, loading.eval_batch_size, 0, loading.seed)
+        super().__init__(batch_size, max_length, tokenizer, loading.eval_batch_size, loading.seed, skip_bad)
         if max_length < 4:
             raise UsageError(f"max_length is {max_length}, but must be at least 4: control tokens and text.")
         if loading.multiple < 1:
@@ -103,111 +101,16 @@ class TextData(ResumableDataModule):
             )
         if loading.batch_tokens is not None and not loading.buckets:
             raise UsageError("batch_tokens needs texts of like length: leave buckets on.")
-        self.max_length, self.skip_bad, self.options = max_length, skip_bad, dataset
-        self.config, self.loading = tokenizer, loading
-        self._facts: dict[str, Any] = {}
-        self._datasets: dict[str, TokenDataset] = {}
+        self.options, self.loading = dataset, loading
 
-    # What subclasses say.
-
-    def load(self, split: str) -> TokenDataset:
-        """Reads and tokenises a split: "train", "val", "test" or "predict"."""
-        raise NotImplementedError
-
-    def training_texts(self) -> Any:
-        """Arrow strings that the tokenizer is trained from."""
-        raise NotImplementedError
-
-    # What the model must know of the data, and what a checkpoint may tell instead.
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The checkpoint's, a file's, or one trained from the training texts."""
-        texts = [] if self.config.file is not None else self.training_texts()
-        return Tokenizer.for_texts(texts, self.config)
-
-    def facts(self) -> dict[str, Any]:
-        """Primitives that a checkpoint keeps.
-
-        Returns:
-            tokenizer (content of its tokenizer.json), tokenizer_options, vocabulary (its size), padding (number of its
-            padding token), max_length (tokens).
-        """
-        if not self._facts:
-            self._facts = {
-                "tokenizer": self.tokenizer.to_json(),
-                "tokenizer_options": asdict(self.config),
-                "vocabulary": self.tokenizer.size,
-                "padding": self.tokenizer.control("pad"),
-                "max_length": self.max_length,
-            }
-        return self._facts
-
-    def adopt(self, facts: dict[str, Any]) -> None:
-        """Takes the facts of a checkpoint: prediction then needs no data set, and other data must agree with them.
-
-        Raises:
-            UsageError: Another length or another tokenizer was asked for.
-        """
-        if self.max_length != facts["max_length"]:
-            raise UsageError(
-                f"max_length is {self.max_length}, the checkpoint was trained with {facts['max_length']}: leave it out."
-            )
-        asked = asdict(self.config)
-        for name, value in facts["tokenizer_options"].items():
-            if name != "file" and asked[name] != value:
-                raise UsageError(
-                    f"--data.tokenizer.{name} {asked[name]} does not fit the checkpoint, whose tokenizer of "
-                    f"{facts['vocabulary']} tokens was made with {name} {value}: leave it out."
-                )
-        theirs = Tokenizer.from_json(facts["tokenizer"], self.config.truncate)
-        known = (None, facts["tokenizer_options"]["file"])  # that file may be another one by now
-        if self.config.file not in known and Path(self.config.file).exists():
-            own = Tokenizer.from_file(self.config.file)
-            if own.digest != theirs.digest:
-                raise UsageError(
-                    f"the tokenizer {self.config.file} ({own.size} tokens) is not the checkpoint's ({theirs.size} "
-                    "tokens): leave --data.tokenizer.file out."
-                )
-        self.tokenizer = theirs  # in place of the cached property's
-        self._facts, self._datasets = dict(facts), {}
-
-    @property
-    def origin(self) -> str:
-        """Where the texts were read from: a path, a hub id, or "embedded"."""
-        return self.source.origin
-
-    @property
-    def skipped(self) -> list[str]:
-        """Texts left out because of `skip_bad`, so far."""
-        return sorted(set(self.source.skipped))
-
-    # Splits: read and tokenised when first asked for, so that the test texts stay untouched until the test.
-
-    def prepare_data(self) -> None:
-        """Downloads and tokenises (one process; the others find the tokens on disk)."""
-        self.source.prepare()
-        if self.trainer is not None and self.trainer.state.fn is not None:
-            self.setup(self.trainer.state.fn.value)
-
-    def setup(self, stage: str) -> None:
-        """Reads the splits of a stage: "fit", "validate", "test" or "predict"; says how many texts were cut."""
-        splits = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}[stage]
-        new = [self.dataset(split) for split in splits if split not in self._datasets]
-        if cut := sum(dataset.truncated for dataset in new):
+    def loaded(self, datasets: list[TokenDataset]) -> None:
+        """Says how many texts were cut."""
+        if cut := sum(dataset.truncated for dataset in datasets):
             kept = {"head": "the head", "tail": "the tail", "both": "head and tail"}[self.config.truncate]
             rank_zero_warn(
-                f"{cut:,} of {sum(map(len, new)):,} texts are longer than {self.max_length} tokens and were cut "
+                f"{cut:,} of {sum(map(len, datasets)):,} texts are longer than {self.max_length} tokens and were cut "
                 f"(keeping {kept})."
             )
-        if stage != "predict":
-            self.facts()
-
-    def dataset(self, split: str) -> TokenDataset:
-        """A split, read and tokenised once."""
-        if split not in self._datasets:
-            self._datasets[split] = self.load(split)
-        return self._datasets[split]
 
     def padding_share(self) -> float:
         """Share of this rank's cells in the present training epoch that are padding."""
@@ -241,22 +144,6 @@ class TextData(ResumableDataModule):
             "multiple": loading.multiple,
         }
         return super().counted(world_size) | more
-
-    def train_batches(self) -> int:
-        """Batches of a training epoch on this rank, without making a loader; the same in every epoch."""
-        return len(self.train_sampler(self.dataset("train")))
-
-    def train_dataloader(self) -> DataLoader:
-        return self.train_loader(self.dataset("train"))
-
-    def val_dataloader(self) -> DataLoader:
-        return self.eval_loader(self.dataset("val"))
-
-    def test_dataloader(self) -> DataLoader:
-        return self.eval_loader(self.dataset("test"))
-
-    def predict_dataloader(self) -> DataLoader:
-        return self.eval_loader(self.dataset("predict"))
 
 
 class Sequences:

@@ -1,19 +1,27 @@
 """Token numbers of many texts: computed once, kept as an Arrow file, mapped into memory when read."""
 
+import os
 import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from datamodules.cache import CHUNK, Texts, cache_folder, content_key, text_digest, unwritable
 from datamodules.errors import DataError
 from datamodules.files import replacing
-from datamodules.tokenizers import Tokenizer
+from datamodules.progress import progress_bar
+from datamodules.sources.documents import Documents, Piece
+from datamodules.token_file import Part, TokenFile, write_tokens
+from datamodules.tokenizers import ControlIds, Tokenizer
 
 LAYOUT = "1"  # of the files; another number makes old ones unused
+AT_ONCE = 2**18  # characters of a stream that each core is given at once
 SMALL = 2**16  # vocabularies up to this size are kept in 16 bits a token
 
 
@@ -118,3 +126,90 @@ def _write(path: Path, texts: Texts, tokenizer: Tokenizer, progress: bool) -> No
 
 def _checksum(starts: Any, tokens: Any) -> bytes:
     return b"%08x" % zlib.crc32(tokens, zlib.crc32(starts))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Control tokens around each document.
+
+    Args:
+        lead: Before the first document, where documents are parted by one token (GPT-2's).
+        head, tail: Before and after each document.
+    """
+
+    lead: int | None = None
+    head: int | None = None
+    tail: int | None = None
+
+    @classmethod
+    def of(cls, ids: ControlIds) -> "Frame":
+        """[BOS] document [EOS]; where the tokenizer has but one of them, or one for both, that between documents."""
+        first, last = ids.bos, ids.eos
+        if first is None or last is None or first == last:
+            only = last if first is None else first
+            return cls(lead=only, tail=only)
+        return cls(head=first, tail=last)
+
+
+def tokenised_documents(documents: Documents, tokenizer: Tokenizer, frame: Frame, title: str = "text") -> TokenFile:
+    """The tokens of a stream of documents, from the cache where the same text was cut by the same tokenizer before.
+
+    Args:
+        documents: The text; of a document that it only has the beginning of, the end is not marked.
+        tokenizer: What cuts it.
+        frame: Control tokens around each document.
+        title: What to call the text on a progress bar.
+
+    Raises:
+        DataError: The cache cannot be written, or a text cannot be read.
+    """
+    from tokenizers import __version__
+
+    key = content_key(LAYOUT, __version__, tokenizer.digest, repr(frame), documents.digest)
+    path = cache_folder("tokens") / f"{key}.tokens"
+    if path.is_file():
+        try:
+            return TokenFile(path)
+        except DataError:  # damaged: written anew
+            pass
+    try:
+        with progress_bar(f"tokenising {title}, characters", documents.characters, least=20_000_000) as advance:
+            parts = _framed(documents, tokenizer, frame, advance)
+            write_tokens(path, parts, tokenizer.size, tokenizer.ids.unk)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return TokenFile(path)
+
+
+def _framed(documents: Documents, tokenizer: Tokenizer, frame: Frame, advance: Callable[[int], None]) -> Iterator[Part]:
+    """The tokens of a few pieces at a time, with control tokens around each document."""
+    if frame.lead is not None:
+        one = np.array([frame.lead])
+        yield Part(one, np.ones(1, np.int64), np.zeros(1, np.int64), np.zeros(1, bool))
+    for pieces in _few(documents):
+        texts = [piece.text for piece in pieces]
+        tokens, sizes = tokenizer.encode_joined(texts)
+        opens, closes = (np.array([getattr(piece, name) for piece in pieces]) for name in ("opens", "closes"))
+        ends, places, controls = sizes.cumsum(), [], []
+        for control, where, at in ((frame.tail, closes, ends), (frame.head, opens, ends - sizes)):
+            if control is not None:
+                places.append(at[where])
+                controls.append(np.full(int(where.sum()), control))
+                sizes = sizes + where
+        if places:  # at the same place a tail comes before a head: the order of equal places is kept
+            tokens = np.insert(tokens, np.concatenate(places), np.concatenate(controls))
+        yield Part(tokens, sizes, np.array([len(text.encode()) for text in texts], np.int64), opens)
+        advance(sum(map(len, texts)))
+
+
+def _few(documents: Documents) -> Iterator[list[Piece]]:
+    """As many pieces as are tokenised at once."""
+    few, characters, most = list[Piece](), 0, AT_ONCE * (os.cpu_count() or 1)
+    for piece in documents:
+        few.append(piece)
+        characters += len(piece.text)
+        if characters >= most:
+            yield few
+            few, characters = [], 0
+    if few:
+        yield few

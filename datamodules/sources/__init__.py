@@ -3,6 +3,7 @@
 from datamodules.records import Records
 from datamodules.sources.base import DatasetOptions, Source
 from datamodules.sources.digits import Digits
+from datamodules.sources.documents import CorpusOptions, Documents, DocumentSource, ReferenceDocuments
 from datamodules.sources.folder import Folder
 from datamodules.sources.hub import Hub
 from datamodules.sources.text_folder import PlainTexts, TextFolder
@@ -11,9 +12,13 @@ from datamodules.sources.texts import Reference, Reviews, TextDatasetOptions, Te
 
 __all__ = [
     "CORPORA",
+    "DOCUMENTS",
     "SOURCES",
     "TEXT_SOURCES",
+    "CorpusOptions",
     "DatasetOptions",
+    "DocumentSource",
+    "Documents",
     "Source",
     "TextDatasetOptions",
     "TextSource",
@@ -36,3 +41,5 @@ CORPORA: dict[str, type[TextSource]] = {
     "jsonl": JsonLines,
     "txt": PlainTexts,
 }
+# Text for language models, read as a stream.
+DOCUMENTS: dict[str, type[DocumentSource]] = {"reference": ReferenceDocuments}

@@ -1,11 +1,15 @@
 """One interface to every tokenizer, whoever trained it: text to token numbers, numbers to a model's input, and back."""
 
 import json
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from datamodules.cache import CHUNK, Texts, chunks, content_key
 from datamodules.errors import DataError, UsageError
@@ -14,6 +18,9 @@ from datamodules.tokenizers.control import CONTROL, ControlIds, find_control
 from datamodules.tokenizers.foreign import read_tokenizer
 from datamodules.tokenizers.kinds import TokenizerConfig, TruncateName
 from datamodules.tokenizers.training import learn, learned
+
+# How `tokenizer.json` spells the cut into single characters.
+CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
 
 
 class Built(NamedTuple):
@@ -50,6 +57,7 @@ class Tokenizer:
         self._backend.encode_special_tokens = True  # as text
         self.truncate = truncate
         self._style = (content.get("decoder") or content["model"]).get("type")
+        self._plain = content.get("normalizer") is None and content.get("pre_tokenizer") == CHARACTERS
         self.vocabulary: dict[str, int] = self._backend.get_vocab()
         self.size = max(self.vocabulary.values()) + 1
         self.ids: ControlIds = find_control(self.vocabulary, named)
@@ -132,6 +140,41 @@ class Tokenizer:
                     raise UsageError(f"text {row + 1} is not UTF-8: {ascii(part[row % CHUNK])[:80]}.") from error
                 yield [encoding.ids for encoding in found]
                 advance(len(part))
+
+    def encode_joined(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Token numbers of a few texts, without control tokens, one after the other.
+
+        Returns:
+            (N,) uint32: the tokens. (S,) int64: how many of them are of each text.
+
+        Raises:
+            UsageError: A text holds what is no character.
+        """
+        if self._numbers is not None:
+            try:
+                points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+            except UnicodeEncodeError as error:
+                raise UsageError(f"a text is not UTF-8: {ascii(error.object[error.start : error.end])}.") from error
+            return self._numbers[points], np.array([len(text) for text in texts], np.int64)
+        lists = [ids for part in self.encode_chunks(texts, progress=False) for ids in part]
+        sizes = np.array([len(ids) for ids in lists], np.int64)
+        return np.fromiter(chain.from_iterable(lists), np.uint32, sizes.sum()), sizes
+
+    @cached_property
+    def _numbers(self) -> np.ndarray | None:
+        """Number of each Unicode character, where tokens are single characters and nothing else: a quick way."""
+        if not self.characters or not self._plain or self.ids.unk is None:
+            return None
+        numbers = np.full(sys.maxunicode + 1, self.ids.unk, np.uint32)
+        for token, number in self.vocabulary.items():
+            if len(token) == 1:
+                numbers[ord(token)] = number
+        return numbers
+
+    @property
+    def characters(self) -> bool:
+        """Whether tokens are single characters."""
+        return self._style == "Fuse"
 
     def encode_batch(self, texts: Texts) -> list[list[int]]:
         """Token numbers of each text, without control tokens; as `encode_chunks`."""

@@ -1,0 +1,145 @@
+"""Text for language models: a stream of documents, tokenised once, in windows or packed documents."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from torch.utils.data import DataLoader
+
+from datamodules.batching import ResumableBatchSampler, StreamBatchSampler
+from datamodules.errors import UsageError
+from datamodules.packing import PackedDocuments, RandomWindows, Rows, Windows
+from datamodules.sources import DOCUMENTS, CorpusOptions, DocumentSource
+from datamodules.token_cache import Frame, tokenised_documents
+from datamodules.token_file import TokenFile
+from datamodules.tokenized import TokenizedData
+from datamodules.tokenizers import TokenizerConfig
+
+
+@dataclass(frozen=True)
+class CorpusLoading:
+    """How batches reach the model.
+
+    Args:
+        eval_batch_size: Rows per batch in validation and test.
+        seed: Of the order of the training rows, and of where windows begin.
+    """
+
+    eval_batch_size: int = 32
+    seed: int = 0
+
+
+class CorpusData(TokenizedData):
+    """Batches of text to go on with: {"tokens": int64 (B, T), "targets": int64 (B, T), -100 where none is counted}.
+
+    With packed documents also "documents": int64 (B, T), the same number for tokens of one document, -1 at padding, and
+    "coords": int64 (B, T), places in the document. Evaluation takes every target of a split once, in order, and adds
+    "bytes": int64 (B,), the UTF-8 bytes of the text that a row's targets stand for; a document's bytes are shared out
+    evenly among its tokens, and over a split they add up to those of its text.
+
+    Where there is more than one document, control tokens mark where each begins and ends, as far as the tokenizer has
+    them: [BOS] and [EOS], or one between documents. A single document has none.
+
+    Args:
+        source: reference: that of the Python language, no download.
+        path: File or folder to read.
+        packing: windows: stretches of the text as a whole, which in each epoch lie side by side from another place on;
+            documents: as many as fit into a row, each seen alone; longer ones are parted.
+        batch_size: Training rows per step and device.
+        max_length: Tokens T of a row.
+        dataset: What the files do not say: hub id, column, validation share.
+        tokenizer: What to train one with, from the beginning of the training text, or a file of one.
+        loading: Size of evaluation batches, seed of the order.
+
+    Raises:
+        UsageError: An option is out of range, or the data are not where it says.
+        DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
+    """
+
+    source: DocumentSource
+
+    def __init__(
+        self,
+        source: Literal["reference"] = "reference",
+        path: str | None = None,
+        packing: Literal["windows", "documents"] = "windows",
+        batch_size: int = 32,
+        max_length: int = 256,
+        dataset: CorpusOptions = CorpusOptions(),
+        tokenizer: TokenizerConfig = TokenizerConfig("bpe", vocabulary=4096, lowercase=False),
+        loading: CorpusLoading = CorpusLoading(),
+        **shared: Any,
+    ) -> None:
+        super().__init__(batch_size, max_length, tokenizer, loading.eval_batch_size, loading.seed, **shared)
+        if source not in DOCUMENTS:
+            raise UsageError(f"source is {source}, but must be one of {', '.join(DOCUMENTS)}.")
+        if packing not in ("windows", "documents"):
+            raise UsageError(f"packing is {packing}, but must be windows or documents.")
+        if max_length < 2:
+            raise UsageError(f"max_length is {max_length}, but must be at least 2.")
+        self.source = DOCUMENTS[source](path, dataset, self.skip_bad)
+        self.packing, self.options, self.loading = packing, dataset, loading
+        self._own = True  # tokenizer: made from these texts, hence what it lacks is only worth a warning
+
+    # The tokenizer.
+
+    def training_texts(self) -> list[str]:
+        """The beginning of the training text."""
+        return self.source.split("train").sample(int(self.options.sample * 1e6))
+
+    @property
+    def padding(self) -> int:
+        """Number of the token that fills a row up: [PAD], or where there is none, any."""
+        ids = self.tokenizer.ids
+        return next((number for number in (ids.pad, ids.eos, ids.bos) if number is not None), 0)
+
+    # Splits.
+
+    def load(self, split: str) -> RandomWindows | Rows:
+        if split == "predict":
+            raise UsageError("there is nothing to predict here: generate text from a checkpoint instead.")
+        file = self.file(split)
+        least = self.max_length + 1 if split == "train" and self.packing == "windows" else 2
+        if len(file.tokens) < least:
+            raise UsageError(
+                f"the {split} split of {self.origin} has {len(file.tokens):,} tokens, which is not even a window of "
+                f"{least:,}: give more text, or lower --data.max_length."
+            )
+        if self.packing == "documents":
+            return PackedDocuments(file, self.max_length, self.padding, measured=split != "train")
+        if split == "train":
+            return RandomWindows(file, self.max_length, self.seed)
+        return Windows(file, self.max_length, self.padding, measured=True)
+
+    def file(self, split: str) -> TokenFile:
+        """The tokens of a split, from disk where they have been there before."""
+        documents = self.source.split(split)
+        frame = Frame.of(self.tokenizer.ids) if self.framed else Frame()
+        return tokenised_documents(documents, self.tokenizer, frame, f"the {split} split")
+
+    @cached_property
+    def framed(self) -> bool:
+        """Whether control tokens mark where a document begins and ends: if there is more than one to train on."""
+        return self.source.survey("train" if self.source.has("train") else "test").documents > 1
+
+    def padding_share(self) -> float:
+        """Share of the cells of a training epoch that are padding."""
+        dataset = self.dataset("train")
+        return dataset.padding_share() if isinstance(dataset, Rows) else 0.0
+
+    # Batches.
+
+    def train_sampler(self, dataset: Any) -> ResumableBatchSampler:
+        world_size, rank = self._ranks()
+        whole = len(dataset) >= self.batch_size * world_size
+        return StreamBatchSampler(len(dataset), self.batch_size, self.seed, True, whole, rank, world_size)
+
+    def train_dataloader(self) -> DataLoader:
+        loader, dataset = super().train_dataloader(), self.dataset("train")
+        if isinstance(dataset, RandomWindows):
+            dataset.sampler = loader.sampler  # type: ignore[assignment]
+        return loader
+
+    def counted(self, world_size: int) -> dict[str, int]:
+        """As in the base class, with what decides what a row is."""
+        return super().counted(world_size) | {"packed": int(self.packing == "documents")}

@@ -1,0 +1,180 @@
+"""Token numbers of many documents in one file, which is written once, checked when opened, and mapped into memory."""
+
+import mmap
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.errors import DataError
+from datamodules.files import replacing
+
+SMALL = 2**16  # vocabularies up to this size are kept in 16 bits a token
+HEADER = struct.Struct("<16s4QQ8x")  # mark, bytes a token, tokens, documents, unknown tokens; checksum
+COUNTS = 48  # bytes of the header before the checksum
+MARK = b"tessera-tokens-1"  # of the layout
+CHECKED = 2**28  # files up to so many bytes are compared with their checksum when opened
+RESIDENT = 2**26  # bytes of a file, about, that stay mapped in once they were read
+AROUND = 2**16  # bytes that reading one of them maps in
+
+
+class Part(NamedTuple):
+    """Some pieces of documents, in their order.
+
+    Args:
+        tokens: (N,) integers of any type.
+        sizes: (P,) int64, tokens of each piece.
+        bytes: (P,) int64, UTF-8 bytes of each piece's text.
+        opens: (P,) bool, whether a document begins with the piece; else it goes on from the one before.
+    """
+
+    tokens: np.ndarray
+    sizes: np.ndarray
+    bytes: np.ndarray
+    opens: np.ndarray
+
+
+class TokenFile:
+    """Token numbers of D documents: `file[i]` is those of document i, as a view of the file.
+
+    Pages that were read are given back now and then: however large the file, little of it is resident.
+
+    Args:
+        path: A file that `write_tokens` wrote.
+
+    Attributes:
+        tokens: uint16 or uint32 (N,), read-only: all documents, one after the other.
+        offsets: int64 (D + 1,): document i has the tokens from `offsets[i]` to `offsets[i + 1]`. Tokens before
+            `offsets[0]` are of none.
+        bytes: int64 (D + 1,): UTF-8 bytes of the text of all documents before document i.
+        unknown: How many of the tokens stand for what the vocabulary lacks.
+
+    Raises:
+        DataError: The file is not whole, or not as it was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with open(path, "rb") as file:
+                head = file.read(HEADER.size)
+                mark, width, count, documents, self.unknown, checksum = HEADER.unpack(head)
+                start = _whole(HEADER.size + count * width)
+                size = start + (documents + 1) * 16
+                if mark != MARK or width not in (2, 4) or file.seek(0, os.SEEK_END) != size:
+                    raise ValueError("it is not whole")
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            body = np.frombuffer(self._map, np.uint8, offset=HEADER.size)
+            if size <= CHECKED and checksum != zlib.crc32(head[:COUNTS], zlib.crc32(body.data)):
+                raise ValueError("its checksum is wrong")
+        except (OSError, ValueError, struct.error) as error:
+            raise DataError(f"{path} is damaged ({error}): delete it.") from error
+        self.tokens = np.frombuffer(self._map, np.dtype(f"<u{width}"), count, HEADER.size)
+        table = np.frombuffer(self._map, "<i8", offset=start).reshape(-1, 2)  # (D + 1, 2)
+        self.offsets, self.bytes = table[:, 0], table[:, 1]
+        self._views: dict[int, np.ndarray] = {}
+        self._read, self._large = size, size > RESIDENT
+        self._count(0, 0)  # the checksum has read all
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """(D,) int64, tokens of each document."""
+        return torch.from_numpy(np.diff(self.offsets))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> Any:
+        """Tokens of document i: numpy, uint16 or uint32 (length,), read-only.
+
+        Raises:
+            IndexError: There is no such document.
+        """
+        if not 0 <= i < len(self):
+            raise IndexError(f"document {i} of {len(self)}")
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenFile, (self.path,)
+
+    def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """(B, length), of the type of `tokens`: those from each of the places `starts` (B,) on."""
+        if length not in self._views:
+            self._views[length] = np.lib.stride_tricks.sliding_window_view(
+                self.tokens, length
+            )  # (N - length + 1, length)
+        self._count(len(starts), starts.size * length)
+        return self._views[length][starts]
+
+    def at(self, places: np.ndarray, runs: int) -> np.ndarray:
+        """The tokens at these places, of any shape, which lie in so many stretches."""
+        self._count(runs, places.size)
+        return self.tokens[places]
+
+    def byte_places(self, places: np.ndarray) -> np.ndarray:
+        """How many bytes of text lie before these tokens (any shape), int64; a document's are shared out evenly."""
+        document = (np.searchsorted(self.offsets, places, "right") - 1).clip(0, len(self) - 1)
+        first, size = self.offsets[document], self.offsets[document + 1] - self.offsets[document]
+        share = np.where(size > 0, (places - first).clip(0) / size.clip(1), 1.0)
+        before = self.bytes[document]
+        return before + ((self.bytes[document + 1] - before) * share).astype(np.int64)
+
+    def _count(self, runs: int, tokens: int) -> None:
+        """Gives pages back where many were read since the last time; they stay in the system's cache."""
+        if self._large:
+            self._read += runs * AROUND + tokens * self.tokens.itemsize
+            if self._read > RESIDENT and hasattr(self._map, "madvise"):
+                self._map.madvise(mmap.MADV_DONTNEED)
+                self._read = 0
+
+
+def write_tokens(path: Path, parts: Iterable[Part], vocabulary: int, unknown: int | None = None) -> None:
+    """Writes a file for `TokenFile`, whole or not at all; never more than a part of it is in memory.
+
+    Args:
+        path: Where it will be.
+        parts: The documents. Tokens before the first that opens one belong to none.
+        vocabulary: Number of tokens that there are, which decides how many bytes one takes.
+        unknown: Number of the token for what the vocabulary lacks, None if there is none; they are counted.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    kind = np.dtype("<u2" if vocabulary <= SMALL else "<u4")
+    with replacing(path) as partial, open(partial, "wb") as file, tempfile.TemporaryFile(dir=path.parent) as starts:
+        file.write(bytes(HEADER.size))
+        tokens = documents = text = missing = checksum = 0
+        for part in parts:
+            numbers = part.tokens.astype(kind)
+            ends, bytes_ = tokens + part.sizes.cumsum(), text + part.bytes.cumsum()
+            table = np.stack([ends - part.sizes, bytes_ - part.bytes], axis=1)[part.opens]  # (D, 2)
+            file.write(numbers.data)
+            starts.write(np.ascontiguousarray(table, "<i8").data)
+            checksum = zlib.crc32(numbers.data, checksum)
+            tokens, documents, text = tokens + len(numbers), documents + len(table), text + int(part.bytes.sum())
+            missing += 0 if unknown is None else int(np.count_nonzero(numbers == unknown))
+        starts.write(np.array([tokens, text], "<i8").data)
+        starts.seek(0)
+        size = HEADER.size + tokens * kind.itemsize
+        for block in chain([bytes(_whole(size) - size)], iter(lambda: starts.read(2**20), b"")):
+            file.write(block)
+            checksum = zlib.crc32(block, checksum)
+        counts = HEADER.pack(MARK, kind.itemsize, tokens, documents, missing, 0)[:COUNTS]
+        file.seek(0)
+        file.write(counts + struct.pack("<Q", zlib.crc32(counts, checksum)))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _whole(size: int) -> int:
+    """The next multiple of 8, where numbers of 8 bytes may begin."""
+    return -(-size // 8) * 8
