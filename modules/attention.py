@@ -8,10 +8,12 @@ from modules.config import StackConfig, require
 from modules.dropout import dropout
 from modules.linear import Linear
 from modules.masks import Mask
+from modules.memory import Memory
 from modules.norm import norm_factory
 from modules.position import Rotation
 
 FREE = Mask()
+NO_MEMORY = Memory()
 
 
 class MultiHeadAttention(nn.Module):
@@ -50,7 +52,7 @@ class MultiHeadAttention(nn.Module):
         source: Tensor | None = None,
         mask: Mask = FREE,
         rotation: Rotation | None = None,
-        record: list[Tensor] | None = None,
+        memory: Memory = NO_MEMORY,
     ) -> Tensor:
         """Mixes the values that each token attends to.
 
@@ -59,44 +61,47 @@ class MultiHeadAttention(nn.Module):
             source: (B, M, source width), where keys and values come from in cross-attention; None in self-attention.
             mask: Who may attend to whom; a query that may attend to nothing gives zeros before the output projection.
             rotation: Rotary positions for queries and keys; None: none.
-            record: Where to append the attention weights, (B, H, N, M), before dropout; None: they are not built.
+            memory: What keys, values and weights are handed to; it may add keys and values of earlier tokens.
 
         Returns:
             (B, N, E).
         """
-        q, k, v = self.project(x, source)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
-            q, k = rotation(q), rotation(k)
-        mixed = mask.silence(self.attend(q, k, v, mask, record))
-        return self.output(mixed.transpose(1, 2).flatten(2))  # (B, H, N, D) -> (B, N, E)
-
-    def project(self, x: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, N, D), keys and values (B, G, M, D), as views of one product where they can be."""
         require(
             (source is not None) == self.is_cross,
             "Cross-attention needs a source sequence and self-attention takes none; see source_width.",
         )
         if source is None:
-            heads = self.qkv(x).unflatten(-1, (-1, self.head_width))  # (B, N, H + 2G, D)
-            q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
+            q, k, v = self.split(self.qkv(x)).split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+            q, k = self.q_norm(q), self.k_norm(k)
+            if rotation is not None:
+                q, k = rotation(q), rotation(k)
+            k, v = memory.extend(k, v)
         else:
-            q = self.query(x).unflatten(-1, (-1, self.head_width))  # (B, N, H, D)
-            k, v = self.key_value(source).unflatten(-1, (-1, self.head_width)).chunk(2, dim=2)  # (B, M, G, D) each
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, N, D), (B, G, M, D) twice
+            q = self.q_norm(self.split(self.query(x)))
+            k, v = memory.recall() or memory.extend(*self.read(source))
+        mixed = mask.silence(self.attend(q, k, v, mask, memory))
+        return self.output(mixed.transpose(1, 2).flatten(2))  # (B, H, N, D) -> (B, N, H D)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, record: list[Tensor] | None) -> Tensor:
-        """Weighted means of the values, (B, H, N, D); `record` as in `forward`."""
+    def split(self, x: Tensor) -> Tensor:
+        """Heads side by side, as a view: (B, N, heads x D) -> (B, heads, N, D)."""
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (B, N, heads, D) -> (B, heads, N, D)
+
+    def read(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a source: (B, M, source width) -> (B, G, M, D) twice."""
+        k, v = self.split(self.key_value(source)).chunk(2, dim=1)
+        return self.k_norm(k), v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, memory: Memory) -> Tensor:
+        """Weighted means of the values, (B, H, N, D); `memory` as in `forward`."""
         rate = self.dropout if self.training else 0.0
         slow = rate > 0 and q.device.type == "cpu"  # there SDPA's fast kernel knows no dropout
-        if self.fused and record is None and not slow:
+        if self.fused and not memory.wants_weights and not slow:
             allowed, shared = mask.tensor(q.dtype), self.kv_heads != self.heads
             return F.scaled_dot_product_attention(q, k, v, allowed, rate, mask.is_causal, enable_gqa=shared)
         groups = self.heads // self.kv_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)  # (B, H, M, D)
         weights = mask.silence(mask.add_to(self.scores(q, k)).softmax(-1))
-        if record is not None:
-            record.append(weights)
+        memory.watch(weights)
         return dropout(weights, rate) @ v
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
@@ -122,11 +127,11 @@ class AdditiveAttention(MultiHeadAttention):
         source: Tensor | None = None,
         mask: Mask = FREE,
         rotation: Rotation | None = None,
-        record: list[Tensor] | None = None,
+        memory: Memory = NO_MEMORY,
     ) -> Tensor:
         """As `MultiHeadAttention.forward`: (B, N, E) -> (B, N, E)."""
         require(rotation is None, "Rotary positions work on dot products; additive attention cannot use them.")
-        return super().forward(x, source, mask, None, record)
+        return super().forward(x, source, mask, None, memory)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """w . tanh(q + k): (B, H, N, D), (B, H, M, D) -> (B, H, N, M)."""

@@ -22,10 +22,11 @@ from modules.heads import POOLERS, ClassifierHead, MaskedLMHead
 from modules.init import initialise
 from modules.losses import chunked_cross_entropy
 from modules.masks import Mask, is_full, padding
+from modules.memory import AttentionRecord
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS
 from modules.position import POSITIONS, grid_coordinates
-from modules.transformer import AttentionRecord, Stack
+from modules.transformer import FORGETFUL, Stack
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Encoder(nn.Module):
         mask = Mask() if keep is None or is_full(keep) else padding(keep)
         mask = mask.with_bias(self.position.bias(coords, coords))
         x = self.position.embed(self.with_segments(self.embed(tokens), segments))
-        return self.stack(self.dropout(self.norm(x)), mask, self.position.rotate(coords), None, record)
+        return self.stack(self.dropout(self.norm(x)), mask, self.position.rotate(coords), None, record or FORGETFUL)
 
     def with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         """Adds the vectors of segments (B, N) to those of tokens (B, N, E)."""

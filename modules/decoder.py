@@ -2,18 +2,21 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
+from modules.cache import Cache
 from modules.config import PositionConfig, PositionName, RotaryScaling, StackConfig, check_text, require
 from modules.dropout import Dropout
 from modules.embedding import TokenEmbedding
 from modules.heads import TokenHead
 from modules.init import initialise
 from modules.losses import chunked_cross_entropy
-from modules.masks import Mask, is_full, padding
+from modules.masks import Mask, padding
 from modules.masks import documents as same_document
-from modules.position import POSITIONS, grid_coordinates
-from modules.transformer import Stack
+from modules.memory import Places, StackMemory
+from modules.position import POSITIONS
+from modules.transformer import FORGETFUL, Stack
 
 
 def causal_stack() -> StackConfig:
@@ -27,7 +30,8 @@ class DecoderConfig:
 
     Args:
         vocabulary: Number V of tokens; null: to be filled in from the tokenizer.
-        max_length: Context T, in tokens: number of learned positions, and how far generation looks back.
+        max_length: Context T, in tokens: number of learned positions, and how far generation looks back; null: to be
+            filled in from the data.
         position: Position encoding.
         position_base: Slowest wavelength of sinusoidal and rotary positions; null: 10000.
         rotary_fraction: Share of each head's channels that rotary positions turn.
@@ -37,7 +41,7 @@ class DecoderConfig:
     """
 
     vocabulary: int | None = None
-    max_length: int = 1024
+    max_length: int | None = None
     position: PositionName = "learned"
     position_base: float | None = None
     rotary_fraction: float = 1.0
@@ -65,16 +69,17 @@ class Decoder(nn.Module):
         config: Sizes and variants.
 
     Raises:
-        ValueError: A position encoding does not fit the sizes, or the vocabulary is not filled in.
+        ValueError: A position encoding does not fit the sizes, or vocabulary or context are not filled in.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        if config.vocabulary is None:
-            raise ValueError("vocabulary is null; fill it in from the tokenizer before building a decoder.")
+        if config.vocabulary is None or config.max_length is None:
+            raise ValueError("vocabulary or max_length is null; fill both in from the data before building a decoder.")
         self.config, stack = config, config.stack
+        self.max_length, self.vocabulary = config.max_length, config.vocabulary
         self.embed = TokenEmbedding(config.vocabulary, stack.width)
-        self.position = POSITIONS[config.position](position_config(config))
+        self.position = POSITIONS[config.position](position_config(config, self.max_length))
         self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
         self.stack = Stack(stack)
         self.unembed = None if config.tied else TokenEmbedding(config.vocabulary, stack.width)
@@ -89,38 +94,62 @@ class Decoder(nn.Module):
         keep: Tensor | None = None,
         coords: Tensor | None = None,
         documents: Tensor | None = None,
+        cache: StackMemory | None = None,
     ) -> Tensor:
         """Runs embeddings and blocks.
 
         Args:
             tokens: Integers (B, N).
             keep: Boolean (B, N), False at padding, which stands on the left; None: there is none.
-            coords: Integers (B, N), each token's position; None: 0, 1, ... from the first token that is no padding.
+            coords: Integers (B, N), each token's position; None: 0, 1, ... from the first token that is no padding, or
+                on from where the cache stopped.
             documents: Integers (B, N), the same number for tokens of the same document, which see only each other;
                 None: all tokens of a row belong together.
+            cache: Made by `make_cache`: tokens that were there before and are seen too. It is filled with these.
 
         Returns:
             (B, N, E); what stands at padding means nothing.
 
         Raises:
-            ValueError: More tokens than learned positions.
+            ValueError: More tokens than learned positions or than the cache has room for.
         """
-        places = self.places(tokens, keep, coords)
-        mask = Mask() if keep is None or is_full(keep) else padding(keep)
-        if documents is not None:
-            mask = mask & same_document(documents)
-        x = self.position.embed(self.embed(tokens), None if keep is None and coords is None else places)
-        mask = mask.with_bias(self.position.bias(places, places))
-        return self.stack(self.dropout(x), mask, self.position.rotate(places))
+        cache = cache or FORGETFUL
+        places = cache.place(tokens, keep, coords)
+        mask = self.mask(places, keep, documents).with_bias(self.position.bias(places.new, places.all))
+        in_order = keep is None and coords is None and cache.past == 0
+        x = self.position.embed(self.embed(tokens), None if in_order else places.new)
+        return self.stack(self.dropout(x), mask, self.position.rotate(places.new), None, cache)
 
     @staticmethod
-    def places(tokens: Tensor, keep: Tensor | None, coords: Tensor | None) -> Tensor:
-        """Coordinates (B or 1, N, 1) of tokens (B, N)."""
-        if coords is not None:
-            return coords[..., None]  # (B, N, 1)
-        if keep is not None:
-            return (keep.long().cumsum(1) - 1).clamp(min=0)[..., None]  # (B, N, 1)
-        return grid_coordinates(tokens.shape[1:], tokens.device)  # (1, N, 1)
+    def mask(places: Places, keep: Tensor | None, documents: Tensor | None) -> Mask:
+        """Who may attend to whom, but for the order: padding is hidden, and other documents."""
+        if places.keep is None:
+            mask = Mask()
+        elif keep is None:  # the new tokens see themselves, so there is none that sees nothing
+            mask = Mask(places.keep[:, None, None])  # (B, 1, 1, M)
+        else:
+            mask = padding(places.keep)
+        if documents is None:
+            return mask
+        require(
+            places.all.shape[1] == documents.shape[1], "Packed documents cannot go on from a cache; pass one or none."
+        )
+        return mask & same_document(documents)
+
+    def make_cache(self, batch: int, length: int) -> Cache:
+        """A cache for `batch` rows of up to `length` tokens, on the device of the weights.
+
+        Raises:
+            ValueError: `length` is more than there are learned positions.
+        """
+        require(
+            self.config.position != "learned" or length <= self.max_length,
+            f"A cache of {length} tokens is longer than the {self.max_length} learned positions; shorten it.",
+        )
+        device, dtype = self.embed.weight.device, self.embed.weight.dtype
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        return Cache(self.config.stack, batch, length, device, dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vectors (..., E) -> scores (..., V) of the token that follows each."""
@@ -142,14 +171,14 @@ class Decoder(nn.Module):
         )  # (B, N, E) -> (B N, E)
 
 
-def position_config(config: DecoderConfig) -> PositionConfig:
+def position_config(config: DecoderConfig, max_length: int) -> PositionConfig:
     """What the position encoding of this decoder needs to know."""
     stack = config.stack
     return PositionConfig(
         stack.width,
         stack.heads,
         stack.head_width,
-        (config.max_length,),
+        (max_length,),
         config.position_base or 10000.0,
         config.rotary_fraction,
         causal=True,

@@ -1,7 +1,6 @@
 """Blocks (attention, feed-forward, norms, residual sums) and stacks of them."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -13,9 +12,12 @@ from modules.config import StackConfig, require
 from modules.dropout import Dropout
 from modules.feedforward import FEEDFORWARDS
 from modules.init import initialise
-from modules.masks import Mask
+from modules.masks import Mask, causal
+from modules.memory import BlockMemory, Memory, StackMemory
 from modules.norm import norm_factory
 from modules.position import Rotation
+
+NOTHING, FORGETFUL = BlockMemory(), StackMemory()
 
 
 class Source(NamedTuple):
@@ -23,14 +25,6 @@ class Source(NamedTuple):
 
     states: Tensor
     mask: Mask = FREE
-
-
-@dataclass(frozen=True)
-class AttentionRecord:
-    """Collects attention weights, one (B, H, N, M) tensor per block."""
-
-    own: list[Tensor] = field(default_factory=list)
-    cross: list[Tensor] = field(default_factory=list)
 
 
 class LayerScale(nn.Module):
@@ -102,16 +96,15 @@ class Block(nn.Module):
         self.feedforward = make(config.width, config.feedforward_width, config.feedforward_bias, config.hidden_dropout)
         self.end2 = branch_end(config, drop_path)
 
-    def attend(self, x: Tensor, mask: Mask, rotation: Rotation | None, record: AttentionRecord | None) -> Tensor:
+    def attend(self, x: Tensor, mask: Mask, rotation: Rotation | None, memory: Memory) -> Tensor:
         """Self-attention sub-layer without its norm: (B, N, E) -> (B, N, E)."""
-        return self.end1(self.attention(x, None, mask, rotation, record.own if record else None))
+        return self.end1(self.attention(x, None, mask, rotation, memory))
 
-    def attend_source(self, x: Tensor, source: Source | None, record: AttentionRecord | None) -> Tensor:
+    def attend_source(self, x: Tensor, source: Source | None, memory: Memory) -> Tensor:
         """Cross-attention sub-layer without its norm: (B, N, E) -> (B, N, E)."""
         if source is None:
             raise ValueError("This block has cross-attention, so it needs a source; pass one, or switch it off.")
-        weights = record.cross if record else None
-        return self.cross_end(self.cross_attention(x, source.states, source.mask, None, weights))
+        return self.cross_end(self.cross_attention(x, source.states, source.mask, None, memory))
 
     def transform(self, x: Tensor) -> Tensor:
         """Feed-forward sub-layer without its norm: (B, N, E) -> (B, N, E)."""
@@ -123,12 +116,12 @@ class Block(nn.Module):
         mask: Mask = FREE,
         rotation: Rotation | None = None,
         source: Source | None = None,
-        record: AttentionRecord | None = None,
+        memory: BlockMemory = NOTHING,
     ) -> Tensor:
         """(B, N, E) -> (B, N, E); arguments as in `Stack.forward`."""
-        x = x + self.attend(self.norm1(x), mask, rotation, record)
+        x = x + self.attend(self.norm1(x), mask, rotation, memory.own)
         if self.has_cross:
-            x = x + self.attend_source(self.cross_norm(x), source, record)
+            x = x + self.attend_source(self.cross_norm(x), source, memory.cross)
         return x + self.transform(self.norm2(x))
 
 
@@ -141,12 +134,12 @@ class PostBlock(Block):
         mask: Mask = FREE,
         rotation: Rotation | None = None,
         source: Source | None = None,
-        record: AttentionRecord | None = None,
+        memory: BlockMemory = NOTHING,
     ) -> Tensor:
         """(B, N, E) -> (B, N, E); arguments as in `Stack.forward`."""
-        x = self.norm1(x + self.attend(x, mask, rotation, record))
+        x = self.norm1(x + self.attend(x, mask, rotation, memory.own))
         if self.has_cross:
-            x = self.cross_norm(x + self.attend_source(x, source, record))
+            x = self.cross_norm(x + self.attend_source(x, source, memory.cross))
         return self.norm2(x + self.transform(x))
 
 
@@ -164,13 +157,13 @@ class ParallelBlock(Block):
         mask: Mask = FREE,
         rotation: Rotation | None = None,
         source: Source | None = None,
-        record: AttentionRecord | None = None,
+        memory: BlockMemory = NOTHING,
     ) -> Tensor:
         """(B, N, E) -> (B, N, E); arguments as in `Stack.forward`."""
         normed = self.norm1(x)
-        x = x + self.attend(normed, mask, rotation, record)
+        x = x + self.attend(normed, mask, rotation, memory.own)
         if self.has_cross:
-            x = x + self.attend_source(normed, source, record)
+            x = x + self.attend_source(normed, source, memory.cross)
         return x + self.transform(normed)
 
 
@@ -199,7 +192,7 @@ class Stack(nn.Module):
         mask: Mask = FREE,
         rotation: Rotation | None = None,
         source: Source | None = None,
-        record: AttentionRecord | None = None,
+        memory: StackMemory = FORGETFUL,
     ) -> Tensor:
         """Runs all blocks and the final norm.
 
@@ -208,7 +201,7 @@ class Stack(nn.Module):
             mask: Who may attend to whom; with `causal`, earlier tokens only is added to it.
             rotation: Rotary positions of the tokens; None: none.
             source: What cross-attention looks at; None where there is none.
-            record: Collects the attention weights of each block; None: they are not built.
+            memory: What keys, values and weights are handed to; it may add those of earlier tokens.
 
         Returns:
             (B, N, E).
@@ -216,12 +209,12 @@ class Stack(nn.Module):
         require(
             x.shape[-1] == self.config.width, f"Vectors of size {x.shape[-1]} do not fit width {self.config.width}."
         )
-        if self.config.causal:
-            mask = mask & Mask(causal=True)
-        recompute = self.config.checkpoint_activations and torch.is_grad_enabled() and record is None
-        for block in self.blocks:
+        if self.config.causal and x.shape[1] > 1:  # a single last token sees everything
+            mask = mask & causal(x.shape[1], memory.past + x.shape[1], x.device)
+        recompute = self.config.checkpoint_activations and torch.is_grad_enabled() and memory is FORGETFUL
+        for index, block in enumerate(self.blocks):
             if recompute:
                 x = checkpoint(block, x, mask, rotation, source, use_reentrant=False)
             else:
-                x = block(x, mask, rotation, source, record)
+                x = block(x, mask, rotation, source, memory.block(index))
         return self.norm(x)

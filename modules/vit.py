@@ -11,10 +11,11 @@ from modules.dropout import Dropout
 from modules.embedding import PatchEmbedding, PrefixTokens
 from modules.heads import ClassifierHead
 from modules.init import initialise
+from modules.memory import AttentionRecord
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS
 from modules.position import POSITIONS, grid_coordinates
-from modules.transformer import AttentionRecord, Stack
+from modules.transformer import FORGETFUL, Stack
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class ViT(nn.Module):
         if bias is not None:
             bias = F.pad(bias, (prefix, 0, prefix, 0))  # (1, H, P + N, P + N)
         x = self.dropout(self.prefix(self.position.embed(self.embed(images))))  # (B, P + N, E)
-        return self.stack(x, FREE.with_bias(bias), rotation, None, record)
+        return self.stack(x, FREE.with_bias(bias), rotation, None, record or FORGETFUL)
 
 
 def position_config(config: ViTConfig) -> PositionConfig:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from modules.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM, Encoder
 from modules.config import StackConfig
 from modules.heads import POOLERS
+from modules.memory import AttentionRecord
 from modules.pooling import POOLINGS
 from modules.position import POSITIONS
 from modules.roles import parameter_depths, parameter_roles
-from modules.transformer import AttentionRecord
 from modules.vit import VIT_PRESETS, ViT
 from tests.modules.test_properties import CHOICES, label, shaken
 

@@ -8,6 +8,7 @@ from modules.attention import FREE, AdditiveAttention, MultiHeadAttention
 from modules.config import PositionConfig, StackConfig
 from modules.feedforward import FEEDFORWARDS
 from modules.masks import causal, documents, padding, pairs
+from modules.memory import WeightList
 from modules.position import POSITIONS, grid_coordinates
 from modules.transformer import Source, Stack
 
@@ -65,7 +66,7 @@ def test_self_attention(mask: str) -> None:
     expected, weights = theirs(x, x, x, key_padding_mask=padded, attn_mask=drawn, average_attn_weights=False)
     record: list[Tensor] = []
     close(net(x, mask=ours), expected)
-    close(net(x, mask=ours, record=record), expected)
+    close(net(x, mask=ours, memory=WeightList(record)), expected)
     close(record[0], weights)
 
 
@@ -82,7 +83,7 @@ def test_cross_attention(source_width: int, masked: bool) -> None:
     record: list[Tensor] = []
     mask = padding(KEEP) if masked else FREE
     close(net(x, source, mask), expected)
-    close(net(x, source, mask, record=record), expected)
+    close(net(x, source, mask, memory=WeightList(record)), expected)
     close(record[0], weights)
 
 

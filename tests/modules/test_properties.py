@@ -15,11 +15,12 @@ from modules.feedforward import FEEDFORWARDS
 from modules.heads import POOLERS, TokenHead
 from modules.init import INITS
 from modules.masks import Mask, causal, documents, padding, pairs
+from modules.memory import AttentionRecord, Memory, WeightList
 from modules.norm import NORMS
 from modules.pooling import POOLINGS
 from modules.position import POSITIONS, grid_coordinates, resize_grid
 from modules.roles import parameter_roles
-from modules.transformer import ORDERS, AttentionRecord, Source, Stack
+from modules.transformer import ORDERS, Source, Stack
 from modules.vit import VIT_PRESETS, ViT, ViTConfig
 
 B, N, E, H = 2, 6, 16, 2
@@ -238,8 +239,8 @@ def test_a_row_that_sees_nothing_gives_zeros(kind: str, with_bias: bool, attenti
     bias = torch.randn(1, H, N, N, requires_grad=True)
     x = torch.randn(B, N, E, requires_grad=True)
     weights: list[Tensor] = []
-    for record in (None, weights):
-        out = net(x, mask=mask.with_bias(bias) if with_bias else mask, record=record)
+    for memory in (Memory(), WeightList(weights)):
+        out = net(x, mask=mask.with_bias(bias) if with_bias else mask, memory=memory)
         assert torch.equal(out[dead], torch.zeros_like(out[dead])) and out[~dead].abs().min(-1)[0].sum() > 0
         out.square().sum().backward()
         assert all(torch.isfinite(p.grad).all() for p in (x, *net.parameters()))
@@ -268,7 +269,7 @@ def test_masks_combine_in_any_order() -> None:
 def test_weights_on_request_do_not_change_the_result(options: dict[str, Any]) -> None:
     stack = shaken(Stack(replace(SMALL, **options))).eval()
     x, record, other = torch.randn(B, N, E), AttentionRecord(), source(options)
-    torch.testing.assert_close(stack(x, source=other, record=record), stack(x, source=other), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(stack(x, source=other, memory=record), stack(x, source=other), atol=1e-5, rtol=1e-5)
     assert [tuple(w.shape) for w in record.own] == [(B, H, N, N)] * 2
     assert [tuple(w.shape) for w in record.cross] == ([(B, H, N, 5)] * 2 if other else [])
     for weights in record.own + record.cross:
