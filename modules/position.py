@@ -35,8 +35,11 @@ def resize_grid(table: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def frequencies(width: int, base: float, device: torch.device) -> Tensor:
-    """Angles per position, base^(-2i / width): (ceil(width / 2),)."""
-    return base ** -(torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+    """Angles per position, base^(-2i / width): (ceil(width / 2),).
+
+    Rounded as in most libraries: far from the start, the last bit of a frequency is seen in the scores.
+    """
+    return 1 / base ** (torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
 
 
 def sinusoid(position: Tensor, frequency: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,9 +55,10 @@ def linear_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
 
 def llama3_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
     """Low frequencies lower by the factor, high ones stay, blends between (Grattafiori 2024). Keeps the shape."""
-    turns = scaling.original_max_length * frequency / (2 * math.pi)  # within the first context
+    turns = scaling.original_max_length / (2 * math.pi / frequency)  # within the first context
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return torch.lerp(frequency / scaling.factor, frequency, kept.clamp(0, 1))
+    kept = kept.clamp(0, 1)
+    return (1 - kept) * frequency / scaling.factor + kept * frequency
 
 
 SCALINGS: dict[str, Callable[[Tensor, RotaryScaling], Tensor]] = {"linear": linear_scaling, "llama3": llama3_scaling}
