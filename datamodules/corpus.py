@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from pytorch_lightning.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from datamodules.batching import ResumableBatchSampler, StreamBatchSampler
-from datamodules.errors import UsageError
+from datamodules.errors import DataError, UsageError
 from datamodules.packing import PackedDocuments, RandomWindows, Rows, Windows
-from datamodules.sources import DOCUMENTS, CorpusOptions, DocumentSource
+from datamodules.sources import CorpusOptions, Documents, DocumentSource, document_source
 from datamodules.token_cache import Frame, tokenised_documents
 from datamodules.token_file import TokenFile
 from datamodules.tokenized import TokenizedData
@@ -41,8 +42,9 @@ class CorpusData(TokenizedData):
     them: [BOS] and [EOS], or one between documents. A single document has none.
 
     Args:
-        source: reference: that of the Python language, no download.
-        path: File or folder to read.
+        source: reference: that of the Python language, no download; files: plain text, JSON Lines or tables; hub: a
+            data set of the hub with a column of texts.
+        path: File or folder to read, or the id of a data set of the hub.
         packing: windows: stretches of the text as a whole, which in each epoch lie side by side from another place on;
             documents: as many as fit into a row, each seen alone; longer ones are parted.
         batch_size: Training rows per step and device.
@@ -60,7 +62,7 @@ class CorpusData(TokenizedData):
 
     def __init__(
         self,
-        source: Literal["reference"] = "reference",
+        source: Literal["reference", "files", "hub"] = "reference",
         path: str | None = None,
         packing: Literal["windows", "documents"] = "windows",
         batch_size: int = 32,
@@ -71,15 +73,13 @@ class CorpusData(TokenizedData):
         **shared: Any,
     ) -> None:
         super().__init__(batch_size, max_length, tokenizer, loading.eval_batch_size, loading.seed, **shared)
-        if source not in DOCUMENTS:
-            raise UsageError(f"source is {source}, but must be one of {', '.join(DOCUMENTS)}.")
         if packing not in ("windows", "documents"):
             raise UsageError(f"packing is {packing}, but must be windows or documents.")
         if max_length < 2:
             raise UsageError(f"max_length is {max_length}, but must be at least 2.")
-        self.source = DOCUMENTS[source](path, dataset, self.skip_bad)
+        self.source = document_source(source, path, dataset, self.skip_bad)
         self.packing, self.options, self.loading = packing, dataset, loading
-        self._own = True  # tokenizer: made from these texts, hence what it lacks is only worth a warning
+        self._given = tokenizer.file is not None  # the tokenizer: a text must fit it, not the other way round
 
     # The tokenizer.
 
@@ -92,6 +92,23 @@ class CorpusData(TokenizedData):
         """Number of the token that fills a row up: [PAD], or where there is none, any."""
         ids = self.tokenizer.ids
         return next((number for number in (ids.pad, ids.eos, ids.bos) if number is not None), 0)
+
+    @cached_property
+    def framed(self) -> bool:
+        """Whether control tokens mark where a document begins and ends: if there is more than one to train on."""
+        if "framed" in self._facts:
+            return bool(self._facts["framed"])
+        return self.source.survey("train" if self.source.has("train") else "test").documents > 1
+
+    def facts(self) -> dict[str, Any]:
+        """As in the base class, and framed (bool): whether control tokens begin and end a document."""
+        if not self._facts:
+            self._facts = {**super().facts(), "framed": self.framed}
+        return self._facts
+
+    def adopt(self, facts: dict[str, Any]) -> None:
+        super().adopt(facts)
+        self._given = True
 
     # Splits.
 
@@ -112,15 +129,32 @@ class CorpusData(TokenizedData):
         return Windows(file, self.max_length, self.padding, measured=True)
 
     def file(self, split: str) -> TokenFile:
-        """The tokens of a split, from disk where they have been there before."""
+        """The tokens of a split, from disk where they have been there before.
+
+        Raises:
+            DataError: It has a character that the vocabulary of a given character tokenizer lacks, unless bad texts are
+                skipped; else it is [UNK], which is said.
+        """
         documents = self.source.split(split)
         frame = Frame.of(self.tokenizer.ids) if self.framed else Frame()
-        return tokenised_documents(documents, self.tokenizer, frame, f"the {split} split")
+        file = tokenised_documents(documents, self.tokenizer, frame, f"the {split} split")
+        if file.unknown:
+            self._tell_unknown(f"the {split} split of {self.origin}", documents, file)
+        return file
 
-    @cached_property
-    def framed(self) -> bool:
-        """Whether control tokens mark where a document begins and ends: if there is more than one to train on."""
-        return self.source.survey("train" if self.source.has("train") else "test").documents > 1
+    def _tell_unknown(self, where: str, documents: Documents, file: TokenFile) -> None:
+        share = f"{file.unknown:,} of {len(file.tokens):,} tokens in {where} are [UNK]"
+        if not self.tokenizer.characters:
+            rank_zero_warn(f"{share}: a tokenizer of the kind bpe has none.")
+            return
+        letter = self.tokenizer.first_unknown(piece.text for piece in documents)
+        named = f"the character {letter!r} (U+{ord(letter):04X})" if letter else "a character"
+        if self._given and not self.skip_bad:
+            raise DataError(
+                f"{named} in {where} is not in the tokenizer's vocabulary of {self.tokenizer.size}: use a text of the "
+                "same characters, or take such as [UNK] with --data.skip_bad true."
+            )
+        rank_zero_warn(f"{share}, such as {named}: --data.tokenizer.min_frequency 1 learns all of the training text.")
 
     def padding_share(self) -> float:
         """Share of the cells of a training epoch that are padding."""

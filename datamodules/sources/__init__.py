@@ -3,7 +3,8 @@
 from datamodules.records import Records
 from datamodules.sources.base import DatasetOptions, Source
 from datamodules.sources.digits import Digits
-from datamodules.sources.documents import CorpusOptions, Documents, DocumentSource, ReferenceDocuments
+from datamodules.sources.document_files import DOCUMENTS, document_source
+from datamodules.sources.documents import CorpusOptions, Documents, DocumentSource
 from datamodules.sources.folder import Folder
 from datamodules.sources.hub import Hub
 from datamodules.sources.text_folder import PlainTexts, TextFolder
@@ -23,6 +24,7 @@ __all__ = [
     "TextDatasetOptions",
     "TextSource",
     "Texts",
+    "document_source",
 ]
 
 SOURCES: dict[str, type[Source[Records]]] = {"digits": Digits, "hub": Hub, "folder": Folder}
@@ -41,5 +43,3 @@ CORPORA: dict[str, type[TextSource]] = {
     "jsonl": JsonLines,
     "txt": PlainTexts,
 }
-# Text for language models, read as a stream.
-DOCUMENTS: dict[str, type[DocumentSource]] = {"reference": ReferenceDocuments}

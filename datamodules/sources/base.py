@@ -112,6 +112,20 @@ class Source(Generic[S]):
             raise DataError(f"{name} {problem}: mend or remove it, or leave such out with --data.skip_bad true.")
         self.skipped.append(name)
 
+    def column(self, table: Any, option: str, found: list[str]) -> str:
+        """The column that an option names, else the first of those found.
+
+        Raises:
+            UsageError: There is none; lists the columns there are.
+        """
+        given = getattr(self.options, option)
+        if given is None and not found or given is not None and given not in table.column_names:
+            raise UsageError(
+                f"no column {given or option.removesuffix('_column')} in {self.origin}: "
+                f"set --data.dataset.{option} to one of {', '.join(table.column_names)}."
+            )
+        return given or found[0]
+
     def names(self) -> list[str]:
         """The class names as the options call them.
 

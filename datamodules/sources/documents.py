@@ -1,15 +1,18 @@
 """Text for language models: a stream of documents, of which only a piece is in memory at a time."""
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytorch_lightning.utilities import rank_zero_warn
 
-from datamodules.cache import content_key
+from datamodules.cache import cache_folder, content_key, unwritable
 from datamodules.errors import DataError, UsageError
+from datamodules.files import replacing
 from datamodules.sources.base import Source
 
 PIECE = 2**16  # characters of a document that are handled at once
@@ -135,27 +138,36 @@ class DocumentSource(Source[Any]):
         """The documents of a split that the data have; none is empty."""
         raise NotImplementedError
 
+    def stamp(self, split: str) -> str | None:
+        """What changes when the files of a split do, such as their sizes and times; None where there is no telling."""
+        return None
+
     def survey(self, split: str) -> Survey:
-        """What a split that the data have holds; it is read once for that.
+        """What a split that the data have holds. It is read once for that, and then remembered with its `stamp`.
 
         Raises:
-            DataError: There is no text in it.
+            DataError: There is no text in it, or the cache cannot be written.
         """
         if split not in self._surveys:
-            content, marks = hashlib.blake2b(), hashlib.blake2b()
-            documents = characters = 0
-            empty = True
-            for piece in self.read(split):
-                content.update(piece.text.encode())
-                if piece.opens:
-                    marks.update(characters.to_bytes(8, "little"))
-                documents, characters = documents + piece.opens, characters + len(piece.text)
-                empty = empty and piece.text.isspace()
-            if empty:
-                raise DataError(f"the {split} split of {self.origin} holds no text.")
-            digest = content_key(content.hexdigest(), marks.hexdigest())
-            self._surveys[split] = Survey(digest, documents, characters)
+            stamp = None if self.skip_bad else self.stamp(split)  # what was skipped is to be counted again
+            path = None
+            if stamp is not None:
+                key = content_key("1", stamp, repr(self.options.text_column), repr(self.options.blank_lines))
+                path = cache_folder("surveys") / f"{key}.json"
+            self._surveys[split] = _stored(path) or _store(path, self._surveyed(split))
         return self._surveys[split]
+
+    def _surveyed(self, split: str) -> Survey:
+        content, marks = hashlib.blake2b(), hashlib.blake2b()
+        documents = characters = 0
+        for piece in self.read(split):
+            content.update(piece.text.encode())
+            if piece.opens:
+                marks.update(characters.to_bytes(8, "little"))
+            documents, characters = documents + piece.opens, characters + len(piece.text)
+        if not documents:
+            raise DataError(f"the {split} split of {self.origin} holds no text.")
+        return Survey(content_key(content.hexdigest(), marks.hexdigest()), documents, characters)
 
     def split(self, split: str) -> Documents:
         """The text of "train", "val" or "test".
@@ -201,26 +213,52 @@ class ReferenceDocuments(DocumentSource):
         from datamodules.embedded.reference import documents
 
         for text in documents()[split]:
-            yield from pieces(text)
+            yield from pieces([(text, True)])
 
 
-def pieces(text: str) -> Iterator[Piece]:
-    """A document in pieces of about `PIECE` characters; nothing where it is empty."""
-    start = 0
-    while start < len(text):
-        stop = seam(text, start)
-        yield Piece(text[start:stop], start == 0, stop == len(text))
-        start = stop
+def _stored(path: Path | None) -> Survey | None:
+    try:
+        return Survey(**json.loads(path.read_bytes())) if path else None
+    except (OSError, TypeError, ValueError):
+        return None
 
 
-def seam(text: str, start: int = 0, size: int = PIECE) -> int:
-    """Where to cut what begins at `start`: at most `size` characters further, at the last place that suits.
+def _store(path: Path | None, survey: Survey) -> Survey:
+    if path is not None:
+        try:
+            with replacing(path) as partial:
+                partial.write_text(json.dumps(asdict(survey)))
+        except OSError as error:
+            raise unwritable(path, error) from error
+    return survey
+
+
+def pieces(parts: Iterable[tuple[str, bool]]) -> Iterator[Piece]:
+    """Documents in pieces of `PIECE` characters at most; documents of nothing but space are passed over.
+
+    Args:
+        parts: Text, and whether a document ends with it; of any size.
+    """
+    text, opens = "", True
+    for part, ends in parts:
+        text, start = text + part, 0
+        while len(text) - start > PIECE:
+            stop = seam(text, start)
+            yield Piece(text[start:stop], opens, False)
+            start, opens = stop, False
+        text = text[start:]
+        if ends:
+            if text and not (opens and text.isspace()):
+                yield Piece(text, opens, True)
+            text, opens = "", True
+
+
+def seam(text: str, start: int, size: int = PIECE) -> int:
+    """Where to cut what begins at `start` and is longer than `size`: at most so many characters further.
 
     That is between two lines that both have text, which tokenizers treat as they would without the cut; else after a
     line, else before a space, else anywhere.
     """
-    if len(text) - start <= size:
-        return len(text)
     place = start + size
     while (place := text.rfind("\n", start + 1, place)) > 0:
         if not text[place - 1].isspace() and not text[place + 1].isspace():

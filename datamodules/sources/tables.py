@@ -106,7 +106,7 @@ class HubTables(Tables):
         if split not in self._tables:  # a local split is read when first asked for
             import pyarrow as pa
 
-            self._tables[split] = pa.concat_tables([_read_table(path) for path in self.files[split]])
+            self._tables[split] = pa.concat_tables([read_table(path) for path in self.files[split]])
         return self._tables[split]
 
 
@@ -148,20 +148,6 @@ class TableSource(Source[S]):
             n for n in names if features.get(n, {}).get("_type") == "ClassLabel"
         ]
         return self.column(table, "label_column", found)
-
-    def column(self, table: Any, option: str, found: list[str]) -> str:
-        """The column that an option names, else the first of those found.
-
-        Raises:
-            UsageError: There is none; lists the columns there are.
-        """
-        given = getattr(self.options, option)
-        if given is None and not found or given is not None and given not in table.column_names:
-            raise UsageError(
-                f"no column {given or option.removesuffix('_column')} in {self.origin}: "
-                f"set --data.dataset.{option} to one of {', '.join(table.column_names)}."
-            )
-        return given or found[0]
 
     def labels(self, split: str) -> Tensor:
         """(S,) int64: the class of each row.
@@ -221,7 +207,7 @@ def features_of(table: Any) -> dict[str, Any]:
     return json.loads(described)["info"]["features"] if described else {}
 
 
-def _read_table(path: Path) -> Any:
+def read_table(path: Path) -> Any:
     import pyarrow as pa
     from pyarrow import parquet
 

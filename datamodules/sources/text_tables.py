@@ -1,6 +1,7 @@
 """Texts in tables: of the hub, or in CSV and JSON Lines files."""
 
 import csv
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from datamodules.errors import DataError, UsageError
-from datamodules.sources.base import other_source
+from datamodules.sources.base import Source, other_source
+from datamodules.sources.compressed import opened
 from datamodules.sources.tables import Tables, TableSource
 from datamodules.sources.texts import Texts, TextSource, arrow_texts
 from datamodules.splits import split_of
@@ -32,7 +34,7 @@ class TextTable(TableSource[Texts], TextSource):
 
     def read(self, split: str) -> Texts:
         table, where = self.tables.table(split), f"{self.tables.unit} {{}} of {self.tables.where(split)}"
-        column = table.column(self._text_column(table))
+        column = table.column(text_column(self, table))
         labels = self.labels(split) if split != "unlabelled" else torch.zeros(table.num_rows, dtype=torch.int64)
         return Texts(arrow_texts(column), labels, self.tables.rows(split), where)
 
@@ -43,15 +45,21 @@ class TextTable(TableSource[Texts], TextSource):
         named = self.options.label_column is not None or {"label", "labels"} & set(table.column_names)
         return self.places(split) if named else torch.zeros(table.num_rows, dtype=torch.int64)
 
-    def _text_column(self, table: Any) -> str:
-        name = self.column(table, "text_column", [n for n in TEXT_COLUMNS if n in table.column_names])
-        if "string" not in str(kind := table.schema.field(name).type):
-            words = [field.name for field in table.schema if "string" in str(field.type)]
-            raise UsageError(
-                f"column {name} of {self.origin} holds {kind}, not text: set --data.dataset.text_column to one of "
-                f"{', '.join(words) or 'those that hold text (there are none)'}."
-            )
-        return name
+
+def text_column(source: Source[Any], table: Any) -> str:
+    """Name of the column of texts in a table of this source.
+
+    Raises:
+        UsageError: There is none, or it holds something else.
+    """
+    name = source.column(table, "text_column", [n for n in TEXT_COLUMNS if n in table.column_names])
+    if "string" not in str(kind := table.schema.field(name).type):
+        words = [field.name for field in table.schema if "string" in str(field.type)]
+        raise UsageError(
+            f"column {name} of {source.origin} holds {kind}, not text: set --data.dataset.text_column to one of "
+            f"{', '.join(words) or 'those that hold text (there are none)'}."
+        )
+    return name
 
 
 class TextHub(TextTable):
@@ -112,7 +120,7 @@ class LineTables(Tables):
         if split not in self._tables:
             import pyarrow as pa
 
-            rows, lines, parts = self._good(self.files[split]), list[int](), []
+            rows, lines, parts = self.good(self.files[split]), list[int](), []
             while chunk := list(islice(rows, CHUNK)):
                 lines += [line for line, _ in chunk]
                 parts.append(pa.Table.from_pylist([row for _, row in chunk], self._schema([row for _, row in chunk])))
@@ -127,9 +135,9 @@ class LineTables(Tables):
 
         return pa.schema([(name, pa.large_string()) for name in dict.fromkeys(chain.from_iterable(rows))])
 
-    def _good(self, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    def good(self, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         """(line, cells) of the rows that are well-formed; the others are bad."""
-        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        with io.TextIOWrapper(opened(path), "utf-8-sig", errors="surrogateescape", newline="") as file:
             for line, row in self._parsed(path, file):
                 problem = row if isinstance(row, str) else None
                 if isinstance(row, dict) and any(map(_broken, chain(row, row.values()))):

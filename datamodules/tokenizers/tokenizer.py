@@ -3,7 +3,7 @@
 import json
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -170,6 +170,17 @@ class Tokenizer:
             if len(token) == 1:
                 numbers[ord(token)] = number
         return numbers
+
+    def first_unknown(self, texts: Iterable[str]) -> str | None:
+        """The first character of some texts that the vocabulary lacks, where tokens are single characters."""
+        known: dict[str, bool] = {}
+        for text in texts:
+            for letter in dict.fromkeys(text):
+                if letter not in known:
+                    known[letter] = self.ids.unk not in self.encode_batch([letter])[0]
+                if not known[letter]:
+                    return letter
+        return None
 
     @property
     def characters(self) -> bool:
