@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -98,12 +97,13 @@ class TokenizedData(ResumableDataModule):
         for name, value in facts["tokenizer_options"].items():
             if name != "file" and asked[name] != value:
                 raise UsageError(
-                    f"--data.tokenizer.{name} {asked[name]} does not fit the checkpoint, whose tokenizer of "
-                    f"{facts['vocabulary']} tokens was made with {name} {value}: leave it out."
+                    f"--data.tokenizer.{name} {asked[name]} (vocabulary {asked['vocabulary']}) does not fit the "
+                    f"checkpoint, whose tokenizer of {facts['vocabulary']} tokens was made with {name} {value}: leave "
+                    "it out."
                 )
         theirs = Tokenizer.from_json(facts["tokenizer"], self.config.truncate)
-        known = (None, facts["tokenizer_options"]["file"])  # that file may be another one by now
-        if self.config.file not in known and Path(self.config.file).exists():
+        known = (None, facts["tokenizer_options"]["file"])  # that file may be another one by now, or gone
+        if self.config.file not in known:
             own = Tokenizer.from_file(self.config.file)
             if own.digest != theirs.digest:
                 raise UsageError(

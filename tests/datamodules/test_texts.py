@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -367,7 +368,11 @@ def test_data_and_checkpoint_must_agree(facts: dict[str, Any], folders: dict[str
     size = facts["vocabulary"]
     for options, words in (
         ({"max_length": 64}, "max_length is 64, the checkpoint was trained with 128"),
-        ({"tokenizer": TokenizerConfig()}, f"tokenizer.kind wordpiece .* tokenizer of {size} tokens .* whitespace"),
+        (
+            {"tokenizer": TokenizerConfig(vocabulary=40)},
+            rf"kind wordpiece \(vocabulary 40\) .* tokenizer of {size} tokens .* kind whitespace",
+        ),
+        ({"tokenizer": replace(WORDS, file="nosuch.json")}, "nosuch.json does not exist"),
         (
             {"tokenizer": TokenizerConfig("whitespace", 16_000, 1, False, str(file))},
             rf"{other.tokenizer.size} tokens\) is not the checkpoint's \({size} tokens",

@@ -192,6 +192,13 @@ def test_a_run_has_its_tokenizer_whatever_becomes_of_the_file(capsys: pytest.Cap
     assert run(line, "bert") == 0
     assert run(f"{line} --data.tokenizer.file other.json", "bert") == 2
     assert "other.json (100 tokens) is not the checkpoint's (150 tokens)" in capsys.readouterr().err
+    Path("t.json").unlink()
+    assert run(line, "bert") == 0
+    assert run(f"{line} --data.tokenizer.file nosuch.json", "bert") == 2
+    assert "nosuch.json does not exist" in capsys.readouterr().err
+    assert run(f"{line} --data.tokenizer.kind character --data.tokenizer.vocabulary 70", "bert") == 2
+    said = capsys.readouterr().err
+    assert "kind character (vocabulary 70)" in said and "150 tokens" in said
 
 
 def test_files_are_utf_8_wherever_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
