@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -191,8 +192,16 @@ def flat(options: Options, prefix: str = "") -> dict[str, Any]:
     return result
 
 
+def typed_options(arguments: list[str]) -> list[str]:
+    """Names of the options on a command line, such as --data.path."""
+    return [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+
+
 def run_function(program: str, function: Callable[..., object], arguments: list[str]) -> None:
-    """Run a command that is a function of its options."""
+    """Run a command that is a function of its options; one with a parameter `typed` is told which were named."""
     parser = PlainErrors(prog=program, description=(function.__doc__ or "").split("\n\n")[0])
-    parser.add_function_arguments(function)
-    function(**vars(parser.instantiate_classes(parser.parse_args(arguments))))
+    parser.add_function_arguments(function, skip={"typed"})
+    options = vars(parser.instantiate_classes(parser.parse_args(arguments)))
+    if "typed" in signature(function).parameters:
+        options["typed"] = typed_options(arguments)
+    function(**options)

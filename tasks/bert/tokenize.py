@@ -1,24 +1,35 @@
 """`python -m tasks.bert tokenize`: how a text is cut into tokens."""
 
+from collections.abc import Collection
+
 from datamodules.embedded.reviews import generate
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from tasks.checkpoints import KEY, read_checkpoint
 from tasks.errors import UsageError
+from tasks.parsing import read_config
+
+DEFAULT = TokenizerConfig(**read_config("configs/bert/reviews.yaml")["data"]["tokenizer"])  # that of the default run
 
 
 def tokenize(
     text: str,
     ckpt_path: str | None = None,
-    tokenizer: TokenizerConfig = TokenizerConfig(),
+    tokenizer: TokenizerConfig = DEFAULT,
     max_length: int | None = None,
+    typed: Collection[str] = (),
 ) -> None:
     """Show the tokens of a text and their numbers.
 
     Args:
         text: The text.
         ckpt_path: Checkpoint that `fit` wrote, whose tokenizer is shown; null takes `tokenizer`.
-        tokenizer: The one to use: a file, or a kind that is trained on the embedded reviews.
+        tokenizer: The one to use: a file, or a kind that is trained on the embedded reviews; if nothing is said, that
+            of the default run.
         max_length: Cut to so many tokens, the control tokens among them; null does not cut.
+        typed: The options that the user named.
+
+    Raises:
+        UsageError: There is nothing to show or no room for it, or `tokenizer` is named beside a checkpoint.
     """
     if not text.strip():
         raise UsageError("--text is empty: give a text to cut into tokens")
@@ -30,7 +41,9 @@ def tokenize(
         facts = read_checkpoint(ckpt_path)[KEY]["facts"]
         if "tokenizer" not in facts:
             raise UsageError(f"checkpoint '{ckpt_path}' has no tokenizer: give one of a text task")
-        chosen = Tokenizer.from_json(facts["tokenizer"], tokenizer.truncate)
+        if surplus := next((name for name in typed if name.startswith("--tokenizer")), None):
+            raise UsageError(f"{surplus} cannot go with --ckpt_path: the checkpoint has its tokenizer, so leave it out")
+        chosen = Tokenizer.from_json(facts["tokenizer"], facts["tokenizer_options"]["truncate"])
     (found,) = chosen.encode_batch([text])
     ids, _, was_cut = chosen.build(found, max_length or len(found) + chosen.added())
     width = max(map(len, chosen.tokens(ids)))

@@ -94,11 +94,30 @@ def test_texts_from_the_command_line_and_standard_input(
     assert first["text"] == "not bad at all" and second["text"] == "zwölf"
     assert f"negative {float(first['negative']):.4f}" in said
     capsys.readouterr()
-    assert run(f'tokenize {ckpt} --text "not good"', "bert") == 0
-    shown = capsys.readouterr().out.split()
-    assert shown[0] == "[CLS]" and "not" in shown and "[SEP]" in shown
     assert run(f"predict {ckpt} --text good --data.predict_path lines.txt", "bert") == 2
     assert "--text and --data.predict_path cannot go together" in capsys.readouterr().err
+
+
+def test_the_tokens_shown_are_those_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(line: str) -> tuple[list[str], str]:
+        capsys.readouterr()
+        assert run(f"tokenize {line}", "bert") == 0
+        *tokens, end = capsys.readouterr().out.splitlines()
+        return [token.split()[0] for token in tokens], end
+
+    assert run(f"{BERT} {BRIEF} --data.tokenizer.truncate both --run_dir r", "bert") == 0
+    ckpt, size = "--ckpt_path r/checkpoints/best.ckpt", checkpoint("r")["tessera"]["facts"]["vocabulary"]
+    words = "not a good film but the acting"
+    tokens, end = shown(f"{ckpt} --text '{words}' --max_length 5")
+    assert tokens == ["[CLS]", "not", "a", "acting", "[SEP]"]
+    assert end == f"5 tokens, cut from 9; vocabulary {size}"
+    for option in ("kind word", "kind bpe", "vocabulary 300", "file t.json", "truncate head"):
+        assert run(f"tokenize {ckpt} --text good --tokenizer.{option}", "bert") == 2
+        assert f"--tokenizer.{option.split()[0]} cannot go with --ckpt_path" in capsys.readouterr().err
+    learned = Tokenizer.train(generate()["train"][0], TokenizerConfig("word", 1000, 1))
+    tokens, end = shown(f"--text '{words}'")
+    assert tokens == ["[CLS]", *words.split(), "[SEP]"] and end == f"9 tokens; vocabulary {learned.size}"
+    assert shown(f"--text '{words}' --tokenizer.vocabulary 100")[1] == "9 tokens; vocabulary 100"
 
 
 @pytest.mark.parametrize("task", ("bert", "mlm"))
