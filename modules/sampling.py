@@ -1,0 +1,95 @@
+"""The next token: the likeliest, or one drawn by chance from the likely ones."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from modules.config import require
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How to make new tokens.
+
+    Args:
+        max_new_tokens: Number of new tokens at most.
+        temperature: What scores are divided by before drawing; 0: always the likeliest token, the lowest of equals.
+        top_k: Draw from the k likeliest tokens only (Fan 2018); null: from all.
+        top_p: Draw from the likeliest tokens that together have this probability (Holtzman 2020); null: from all.
+        min_p: Draw from tokens at least this share as likely as the likeliest (Nguyen 2024); null or 0: from all.
+        repetition_penalty: Divides positive scores of tokens that are in the text, multiplies negative ones (Keskar
+            2019); 1: does nothing.
+        beams: Number of texts that beam search goes on with; 1: no beam search.
+        length_penalty: Beam search ranks by sum of log probabilities / length^this; above 0 favours long texts.
+        seed: Of the first row's draws; the next row's is one more.
+    """
+
+    max_new_tokens: int = 100
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    beams: int = 1
+    length_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "top_k", "beams"):
+            number = getattr(self, name)
+            require(number is None or number >= 1, f"{name} is {number}; it must be at least 1.")
+        require(self.temperature >= 0, f"temperature is {self.temperature}; it cannot be negative.")
+        require(
+            self.top_p is None or 0 < self.top_p <= 1, f"top_p is {self.top_p}; give a probability above 0, up to 1."
+        )
+        require(self.min_p is None or 0 <= self.min_p <= 1, f"min_p is {self.min_p}; give a share from 0 to 1.")
+        require(self.repetition_penalty > 0, f"repetition_penalty is {self.repetition_penalty}; it must be above 0.")
+        draws = self.top_k, self.top_p, self.min_p, None if self.repetition_penalty == 1 else self.repetition_penalty
+        require(
+            self.beams == 1 or all(option is None for option in draws),
+            "Beam search ranks whole texts; leave top_k, top_p, min_p and repetition_penalty out, or set beams to 1.",
+        )
+
+
+def noise(seeds: Sequence[int], count: int) -> Tensor:
+    """Numbers from 0 up to 1, (rows, count) in float64: each row's from its own seed, whatever the others are."""
+    drawn = [torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in seeds]
+    return torch.stack(drawn)  # (rows, count)
+
+
+def penalise(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Makes tokens that were seen, (B, M), less likely in scores (B, V): see `GenerationConfig`. Keeps the shape."""
+    old = scores.gather(1, seen)  # (B, M)
+    return scores.scatter(1, seen, torch.where(old < 0, old * penalty, old / penalty))
+
+
+def candidates(scores: Tensor, config: GenerationConfig) -> tuple[Tensor, Tensor | None]:
+    """Scores (B, V) of a temperature above 0 -> those to draw from, (B, K), -inf for none, and their tokens, (B, K).
+
+    Tokens are None where they are all, in order. Filters follow each other as top_k, top_p, min_p.
+    """
+    scores, tokens = scores.float() / config.temperature, None
+    if config.top_k is not None:
+        scores, tokens = scores.topk(min(config.top_k, scores.shape[1]))
+    elif config.top_p is not None:
+        scores, tokens = scores.sort(descending=True)
+    if config.top_p is not None:  # best first
+        chances = scores.softmax(1)
+        scores = scores.masked_fill(chances.cumsum(1) - chances >= config.top_p, float("-inf"))
+    if config.min_p:
+        edge = scores.amax(1, keepdim=True) + math.log(config.min_p)
+        scores = scores.masked_fill(scores < edge, float("-inf"))
+    return scores, tokens
+
+
+def draw(scores: Tensor, config: GenerationConfig, noise: Tensor) -> Tensor:
+    """The next tokens: (B, V), numbers from 0 up to 1 (B,) -> (B,)."""
+    if config.temperature == 0:
+        return scores.argmax(1)
+    scores, tokens = candidates(scores, config)
+    sums = scores.softmax(1).cumsum(1, dtype=torch.float64)  # (B, K)
+    place = torch.searchsorted(sums, noise[:, None] * sums[:, -1:], right=True)  # (B, 1)
+    return (place if tokens is None else tokens.gather(1, place))[:, 0]
