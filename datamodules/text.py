@@ -120,12 +120,11 @@ class TextData(TokenizedData):
     # Batches.
 
     def train_sampler(self, dataset: Any) -> ResumableBatchSampler:
-        """The order of training: batches of like length, by texts or by tokens."""
-        if not self.loading.buckets:
-            return super().train_sampler(dataset)
+        """The order of training: batches of like length, by texts or by tokens; without buckets all count as alike."""
+        lengths = dataset.lengths if self.loading.buckets else torch.ones_like(dataset.lengths)
         world_size, rank = self._ranks()
         return BucketBatchSampler(
-            dataset.lengths, self.batch_size, self.loading.batch_tokens, self.seed, True, rank, world_size
+            lengths, self.batch_size, self.loading.batch_tokens, self.seed, True, rank, world_size
         )
 
     def eval_sampler(self, dataset: Any) -> ResumableBatchSampler:

@@ -110,6 +110,11 @@ def test_batches_by_tokens_and_without_buckets(folders: dict[str, Path]) -> None
     plain = ReviewData("csv", str(folders["csv"]), batch_size=6, tokenizer=WORDS, loading=TextLoading(buckets=False))
     plain.setup("fit")
     assert plain.padding_share() > 1.5 * data.padding_share()
+    batches = [batch["index"].tolist() for batch in plain.train_dataloader()]
+    assert sorted(sum(batches, [])) == list(range(54)) and plain.train_batches() == len(batches)
+    plain = ReviewData("csv", str(folders["csv"]), batch_size=8, tokenizer=WORDS, loading=TextLoading(buckets=False))
+    batches = [batch["index"].tolist() for batch in plain.train_dataloader()]
+    assert sorted(sum(batches, [])) == list(range(54)) and sorted(map(len, batches)) == [6, *[8] * 6]
     for bad in (TextLoading(batch_tokens=100), TextLoading(batch_tokens=500, buckets=False), TextLoading(multiple=0)):
         with pytest.raises(UsageError, match="batch_tokens|multiple"):
             ReviewData(loading=bad)
