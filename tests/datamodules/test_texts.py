@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from datamodules.errors import DataError, UsageError
+from datamodules.masked_text import MaskedTextData
 from datamodules.reviews import ReviewData
 from datamodules.sources import CORPORA, TEXT_SOURCES, TextDatasetOptions
 from datamodules.text import TextLoading
-from datamodules.tokenizers import TokenizerConfig
+from datamodules.tokenizers import CONTROL, TokenizerConfig
 
 LINE = "the {} film, number {}\nof café “{}” "
 ROWS = [(LINE.format(("bad", "good")[i % 2], i % 9, i % 7) * (1 + i % 5), i % 2) for i in range(60)]
@@ -118,6 +119,22 @@ def test_batches_by_tokens_and_without_buckets(folders: dict[str, Path]) -> None
     for bad in (TextLoading(batch_tokens=100), TextLoading(batch_tokens=500, buckets=False), TextLoading(multiple=0)):
         with pytest.raises(UsageError, match="batch_tokens|multiple"):
             ReviewData(loading=bad)
+
+
+@pytest.mark.parametrize("kind", [ReviewData, MaskedTextData])
+def test_only_training_texts_teach_the_tokenizer(kind: Any, tmp_path: Path) -> None:
+    """`val` and `test` are the words that only those splits have, `unlabelled` the one of texts to pretrain on."""
+    for split, count in (("train", 20), ("val", 4), ("test", 4), ("unlabelled", 4)):
+        rows = "".join(f"a {('bad', 'good')[i % 2]} {split} film,{i % 2}\n" for i in range(count))
+        (tmp_path / f"{split}.csv").write_text(f"text,label\n{rows}")
+    data = kind("csv", str(tmp_path), tokenizer=WORDS)
+    words = {"a", "bad", "good", "film", "train"} | ({"unlabelled"} if kind is MaskedTextData else set())
+    assert set(data.tokenizer.vocabulary) - set(CONTROL.values()) == words
+    for split, stage in (("val", "fit"), ("test", "test")):
+        data.setup(stage)
+        assert data.tokenizer.tokens(data.dataset(split)[[1]]["tokens"][0]) == [
+            *("[CLS]", "a", "good", "[UNK]", "film", "[SEP]", "[PAD]", "[PAD]")
+        ]
 
 
 def test_a_run_counted_in_other_batches_is_not_resumed(folders: dict[str, Path]) -> None:
@@ -408,8 +425,6 @@ def test_a_checkpoint_tests_data_that_hold_no_training_split(
 
 def test_all_arguments_are_options_of_the_command_line() -> None:
     from jsonargparse import ArgumentParser
-
-    from datamodules.masked_text import MaskedTextData
 
     shared = {"batch_size", "max_length", "skip_bad", "dataset.val_fraction", "tokenizer.kind", "loading.multiple"}
     for kind, own in ((ReviewData, "predict_path"), (MaskedTextData, "next_sentence")):
