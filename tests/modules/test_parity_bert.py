@@ -204,8 +204,16 @@ def test_another_number_of_classes_and_the_other_head() -> None:
 
 
 def test_presets_are_as_published() -> None:
-    for name in ("tiny", "mini", "small", "base"):
+    sizes = {
+        "tiny": (128, 2, 2, 512),
+        "mini": (256, 4, 4, 1024),
+        "small": (512, 4, 8, 2048),
+        "base": (768, 12, 12, 3072),
+    }
+    for name, (width, depth, heads, mlp_width) in sizes.items():
         config = replace(BERT_PRESETS[name], vocabulary=30522, num_classes=2)
+        stack = config.stack
+        assert (stack.width, stack.depth, stack.heads, stack.feedforward_width) == (width, depth, heads, mlp_width)
         with torch.device("meta"):
             model = transformers.BertForSequenceClassification(
                 transformers.BertConfig.from_dict(config_to_huggingface("bert", config, ["no", "yes"]))
