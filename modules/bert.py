@@ -15,7 +15,7 @@ from modules.config import (
     check_text,
     require,
 )
-from modules.dropout import Dropout
+from modules.dropout import Dropout, TokenDropout
 from modules.embedding import TokenEmbedding
 from modules.feedforward import ACTIVATIONS
 from modules.heads import POOLERS, ClassifierHead, MaskedLMHead
@@ -46,6 +46,7 @@ class BertConfig:
         pooler: A layer between pooling and classifier: "tanh" (BERT, RoBERTa), "relu" (DistilBERT) or "none".
         pooler_dropout: Probability of dropping values before that layer (RoBERTa).
         head_dropout: Probability of dropping values before the classifier.
+        token_dropout: Probability of dropping whole tokens, their vectors zero (Iyyer 2015).
         padding: Number of the padding token.
         next_sentence: The masked language model also tells whether the second sentence follows the first.
         stack: The Transformer blocks.
@@ -63,6 +64,7 @@ class BertConfig:
     pooler: PoolerName = "none"
     pooler_dropout: float = 0.0
     head_dropout: float = 0.0
+    token_dropout: float = 0.0
     padding: int = 0
     next_sentence: bool = False
     stack: StackConfig = field(default_factory=StackConfig)
@@ -86,7 +88,7 @@ class BertConfig:
             "An encoder sees the whole text and nothing else; leave stack.causal and stack.cross_attention off.",
         )
         require(not self.next_sentence or self.segments >= 2, "next_sentence needs two segments; set segments to 2.")
-        check_rates(self, "pooler_dropout", "head_dropout")
+        check_rates(self, "pooler_dropout", "head_dropout", "token_dropout")
 
 
 class Encoder(nn.Module):
@@ -109,6 +111,7 @@ class Encoder(nn.Module):
         self.position = POSITIONS[config.position](position_config(config))
         norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
         self.norm = norm(stack.width) if config.embedding_norm else nn.Identity()
+        self.token_dropout = TokenDropout(config.token_dropout) if config.token_dropout else nn.Identity()
         self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
         self.stack = Stack(stack)
         for part in (self.embed, self.segment):  # the stack has initialised itself
@@ -139,8 +142,9 @@ class Encoder(nn.Module):
         coords = grid_coordinates(tokens.shape[1:], tokens.device)  # (1, N, 1)
         mask = Mask() if keep is None or is_full(keep) else padding(keep)
         mask = mask.with_bias(self.position.bias(coords, coords))
-        x = self.position.embed(self.with_segments(self.embed(tokens), segments))
-        return self.stack(self.dropout(self.norm(x)), mask, self.position.rotate(coords), None, record or FORGETFUL)
+        x = self.token_dropout(self.embed(tokens))
+        x = self.dropout(self.norm(self.position.embed(self.with_segments(x, segments))))
+        return self.stack(x, mask, self.position.rotate(coords), None, record or FORGETFUL)
 
     def with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         """Adds the vectors of segments (B, N) to those of tokens (B, N, E)."""

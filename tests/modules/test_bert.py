@@ -47,6 +47,20 @@ def name_of(options: dict[str, Any]) -> str:
     return label(options.get("stack", options))
 
 
+def test_tokens_are_dropped_in_training_only() -> None:
+    options = {"token_dropout": 0.5, "position": "none", "embedding_norm": False, "segments": 0}
+    net, (tokens, _) = build(Encoder, options), texts()
+    seen: list[Tensor] = []
+    net.stack.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    net(tokens)
+    net.train()(tokens)
+    table = net.embed(tokens)  # (B, N, E)
+    assert torch.equal(seen[0], table)
+    gone = seen[1].eq(0).all(-1)
+    assert gone.any() and not gone.all()
+    torch.testing.assert_close(seen[1][~gone], 2 * table[~gone])
+
+
 @pytest.mark.parametrize("options", VARIANTS, ids=name_of)
 def test_a_padded_batch_equals_each_text_alone(options: dict[str, Any]) -> None:
     net, (tokens, keep) = build(BertClassifier, options), texts()
@@ -270,6 +284,7 @@ def test_padding_starts_at_zero() -> None:
         ({"segments": 1, "next_sentence": True}, "next_sentence needs two segments"),
         ({"rotary_fraction": 0.0}, "rotary_fraction is 0.0"),
         ({"head_dropout": 1.0}, "head_dropout is 1.0"),
+        ({"token_dropout": 1.0}, "token_dropout is 1.0"),
         ({"pooler_dropout": -0.1}, "pooler_dropout is -0.1"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modules.dropout import LEVELS, Dropout, draws, dropout
+from modules.dropout import LEVELS, Dropout, TokenDropout, draws, dropout
 
 COUNT = 400_000
 
@@ -59,6 +59,16 @@ def test_nothing_happens_in_eval_or_at_rate_zero() -> None:
     x, module = torch.randn(5, 7), Dropout(0.5)
     assert module(x).eq(0).any()
     assert module.eval()(x) is x and dropout(x, 0.0) is x and Dropout(0.0)(x) is x
+
+
+def test_whole_tokens_are_dropped() -> None:
+    module, x = TokenDropout(0.3), torch.rand(40, 50, 6) + 1
+    factors = module(x) / x  # (B, N, E)
+    assert torch.equal(factors.amin(-1) == 0, factors.amax(-1) == 0)  # a token goes as a whole
+    dropped = (factors[..., 0] == 0).double().mean().item()
+    assert abs(dropped - 0.3) < 4 * sigma(0.3, 2000)
+    torch.testing.assert_close(factors[factors > 0].mean(), torch.tensor(1 / 0.7), rtol=1e-4, atol=0)
+    assert module.eval()(x) is x
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0, 2), (1,), (3,), (4, 5), (2, 3, 7)])
