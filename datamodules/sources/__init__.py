@@ -4,7 +4,7 @@ from datamodules.records import Records
 from datamodules.sources.base import DatasetOptions, Source
 from datamodules.sources.digits import Digits
 from datamodules.sources.document_files import DOCUMENTS, document_source
-from datamodules.sources.documents import CorpusOptions, Documents, DocumentSource
+from datamodules.sources.documents import CorpusOptions, Documents, DocumentSource, Piece
 from datamodules.sources.folder import Folder
 from datamodules.sources.hub import Hub
 from datamodules.sources.text_folder import PlainTexts, TextFolder
@@ -19,6 +19,7 @@ __all__ = [
     "CorpusOptions",
     "DatasetOptions",
     "DocumentSource",
+    "Piece",
     "Documents",
     "Source",
     "TextDatasetOptions",

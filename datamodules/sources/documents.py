@@ -233,17 +233,18 @@ def _store(path: Path | None, survey: Survey) -> Survey:
     return survey
 
 
-def pieces(parts: Iterable[tuple[str, bool]]) -> Iterator[Piece]:
-    """Documents in pieces of `PIECE` characters at most; documents of nothing but space are passed over.
+def pieces(parts: Iterable[tuple[str, bool]], size: int = PIECE) -> Iterator[Piece]:
+    """Documents in pieces of `size` characters at most; shorter ones of nothing but space are passed over.
 
     Args:
-        parts: Text, and whether a document ends with it; of any size.
+        parts: Text, of any length, and whether a document ends with it.
+        size: Of a piece.
     """
     text, opens = "", True
     for part, ends in parts:
         text, start = text + part, 0
-        while len(text) - start > PIECE:
-            stop = seam(text, start)
+        while len(text) - start > size:
+            stop = seam(text, start, size)
             yield Piece(text[start:stop], opens, False)
             start, opens = stop, False
         text = text[start:]
@@ -253,7 +254,7 @@ def pieces(parts: Iterable[tuple[str, bool]]) -> Iterator[Piece]:
             text, opens = "", True
 
 
-def seam(text: str, start: int, size: int = PIECE) -> int:
+def seam(text: str, start: int, size: int) -> int:
     """Where to cut what begins at `start` and is longer than `size`: at most so many characters further.
 
     That is between two lines that both have text, which tokenizers treat as they would without the cut; else after a
