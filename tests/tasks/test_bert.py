@@ -50,9 +50,11 @@ def rows(path: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(capsys: pytest.CaptureFixture[str]) -> None:
-    from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
+def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, roc_auc_score
 
+    drawn: list[tuple[Tensor, list[str]]] = []
+    monkeypatch.setattr("tasks.classification.draw_confusion", lambda counts, names, _: drawn.append((counts, names)))
     assert run(f"{BERT} --run_dir r", "bert") == 0
     kept = checkpoint("r", "best")["tessera"]["facts"]
     assert Path("r/tokenizer.json").read_text() == kept["tokenizer"]
@@ -65,6 +67,8 @@ def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(capsys: pyt
     positive = [float(row["positive"]) for row in found]
     guesses = [int(row["label"] == "positive") for row in found]
     assert guesses == [int(share > 0.5) for share in positive]
+    ((counts, names),) = drawn
+    assert counts.tolist() == confusion_matrix(labels, guesses).tolist() and names == ["negative", "positive"]
     summary = json.loads(Path("r/summary.json").read_text())
     assert summary["test/acc"] == pytest.approx(accuracy_score(labels, guesses), abs=1e-6)
     assert summary["test/f1"] == pytest.approx(f1_score(labels, guesses, average="macro"), abs=1e-6)
