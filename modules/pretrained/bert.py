@@ -7,9 +7,19 @@ import torch
 from torch import nn
 
 from modules.bert import BertClassifier, BertConfig, BertMaskedLM
-from modules.config import require
 from modules.pretrained.bert_configs import FAMILIES, check_expressible
-from modules.pretrained.names import Layers, Names, State, check_fit, full_names, give, take
+from modules.pretrained.names import (
+    Layers,
+    Names,
+    State,
+    check_fit,
+    check_given,
+    drop_copies,
+    full_names,
+    give,
+    load_fitting,
+    take,
+)
 
 HEADS = ("pool.", "pooler.", "head.", "sentence.")
 PLACES = "encoder.position.table"
@@ -142,11 +152,7 @@ def to_tessera(family: str, state: State, config: BertConfig) -> State:
     rest = {_modern(name, family): value for name, value in state.items()}
     for name in (f"{table.embeddings}.position_ids", *table.ignored):
         rest.pop(name, None)
-    for copy, original in table.copies.items():
-        if copy in rest:
-            value = rest.pop(copy)
-            tied = torch.equal(rest.setdefault(original, value), value)
-            require(tied, f"{copy} is not {original}: models with two separate tables are not supported.")
+    drop_copies(table.copies, rest, "models with two separate tables are not supported")
     ours = take(table.names(config), rest)
     if PLACES in ours:
         ours[PLACES] = ours[PLACES][FAMILIES[family].first_position(config) :]  # (positions, E)
@@ -178,15 +184,7 @@ def load_weights(net: nn.Module, state: State) -> list[str]:
     Raises:
         ValueError: Weights of the encoder that are missing, left over or of another shape, by name.
     """
-    wanted = net.state_dict()
-    fitting = {
-        name: value
-        for name, value in state.items()
-        if not name.startswith(HEADS) or (name in wanted and wanted[name].shape == value.shape)
-    }
-    check_fit("pretrained", fitting, {}, wanted, HEADS)
-    net.load_state_dict(fitting, strict=False)
-    return [name for name in wanted if name not in fitting]
+    return load_fitting(net, state, HEADS)
 
 
 def from_tessera(family: str, state: State, config: BertConfig) -> State:
@@ -207,6 +205,6 @@ def from_tessera(family: str, state: State, config: BertConfig) -> State:
     if table.segments and not config.segments:
         rest["encoder.segment.weight"] = rest[PLACES].new_zeros(1, config.stack.width)
     theirs = give(table.names(config), rest)
-    require(not rest, f"{family} has no place for {', '.join(sorted(rest)[:3])}; build the model without it.")
+    check_given(family, rest)
     copies = table.copies if table.bias in theirs else {}
     return theirs | {copy: theirs[original].clone() for copy, original in copies.items()}

@@ -1,12 +1,22 @@
 """Configs of BERT, DistilBERT and RoBERTa from and to the `config.json` of Hugging Face."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from modules.bert import BertConfig
-from modules.config import FeedForwardName, PoolerName, StackConfig, require
-
-Settings = dict[str, Any]  # a config.json
+from modules.config import PoolerName, require
+from modules.pretrained.settings import (
+    ACTIVATIONS,
+    Settings,
+    activation,
+    built,
+    check_feedforward,
+    check_heads,
+    check_options,
+    known_family,
+    renamed,
+    written,
+)
 
 
 @dataclass(frozen=True)
@@ -71,18 +81,17 @@ ALWAYS = {
     "attention": "dot",
     "bias": True,
     "qkv_bias": True,
+    "mlp_bias": True,
 }
-USUAL = {"max_length": 512, "segments": 2, "feedforward": "gelu", "dropout": 0.1, "attention_dropout": 0.1}
+USUAL = {
+    "max_length": 512,
+    "segments": 2,
+    "feedforward": "gelu",
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "norm_eps": 1e-12,
+}
 NEEDED = ("vocabulary", "width", "depth", "heads", "mlp_width")
-ACTIVATIONS: dict[str, FeedForwardName] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
-OURS = {field.name for field in fields(BertConfig)}
 
 
 def config_from_huggingface(settings: Settings) -> tuple[str, BertConfig]:
@@ -94,33 +103,21 @@ def config_from_huggingface(settings: Settings) -> tuple[str, BertConfig]:
     Raises:
         ValueError: The model has parts that ours does not, or the file lacks a size, by name.
     """
-    name = settings.get("model_type")
-    require(name in FAMILIES, f'model_type "{name}" is not supported; choose a model of {", ".join(FAMILIES)}.')
-    family = FAMILIES[str(name)]
+    name = known_family(settings, FAMILIES)
+    family = FAMILIES[name]
     kind = settings.get("position_embedding_type") or "absolute"
     require(kind == "absolute", f'position_embedding_type "{kind}" is not supported; choose a model with "absolute".')
     for part in ("is_decoder", "add_cross_attention"):
         require(not settings.get(part), f"{part} is on: this is a decoder, but only encoders are supported.")
-    given = {ours: settings[theirs] for theirs, ours in family.settings.items() if settings.get(theirs) is not None}
-    missing = [theirs for theirs, ours in family.settings.items() if ours in NEEDED and ours not in given]
-    require(not missing, f"config.json lacks {', '.join(missing)}.")
-    options = {**USUAL, "norm_eps": 1e-12, "padding": family.padding, **given, **family.fixed}
-    activation = ACTIVATIONS.get(options["feedforward"])
-    require(activation is not None, f'activation "{options["feedforward"]}" is none of {", ".join(ACTIVATIONS)}.')
-    options |= {"feedforward": activation, "head_dropout": options.get("head_dropout", options["dropout"])}
+    given = renamed(settings, family.settings, NEEDED)
+    options = {**USUAL, "padding": family.padding, **given, **family.fixed}
+    options["feedforward"] = activation(options["feedforward"], ACTIVATIONS)
+    options.setdefault("head_dropout", options["dropout"])
     if family.offset:
         options["max_length"] -= options["padding"] + 1
         options["pooler_dropout"] = options["head_dropout"]
-    if options["mlp_width"] == 4 * options["width"]:
-        del options["mlp_width"]
-    stack = {option: value for option, value in options.items() if option not in OURS}
-    return str(name), BertConfig(
-        num_classes=_classes(settings),
-        embedding_norm=True,
-        pooler=family.pooler,
-        stack=StackConfig(order="post", mlp_dropout=0.0, **stack),
-        **{option: value for option, value in options.items() if option in OURS},
-    )
+    options |= {"num_classes": _classes(settings), "embedding_norm": True, "pooler": family.pooler}
+    return name, built(BertConfig, {**options, "order": "post", "mlp_dropout": 0.0})
 
 
 def _classes(settings: Settings) -> int | None:
@@ -143,7 +140,7 @@ def config_to_huggingface(family: str, config: BertConfig, class_names: list[str
     """
     check_expressible(family, config, classifies=class_names is not None)
     kind = FAMILIES[family]
-    settings = {theirs: _option(config, ours) for theirs, ours in kind.settings.items()}
+    settings = written(config, kind.settings, ACTIVATIONS)
     settings["max_position_embeddings"] += kind.first_position(config)
     if "type_vocab_size" in settings:
         settings["type_vocab_size"] = max(1, config.segments)
@@ -157,21 +154,9 @@ def config_to_huggingface(family: str, config: BertConfig, class_names: list[str
 
 def check_expressible(family: str, config: BertConfig, classifies: bool) -> None:
     """Raises `ValueError` where a model of `family` cannot be like ours."""
-    stack = config.stack
     wanted = ALWAYS | FAMILIES[family].fixed
     if classifies:
         wanted |= {"pool": "cls", "pooler": FAMILIES[family].pooler}
-    for option, value in wanted.items():
-        got = getattr(config if option in OURS else stack, option)
-        require(got == value, f"{family} models have {option} {value}, but this one has {got}.")
-    known = stack.feedforward in ACTIVATIONS.values()
-    require(known, f'{family} models have no feedforward "{stack.feedforward}".')
-    require(stack.kv_heads in (None, stack.heads), f"{family} models have as many kv_heads as heads.")
-
-
-def _option(config: BertConfig, option: str) -> Any:
-    """Our option, as their file says it."""
-    if option == "mlp_width":
-        return config.stack.feedforward_width
-    value = getattr(config if option in OURS else config.stack, option)
-    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == value) if option == "feedforward" else value
+    check_options(family, config, wanted)
+    check_feedforward(family, config, ACTIVATIONS)
+    check_heads(family, config.stack)

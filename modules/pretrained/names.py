@@ -1,7 +1,9 @@
 """What all tables of names share: reading them both ways, and sentences for what does not fit."""
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from modules.config import require
 
@@ -31,22 +33,85 @@ def full_names(layers: Layers, depth: int, raw: dict[str, str] | None = None) ->
 
 
 def take(names: Names, rest: State) -> State:
-    """Our weights out of theirs; what is used leaves `rest`."""
-    return {
-        ours: torch.cat([rest.pop(part) for part in theirs])
-        for ours, theirs in names.items()
-        if all(part in rest for part in theirs)
-    }
+    """Our weights out of theirs; what is used leaves `rest`. One that is theirs as it stands is shared, not copied.
+
+    Raises:
+        ValueError: Of several that stand for one of ours, some are missing; by name.
+    """
+    ours: State = {}
+    for name, parts in names.items():
+        missing = [part for part in parts if part not in rest]
+        if len(missing) < len(parts):
+            require(not missing, f"{', '.join(missing)} is missing, though not all of that layer.")
+            found = [rest.pop(part) for part in parts]
+            ours[name] = torch.cat(found) if len(found) > 1 else found[0]
+    return ours
 
 
-def give(names: Names, rest: State) -> State:
-    """Their weights out of ours; what is used leaves `rest`."""
-    return {
-        part: rows.clone()
-        for ours, theirs in names.items()
-        if ours in rest
-        for part, rows in zip(theirs, rest.pop(ours).chunk(len(theirs)), strict=True)
+def give(names: Names, rest: State, rows: Sequence[int] | None = None) -> State:
+    """Their weights out of ours, copied; what is used leaves `rest`.
+
+    Args:
+        names: Ours -> theirs.
+        rest: Weights under our names.
+        rows: Rows of each, where several of theirs stand for one of ours; None: each has as many.
+    """
+    theirs: State = {}
+    for ours, parts in names.items():
+        if ours in rest:
+            value = rest.pop(ours)
+            split = value.chunk(len(parts)) if len(parts) == 1 or rows is None else value.split(list(rows))
+            copies = (part.clone(memory_format=torch.contiguous_format) for part in split)
+            theirs |= dict(zip(parts, copies, strict=True))
+    return theirs
+
+
+def drop_copies(copies: dict[str, str], rest: State, reason: str) -> None:
+    """Drops weights of theirs that repeat another one.
+
+    Args:
+        copies: Name of a copy -> name of the original, which may be missing beside it.
+        rest: Weights under their names.
+        reason: Why they must be the same.
+
+    Raises:
+        ValueError: They differ.
+    """
+    for copy, original in copies.items():
+        if copy in rest:
+            value = rest.pop(copy)
+            tied = torch.equal(rest.setdefault(original, value), value)
+            require(tied, f"{copy} is not {original}: {reason}.")
+
+
+def check_given(family: str, rest: State) -> None:
+    """Raises `ValueError` where weights of ours are left over, by name."""
+    require(not rest, f"{family} has no place for {', '.join(sorted(rest)[:3])}; build the model without it.")
+
+
+def load_fitting(net: nn.Module, state: State, optional: tuple[str, ...] = ()) -> list[str]:
+    """Puts weights under our names into a model.
+
+    Args:
+        net: The model.
+        state: Weights under our names.
+        optional: Beginnings of names that may be missing, too many or of other shapes.
+
+    Returns:
+        Names of the weights that keep their start values, all of them optional.
+
+    Raises:
+        ValueError: Other weights that are missing, left over or of another shape, by name.
+    """
+    wanted = net.state_dict()
+    fitting = {
+        name: value
+        for name, value in state.items()
+        if not name.startswith(optional) or (name in wanted and wanted[name].shape == value.shape)
     }
+    check_fit("pretrained", fitting, {}, wanted, optional)
+    net.load_state_dict(fitting, strict=False)
+    return [name for name in wanted if name not in fitting]
 
 
 def check_fit(family: str, ours: State, rest: State, wanted: State, optional: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from modules.config import FeedForwardName, PoolName, StackConfig, require
 from modules.position import resize_grid
-from modules.pretrained.names import Layers, Names, State, check_fit, full_names, give, take
+from modules.pretrained.names import Layers, Names, State, check_fit, check_given, full_names, give, take
 from modules.vit import ViT, ViTConfig
 
 
@@ -178,7 +178,7 @@ def from_tessera(family: str, state: State, config: ViTConfig, prefix_positions:
     for token, vectors in zip(table.tokens, prefix.split(list(counts)), strict=True):
         if len(vectors):
             theirs[token] = vectors[None]  # (1, count, E)
-    require(not rest, f"{family} has no place for {', '.join(sorted(rest)[:3])}; build the model without it.")
+    check_given(family, rest)
     return theirs
 
 

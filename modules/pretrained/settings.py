@@ -1,0 +1,127 @@
+"""What translating the `config.json` of all families shares: options looked up, renamed, checked and put together."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from modules.config import FeedForwardName, StackConfig, require
+
+Settings = dict[str, Any]  # a config.json
+Built = TypeVar("Built")
+
+ACTIVATIONS: dict[str, FeedForwardName] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+GATED_ACTIVATIONS: dict[str, FeedForwardName] = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
+# Options of a stack that may be null, and where it says what they are then.
+RESOLVED = {
+    "mlp_width": "feedforward_width",
+    "mlp_bias": "feedforward_bias",
+    "head_size": "head_width",
+    "kv_heads": "groups",
+}
+
+
+def known_family(settings: Settings, families: Collection[str]) -> str:
+    """The family that a config.json names.
+
+    Raises:
+        ValueError: It is none of `families`.
+    """
+    name = settings.get("model_type")
+    require(name in families, f'model_type "{name}" is not supported; choose a model of {", ".join(families)}.')
+    return str(name)
+
+
+def renamed(settings: Settings, names: Mapping[str, str], needed: Sequence[str]) -> dict[str, Any]:
+    """Options of a config.json that are not null, under our names.
+
+    Args:
+        settings: The config.json.
+        names: Their option -> ours.
+        needed: Options of ours that have no usual value.
+
+    Raises:
+        ValueError: One of those is missing; by their names.
+    """
+    given = {ours: settings[theirs] for theirs, ours in names.items() if settings.get(theirs) is not None}
+    missing = [theirs for theirs, ours in names.items() if ours in needed and ours not in given]
+    require(not missing, f"config.json lacks {', '.join(missing)}.")
+    return given
+
+
+def activation(name: str, known: Mapping[str, FeedForwardName]) -> FeedForwardName:
+    """Our name of an activation.
+
+    Raises:
+        ValueError: It is none of `known`.
+    """
+    require(name in known, f'activation "{name}" is none of {", ".join(known)}.')
+    return known[name]
+
+
+def built(kind: Callable[..., Built], options: Mapping[str, Any]) -> Built:
+    """A config of a model from its own options and those of its stack, all in one dictionary."""
+    own = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    stack = StackConfig(**{option: value for option, value in options.items() if option not in own})
+    return kind(**{option: value for option, value in options.items() if option in own}, stack=shortened(stack))
+
+
+def shortened(stack: StackConfig) -> StackConfig:
+    """The same stack, with null for options that say what null means anyway."""
+    for name, resolved in RESOLVED.items():
+        if name != "head_size" or stack.width % stack.heads == 0:
+            plain = replace(stack, **dict[str, Any]({name: None}))
+            stack = plain if getattr(plain, resolved) == getattr(stack, resolved) else stack
+    return stack
+
+
+def option(config: Any, name: str) -> Any:
+    """An option of a model's config or of its stack, with what stands for null."""
+    name = RESOLVED.get(name, name)
+    return getattr(config if hasattr(config, name) else config.stack, name)
+
+
+def written(config: Any, names: Mapping[str, str], activations: Mapping[str, FeedForwardName]) -> Settings:
+    """Options of ours for a config.json, under their names.
+
+    Args:
+        config: Of a model.
+        names: Their option -> ours.
+        activations: Their name of an activation -> ours.
+    """
+    settings = {theirs: option(config, ours) for theirs, ours in names.items()}
+    for theirs in (theirs for theirs, ours in names.items() if ours == "feedforward"):
+        settings[theirs] = next(name for name, ours in activations.items() if ours == settings[theirs])
+    return settings
+
+
+def check_settings(settings: Settings, wanted: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where an option of a config.json is given and not as it must be."""
+    for name, value in wanted.items():
+        got = settings.get(name, value)
+        require(got == value, f"{name} is {got}, which is not supported; choose a model where it is {value}.")
+
+
+def check_options(family: str, config: Any, wanted: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where an option of a model of ours is not what all models of `family` have."""
+    for name, value in wanted.items():
+        got = option(config, name)
+        require(got == value, f"{family} models have {name} {value}, but this one has {got}.")
+
+
+def check_feedforward(family: str, config: Any, known: Mapping[str, FeedForwardName]) -> None:
+    """Raises `ValueError` where models of `family` have no such feed-forward part."""
+    name = config.stack.feedforward
+    require(name in known.values(), f'{family} models have no feedforward "{name}".')
+
+
+def check_heads(family: str, stack: StackConfig) -> None:
+    """Raises `ValueError` unless all heads have keys of their own and share the width among them."""
+    plain = stack.groups == stack.heads and stack.heads * stack.head_width == stack.width
+    require(plain, f"{family} models have as many kv_heads as heads, each of size width / heads.")
