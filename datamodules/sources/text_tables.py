@@ -141,7 +141,7 @@ class LineTables(Tables):
             for line, row in self._parsed(path, file):
                 problem = row if isinstance(row, str) else None
                 if isinstance(row, dict) and any(map(_broken, chain(row, row.values()))):
-                    problem = NOT_TEXT
+                    line, problem = self._bad_line(line, row), NOT_TEXT
                 if problem:
                     self.bad(f"line {line} of {path}", problem)
                 elif isinstance(row, dict):
@@ -150,6 +150,10 @@ class LineTables(Tables):
     def _parsed(self, path: Path, file: Any) -> Iterator[tuple[int, dict[str, str] | str]]:
         """(line, cells) of each row, or (line, what is wrong with it)."""
         raise NotImplementedError
+
+    def _bad_line(self, line: int, row: dict[str, str]) -> int:
+        """Where the first bytes are that are not UTF-8, in a row that begins at `line`."""
+        return line
 
 
 def _broken(cell: str | None) -> bool:

@@ -224,7 +224,7 @@ BAD = {
     "csv": [
         (b"7,  ,pos\n", "holds no text"),
         (b"7,caf\xe9,pos\n", "UTF-8"),
-        (b'7,"two lines,\ncaf\xe9",pos\n', "UTF-8"),
+        (b'7,"four lines,\r\nof which\n\ncaf\xe9, the last,\n\xe9",pos\n', "UTF-8"),
         (b"7,good, but long,pos\n", "4 cells"),
     ],
     "jsonl": [
@@ -246,7 +246,8 @@ def test_bad_lines_are_named_or_skipped_and_counted(
     place = 1 if line.count(b"\n") == 1 and source == "csv" else len(lines)  # not inside of a text with lines
     lines.insert(place, line)
     path.write_bytes(b"".join(lines))
-    name = f"line {place + 1} of {path}"
+    inside = line.partition(b"caf\xe9")[0].count(b"\n") if b"caf\xe9" in line else 0
+    name = f"line {place + inside + 1} of {path}"
     refused(DataError, name, words, "--data.skip_bad true", source=source, path=str(path.parent))
     data = ReviewData(source, str(path.parent), skip_bad=True, tokenizer=WORDS)  # type: ignore[arg-type]
     data.setup("fit")
