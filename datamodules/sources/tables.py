@@ -141,29 +141,41 @@ class TableSource(Source[S]):
             raise UsageError(f"{self.origin} has no train split, only {', '.join(self.tables.splits())}.")
         return self._described_names("train") or self._values
 
+    def label_columns(self, table: Any) -> list[str]:
+        """Names of the columns that may hold the classes where no option says which; the likeliest first."""
+        features, names = features_of(table), table.column_names
+        found = [n for n in ("label", "labels") if n in names]
+        return found or [n for n in names if features.get(n, {}).get("_type") == "ClassLabel"]
+
     def label_column(self, table: Any) -> str:
         """Name of the column of classes."""
-        features, names = features_of(table), table.column_names
-        found = [n for n in ("label", "labels") if n in names] or [
-            n for n in names if features.get(n, {}).get("_type") == "ClassLabel"
-        ]
-        return self.column(table, "label_column", found)
+        return self.column(table, "label_column", self.label_columns(table))
+
+    def cells(self, split: str) -> Any:
+        """Arrow strings (S,): the label of each row, without spaces around it; null where there is none."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        table = self.tables.table(split)
+        cells = pc.utf8_trim_whitespace(table.column(self.label_column(table)).cast(pa.string()))
+        return pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
 
     def labels(self, split: str) -> Tensor:
         """(S,) int64: the class of each row.
 
         Raises:
-            DataError: The split is empty, or a row has a label outside the classes; names the row.
+            DataError: The split is empty, or a row has no label or one outside the classes; names the row.
         """
-        table, where, found = self.tables.table(split), self.tables.where(split), self.places(split)
+        where, found = self.tables.where(split), self.places(split)
         if len(found) == 0:
             raise DataError(f"{where} is empty.")
         unknown = (found == len(self._values)).nonzero().flatten().tolist()
         if unknown:
-            row, cell = int(self.tables.rows(split)[unknown[0]]), table.column(self.label_column(table))[unknown[0]]
+            row, cell = int(self.tables.rows(split)[unknown[0]]), self.cells(split)[unknown[0]].as_py()
+            problem = "has no label, but needs one" if cell is None else f"has the label {cell}, which is none"
             raise DataError(
-                f"{self.tables.unit} {row} of {where} has the label {cell}, which is none of the {len(self._values)} "
-                f"classes: {listed(self.class_names)}."
+                f"{self.tables.unit} {row} of {where} {problem} of the {len(self._values)} classes: "
+                f"{listed(self.class_names)}."
             )
         return found
 
@@ -172,9 +184,7 @@ class TableSource(Source[S]):
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        table = self.tables.table(split)
-        cells = table.column(self.label_column(table)).cast(pa.string())
-        found = pc.index_in(cells, pa.array(self._values, pa.string())).fill_null(len(self._values))
+        found = pc.index_in(self.cells(split), pa.array(self._values, pa.string())).fill_null(len(self._values))
         return torch.from_numpy(found.to_numpy().astype("int64"))
 
     def _described_names(self, split: str) -> list[str]:
@@ -188,10 +198,7 @@ class TableSource(Source[S]):
         split = "train" if self.has("train") else self.tables.splits()[0]
         if names := self._described_names(split):
             return [str(i) for i in range(len(names))]
-        table = self.tables.table(split)
-        found = [
-            str(value) for value in table.column(self.label_column(table)).unique().to_pylist() if value is not None
-        ]
+        found = self.cells(split).drop_null().unique().to_pylist()
         numbers = all(value.lstrip("-").isdigit() for value in found)
         known = self.options.class_names if self.has("train") else self.known_names
         if known and (not numbers or not self.has("train") and set(found) <= set(known)):

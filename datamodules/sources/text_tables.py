@@ -29,7 +29,8 @@ CHUNK = 10_000  # rows that exist as Python objects at a time
 class TextTable(TableSource[Texts], TextSource):
     """Texts in a column of a table, their classes in another.
 
-    `label_column` names it, else it is called label or labels; words are classes by themselves, numbers in their order.
+    `label_column` names it, else it is called label or labels, or is described as one of classes; words are classes by
+    themselves, numbers in their order.
     """
 
     def read(self, split: str) -> Texts:
@@ -42,7 +43,7 @@ class TextTable(TableSource[Texts], TextSource):
         if self.labelled:
             return super().labels(split)
         table = self.tables.table(split)
-        named = self.options.label_column is not None or {"label", "labels"} & set(table.column_names)
+        named = self.options.label_column is not None or self.label_columns(table)
         return self.places(split) if named else torch.zeros(table.num_rows, dtype=torch.int64)
 
 
@@ -181,6 +182,10 @@ class CsvTables(LineTables):
                     yield line, f"has {len(cells)} cells where the first line has {len(names)}"
         except csv.Error as error:
             raise DataError(f"line {reader.line_num} of {path} is not valid CSV: {error}.") from error
+
+    def _bad_line(self, line: int, row: dict[str, str]) -> int:
+        before = NOT_UTF8.split(",".join(row.values()), maxsplit=1)[0]
+        return line + len(re.findall(r"\r\n?|\n", before))  # of cells with several lines
 
 
 class JsonTables(LineTables):

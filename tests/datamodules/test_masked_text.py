@@ -14,7 +14,7 @@ from torch import Tensor
 from datamodules.errors import UsageError
 from datamodules.masked_text import MaskedTextData, Pairs, Pieces
 from datamodules.reviews import ReviewData
-from datamodules.sources import CORPORA
+from datamodules.sources import CORPORA, TextDatasetOptions
 from datamodules.text import TextLoading, TokenLists
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 
@@ -184,10 +184,25 @@ def write(tmp_path: Path, source: str) -> str | None:
     return str(folder)
 
 
-@pytest.mark.parametrize("source", CORPORA)
+def described(folder: str) -> None:
+    """Renames the column of classes in tables to mood, and says as the hub does what it is."""
+    from pyarrow import parquet
+
+    features = {"mood": {"_type": "ClassLabel", "names": ["neg", "pos"]}}
+    for path in Path(folder).iterdir():
+        rows = parquet.read_table(path).rename_columns(["text", "mood"])
+        info = {"huggingface": json.dumps({"info": {"features": features}})}
+        parquet.write_table(rows.replace_schema_metadata(info), path)
+
+
+@pytest.mark.parametrize("source", [*CORPORA, "hub, described"])
 def test_corpora(source: str, tmp_path: Path) -> None:
+    source, _, more = source.partition(", ")
     path = write(tmp_path, source)
-    data = MaskedTextData(source, path, max_length=16, tokenizer=WORDS)  # type: ignore[arg-type]
+    if more:
+        described(str(path))
+    options = TextDatasetOptions(val_fraction=0.25)  # not held back alike by chance where classes are not found
+    data = MaskedTextData(source, path, max_length=16, dataset=options, tokenizer=WORDS)  # type: ignore[arg-type]
     data.prepare_data()
     data.setup("fit")
     assert data.facts()["next_sentence"] is False and data.facts()["vocabulary"] == data.tokenizer.size
@@ -197,7 +212,7 @@ def test_corpora(source: str, tmp_path: Path) -> None:
         data.setup("test")
         return
     train, val = data.source.corpus("train").to_pylist(), data.source.corpus("val").to_pylist()
-    reviews = ReviewData(source, path, tokenizer=WORDS)  # type: ignore[arg-type]
+    reviews = ReviewData(source, path, dataset=options, tokenizer=WORDS)  # type: ignore[arg-type]
     assert val == reviews.source.split("val").column.to_pylist()
     assert sorted(train) == sorted(
         reviews.source.split("train").column.to_pylist() + [f"more {i} without a class" for i in range(10)]

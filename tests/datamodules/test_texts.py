@@ -298,6 +298,16 @@ def test_rows_with_an_unknown_label_are_named(folders: dict[str, Path]) -> None:
     refused(DataError, *words, stage="test", source="csv", path=str(folders["csv"]))
     (folders["txt"] / "test" / "positive").mkdir()
     refused(UsageError, "positive", "2 classes", stage="test", source="txt", path=str(folders["txt"]))
+    (folders["jsonl"] / "test.jsonl").write_text('{"text": "fine", "label": "pos"}\n{"text": "hm", "label": null}\n')
+    refused(DataError, "line 2 of", "no label", stage="test", source="jsonl", path=str(folders["jsonl"]))
+
+
+def test_spaces_around_labels_make_no_classes(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("text, label\n" + "fine, good\nfine,good \ndull,bad\ndull,\tbad\n" * 5)
+    data = ReviewData("csv", str(path), tokenizer=WORDS)
+    assert data.facts()["class_names"] == ["bad", "good"]
+    assert {*contents(data, "train"), *contents(data, "val")} == {("dull", 0), ("fine", 1)}
 
 
 def test_unbalanced_quotes_are_named(folders: dict[str, Path]) -> None:

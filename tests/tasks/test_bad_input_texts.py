@@ -99,6 +99,18 @@ OTHERS: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # o
         FAILED,
         ("line 2 of texts/validation.csv", "label neutral", "2 classes: bad, good"),
     ),
+    "no label": (
+        "csv --data.path texts --data.skip_bad true",
+        write("csv", b"fine,\n"),
+        FAILED,
+        ("line 12 of texts/train.csv", "has no label", "2 classes: bad, good"),
+    ),
+    "blank label": (
+        "csv --data.path texts",
+        validation("fine,  "),
+        FAILED,
+        ("line 2 of texts/validation.csv", "has no label", "2 classes: bad, good"),
+    ),
     "missing class": (
         "csv --data.path texts --data.dataset.class_names [bad,good,odd]",
         write("csv"),
