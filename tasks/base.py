@@ -52,6 +52,7 @@ class Task(pl.LightningModule):
         self.facts: dict[str, Any] = {}
         self.run_config: dict[str, Any] = {}  # the command line's options, kept in checkpoints
         self.restored: Checkpoint | None = None
+        self.aside = 0.0  # seconds that training stood still, for samples or the like; rates leave them out
         self.metrics = nn.ModuleDict()
         self.register_buffer("first_bad_step", torch.tensor(-1), persistent=False)
 
@@ -188,7 +189,7 @@ class Task(pl.LightningModule):
         return outputs
 
     @staticmethod
-    def weight(targets: Any) -> int:
+    def weight(targets: Any) -> Any:
         """How much a batch's mean loss counts: its number of targets."""
         return len(targets)
 
@@ -237,8 +238,16 @@ class Task(pl.LightningModule):
         """Update the `test/` metrics; the step's outputs."""
         return self._evaluate(batch, "test")
 
+    def rates(self, samples_per_s: float) -> dict[str, float]:
+        """Figures that follow from samples/s over all devices, by the names they are logged under."""
+        return {}
+
     def draw_results(self, folder: Path) -> None:
         """Draw into the run folder what the test found, such as a confusion matrix."""
+
+    def closing_texts(self, folder: Path) -> dict[str, str]:
+        """Texts to end the run with, by name, such as a generated one; files of them go into the run folder."""
+        return {}
 
     def keep_files(self, folder: Path) -> None:
         """Write into the run folder, at its start, what other programs may want, such as a tokenizer."""

@@ -5,7 +5,7 @@ import pickle
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import torch
 
@@ -81,6 +81,12 @@ def load_config(kind: type[Config], options: dict[str, Any]) -> Config:
     if unknown := sorted(options.keys() - known):
         raise UsageError(f"the checkpoint has options that this version does not know: {', '.join(unknown)}")
     nested = {
-        name: load_config(types[name], value) if is_dataclass(types[name]) else value for name, value in options.items()
+        name: load_config(part, value) if (part := config_type(types[name])) and value is not None else value
+        for name, value in options.items()
     }
     return kind(**nested)
+
+
+def config_type(annotation: Any) -> type | None:
+    """The dataclass that a field holds, also where it may be None; None where it holds something else."""
+    return next((kind for kind in (annotation, *get_args(annotation)) if is_dataclass(kind)), None)  # type: ignore

@@ -1,16 +1,77 @@
-"""What the `export` commands share: our own names as safetensors, and folders that appear whole or not at all."""
+"""What the `export` commands share: safetensors, Hugging Face's layout, and files that appear whole or not at all."""
 
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from torch import Tensor
 
 from datamodules.files import replacing
+from datamodules.tokenizers import Tokenizer
 from tasks.errors import UsageError
+from tasks.run_folder import write_text
+
+TextFormat = Literal["hf", "safetensors"]
+Translate = Callable[[Any], tuple[dict[str, Any], dict[str, Tensor]]]
+
+
+def export_texts(
+    net: Any, facts: dict[str, Any], ckpt_path: str, format: TextFormat, output: str | None, translate: Translate
+) -> None:
+    """Write a model of texts for Hugging Face's transformers or any reader of safetensors, and say how to read it.
+
+    Args:
+        net: The network.
+        facts: Of the data, with their `tokenizer`.
+        ckpt_path: Where the network is from.
+        format: hf: a folder with weights, configuration and tokenizer; safetensors: see `write_safetensors`.
+        output: Folder or file to write; None puts it beside the checkpoint.
+        translate: From the network to the content of their `config.json` and its weights under their names; a
+            `ValueError` says what they have no model for.
+    """
+    target = Path(output) if output else Path(ckpt_path).with_suffix(f".{format}")
+    if format == "safetensors":
+        with new_file(target) as partial:
+            hint = write_safetensors(net, facts, partial)
+    else:
+        with made_folder(target) as folder:
+            hint = write_huggingface(net, facts, folder, translate)
+    print(f"wrote {target}\n{hint.format(file=target)}")
+
+
+def write_huggingface(net: Any, facts: dict[str, Any], folder: Path, translate: Translate) -> str:
+    """Weights, `config.json` and tokenizer; the hint loads them. Arguments as in `export_texts`.
+
+    Raises:
+        UsageError: no model of theirs is like this one; says in what.
+    """
+    from safetensors.torch import save_file
+
+    try:
+        settings, state = translate(net)
+    except ValueError as error:
+        raise UsageError(f"no model of Hugging Face's is like this one ({error}): export to safetensors") from error
+    save_file(
+        {name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    write_text(folder / "config.json", json.dumps(settings, indent=2))
+    write_tokenizer(facts, folder)
+    return f"transformers.{settings['architectures'][0]}.from_pretrained('{{file}}')"
+
+
+def write_tokenizer(facts: dict[str, Any], folder: Path) -> None:
+    """`tokenizer.json` and `tokenizer_config.json`, for `AutoTokenizer`."""
+    tokenizer, content = Tokenizer.from_json(facts["tokenizer"]), json.loads(facts["tokenizer"])
+    content.pop("control", None)  # what a foreign tokenizer's other files said; they say it again below
+    roles = {f"{role}_token": tokenizer.tokens([number])[0] for role, number in tokenizer.ids.known().items()}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": facts["max_length"], **roles}
+    write_text(folder / "tokenizer.json", json.dumps(content, ensure_ascii=False))
+    write_text(folder / "tokenizer_config.json", json.dumps(settings, indent=2))
 
 
 def write_safetensors(net: Any, facts: dict[str, Any], path: Path) -> str:

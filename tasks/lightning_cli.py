@@ -16,7 +16,7 @@ from tasks.checkpoints import KEY, read_checkpoint
 from tasks.cli import App, load, program
 from tasks.errors import UsageError, nearest, refusals
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config
-from tasks.report import closing_table
+from tasks.report import closing_table, show_texts
 from tasks.run_folder import AtomicCheckpointIO, MetricsCSV, kept_if_started, run_folder
 from tasks.trainer_parts import FolderCheckpoint, as_list, fill_in, logger_place, refuse_ours
 
@@ -263,9 +263,9 @@ class TaskCLI(LightningCLI):
         found = self.trainer.test(model, datamodule, ckpt_path=best, verbose=False, weights_only=True)
         metrics = {**(found[0] if found else {}), **left_out(datamodule)}
         recorded = not self.trainer.fast_dev_run  # type: ignore[attr-defined]
-        if self.trainer.is_global_zero and recorded:
-            self.record.finish(self.trainer, model, metrics, time.perf_counter() - self.started)
         if self.trainer.is_global_zero:
+            seconds = time.perf_counter() - self.started
+            show_texts(self.record.finish(self.trainer, model, metrics, seconds) if recorded else {})
             follow = [f"{program(self.app)} {line}" for line in self.app.follow]
             closing_table(metrics, self.folder if recorded else None, follow)
 

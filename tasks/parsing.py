@@ -8,16 +8,16 @@ import difflib
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import jsonargparse
 import yaml
 
-from tasks.errors import UsageError
+from tasks.errors import UsageError, refusals
 
 Options = dict[str, Any]
 
@@ -198,10 +198,47 @@ def typed_options(arguments: list[str]) -> list[str]:
 
 
 def run_function(program: str, function: Callable[..., object], arguments: list[str]) -> None:
-    """Run a command that is a function of its options; one with a parameter `typed` is told which were named."""
+    """Run a command that is a function of its options; one with a parameter `typed` is told which were named.
+
+    A function with one parameter, called `options`, takes a dataclass of them. Options that are lists of texts may be
+    given several times, and those that are true or false need no value.
+
+    Raises:
+        UsageError: options that are wrong, also by the dataclass's own checks.
+    """
     parser = PlainErrors(prog=program, description=(function.__doc__ or "").split("\n\n")[0])
-    parser.add_function_arguments(function, skip={"typed"})
+    names = signature(function).parameters.keys()
+    kind = get_type_hints(function)["options"] if names == {"options"} else None
+    if kind is None:
+        parser.add_function_arguments(function, skip={"typed"})
+    else:
+        parser.add_class_arguments(kind)
+    types = {f"--{name}": wanted for name, wanted in get_type_hints(kind or function).items()}
+    arguments = gathered(arguments, [name for name, wanted in types.items() if wanted == list[str]])
+    arguments = expand(arguments, {}, {name: name for name, wanted in types.items() if wanted is bool})
     options = vars(parser.instantiate_classes(parser.parse_args(arguments)))
-    if "typed" in signature(function).parameters:
+    if "typed" in names:
         options["typed"] = typed_options(arguments)
+    if kind is not None:
+        with refusals():
+            options = {"options": kind(**options)}
     function(**options)
+
+
+def gathered(arguments: list[str], names: Iterable[str]) -> list[str]:
+    """Options that may be given several times as one list each, whatever their texts look like.
+
+    >>> gathered(["--stop", "a", "--seed", "1", "--stop=[b"], ["--stop"])
+    ['--seed', '1', '--stop=["a", "[b"]']
+    """
+    found: dict[str, list[str]] = {name: [] for name in names}
+    rest, source = [], iter(arguments)
+    for argument in source:
+        name, equals, text = argument.partition("=")
+        if name not in found:
+            rest.append(argument)
+        elif (value := text if equals else next(source, None)) is not None:
+            found[name].append(value)
+        else:
+            raise UsageError(f"{name} needs a value")
+    return rest + [f"{name}={json.dumps(values)}" for name, values in found.items() if values]

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,12 @@ def closing_table(metrics: Mapping[str, float], folder: Path | None = None, foll
     table("Results", rows)
     if folder is not None and best is not None:
         print("next:", *(f"  {line.format(best=best, folder=folder)}" for line in follow), sep="\n")
+
+
+def show_texts(texts: Mapping[str, str]) -> None:
+    """Print texts with their names, indented."""
+    for name, text in texts.items():
+        print(f"{name}:", textwrap.indent(text, "  ", lambda line: True).rstrip(), "", sep="\n")
 
 
 def draw_curves(metrics_csv: Path, path: Path) -> None:

@@ -1,13 +1,22 @@
-"""What tasks on texts share: the tokenizer beside the checkpoints, and how much of an epoch is padding."""
+"""What tasks on texts share: sizes that fit the tokenizer, figures of their steps, and what their run folders keep."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torchmetrics import MeanMetric
 
 from tasks.base import Task
+from tasks.errors import UsageError
 from tasks.run_folder import write_text
+
+Config = TypeVar("Config")
 
 
 class TextTask(Task):
-    """A task whose data are a `TextData`; arguments as `Task`."""
+    """A task whose data have a tokenizer; arguments as `Task`."""
 
     def keep_files(self, folder: Path) -> None:
         """Write `tokenizer.json`."""
@@ -16,3 +25,44 @@ class TextTask(Task):
     def on_train_epoch_end(self) -> None:
         """Log the share of the epoch's cells that are padding; over ranks, the mean of theirs."""
         self.log("train/padding", self.datamodule.padding_share(), sync_dist=True)
+
+
+def with_vocabulary(config: Config, facts: Mapping[str, Any]) -> Config:
+    """A network's configuration with its number of tokens filled in.
+
+    Args:
+        config: As asked for; pretrained tables may have a few rows more than the tokenizer has tokens.
+        facts: Of the data: `vocabulary`, the number of tokens, and `max_length`, in tokens.
+
+    Raises:
+        UsageError: the tokenizer has more tokens than the network, or texts are longer than it can read.
+    """
+    asked: Any = config
+    tokens, most = facts["vocabulary"], asked.max_length
+    if (asked.vocabulary or tokens) < tokens:
+        raise UsageError(
+            f"the tokenizer has {tokens} tokens and the network {asked.vocabulary}: use the tokenizer that the network "
+            "was trained with, or leave --model.net.vocabulary out"
+        )
+    if asked.position == "learned" and most is not None and facts["max_length"] > most:
+        raise UsageError(
+            f"--data.max_length {facts['max_length']} is more than the {most} learned positions of the network: lower "
+            "it, or raise --model.net.max_length"
+        )
+    return replace(asked, vocabulary=asked.vocabulary or tokens)
+
+
+class MeanOf(MeanMetric):
+    """Mean of one of the figures that a step gives.
+
+    Args:
+        name: Of the figure.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.figure = name
+
+    def update(self, figures: Mapping[str, Tensor], counts: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Adds a batch's mean, which stands for so many guesses."""
+        super().update(figures[self.figure], counts[self.figure])

@@ -1,24 +1,21 @@
 """`export` of BERT-style encoders: a checkpoint's weights for other programs."""
 
-import json
-from pathlib import Path
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from datamodules.tokenizers import Tokenizer
 from modules.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.pretrained.bert import TABLES, from_tessera
 from modules.pretrained.bert_configs import config_to_huggingface
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
-from tasks.exporting import made_folder, new_file, write_safetensors
-from tasks.run_folder import write_text
+from tasks.exporting import TextFormat, export_texts
 
 MODELS: dict[str, type[nn.Module]] = {"bert": BertClassifier, "mlm": BertMaskedLM}
 
 
-def export(ckpt_path: str, format: Literal["hf", "safetensors"] = "hf", output: str | None = None) -> None:
+def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:
     """Write a checkpoint's weights for Hugging Face's transformers or any reader of safetensors.
 
     Args:
@@ -33,49 +30,22 @@ def export(ckpt_path: str, format: Literal["hf", "safetensors"] = "hf", output: 
         raise UsageError(f"checkpoint '{ckpt_path}' is of task '{saved['task']}': use python -m tasks.{saved['task']}")
     net = MODELS[saved["task"]](load_config(BertConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
-    target = (
-        Path(output) if output else Path(ckpt_path).with_suffix({"hf": ".hf", "safetensors": ".safetensors"}[format])
-    )
-    if format == "safetensors":
-        with new_file(target) as partial:
-            hint = write_safetensors(net, saved["facts"], partial)
-    else:
-        with made_folder(target) as folder:
-            hint = write_huggingface(net, saved, folder)
-    print(f"wrote {target}\n{hint.format(file=target)}")
+    translate = partial(to_huggingface, class_names=saved["facts"].get("class_names"))
+    export_texts(net, saved["facts"], ckpt_path, format, output, translate)
 
 
-def write_huggingface(net: Any, saved: dict[str, Any], folder: Path) -> str:
-    """Weights, `config.json` and tokenizer; the hint loads them.
+def to_huggingface(net: Any, class_names: list[str] | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Content of `config.json` and the weights by their names, of the first family that has such a model.
 
     Raises:
-        UsageError: no model of theirs is like this one; says in what.
+        ValueError: none has; the first one's reason.
     """
-    from safetensors.torch import save_file
-
     reasons = []
     for family in TABLES:
         try:
             state = from_tessera(family, net.state_dict(), net.config)
-            break
         except ValueError as error:
-            reasons.append(str(error))
-    else:
-        raise UsageError(f"no model of Hugging Face's is like this one ({reasons[0]}): export to safetensors")
-    settings = config_to_huggingface(family, net.config, saved["facts"].get("class_names"))
-    save_file(
-        {name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors", {"format": "pt"}
-    )
-    write_text(folder / "config.json", json.dumps(settings, indent=2))
-    write_tokenizer(saved["facts"], folder)
-    return f"transformers.{settings['architectures'][0]}.from_pretrained('{{file}}')"
-
-
-def write_tokenizer(facts: dict[str, Any], folder: Path) -> None:
-    """`tokenizer.json` and `tokenizer_config.json`, for `AutoTokenizer`."""
-    tokenizer, content = Tokenizer.from_json(facts["tokenizer"]), json.loads(facts["tokenizer"])
-    content.pop("control", None)  # what a foreign tokenizer's other files said; they say it again below
-    roles = {f"{role}_token": tokenizer.tokens([number])[0] for role, number in tokenizer.ids.known().items()}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": facts["max_length"], **roles}
-    write_text(folder / "tokenizer.json", json.dumps(content, ensure_ascii=False))
-    write_text(folder / "tokenizer_config.json", json.dumps(settings, indent=2))
+            reasons.append(error)
+        else:
+            return config_to_huggingface(family, net.config, class_names), state
+    raise reasons[0]

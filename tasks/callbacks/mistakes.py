@@ -1,7 +1,7 @@
 """Misclassified images, shown by the loggers that can show images."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
@@ -9,6 +9,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
+S = TypeVar("S")
 Mistake = tuple[Tensor, int, int, float]  # uint8 image (C, Y, X), label, prediction, its probability
 
 
@@ -26,7 +27,7 @@ class Mistakes(Callback):
 
     def collect(self, trainer: pl.Trainer, outputs: Tensor, batch: dict[str, Any]) -> None:
         """Keep the mistakes of a batch, given its logits (B, K)."""
-        if len(self.found) >= self.most or not galleries(trainer):
+        if len(self.found) >= self.most or not senders(trainer, GALLERIES):
             return
         confidence, predicted = outputs.softmax(-1).max(-1)
         for i in torch.nonzero(predicted != batch["label"]).flatten()[: self.most - len(self.found)].tolist():
@@ -36,7 +37,7 @@ class Mistakes(Callback):
     def show(self, trainer: pl.Trainer, task: Any, split: str) -> None:
         """Send what was kept to the loggers, and forget it."""
         found, self.found = self.found, []
-        for logger, send in galleries(trainer) if found else ():
+        for logger, send in senders(trainer, GALLERIES) if found else ():
             send(logger, f"{split}/misclassified", found, task.facts["class_names"], trainer.global_step)
 
     def on_validation_batch_end(
@@ -79,7 +80,7 @@ Send = Callable[[Any, str, list[Mistake], list[str], int], None]
 GALLERIES: dict[type[Logger], Send] = {WandbLogger: to_wandb, TensorBoardLogger: to_tensorboard}
 
 
-def galleries(trainer: pl.Trainer) -> list[tuple[Logger, Send]]:
-    """This process's loggers that can show images, each with how."""
+def senders(trainer: pl.Trainer, known: Mapping[type[Logger], S]) -> list[tuple[Logger, S]]:
+    """This process's loggers of the kinds that `known` has, each with what it has for them."""
     loggers = trainer.loggers if trainer.is_global_zero else []
-    return [(logger, send) for logger in loggers for kind, send in GALLERIES.items() if isinstance(logger, kind)]
+    return [(logger, send) for logger in loggers for kind, send in known.items() if isinstance(logger, kind)]

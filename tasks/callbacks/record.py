@@ -64,7 +64,11 @@ class RunRecord(Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock; validation in between is not counted."""
-        self.since, self.unlogged = time.perf_counter(), 0
+        self.start_clock(pl_module)
+
+    def start_clock(self, task: Any) -> None:
+        """Count samples and seconds from now on."""
+        self.since, self.unlogged, task.aside = time.perf_counter(), 0, 0.0
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -74,16 +78,17 @@ class RunRecord(Callback):
         self.unlogged += pl_module.samples(batch) * trainer.world_size
         every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
         if trainer.global_step % every == 0 or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            seconds = time.perf_counter() - self.since
+            seconds = time.perf_counter() - self.since - pl_module.aside
             self.samples, self.seconds = self.samples + self.unlogged, self.seconds + seconds
-            pl_module.log("train/samples_per_s", self.unlogged / seconds)
-            self.since, self.unlogged = time.perf_counter(), 0
+            rate = self.unlogged / seconds
+            pl_module.log_dict({"train/samples_per_s": rate} | pl_module.rates(rate))
+            self.start_clock(pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock again."""
-        self.since, self.unlogged = time.perf_counter(), 0
+        self.start_clock(pl_module)
 
-    def finish(self, trainer: pl.Trainer, task: Task, metrics: Mapping[str, float], seconds: float) -> None:
+    def finish(self, trainer: pl.Trainer, task: Task, metrics: Mapping[str, float], seconds: float) -> dict[str, str]:
         """Write `summary.json` and the pictures.
 
         Args:
@@ -91,20 +96,28 @@ class RunRecord(Callback):
             task: the task it tested.
             metrics: final metrics by their logged names.
             seconds: from the start of this process's work to now.
+
+        Returns:
+            The task's closing texts, by name.
         """
+        rate = self.samples / self.seconds if self.seconds else 0.0
         for logger in trainer.loggers:
             logger.save()
         draw_curves(self.folder / "metrics.csv", self.folder / "curves.png")
         task.draw_results(self.folder)
+        texts, rates = task.closing_texts(self.folder), task.rates(rate) if rate else {}
         write_summary(
             self.folder,
             {
                 **metrics,
+                **texts,
                 "parameters": sum(p.numel() for p in task.net.parameters()),
-                "samples_per_s": round(self.samples / self.seconds, 1) if self.seconds else None,
+                "samples_per_s": round(rate, 1) or None,
+                **{name.removeprefix("train/"): float(f"{value:.4g}") for name, value in rates.items()},
                 "seconds": round(self.before + seconds, 1),
                 "epochs": trainer.current_epoch,
                 "data": task.datamodule.origin,
                 "steps": trainer.global_step,
             },
         )
+        return texts

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 
 from datamodules.masking import MaskConfig, Masker
 from datamodules.tokenizers import Tokenizer
@@ -14,7 +14,7 @@ from modules.bert import BertConfig, BertMaskedLM
 from tasks.base import Batch
 from tasks.bert.architectures import fitted, load_pretrained
 from tasks.optim import OptimConfig
-from tasks.text import TextTask
+from tasks.text import MeanOf, TextTask
 
 
 class MaskedLMTask(TextTask):
@@ -87,19 +87,3 @@ class MaskedLMTask(TextTask):
             loss = loss + F.cross_entropy(logits, label)
             figures["next_acc"], counts["next_acc"] = (logits.argmax(-1) == label).float().mean(), len(label)
         return loss, figures, counts
-
-
-class MeanOf(MeanMetric):
-    """Mean of one of the figures that a step gives.
-
-    Args:
-        name: Of the figure.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.figure = name
-
-    def update(self, figures: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:  # type: ignore[override]
-        """Adds a batch's mean, which stands for so many guesses."""
-        super().update(figures[self.figure], counts[self.figure])

@@ -1,0 +1,191 @@
+"""Weights that a model of texts goes on from, and the tokenizer that comes with them: checkpoints, folders, the hub."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from datamodules.cache import cache_folder, content_key, unwritable
+from datamodules.files import replacing
+from datamodules.tokenizers import Tokenizer
+from tasks.checkpoints import KEY, Checkpoint, net_weights, read_checkpoint
+from tasks.errors import DataError, UsageError, refusals
+from tasks.parsing import Options
+from tasks.weights import State, read_weights
+
+FILES = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),  # whole, or in parts
+    *("vocab.txt", "vocab.json", "merges.txt"),  # of tokenizers from before tokenizer.json
+)
+# Each run chooses these for itself: what suits pretraining on much text overfits few labels.
+RATES = ("dropout", "mlp_dropout", "attention_dropout", "drop_path", "head_dropout", "pooler_dropout", "token_dropout")
+Settings = dict[str, Any]  # content of a config.json
+Made = TypeVar("Made")
+
+
+def checkpoint_options(source: str, tasks: Sequence[str], **anew: Any) -> Options:
+    """The network and the tokenizer of a checkpoint, as options; it decides on no rates of dropout.
+
+    Args:
+        source: A checkpoint of `fit`.
+        tasks: Those whose networks will do.
+        anew: Options of the network that the new data decide, with the value that leaves them open.
+
+    Raises:
+        UsageError: There is no such checkpoint, or it is of another task.
+    """
+    saved = checkpoint_of(source, tasks)[KEY]
+    return folder_options(tokenizer_file(source, saved["facts"]), without_rates({**saved["net"], **anew}))
+
+
+def folder_options(tokenizer: Path, net: Options) -> Options:
+    """A network and its tokenizer, a file or a folder with one, as options."""
+    return {"model": {"net": net}, "data": {"tokenizer": {"file": str(tokenizer)}}}
+
+
+def without_rates(net: Options) -> Options:
+    """Options of a network without the rates of dropout, for which a preset, a config or the defaults then stand."""
+    nested = {name: without_rates(value) for name, value in net.items() if isinstance(value, dict)}
+    return {name: value for name, value in {**net, **nested}.items() if name not in RATES}
+
+
+def pretrained_state(
+    source: str, tasks: Sequence[str], facts: Mapping[str, Any], convert: Callable[[Settings, State], State]
+) -> State:
+    """The weights of `source` under our names.
+
+    Args:
+        source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
+        tasks: Those whose networks will do.
+        facts: Of the data, with their `tokenizer`.
+        convert: Gives weights of Hugging Face, with the content of their `config.json`, our names.
+
+    Raises:
+        UsageError: The tokenizer of the data is another one, or there are no such weights.
+    """
+    if source.endswith(".ckpt"):
+        checkpoint = checkpoint_of(source, tasks)
+        same_tokenizer(source, Tokenizer.from_json(checkpoint[KEY]["facts"]["tokenizer"]), facts)
+        return net_weights(checkpoint)
+    folder = local_folder(source)
+    same_tokenizer(source, Tokenizer.from_file(folder), facts)
+    return folder_state(folder, convert)
+
+
+def folder_state(folder: Path, convert: Callable[[Settings, State], State]) -> State:
+    """The weights in a folder of Hugging Face's layout under our names; `convert` as in `pretrained_state`."""
+    weights: State = {}
+    for file in weight_files(folder):
+        weights |= read_weights(str(file))
+    return read_settings(folder, lambda settings: convert(settings, weights))
+
+
+def checkpoint_of(source: str, tasks: Sequence[str]) -> Checkpoint:
+    """The checkpoint, if it is of one of these tasks."""
+    checkpoint = read_checkpoint(source)
+    if (task := checkpoint[KEY]["task"]) not in tasks:
+        raise UsageError(f"--model.pretrained {source} is of task '{task}': give one of {' or '.join(tasks)}")
+    return checkpoint
+
+
+def same_tokenizer(source: str, theirs: Tokenizer, facts: Mapping[str, Any]) -> None:
+    """Refuse data whose tokenizer cuts texts otherwise than the one that the weights were trained with."""
+    own = Tokenizer.from_json(facts["tokenizer"])
+    if own.digest != theirs.digest:  # not their texts: another version of the package may write the same otherwise
+        raise UsageError(
+            f"the tokenizer of the data ({own.size} tokens) is not that of {source} ({theirs.size} tokens): leave "
+            "--data.tokenizer out, it comes with the weights"
+        )
+
+
+def tokenizer_file(source: str, facts: Mapping[str, Any]) -> Path:
+    """A file with the tokenizer of a checkpoint: the run folder's own, else one in the cache.
+
+    Raises:
+        DataError: The cache cannot be written.
+    """
+    beside = Path(source).resolve().parent.parent / "tokenizer.json"
+    if beside.is_file() and beside.read_bytes() == facts["tokenizer"].encode():
+        return beside
+    path = cache_folder("tokenizers") / f"{content_key(facts['tokenizer'])}.tokenizer.json"
+    try:
+        with replacing(path) as partial:
+            partial.write_bytes(facts["tokenizer"].encode())
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return path
+
+
+def read_settings(folder: Path, understand: Callable[[Settings], Made]) -> Made:
+    """What `understand` makes of a folder's `config.json`.
+
+    Raises:
+        UsageError: There is none, or it describes a model that is not known here.
+    """
+    try:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UsageError(f"{folder} has no readable config.json: give a folder of Hugging Face's layout") from error
+    with refusals(f"--model.pretrained {folder}"):
+        return understand(settings)
+
+
+def local_folder(source: str) -> Path:
+    """The folder with the model's files, downloaded where it is on the hub.
+
+    Raises:
+        UsageError: no such folder, or none with weights as safetensors.
+        DataError: it could not be downloaded.
+    """
+    if source.startswith("hf/"):
+        folder = downloaded(source.removeprefix("hf/"))
+    elif Path(source).is_dir():
+        folder = Path(source).resolve()
+    else:
+        raise UsageError(
+            f"--model.pretrained {source}: no such folder; give a checkpoint (.ckpt), a folder with config.json, "
+            "model.safetensors and tokenizer.json, or hf/<model>"
+        )
+    if not weight_files(folder):
+        raise UsageError(
+            f"--model.pretrained {source} has no model.safetensors: choose a model that has, or write this one anew "
+            "with save_pretrained(FOLDER) of transformers and give that FOLDER"
+        )
+    return folder
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of safetensors in a folder: one, or those that the index names.
+
+    Raises:
+        DataError: One of those is missing.
+    """
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file() or not index.is_file():
+        return [whole] if whole.is_file() else []
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (KeyError, AttributeError, ValueError) as error:
+        raise DataError(f"{index} does not say which files hold the weights: download the model again") from error
+    files = [folder / Path(name).name for name in sorted(names)]
+    if absent := [file for file in files if not file.is_file()]:
+        raise DataError(f"{absent[0]} is missing: download the model again")
+    return files
+
+
+def downloaded(model: str) -> Path:
+    """The folder with the files of a model on the hub.
+
+    Raises:
+        DataError: it could not be downloaded.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(FILES)))
+    except Exception as error:  # of the download: urllib's, huggingface_hub's
+        raise DataError(
+            f"hf/{model} could not be downloaded ({type(error).__name__}): fetch config.json, model.safetensors and "
+            "tokenizer.json elsewhere and give their folder as --model.pretrained FOLDER"
+        ) from error
