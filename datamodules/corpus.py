@@ -154,7 +154,11 @@ class CorpusData(TokenizedData):
                 f"{named} in {where} is not in the tokenizer's vocabulary of {self.tokenizer.size}: use a text of the "
                 "same characters, or take such as [UNK] with --data.skip_bad true."
             )
-        rank_zero_warn(f"{share}, such as {named}: --data.tokenizer.min_frequency 1 learns all of the training text.")
+        rare = not self._given and self.config.min_frequency > 1
+        advice = (
+            "--data.tokenizer.min_frequency 1 learns rare ones, too" if rare else "the model learns nothing of them"
+        )
+        rank_zero_warn(f"{share}, such as {named}: {advice}.")
 
     def padding_share(self) -> float:
         """Share of the cells of a training epoch that are padding."""

@@ -145,7 +145,7 @@ class PackedDocuments(Rows):
     def __init__(self, file: TokenFile, length: int, padding: int, measured: bool) -> None:
         super().__init__(file, length, padding, measured)
         lead = int(file.offsets[0] > 0)  # then the token before a document is the end of another
-        sizes = np.diff(file.offsets) - 1 + lead  # (D,) targets
+        sizes = (np.diff(file.offsets) - 1 + lead).clip(0)  # (D,) targets
         counts = -(-sizes // length)  # (D,) spans
         number = np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)  # (P,) of each in its document
         start = (file.offsets[:-1] - lead).repeat(counts) + number * length
