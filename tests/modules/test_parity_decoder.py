@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from modules.config import RotaryScaling
-from modules.decoder import DECODER_PRESETS, Decoder, DecoderConfig
+from modules.decoder import DECODER_PRESETS, Decoder, DecoderConfig, position_config
 from modules.generation import GenerationConfig, generate
+from modules.position import Rotary
 from modules.pretrained.decoder import TABLES, from_tessera, load_weights, to_tessera
 from modules.pretrained.decoder_configs import (
     FAMILIES,
@@ -211,6 +213,7 @@ def test_old_spellings() -> None:
     linear = {**LLAMA, "vocab_size": 9, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 1000}
     found = config_from_huggingface(linear)[1]
     assert (found.position_base, found.rotary_scaling) == (1000.0, RotaryScaling("linear", 2.0))
+    assert not found.tied and (found.stack.feedforward, found.stack.norm_eps) == ("swiglu", 1e-6)  # not said
     llama3 = {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"}
     found = config_from_huggingface({**linear, "rope_scaling": llama3})[1]
     assert found.rotary_scaling == RotaryScaling("llama3", 8.0, 1.0, 4.0, SIZES["max_position_embeddings"])
@@ -399,6 +402,18 @@ def test_published_sizes(count: int, settings: Settings) -> None:
         }
         assert {name: value.shape for name, value in back.items()} == {name: v.shape for name, v in state.items()}
         assert to_tessera(family, state, config).keys() == net.state_dict().keys()
+
+
+@pytest.mark.parametrize("settings", list(PUBLISHED.values())[1:], ids=lambda settings: settings["model_type"])
+def test_published_rotations_are_equal_to_the_last_bit(settings: Settings) -> None:
+    family, config = config_from_huggingface(settings)
+    kind = FAMILIES[family].architecture.removesuffix("ForCausalLM")
+    code = import_module(f"transformers.models.{family}.modeling_{family}")
+    rotary = getattr(code, f"{kind}RotaryEmbedding")(transformers.AutoConfig.for_model(**settings))
+    places = torch.arange(0, settings["max_position_embeddings"], 101)[None]  # (1, N)
+    ours = Rotary(position_config(config, settings["max_position_embeddings"])).rotate(places[..., None])
+    for mine, other in zip((ours.cos, ours.sin), rotary(torch.zeros(1), places), strict=True):
+        assert torch.equal(mine[0, 0], other[0, :, : config.stack.head_width // 2])  # (N, D / 2)
 
 
 def test_presets_are_as_published() -> None:

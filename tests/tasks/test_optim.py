@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.errors import UsageError
 from modules.config import StackConfig
+from modules.decoder import Decoder, DecoderConfig
 from modules.roles import parameter_depths
 from modules.vit import ViT, ViTConfig
 from tasks import optim
@@ -26,6 +27,11 @@ from tasks.optim import OPTIMIZERS, SCHEDULES, MuonAdamW, OptimConfig, build, fr
 def tiny_vit() -> nn.Module:
     torch.manual_seed(0)
     return ViT(ViTConfig(image_size=8, patch_size=4, num_classes=3, stack=StackConfig(width=16, depth=2, heads=2)))
+
+
+def tiny_decoder(tied: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    return Decoder(DecoderConfig(9, 8, tied=tied, stack=StackConfig(width=16, depth=2, heads=2, causal=True)))
 
 
 def gradients(net: nn.Module, step: int) -> None:
@@ -85,8 +91,9 @@ def test_tied_parameters_are_grouped_once_and_frozen_ones_never() -> None:
     assert [group["params"] for group in parameter_groups(net, OptimConfig())] == [[net[1].bias]]
 
 
-def test_freeze_counts_layers_from_the_embedding() -> None:
-    net = tiny_vit()
+@pytest.mark.parametrize("make", (tiny_vit, tiny_decoder))
+def test_freeze_counts_layers_from_the_embedding(make: Callable[[], nn.Module]) -> None:
+    net = make()
     freeze(net, 2)
     frozen = {name for name, parameter in net.named_parameters() if not parameter.requires_grad}
     assert frozen == {n for n, _ in net.named_parameters() if n.startswith(("embed", "position", "prefix"))} | {
@@ -96,9 +103,15 @@ def test_freeze_counts_layers_from_the_embedding() -> None:
         freeze(net, 99)
 
 
+def test_a_table_that_two_layers_share_is_of_the_lower_one() -> None:
+    own, tied = (parameter_depths(tiny_decoder(tied)) for tied in (False, True))
+    assert own == {**tied, "unembed.weight": 3} and (tied["embed.weight"], tied["stack.norm.weight"]) == (0, 3)
+
+
+@pytest.mark.parametrize("make", (tiny_vit, tiny_decoder))
 @pytest.mark.parametrize("optimizer", ("adamw", "muon"))
-def test_layer_decay_slows_lower_layers(optimizer: Literal["adamw", "muon"]) -> None:
-    net = tiny_vit()
+def test_layer_decay_slows_lower_layers(optimizer: Literal["adamw", "muon"], make: Callable[[], nn.Module]) -> None:
+    net = make()
     depths, names = parameter_depths(net), {id(p): name for name, p in net.named_parameters()}
     top = max(depths.values())
     groups = parameter_groups(net, OptimConfig(optimizer=optimizer, lr=1.0, layer_decay=0.5))
