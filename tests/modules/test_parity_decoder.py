@@ -404,6 +404,24 @@ def test_published_sizes(count: int, settings: Settings) -> None:
         assert to_tessera(family, state, config).keys() == net.state_dict().keys()
 
 
+SHAPES = [
+    pytest.param(s, id=s["model_type"], marks=[pytest.mark.slow] * (s["model_type"] != "gpt2"))
+    for s in PUBLISHED.values()
+]
+
+
+@pytest.mark.parametrize("settings", SHAPES)
+def test_logits_in_published_shapes(settings: Settings) -> None:
+    """GPT-2 as it is; of the others one block and a few of the tokens."""
+    if settings["model_type"] != "gpt2":
+        settings = {**settings, "num_hidden_layers": 1, "vocab_size": 1000, "torch_dtype": "float32"}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**settings)).eval()
+    tokens = torch.randint(settings["vocab_size"], (1, 33))
+    expected = run_theirs(model, tokens)
+    assert expected.std() > 0.1
+    assert far(run_ours(ours(model), tokens), expected) <= 1e-4
+
+
 @pytest.mark.parametrize("settings", list(PUBLISHED.values())[1:], ids=lambda settings: settings["model_type"])
 def test_published_rotations_are_equal_to_the_last_bit(settings: Settings) -> None:
     family, config = config_from_huggingface(settings)
