@@ -129,17 +129,20 @@ class CorpusData(TokenizedData):
         return Windows(file, self.max_length, self.padding, measured=True)
 
     def file(self, split: str) -> TokenFile:
-        """The tokens of a split, from disk where they have been there before.
+        """The tokens of a split, from disk where they have been there before; raises as `tokens`."""
+        return self.tokens(self.source.split(split), f"the {split} split")
+
+    def tokens(self, documents: Documents, name: str) -> TokenFile:
+        """The tokens of some documents, which messages call by this name; from disk where they have been there before.
 
         Raises:
-            DataError: It has a character that the vocabulary of a given character tokenizer lacks, unless bad texts are
-                skipped; else it is [UNK], which is said.
+            DataError: The text has a character that the vocabulary of a given character tokenizer lacks, unless bad
+                texts are skipped; else it is [UNK], which is said.
         """
-        documents = self.source.split(split)
         frame = Frame.of(self.tokenizer.ids) if self.framed else Frame()
-        file = tokenised_documents(documents, self.tokenizer, frame, f"the {split} split")
+        file = tokenised_documents(documents, self.tokenizer, frame, name)
         if file.unknown:
-            self._tell_unknown(f"the {split} split of {self.origin}", documents, file)
+            self._tell_unknown(f"{name} of {self.origin}", documents, file)
         return file
 
     def _tell_unknown(self, where: str, documents: Documents, file: TokenFile) -> None:

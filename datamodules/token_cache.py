@@ -39,6 +39,11 @@ class Frame:
             return cls(lead=only, tail=only)
         return cls(head=ids.bos, tail=ids.eos)
 
+    @property
+    def first(self) -> int | None:
+        """What a document begins with; a model that goes on from it writes one from its beginning."""
+        return self.lead if self.head is None else self.head
+
 
 def tokenised(texts: Texts, tokenizer: Tokenizer, progress: bool = True) -> TokenFile:
     """The tokens of all texts, from the cache where the same texts were cut by the same tokenizer before.

@@ -22,9 +22,8 @@ SMALL = 2**16  # vocabularies up to this size are kept in 16 bits a token
 HEADER = struct.Struct("<16s4QQ8x")  # mark, bytes a token, tokens, documents, unknown tokens; checksum
 COUNTS = 48  # bytes of the header before the checksum
 MARK = b"tessera-tokens-1"  # of the layout
-CHECKED = 2**28  # files up to so many bytes are compared with their checksum when opened
-RESIDENT = 2**26  # bytes of a file, about, that stay mapped in once they were read
-AROUND = 2**16  # bytes that reading one of them maps in
+LARGE = 2**28  # files of more bytes are not compared with their checksum when opened, nor stay resident
+AROUND = 2**21  # bytes that become resident, at most, where one is read
 
 
 class Part(NamedTuple):
@@ -46,7 +45,7 @@ class Part(NamedTuple):
 class TokenFile:
     """Token numbers of D documents: `file[i]` is those of document i, as a view of the file.
 
-    Pages that were read are given back now and then: however large the file, little of it is resident.
+    Of a large file little stays resident: pages that were read are given back now and then.
 
     Args:
         path: A file that `write_tokens` wrote.
@@ -74,7 +73,7 @@ class TokenFile:
                     raise ValueError("it is not whole")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             body = np.frombuffer(self._map, np.uint8, offset=HEADER.size)
-            if size <= CHECKED and checksum != zlib.crc32(head[:COUNTS], zlib.crc32(body.data)):
+            if size <= LARGE and checksum != zlib.crc32(head[:COUNTS], zlib.crc32(body.data)):
                 raise ValueError("its checksum is wrong")
         except (OSError, ValueError, struct.error) as error:
             raise DataError(f"{path} is damaged ({error}): delete it.") from error
@@ -82,8 +81,7 @@ class TokenFile:
         table = np.frombuffer(self._map, "<i8", offset=start).reshape(-1, 2)  # (D + 1, 2)
         self.offsets, self.bytes = table[:, 0], table[:, 1]
         self._views: dict[int, np.ndarray] = {}
-        self._read, self._large = size, size > RESIDENT
-        self._count(0, 0)  # the checksum has read all
+        self._large, self._read = size > LARGE, 0
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -112,12 +110,12 @@ class TokenFile:
             self._views[length] = np.lib.stride_tricks.sliding_window_view(
                 self.tokens, length
             )  # (N - length + 1, length)
-        self._count(len(starts), starts.size * length)
+        self._count(len(starts))
         return self._views[length][starts]
 
     def at(self, places: np.ndarray, runs: int) -> np.ndarray:
         """The tokens at these places, of any shape, which lie in so many stretches."""
-        self._count(runs, places.size)
+        self._count(runs)
         return self.tokens[places]
 
     def byte_places(self, places: np.ndarray) -> np.ndarray:
@@ -128,13 +126,12 @@ class TokenFile:
         before = self.bytes[document]
         return before + ((self.bytes[document + 1] - before) * share).astype(np.int64)
 
-    def _count(self, runs: int, tokens: int) -> None:
-        """Gives pages back where many were read since the last time; they stay in the system's cache."""
-        if self._large:
-            self._read += runs * AROUND + tokens * self.tokens.itemsize
-            if self._read > RESIDENT and hasattr(self._map, "madvise"):
-                self._map.madvise(mmap.MADV_DONTNEED)
-                self._read = 0
+    def _count(self, runs: int) -> None:
+        """Told how many places are read: gives pages back before they are too many; the system still caches them."""
+        self._read += runs * AROUND
+        if self._large and self._read > LARGE and hasattr(self._map, "madvise"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+            self._read = 0
 
 
 def write_tokens(path: Path, parts: Iterable[Part], vocabulary: int, unknown: int | None = None) -> None:

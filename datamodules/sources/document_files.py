@@ -86,6 +86,9 @@ class DocumentFiles(DocumentSource):
         status = [(path.absolute(), path.stat()) for path in self.files[split]]
         return content_key(*(f"{path} {s.st_size} {s.st_mtime_ns}" for path, s in status))
 
+    def size(self, split: str) -> int:
+        return sum(path.stat().st_size for path in self.files.get(split, []))
+
     def read(self, split: str) -> Iterator[Piece]:
         """The documents of a split.
 

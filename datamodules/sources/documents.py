@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from datamodules.cache import cache_folder, content_key, unwritable
 from datamodules.errors import DataError, UsageError
 from datamodules.files import replacing
+from datamodules.progress import progress_bar
 from datamodules.sources.base import Source
 
 PIECE = 2**16  # characters of a document that are handled at once
@@ -142,6 +144,10 @@ class DocumentSource(Source[Any]):
         """What changes when the files of a split do, such as their sizes and times; None where there is no telling."""
         return None
 
+    def size(self, split: str) -> int:
+        """Bytes that have to be read for a split, about; 0 where there is no telling."""
+        return 0
+
     def survey(self, split: str) -> Survey:
         """What a split that the data have holds. It is read once for that, and then remembered with its `stamp`.
 
@@ -160,11 +166,14 @@ class DocumentSource(Source[Any]):
     def _surveyed(self, split: str) -> Survey:
         content, marks = hashlib.blake2b(), hashlib.blake2b()
         documents = characters = 0
-        for piece in self.read(split):
-            content.update(piece.text.encode())
-            if piece.opens:
-                marks.update(characters.to_bytes(8, "little"))
-            documents, characters = documents + piece.opens, characters + len(piece.text)
+        with progress_bar(f"reading {self.origin}, bytes", self.size(split), least=200_000_000) as advance:
+            for piece in self.read(split):
+                text = piece.text.encode()
+                content.update(text)
+                if piece.opens:
+                    marks.update(characters.to_bytes(8, "little"))
+                documents, characters = documents + piece.opens, characters + len(piece.text)
+                advance(len(text))
         if not documents:
             raise DataError(f"the {split} split of {self.origin} holds no text.")
         return Survey(content_key(content.hexdigest(), marks.hexdigest()), documents, characters)
@@ -187,6 +196,20 @@ class DocumentSource(Source[Any]):
         cut = int(survey.characters * (1 - self.options.val_share))
         part = (0, cut) if split == "train" else (cut, None)
         return Documents(partial(self.read, "train"), survey, *part)
+
+    def whole(self) -> Documents:
+        """The test split where the data have one, else all that there is: the text to measure a model with.
+
+        Raises:
+            DataError: There is no text in it.
+        """
+        splits = ["test"] if self.has("test") else [split for split in ("train", "val") if self.has(split)]
+        parts = [Documents(partial(self.read, split), self.survey(split)) for split in splits]
+        digest = content_key(*(part.digest for part in parts))
+        survey = Survey(
+            digest, sum(part.survey.documents for part in parts), sum(part.survey.characters for part in parts)
+        )
+        return Documents(lambda: chain.from_iterable(parts), survey)
 
 
 class ReferenceDocuments(DocumentSource):

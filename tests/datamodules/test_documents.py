@@ -166,6 +166,18 @@ def test_splits_by_name(tmp_path: Path) -> None:
     assert joined(other.read("train")) == ["N", "T", "V"] and not other.has("val")
 
 
+def test_all_there_is_or_the_test_split(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    for name, text in (("train", "a" * 90), ("val", "b" * 9), ("test", "c" * 5)):
+        before = source(tmp_path / "d").whole() if name != "train" else None
+        (tmp_path / "d" / f"{name}.txt").write_text(text)
+        found = source(tmp_path / "d").whole()
+        assert found.characters == sum(len(piece.text) for piece in found)
+        assert before is None or found.digest != before.digest
+        assert joined(found) == {"train": ["a" * 90], "val": ["a" * 90, "b" * 9], "test": ["c" * 5]}[name]
+    assert joined(source(tmp_path / "d" / "val.txt").whole()) == ["b" * 9]
+
+
 def test_the_reference() -> None:
     found = source(None, "reference")
     assert sum(found.split(split).characters for split in ("train", "val", "test")) > 250_000

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from datamodules import token_file
 from datamodules.cache import CHUNK, cache_folder
 from datamodules.errors import DataError
 from datamodules.token_cache import tokenised
@@ -123,6 +124,18 @@ def test_damage_is_seen_and_mended(tokenizer: Tokenizer) -> None:
         with pytest.raises(DataError, match="is damaged"):
             TokenFile(path)
         assert tokenised(texts, tokenizer)[1].tolist() == expected[1]
+
+
+def test_large_files_are_read_alike_and_give_pages_back(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tokenised(TEXTS, tokenizer)
+    starts = np.arange(0, len(table.tokens) - 9, 7)
+    expected, resident = table.windows(starts, 9), table._read
+    monkeypatch.setattr(token_file, "LARGE", 10_000)
+    large = TokenFile(table.path)
+    for _ in range(3):
+        assert (large.windows(starts[:2], 9) == expected[:2]).all() and large._read == 0  # given back
+        assert (large.at(starts[:, None] + np.arange(9), 1) == expected).all()
+    assert resident > 0 and table._read > 0
 
 
 KILLED = """

@@ -1,0 +1,82 @@
+"""A corpus of 3 GB is prepared and read in little memory."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SIZE = 3 * 10**9  # bytes
+MOST = 500  # MB
+
+# What the process holds after its imports is torch's and Lightning's; the most that is resident from then on is asked
+# of the kernel, pages of mapped files among it: `clear_refs` begins the count anew.
+READ = """
+import json, sys, time
+from pathlib import Path
+import datamodules.corpus, pyarrow, tokenizers, torch
+from datamodules.corpus import CorpusData, CorpusOptions, TokenizerConfig
+
+def resident(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1000
+
+def corpus(packing):
+    options = CorpusOptions(val_share=0.01, blank_lines=True)
+    tokenizer = TokenizerConfig("character", 200, 1, False)
+    return CorpusData("files", sys.argv[1], packing, 12, 256, options, tokenizer)
+
+torch.set_num_threads(1)
+Path("/proc/self/clear_refs").write_text("5")
+before, seconds, tokens, peaks = resident("VmRSS"), [time.time()], 0, {}
+for packing in ("windows", "documents"):
+    data = corpus(packing)
+    data.setup("fit")
+    seconds.append(time.time())
+    peaks[f"prepared {packing}"] = resident("VmHWM") - before
+    for number, batch in enumerate(data.train_dataloader()):
+        tokens += int((batch["targets"] != -100).sum())
+        if number == 20_000:
+            break
+    counted = sum(int(batch["bytes"].sum()) for batch in data.val_dataloader())
+    seconds.append(time.time())
+    peaks[f"read {packing}"] = resident("VmHWM") - before
+text = sum(len(piece.text.encode()) for piece in data.source.split("val"))
+steps = [round(b - a) for a, b in zip(seconds, seconds[1:])]
+print(json.dumps({"before": before, "peaks": peaks, "tokens": tokens, "counted": counted, "text": text,
+                  "train": len(data.file("train").tokens), "seconds": steps}))
+"""
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Iterator[Path]:
+    """A text of 3 GB, of documents of one or two thousand characters."""
+    draw = Random(0)
+    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 9))) for _ in range(2000)]
+    documents = [" ".join(draw.choices(words, k=draw.randint(180, 360))) for _ in range(700)]
+    block = ("\n\n".join(documents) + "\n\n").encode()
+    with open(tmp_path / "corpus.txt", "wb") as file:
+        for _ in range(-(-SIZE // len(block))):
+            file.write(block)
+    yield tmp_path / "corpus.txt"
+    for path in tmp_path.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the memory that is resident")
+def test_a_corpus_larger_than_its_memory(corpus: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "TESSERA_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", READ, str(corpus)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout)
+    print(found)
+    assert found["counted"] == found["text"] > 0.0099 * SIZE
+    assert found["train"] > 0.98 * SIZE and found["tokens"] > 100e6
+    assert max(found["peaks"].values()) < MOST
