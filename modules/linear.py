@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 AT_HAND = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
-SMALLEST = 2**22  # multiplications below which the call itself costs more than oneDNN saves
+SMALLEST = 2**22  # multiplications below which the call itself costs more than oneDNN saves; autograd makes it dear
 
 
 class Product(torch.autograd.Function):
@@ -40,17 +40,17 @@ class Product(torch.autograd.Function):
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a b^T + bias: (M, K), (N, K), (N,) or None -> (M, N)."""
-    return Product.apply(a, b, bias)
+    return (Product.apply if torch.is_grad_enabled() else Product.forward)(a, b, bias)
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN takes this product: float32 on the CPU, large enough, no compiler or autocast that has its own."""
     return (
         AT_HAND
+        and x.numel() > x.shape[-1]  # one vector only meets the weights at the speed of memory
+        and x.numel() * weight.shape[0] >= (SMALLEST if torch.is_grad_enabled() else SMALLEST // 4)
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
-        and x.dim() > 1
-        and x.numel() * len(weight) >= SMALLEST
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
     )

@@ -66,17 +66,20 @@ SCALINGS: dict[str, Callable[[Tensor, RotaryScaling], Tensor]] = {"linear": line
 
 @dataclass(frozen=True)
 class Rotation:
-    """Turns pairs of channels (i, i + R / 2) of queries and keys by angles; cos and sin are (B or 1, 1, N, R / 2)."""
+    """Turns pairs of channels (i, i + R / 2) of queries and keys by angles.
+
+    `cos` is (B or 1, 1, N, R), each half the same; `sin` likewise, its first half negative.
+    """
 
     cos: Tensor
     sin: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
         """Queries or keys (B, H, N, D) -> the same, rotated; channels from R on stay as they are."""
-        half = self.cos.shape[-1]
-        cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
-        one, two, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
-        return torch.cat((one * cos - two * sin, two * cos + one * sin, rest), dim=-1)  # (B, H, N, D)
+        width = self.cos.shape[-1]
+        turned, cos, sin = x[..., :width], self.cos.to(x.dtype), self.sin.to(x.dtype)
+        turned = torch.addcmul(turned * cos, turned.roll(width // 2, -1), sin)  # (B, H, N, R); few passes over memory
+        return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)  # (B, H, N, D)
 
     def after_prefix(self, count: int) -> "Rotation":
         """The same behind `count` tokens that are not rotated (class and register tokens)."""
@@ -178,8 +181,8 @@ class Rotary(Position):
         frequency = frequencies(self.config.rotated_width // self.axes, self.config.base, coords.device)
         if self.config.scaling is not None:
             frequency = SCALINGS[self.config.scaling.kind](frequency, self.config.scaling)
-        sin, cos = sinusoid(places, frequency)  # (B, N, axes, R / 2 axes)
-        return Rotation(cos.flatten(-2)[:, None], sin.flatten(-2)[:, None])  # (B, 1, N, R / 2)
+        sin, cos = (wave.flatten(-2)[:, None] for wave in sinusoid(places, frequency))  # (B, 1, N, R / 2)
+        return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))  # (B, 1, N, R)
 
 
 class Rotary2D(Rotary):

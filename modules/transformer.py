@@ -64,12 +64,15 @@ class DropPath(nn.Module):
 
 
 def branch_end(config: StackConfig, drop_path: float) -> nn.Module:
-    """What a sub-layer's result passes before it is added: dropout, layer scale, drop path, or identities."""
-    parts: OrderedDict[str, nn.Module] = OrderedDict()
-    parts["dropout"] = Dropout(config.dropout) if config.dropout else nn.Identity()
-    parts["scale"] = nn.Identity() if config.layer_scale is None else LayerScale(config.width, config.layer_scale)
-    parts["drop_path"] = DropPath(drop_path) if drop_path else nn.Identity()
-    return nn.Sequential(parts)
+    """What a sub-layer's result passes before it is added: dropout, layer scale, drop path, or nothing."""
+    parts: dict[str, nn.Module] = {}
+    if config.dropout:
+        parts["dropout"] = Dropout(config.dropout)
+    if config.layer_scale is not None:
+        parts["scale"] = LayerScale(config.width, config.layer_scale)
+    if drop_path:
+        parts["drop_path"] = DropPath(drop_path)
+    return nn.Sequential(OrderedDict(parts)) if parts else nn.Identity()
 
 
 class Block(nn.Module):
