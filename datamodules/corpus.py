@@ -171,9 +171,13 @@ class CorpusData(TokenizedData):
     # Batches.
 
     def train_sampler(self, dataset: Any) -> ResumableBatchSampler:
+        """The order of training: the rows of a step are the same on any number of ranks. An epoch takes every packed
+        row, so that its last step may be smaller; where it has fewer rows than ranks, it borrows from the one before.
+        """
         world_size, rank = self._ranks()
-        whole = len(dataset) >= self.batch_size * world_size
-        return StreamBatchSampler(len(dataset), self.batch_size, self.seed, True, whole, rank, world_size)
+        enough = len(dataset) >= self.batch_size * world_size
+        drop_last = enough and (self.packing == "windows" or self.batch_size == 1)  # else ranks might go without
+        return StreamBatchSampler(len(dataset), self.batch_size, self.seed, True, drop_last, rank, world_size)
 
     def train_dataloader(self) -> DataLoader:
         loader, dataset = super().train_dataloader(), self.dataset("train")

@@ -97,8 +97,10 @@ def _kept(content: str, parts: Iterable[Part], tokenizer: Tokenizer) -> TokenFil
             return TokenFile(path)
         except DataError:
             pass
+    ids = tokenizer.ids
+    unknown = None if ids.unk in (ids.bos, ids.eos) else ids.unk  # GPT-2 has one token for all
     try:
-        write_tokens(path, parts, tokenizer.size, tokenizer.ids.unk)
+        write_tokens(path, parts, tokenizer.size, unknown)
     except OSError as error:
         raise unwritable(path, error) from error
     return TokenFile(path)
