@@ -371,8 +371,11 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(long: Path, cache:
         assert any(path.stat().st_size > 100_000 for path in cache.iterdir())
         os.kill(process.pid, signal.SIGKILL)
     assert not list(cache.glob("*.tokens"))
+    (left,) = cache.iterdir()
+    os.utime(left, (0, 0))  # of long ago
     data, text = corpus(long), long.read_text()
     data.setup("fit")
+    assert not left.exists() and {path.suffix for path in cache.iterdir()} == {".tokens"}
     assert data.tokenizer.decode(data.file("train").tokens.tolist()) == text[: int(len(text) * 0.9)]
 
 
