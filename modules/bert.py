@@ -220,7 +220,7 @@ class BertMaskedLM(nn.Module):
         self.config, stack = config, config.stack
         self.encoder = Encoder(config)
         norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
-        self.head = MaskedLMHead(self.encoder.embed, norm, ACTIVATIONS[stack.feedforward])
+        self.head = MaskedLMHead(self.encoder.embed, norm, ACTIVATIONS[stack.feedforward], stack.bias)
         initialise(self.head, stack.init, stack.depth)
         if config.next_sentence:
             self.pooler = POOLERS["tanh"](stack.width, 0.0)

@@ -92,14 +92,19 @@ class MaskedLMHead(nn.Module):
         embedding: The table that gives the scores.
         norm: Makes a norm for the vectors.
         activation: Makes the non-linearity.
+        bias: A bias in the dense layer; each token has one in any case.
     """
 
     def __init__(
-        self, embedding: TokenEmbedding, norm: Callable[[int], nn.Module], activation: Callable[[], nn.Module]
+        self,
+        embedding: TokenEmbedding,
+        norm: Callable[[int], nn.Module],
+        activation: Callable[[], nn.Module],
+        bias: bool = True,
     ) -> None:
         super().__init__()
         width = embedding.embedding_dim
-        self.dense = Linear(width, width)
+        self.dense = Linear(width, width, bias=bias)
         self.activation = activation()
         self.norm = norm(width)
         self.tokens = TokenHead(embedding, bias=True)

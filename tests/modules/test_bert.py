@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from modules.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM, Encoder
 from modules.config import StackConfig
+from modules.feedforward import GatedFeedForward
 from modules.heads import POOLERS
 from modules.memory import AttentionRecord
 from modules.pooling import POOLINGS
-from modules.position import POSITIONS
+from modules.position import POSITIONS, Rotary
 from modules.roles import parameter_depths, parameter_roles
+from modules.transformer import Block
 from modules.vit import VIT_PRESETS, ViT
 from tests.modules.test_properties import CHOICES, label, shaken
 
@@ -251,6 +253,22 @@ def test_presets_run_and_survive_files(name: str) -> None:
     with torch.device("meta"):
         assert BertClassifier(preset)(torch.zeros(2, N, dtype=torch.long)).shape == (2, 3)
         assert BertMaskedLM(preset)(torch.zeros(2, N, dtype=torch.long)).shape == (2 * N, V)
+
+
+def test_modern_is_pre_norm_with_rotary_positions_gated_units_and_few_biases() -> None:
+    config = replace(BERT_PRESETS["modern"], vocabulary=V, num_classes=2)
+    stack = config.stack
+    assert (stack.width, stack.depth, stack.heads, stack.feedforward_width) == (256, 4, 4, 688)
+    for kind, biases in ((BertClassifier, {"head.linear.bias"}), (BertMaskedLM, {"head.tokens.bias"})):
+        net: Any = kind(config)
+        assert type(net.encoder.position) is Rotary and net.encoder.segment is None
+        for block in net.encoder.stack.blocks:
+            assert type(block) is Block  # norms before the sub-layers
+            assert isinstance(block.norm1, nn.RMSNorm) and isinstance(block.norm2, nn.RMSNorm)
+            assert isinstance(block.feedforward, GatedFeedForward)
+            assert isinstance(block.feedforward.activation, nn.GELU)
+        assert isinstance(net.encoder.stack.norm, nn.RMSNorm)
+        assert {name for name, _ in net.named_parameters() if name.endswith("bias")} == biases
 
 
 def test_dropout_is_where_bert_has_it() -> None:
