@@ -133,7 +133,7 @@ def config_to_huggingface(family: str, config: BertConfig, class_names: list[str
     Args:
         family: Entry of `FAMILIES`.
         config: Our model.
-        class_names: One name per class; None: it is a masked language model.
+        class_names: One name per class; None: it is a masked language model, which may know sentences, too.
 
     Raises:
         ValueError: Their model cannot be like ours, with the reason.
@@ -144,7 +144,8 @@ def config_to_huggingface(family: str, config: BertConfig, class_names: list[str
     settings["max_position_embeddings"] += kind.first_position(config)
     if "type_vocab_size" in settings:
         settings["type_vocab_size"] = max(1, config.segments)
-    task = "MaskedLM" if class_names is None else "SequenceClassification"
+    pretraining = "PreTraining" if config.next_sentence else "MaskedLM"
+    task = pretraining if class_names is None else "SequenceClassification"
     settings |= {"model_type": family, "architectures": [f"{kind.model}For{task}"]}
     if class_names is not None:
         settings["id2label"] = {str(i): name for i, name in enumerate(class_names)}

@@ -165,6 +165,8 @@ def test_r_drop_adds_the_mean_of_both_divergences() -> None:
 
 
 def test_sentence_pairs_are_asked_for_by_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    import transformers
+
     write_reviews(Path("hub"))
     line = f"fit --preset tiny --data.tokenizer.vocabulary 300 --trainer.limit_train_batches 2 {BRIEF} "
     line += "--trainer.max_epochs 1 --data.source hub --data.path hub --data.max_length 32 --data.batch_size 4"
@@ -174,6 +176,16 @@ def test_sentence_pairs_are_asked_for_by_the_data(capsys: pytest.CaptureFixture[
     found = [float(row["val/next_acc"]) for row in metrics("r") if "val/next_acc" in row]
     assert len(found) == 1 and 0 <= found[0] <= 1
     assert checkpoint("r")["tessera"]["net"]["next_sentence"] is True
+    weights = checkpoint("r", "best")["state_dict"]
+    assert run("export --ckpt_path r/checkpoints/best.ckpt --format hf --output theirs", "mlm") == 0
+    assert "transformers.BertForPreTraining.from_pretrained('theirs')" in capsys.readouterr().out
+    for name in ("BertForPreTraining", "BertForMaskedLM"):
+        model, told = getattr(transformers, name).from_pretrained("theirs", output_loading_info=True)
+        assert not told["missing_keys"] and not told["mismatched_keys"]
+        assert bool(told["unexpected_keys"]) == (name == "BertForMaskedLM")  # the head for sentences
+        assert torch.equal(model.bert.embeddings.word_embeddings.weight, weights["net.encoder.embed.weight"])
+    model = transformers.BertForPreTraining.from_pretrained("theirs")
+    assert torch.equal(model.cls.seq_relationship.weight, weights["net.sentence.linear.weight"])
 
 
 @pytest.mark.parametrize("task", ("bert", "mlm"))
