@@ -84,13 +84,12 @@ def write_safetensors(net: Any, facts: dict[str, Any], path: Path) -> str:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """A file to write, which takes its name at the end; where writing fails, it vanishes, folders made for it too."""
+def made_parents(path: Path) -> Iterator[None]:
+    """Makes the folders that a path lies in; where what follows fails, those that were made vanish."""
     made = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(path) as partial:
-            yield partial
+        yield
     except BaseException:
         for folder in made:
             with suppress(OSError):  # something else is in it by now
@@ -99,8 +98,15 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file to write, which takes its name at the end; where writing fails, it vanishes, folders made for it too."""
+    with made_parents(path), replacing(path) as partial:
+        yield partial
+
+
+@contextmanager
 def made_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its name at the end, or vanishes where filling it fails.
+    """A folder to fill, which takes its name at the end, or vanishes where filling it fails, those made for it too.
 
     Raises:
         UsageError: there is something else of that name.
@@ -108,9 +114,10 @@ def made_folder(folder: Path) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists already: give another --output")
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        partial.replace(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with made_parents(folder):
+        partial.mkdir()
+        try:
+            yield partial
+            partial.replace(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)

@@ -14,6 +14,7 @@ from torch import nn
 
 from modules.vit import ViT, ViTConfig
 from tasks.checkpoints import KEY, load_config, net_weights
+from tasks.exporting import made_folder
 from tests.tasks.command import SHORT, checkpoint, run, write_images
 
 TINY = {"img_size": 32, "patch_size": 8, "depth": 2}  # of timm's vit_tiny, to be quick
@@ -94,6 +95,18 @@ def test_what_timm_does_not_have(fits: Any, capsys: pytest.CaptureFixture[str]) 
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "onnx or safetensors" in error
     assert list(Path().iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_filled_leaves_nothing() -> None:
+    for kept in ([], ["x"]):
+        with pytest.raises(ValueError, match="no"), made_folder(Path("x/y/z")) as folder:
+            (folder / "file").touch()
+            raise ValueError("no")
+        assert [str(path) for path in Path().rglob("*")] == kept
+        Path("x").mkdir(exist_ok=True)
+    with made_folder(Path("x/y/z")) as folder:
+        (folder / "file").touch()
+    assert [path.name for path in Path("x/y").iterdir()] == ["z"] and Path("x/y/z/file").exists()
 
 
 # Pretrained ---------------------------------------------------------------------------------------------------------
