@@ -76,12 +76,20 @@ class TokenizedData(ResumableDataModule):
         if not self._facts:
             self._facts = {
                 "tokenizer": self.tokenizer.to_json(),
-                "tokenizer_options": asdict(self.config),
+                "tokenizer_options": self._tokenizer_options(),
                 "vocabulary": self.tokenizer.size,
                 "padding": self.padding,
                 "max_length": self.max_length,
             }
         return self._facts
+
+    def _tokenizer_options(self) -> dict[str, Any]:
+        """The tokenizer's options; beside a file, what that file says instead of what it would be trained with."""
+        options = asdict(self.config)
+        if self.config.file is not None:
+            own = self.tokenizer
+            options |= {"kind": own.kind, "vocabulary": own.size, "min_frequency": None, "lowercase": None}
+        return options
 
     def adopt(self, facts: dict[str, Any]) -> None:
         """Takes the facts of a checkpoint: prediction then needs no data set, and other data must agree with them.

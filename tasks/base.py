@@ -4,7 +4,7 @@ import math
 import os
 import zlib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,6 +69,10 @@ class Task(pl.LightningModule):
     @abstractmethod
     def make_metrics(self) -> dict[str, Metric]:
         """The evaluation metrics by their short names, such as {"acc": ...}."""
+
+    @staticmethod
+    def check_options(options: Any, typed: Collection[str]) -> None:
+        """Refuse options of a new run that cannot go together; `typed` names those that are in no config."""
 
     # Building -------------------------------------------------------------------------------------------------------
 
@@ -173,8 +177,7 @@ class Task(pl.LightningModule):
         Raises:
             RunError: names the step, and the checkpoint that is still good.
         """
-        step = int(self.first_bad_step)
-        if step >= 0:
+        if (step := int(self.first_bad_step)) >= 0:
             raise RunError(
                 f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): try a lower "
                 "--model.optimizer.lr or --model.optimizer.gradient_clip; checkpoints before it are kept"
@@ -223,12 +226,10 @@ class Task(pl.LightningModule):
         self._log_evaluation("test")
 
     def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Draw the same numbers, such as masked positions, in every validation."""
+        """Draw the same numbers, such as masked positions, in every validation and in every test."""
         torch.manual_seed(position_seed(run_seed(), -1, batch_idx, self.global_rank))
 
-    def on_test_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Draw the same numbers in every test."""
-        torch.manual_seed(position_seed(run_seed(), -1, batch_idx, self.global_rank))
+    on_test_batch_start = on_validation_batch_start
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Any:
         """Update the `val/` metrics; the step's outputs."""

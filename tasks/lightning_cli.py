@@ -15,17 +15,11 @@ from tasks.callbacks.record import RunRecord
 from tasks.checkpoints import KEY, read_checkpoint
 from tasks.cli import App, load, program
 from tasks.errors import UsageError, nearest, refusals
-from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config
-from tasks.report import closing_table, show_texts
+from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config, typed_options
+from tasks.report import closing_table, left_out, show_texts
 from tasks.run_folder import AtomicCheckpointIO, MetricsCSV, kept_if_started, run_folder
-from tasks.trainer_parts import FolderCheckpoint, as_list, fill_in, logger_place, refuse_ours
+from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, fill_in, logger_place, refuse_ours
 
-HIDDEN = {  # arguments of the Trainer's methods that are ours to fill in
-    "fit": {"ckpt_path", "weights_only"},
-    "validate": {"ckpt_path", "weights_only", "verbose"},
-    "test": {"ckpt_path", "weights_only", "verbose"},
-    "predict": {"ckpt_path", "weights_only", "return_predictions"},
-}
 PLACES = {"fit": "runs/TASK/TIME", "predict": "the current folder", "validate": "nothing", "test": "nothing"}
 THIS_CALL = {"config", "run_dir", "debug", "ckpt_path", "resume", "compile", "text"}  # not part of a run's options
 DATA = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
@@ -77,6 +71,7 @@ class TaskCLI(LightningCLI):
             return arguments
         name = "--resume" if self.command == "fit" else "--ckpt_path"
         self.source, arguments = given(arguments, name)
+        self.typed = typed_options(arguments)
         if self.command == "fit" and self.source:
             self.base = self.resumed(Path(self.source))
         elif self.command != "fit":
@@ -199,6 +194,8 @@ class TaskCLI(LightningCLI):
         """Choose the run folder; say what a resumed run does differently."""
         options = self.config[self.command]
         refuse_ours(options.trainer, self.command)
+        if not self.source:
+            load(self.app.task).check_options(options, self.typed)
         fill_in(options.trainer, self.app.epochs)
         self.folder = Path(options.run_dir or "")
         if self.command != "fit":
@@ -251,7 +248,7 @@ class TaskCLI(LightningCLI):
     # The commands ---------------------------------------------------------------------------------------------------
 
     def fit(self, model: Any, datamodule: Any, **_: Any) -> None:
-        """Train, then test the best checkpoint and say where everything is."""
+        """Train, test the best checkpoint unless no test batches are wanted, and say where everything is."""
         os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for the processes that Lightning launches
         last = str(self.last) if self.source else None
         if self.checkpoint:
@@ -259,15 +256,22 @@ class TaskCLI(LightningCLI):
             datamodule.adopt(model.facts)
         with kept_if_started(self.folder):
             self.trainer.fit(model, datamodule=datamodule, ckpt_path=last, weights_only=True)
-        best = self.best.best_model_path or None  # None: stopped before a validation, so the last weights are tested
-        found = self.trainer.test(model, datamodule, ckpt_path=best, verbose=False, weights_only=True)
-        metrics = {**(found[0] if found else {}), **left_out(datamodule)}
+        metrics = {**self.outcome(model, datamodule), **left_out(datamodule)}
         recorded = not self.trainer.fast_dev_run  # type: ignore[attr-defined]
         if self.trainer.is_global_zero:
             seconds = time.perf_counter() - self.started
             show_texts(self.record.finish(self.trainer, model, metrics, seconds) if recorded else {})
             follow = [f"{program(self.app)} {line}" for line in self.app.follow]
             closing_table(metrics, self.folder if recorded else None, follow)
+
+    def outcome(self, model: Any, datamodule: Any) -> dict[str, float]:
+        """Metrics of the test; where no test batches are wanted, the data stay unread: those of the last validation."""
+        if self.trainer.limit_test_batches == 0:
+            found = self.trainer.callback_metrics
+            return {name: float(value) for name, value in found.items() if name.startswith("val/")}
+        best = self.best.best_model_path or None  # None: stopped before a validation, so the last weights are tested
+        tested = self.trainer.test(model, datamodule, ckpt_path=best, verbose=False, weights_only=True)
+        return dict(tested[0]) if tested else {}
 
     def _evaluate(self, model: Any, datamodule: Any) -> None:
         model.restore(self.checkpoint)
@@ -292,8 +296,3 @@ class TaskCLI(LightningCLI):
         if self.app.takes_text:
             datamodule.predict_text = self.config[self.command].text
         model.write_predictions(self.trainer, datamodule, self.folder)
-
-
-def left_out(datamodule: Any) -> dict[str, int]:
-    """How many bad files were skipped, where there were any."""
-    return {"skipped_files": len(skipped)} if (skipped := getattr(datamodule, "skipped", [])) else {}

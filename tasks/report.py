@@ -23,6 +23,11 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(grid)
 
 
+def left_out(datamodule: Any) -> dict[str, int]:
+    """How many bad files were skipped, where there were any."""
+    return {"skipped_files": len(skipped)} if (skipped := getattr(datamodule, "skipped", [])) else {}
+
+
 def closing_table(metrics: Mapping[str, float], folder: Path | None = None, follow: Sequence[str] = ()) -> None:
     """Print the metrics and, after a fit, where its files are and what to do next.
 

@@ -1,6 +1,6 @@
 """What tasks on texts share: sizes that fit the tokenizer, figures of their steps, and what their run folders keep."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,15 +8,38 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torchmetrics import MeanMetric
 
+from datamodules.tokenizers import Tokenizer
 from tasks.base import Task
 from tasks.errors import UsageError
+from tasks.parsing import merged
 from tasks.run_folder import write_text
 
 Config = TypeVar("Config")
+TRAINED_BY = ("kind", "vocabulary", "min_frequency", "lowercase")  # the options that training a tokenizer goes by
 
 
 class TextTask(Task):
     """A task whose data have a tokenizer; arguments as `Task`."""
+
+    @staticmethod
+    def check_options(options: Any, typed: Collection[str]) -> None:
+        """Refuse what would train a tokenizer beside a file of one, unless it is in a config.
+
+        Raises:
+            UsageError: names the option, and the sizes of both vocabularies.
+        """
+        asked, pretrained = options.data.tokenizer, options.model.pretrained
+        name = next((name for name in TRAINED_BY if f"--data.tokenizer.{name}" in typed), None)
+        if name is not None and asked.file is not None:
+            origin = f"that of --model.pretrained {pretrained}" if pretrained else f"the file {asked.file}"
+            raise UsageError(
+                f"--data.tokenizer.{name} {asked[name]} (vocabulary {asked.vocabulary}) cannot go with a tokenizer "
+                f"that is there already, {origin} ({Tokenizer.from_file(asked.file).size} tokens): leave it out"
+            )
+
+    def resolved(self) -> dict[str, Any]:
+        """The run's options with what the data decided filled in, the tokenizer among it."""
+        return merged(super().resolved(), {"data": {"tokenizer": self.facts["tokenizer_options"]}})
 
     def keep_files(self, folder: Path) -> None:
         """Write `tokenizer.json`."""

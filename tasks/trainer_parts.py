@@ -12,6 +12,12 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from tasks.errors import UsageError
 from tasks.parsing import Options
 
+HIDDEN = {  # arguments of the Trainer's methods that are ours to fill in
+    "fit": {"ckpt_path", "weights_only"},
+    "validate": {"ckpt_path", "weights_only", "verbose"},
+    "test": {"ckpt_path", "weights_only", "verbose"},
+    "predict": {"ckpt_path", "weights_only", "return_predictions"},
+}
 NO_LOGS = {"logger": ((None,), "only `fit` writes logs")}
 ALONE = "several processes would each label a part, so predict runs in one"
 # By command, and for all: Trainer options that are decided here, the values that ask for nothing else, and why.

@@ -22,7 +22,8 @@ class TokenizerConfig:
     Args:
         kind: whitespace: words as spaces part them; word: words and runs of punctuation; character: single
             characters; bpe: byte-level pieces, for which nothing is unknown (Radford 2019); wordpiece: pieces of
-            words (Schuster 2012, Devlin 2019).
+            words (Schuster 2012, Devlin 2019). Beside a file this and the next three are what that file says, null
+            where it does not.
         vocabulary: Number of tokens at most, the 7 control tokens among them.
         min_frequency: Words, pieces or characters that occur less often are not learned.
         lowercase: Whether A and a are the same; wordpiece then drops accents, too.
@@ -33,22 +34,26 @@ class TokenizerConfig:
         UsageError: An option is out of range.
     """
 
-    kind: TokenizerName = "wordpiece"
+    kind: TokenizerName | None = "wordpiece"
     vocabulary: int = 16_000
-    min_frequency: int = 2
-    lowercase: bool = True
+    min_frequency: int | None = 2
+    lowercase: bool | None = True
     file: str | None = None
     truncate: TruncateName = "head"
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if self.file is None and None in (self.kind, self.min_frequency, self.lowercase):
+            raise UsageError(
+                "the tokenizer's kind, min_frequency or lowercase is null: say which, or give a file of one."
+            )
+        if self.kind is not None and self.kind not in KINDS:
             raise UsageError(f"the tokenizer's kind is {self.kind}, but must be one of {', '.join(KINDS)}.")
         if self.vocabulary <= len(CONTROL):
             raise UsageError(
                 f"the tokenizer's vocabulary is {self.vocabulary}, but must be more than its {len(CONTROL)} "
                 "control tokens."
             )
-        if self.min_frequency < 1:
+        if self.min_frequency is not None and self.min_frequency < 1:
             raise UsageError(f"the tokenizer's min_frequency is {self.min_frequency}, but must be at least 1.")
 
 
@@ -105,7 +110,7 @@ def wordpiece(config: TokenizerConfig, texts: Texts) -> Parts:
     """BERT's: words and punctuation, rare words in pieces, of which all but the first begin with ##."""
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-    cleaned = normalizers.BertNormalizer(lowercase=config.lowercase)
+    cleaned = normalizers.BertNormalizer(lowercase=bool(config.lowercase))
     letters = _letters(texts, cleaned)
     limits = _limits(config)
     # The trainer numbers single pieces in an order that differs from run to run, unless they are given.

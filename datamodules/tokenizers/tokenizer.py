@@ -16,11 +16,14 @@ from datamodules.errors import DataError, UsageError
 from datamodules.progress import progress_bar
 from datamodules.tokenizers.control import CONTROL, ControlIds, find_control
 from datamodules.tokenizers.foreign import read_tokenizer
-from datamodules.tokenizers.kinds import TokenizerConfig, TruncateName
+from datamodules.tokenizers.kinds import TokenizerConfig, TokenizerName, TruncateName
 from datamodules.tokenizers.training import learn, learned
 
 # How `tokenizer.json` spells the cut into single characters.
 CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+# The kinds by the decoder in `tokenizer.json`, and those of whole words, which have none, by their cut.
+KIND_OF: dict[str | None, TokenizerName] = {"WordPiece": "wordpiece", "ByteLevel": "bpe", "Fuse": "character"}
+WORDS: dict[str | None, TokenizerName] = {"Whitespace": "word", "Sequence": "whitespace"}
 
 
 class Built(NamedTuple):
@@ -58,6 +61,8 @@ class Tokenizer:
         self.truncate = truncate
         self._style = (content.get("decoder") or content["model"]).get("type")
         self._plain = content.get("normalizer") is None and content.get("pre_tokenizer") == CHARACTERS
+        words = WORDS.get((content.get("pre_tokenizer") or {}).get("type")) if self._style == "WordLevel" else None
+        self.kind: TokenizerName | None = KIND_OF.get(self._style, words)
         self.vocabulary: dict[str, int] = self._backend.get_vocab()
         self.size = max(self.vocabulary.values()) + 1
         self.ids: ControlIds = find_control(self.vocabulary, named)

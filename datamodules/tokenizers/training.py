@@ -21,6 +21,7 @@ def learn(texts: Texts, config: TokenizerConfig) -> str:
     """
     from tokenizers import Tokenizer, processors
 
+    assert config.kind is not None  # beside a file only
     model, normalizer, pre_tokenizer, decoder, trainer = KINDS[config.kind](config, texts)
     backend = Tokenizer(model)
     backend.normalizer, backend.pre_tokenizer, backend.decoder = normalizer, pre_tokenizer, decoder

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.trainer.states import TrainerFn
 
 from tasks.base import Task
 from tasks.parsing import flat
@@ -92,8 +93,8 @@ class RunRecord(Callback):
         """Write `summary.json` and the pictures.
 
         Args:
-            trainer: after its test.
-            task: the task it tested.
+            trainer: after its test, or where there was none, after training.
+            task: the task it trained.
             metrics: final metrics by their logged names.
             seconds: from the start of this process's work to now.
 
@@ -104,7 +105,8 @@ class RunRecord(Callback):
         for logger in trainer.loggers:
             logger.save()
         draw_curves(self.folder / "metrics.csv", self.folder / "curves.png")
-        task.draw_results(self.folder)
+        if trainer.state.fn == TrainerFn.TESTING:
+            task.draw_results(self.folder)
         texts, rates = task.closing_texts(self.folder), task.rates(rate) if rate else {}
         write_summary(
             self.folder,

@@ -24,7 +24,8 @@ from tasks.run_folder import write_text
 from tests.tasks.command import SHORT, checkpoint, metrics, process, run, same, write_reviews
 from tests.tasks.test_resume import KILL
 
-SMALL = "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2 --data.tokenizer.vocabulary 300"
+NET = "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2"
+SMALL = f"{NET} --data.tokenizer.vocabulary 300"
 FEW = (
     "--trainer.limit_train_batches 6 --trainer.limit_val_batches 2 --trainer.max_epochs 2 --trainer.log_every_n_steps 1"
 )
@@ -208,7 +209,7 @@ def test_the_padding_of_a_tokenizer_is_that_of_the_network(capsys: pytest.Captur
         json.dumps({names.get(token, token): i for token, i in model["vocab"].items()})
     )
     Path("roberta/merges.txt").write_text("#version\n" + "\n".join(" ".join(pair) for pair in model["merges"]))
-    line = f"{BERT} {BRIEF} --data.tokenizer.file roberta"
+    line = f"fit {NET} {FEW} {BRIEF} --data.tokenizer.file roberta"
     assert run(f"{line} --run_dir r", "bert") == 0
     saved = checkpoint("r")
     assert saved["tessera"]["net"]["padding"] == saved["tessera"]["facts"]["padding"] == 1
@@ -220,7 +221,13 @@ def test_the_padding_of_a_tokenizer_is_that_of_the_network(capsys: pytest.Captur
 def test_a_run_has_its_tokenizer_whatever_becomes_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     texts = generate()["train"][0]
     Path("t.json").write_text(Tokenizer.train(texts, TokenizerConfig("word", 150)).to_json())
-    assert run(f"{BERT} {BRIEF} --data.tokenizer.file t.json --run_dir r", "bert") == 0
+    assert run(f"{BERT} {BRIEF} --data.tokenizer.file t.json", "bert") == 2
+    assert "vocabulary 300 (vocabulary 300) cannot go with" in (said := capsys.readouterr().err)
+    assert "the file t.json (150 tokens)" in said
+    assert run(f"fit {NET} {FEW} {BRIEF} --data.tokenizer.file t.json --run_dir r", "bert") == 0
+    options = checkpoint("r")["tessera"]["config"]["data"]["tokenizer"]
+    assert options == checkpoint("r")["tessera"]["facts"]["tokenizer_options"]
+    assert (options["kind"], options["vocabulary"], options["min_frequency"]) == ("word", 150, None)
     for name in ("t.json", "other.json"):
         Path(name).write_text(Tokenizer.train(texts, TokenizerConfig("word", 100)).to_json())
     line = "predict --ckpt_path r/checkpoints/best.ckpt --text good"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.cache import content_key
@@ -102,6 +103,29 @@ def test_another_tokenizer_is_refused_with_both_sizes(pretrained: str, capsys: p
     line = f"fit {FEW} {HUB} --model.pretrained {pretrained} --data.tokenizer.file r/tokenizer.json"
     said = refused(line, "bert", 2, capsys)
     assert str(theirs) in said and str(own) in said
+
+
+def test_weights_come_with_their_tokenizer_whatever_would_train_one(
+    pretrained: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = checkpoint("m", "best")["tessera"]["facts"]["vocabulary"]
+    line = f"fit {FEW} {HUB} --model.pretrained {pretrained}"
+    for option in ("kind character", "vocabulary 50", "min_frequency 1", "lowercase false"):
+        said = refused(f"{line} --data.tokenizer.{option}", "bert", 2, capsys)
+        asked = "50" if option == "vocabulary 50" else "16000"
+        assert f"{option.split()[0]} " in said and f"(vocabulary {asked})" in said and f"({size} tokens)" in said
+    config = {"data": {"tokenizer": {"kind": "character", "vocabulary": 50, "truncate": "both"}}}
+    Path("c.yaml").write_text(json.dumps(config))
+    saved = {"kind": "wordpiece", "vocabulary": size, "min_frequency": None, "lowercase": None, "truncate": "both"}
+    for name, order in {"0": f"--config c.yaml {line[4:]}", "1": f"{line[4:]} --config c.yaml"}.items():
+        assert run(f"fit {order} --run_dir {name}", "bert") == 0
+        written = yaml.safe_load(Path(f"{name}/config.yaml").read_text())["data"]["tokenizer"]
+        kept = checkpoint(name)["tessera"]
+        assert written == kept["config"]["data"]["tokenizer"] == kept["facts"]["tokenizer_options"]
+        assert {key: value for key, value in written.items() if key != "file"} == saved
+    assert run("fit --resume 0 --trainer.max_epochs 3", "bert") == 0
+    assert run("predict --ckpt_path 0/checkpoints/best.ckpt --text good", "bert") == 0
+    assert run("fit --config 0/config.yaml --run_dir again", "bert") == 0
 
 
 @pytest.mark.parametrize("task", ("bert", "mlm"))

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from datamodules.sources import Source
 from tasks.lightning_cli import TaskCLI
 from tests.tasks.command import SHORT, checkpoint, metrics, run, same
 
@@ -85,6 +86,22 @@ def test_fast_dev_run_keeps_no_record() -> None:
 def test_trainer_options(line: str) -> None:
     assert run(f"fit {SHORT} {line} --run_dir r") == 0
     assert checkpoint("r")["global_step"] == (4 if "accumulate" in line else 8)
+
+
+@pytest.mark.parametrize("task", ("vit", "bert"))
+def test_no_test_leaves_the_test_split_unread(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    split = Source.split
+    monkeypatch.setattr(Source, "split", lambda self, name: asked.append(name) or split(self, name))
+    assert run(f"fit {SHORT} --trainer.limit_test_batches 0 --run_dir r", task) == 0
+    assert set(asked) == {"train", "val"}
+    summary, last = (
+        json.loads(Path("r/summary.json").read_text()),
+        [row for row in metrics("r") if "val/acc" in row][-1],
+    )
+    assert not [name for name in summary if name.startswith("test/")]
+    assert summary["val/acc"] == pytest.approx(float(last["val/acc"])) and summary["steps"] == 8
+    assert Path("r/curves.png").exists() and not Path("r/confusion.png").exists()
 
 
 def test_more_callbacks() -> None:
