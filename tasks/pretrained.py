@@ -124,8 +124,8 @@ def read_settings(folder: Path, understand: Callable[[Settings], Made]) -> Made:
         UsageError: There is none, or it describes a model that is not known here.
     """
     try:
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        settings = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} has no readable config.json: give a folder of Hugging Face's layout") from error
     with refusals(f"--model.pretrained {folder}"):
         return understand(settings)
@@ -166,7 +166,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [whole] if whole.is_file() else []
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (KeyError, AttributeError, ValueError) as error:
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
         raise DataError(f"{index} does not say which files hold the weights: download the model again") from error
     files = [folder / Path(name).name for name in sorted(names)]
     if absent := [file for file in files if not file.is_file()]:

@@ -26,7 +26,7 @@ class ProgressLines(Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print the epoch, the step and the latest scalar metrics."""
-        final = trainer.current_epoch + 1 == trainer.max_epochs
+        final = trainer.current_epoch + 1 == trainer.max_epochs or trainer.global_step == trainer.max_steps
         if trainer.sanity_checking or not trainer.is_global_zero or trainer.state.fn != "fit":
             return
         if time.monotonic() - self.last < self.seconds and not final:
@@ -38,6 +38,6 @@ class ProgressLines(Callback):
             if n in ("train/loss", "val/loss") or n.startswith("val/")
         }
         values = "  ".join(f"{name} {value:.4f}" for name, value in sorted(shown.items()))
-        print(
-            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  step {trainer.global_step}  {values}", flush=True
-        )
+        epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or 0) > 0 else ""
+        steps = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
+        print(f"epoch {trainer.current_epoch + 1}{epochs}  step {trainer.global_step}{steps}  {values}", flush=True)

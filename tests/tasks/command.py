@@ -20,6 +20,13 @@ SHORT = (
     "--trainer.max_epochs 2 --trainer.log_every_n_steps 1 --model.net.stack.depth 1"
 )
 
+CLOCK = ("train/samples_per_s", "train/tokens_per_s", "train/mfu")
+SMALL_LM = (
+    "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2 --model.samples.every null "
+    "--model.samples.generation.max_new_tokens 8 --data.batch_size 4 --data.max_length 32 "
+    "--data.tokenizer.min_frequency 1 --trainer.max_epochs 1 --trainer.log_every_n_steps 1"
+)
+
 
 def run(line: str, task: str = "vit") -> int:
     """The exit code of `python -m tasks.TASK LINE`, run here; progress is not printed."""
@@ -59,7 +66,7 @@ def same(a: Any, b: Any) -> bool:
 def metrics(run_folder: str | Path) -> list[dict[str, str]]:
     """The rows of `metrics.csv`, without empty cells and without what depends on the clock."""
     with open(Path(run_folder, "metrics.csv"), newline="") as file:
-        rows = [{k: v for k, v in row.items() if v and k != "train/samples_per_s"} for row in csv.DictReader(file)]
+        rows = [{k: v for k, v in row.items() if v and k not in CLOCK} for row in csv.DictReader(file)]
     return [row for row in rows if row.keys() - {"step", "epoch"}]
 
 
@@ -95,4 +102,14 @@ def write_reviews(folder: Path, copies: int = 20) -> Path:
         labels = [-1] * len(texts) if split == "unsupervised" else [0, 1] * count
         rows = Dataset.from_dict({"text": texts, "label": labels}, features=features)
         rows.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    return folder
+
+
+def write_corpus(folder: Path, count: int = 8) -> Path:
+    """Texts of Python's reference, one in a file each."""
+    from datamodules.embedded.reference import documents
+
+    folder.mkdir()
+    for number, text in enumerate(sorted(documents()["val"], key=len)[:count]):
+        (folder / f"{number}.txt").write_text(text[:2000])
     return folder

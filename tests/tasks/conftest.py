@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.command import SHORT, run
+from tests.tasks.command import SHORT, SMALL_LM, run, write_corpus
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +31,23 @@ def run_copy(finished: Path, tmp_path: Path) -> Path:
 def best(finished: Path) -> Path:
     """Its best checkpoint."""
     return finished / "checkpoints" / "best.ckpt"
+
+
+@pytest.fixture(scope="session")
+def lm_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Best checkpoint of a tiny language model of byte-level tokens and several documents; not to be changed."""
+    folder = tmp_path_factory.mktemp("lm_bytes")
+    texts = write_corpus(folder / "texts")
+    line = f"fit {SMALL_LM} --data.source files --data.path {texts} --data.tokenizer.vocabulary 400"
+    assert run(f"{line} --model.net.position rotary --model.optimizer.lr 3e-3 --run_dir {folder}/run", "lm") == 0
+    return folder / "run" / "checkpoints" / "best.ckpt"
+
+
+@pytest.fixture(scope="session")
+def lm_letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Best checkpoint of a tiny language model of characters, learned positions and one document; not to be changed."""
+    folder = tmp_path_factory.mktemp("lm_letters")
+    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 60)
+    line = f"fit {SMALL_LM} --data.source files --data.path {folder}/text.txt --data.tokenizer.kind character"
+    assert run(f"{line} --data.tokenizer.vocabulary 100 --model.optimizer.lr 1e-2 --run_dir {folder}/run", "lm") == 0
+    return folder / "run" / "checkpoints" / "best.ckpt"

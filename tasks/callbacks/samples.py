@@ -1,0 +1,75 @@
+"""Texts that a language model in training writes, in the run folder and in the loggers that can show text."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
+
+from tasks.callbacks.mistakes import senders
+from tasks.run_folder import write_text
+
+Sample = tuple[str, str]  # prompt, and how it goes on
+
+
+class Samples(Callback):
+    """Every so many steps write `samples/step_N.txt`, and log its texts: a W&B table, TensorBoard text.
+
+    The task's `sample_texts` makes them. Only the first rank does; the time is no training time.
+
+    Args:
+        every: number of optimizer steps.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every, self.latest = every, 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leave alone the step that a continued run begins with."""
+        self.latest = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Write after the steps whose turn it is."""
+        step = trainer.global_step
+        if step % self.every or step == self.latest or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        self.latest = step
+        if not trainer.is_global_zero:
+            return
+        task: Any = pl_module
+        start = time.perf_counter()
+        found: list[Sample] = task.sample_texts()
+        write_samples(Path(trainer.default_root_dir), f"step_{step:07}", found)
+        for logger, send in senders(trainer, SHELVES):
+            send(logger, found, step)
+        task.aside += time.perf_counter() - start
+
+
+def write_samples(folder: Path, name: str, samples: list[Sample]) -> None:
+    """Write `samples/NAME.txt` in a run folder: each text with its prompt, parted by lines."""
+    (folder / "samples").mkdir(exist_ok=True)
+    texts = [prompt + text for prompt, text in samples]
+    write_text(folder / "samples" / f"{name}.txt", f"\n{'-' * 80}\n".join(texts) + "\n")
+
+
+def to_wandb(logger: Any, samples: list[Sample], step: int) -> None:
+    """Log a W&B table: step, prompt and text."""
+    logger.log_table("samples", ["step", "prompt", "text"], [[step, *sample] for sample in samples], step=step)
+
+
+def to_tensorboard(logger: Any, samples: list[Sample], step: int) -> None:
+    """Log each text as it is, its prompt before it."""
+    for number, (prompt, text) in enumerate(samples, 1):
+        lines = "\n".join(
+            "    " + line for line in (prompt + text).splitlines()
+        )  # Markdown shows such lines as they are
+        logger.experiment.add_text(f"sample {number}", lines, step)
+
+
+SHELVES: dict[type[Logger], Callable[[Any, list[Sample], int], None]] = {
+    WandbLogger: to_wandb,
+    TensorBoardLogger: to_tensorboard,
+}

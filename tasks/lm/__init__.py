@@ -1,0 +1,1 @@
+"""Language models: training on any text, generation, scores of texts."""

@@ -1,0 +1,39 @@
+"""`python -m tasks.lm`: language models on the command line."""
+
+import sys
+
+from tasks.cli import App, main
+
+APP = App(
+    name="lm",
+    title="Tessera LM: language models, from raw text to generated text",
+    task="tasks.lm.task:LMTask",
+    data="datamodules.corpus:CorpusData",
+    presets="tasks.lm.architectures:presets",
+    pretrained="tasks.lm.architectures:pretrained_options",
+    default_config="configs/lm/reference.yaml",
+    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
+    epochs=10,
+    trains=("fit", "validate", "test"),
+    functions={
+        "generate": ("write texts that go on from prompts", "tasks.lm.generate:generate"),
+        "score": ("loss, perplexity and bits per byte of a text", "tasks.lm.score:score"),
+        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.lm.export:export"),
+    },
+    examples=(
+        "fit",
+        "fit --config configs/lm/shakespeare_char.yaml --data.path FILE_OR_FOLDER_OR_HUB_ID",
+        "fit --model.pretrained hf/gpt2 --data.source files --data.path my_texts",
+        'generate --ckpt_path runs/lm/latest/checkpoints/best.ckpt --prompt "The" --temperature 0.8 --top_p 0.95',
+        "score --ckpt_path runs/lm/latest/checkpoints/best.ckpt --data.path FILE",
+    ),
+    follow=(
+        'generate --ckpt_path {best} --prompt "The"',
+        "score --ckpt_path {best} --data.path FILE",
+        "export --ckpt_path {best} --format safetensors",
+        "fit --resume {folder} --trainer.max_epochs N",
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(APP))

@@ -1,0 +1,151 @@
+"""Which decoder to build: presets by name, or what goes with pretrained weights; and loading those weights."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pytorch_lightning.utilities import rank_zero_only
+
+from datamodules.token_cache import Frame
+from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from modules.decoder import DECODER_PRESETS, Decoder, DecoderConfig
+from modules.pretrained.decoder import load_weights, to_tessera
+from modules.pretrained.decoder_configs import config_from_huggingface
+from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
+from tasks.errors import UsageError, refusals
+from tasks.parsing import Options
+from tasks.pretrained import (
+    Settings,
+    checkpoint_options,
+    folder_options,
+    folder_state,
+    local_folder,
+    pretrained_state,
+    read_settings,
+)
+from tasks.text import with_vocabulary
+from tasks.weights import State
+
+TASKS = ("lm",)  # whose checkpoints hold a decoder
+
+
+def presets() -> dict[str, Options]:
+    """The named sizes as options; tokens and context come from the data."""
+    return {name: asdict(replace(config, max_length=None)) for name, config in DECODER_PRESETS.items()}
+
+
+def fitted(config: DecoderConfig, facts: Mapping[str, Any]) -> DecoderConfig:
+    """The configuration for data with these facts: `vocabulary`, the number of tokens, and `max_length`, in tokens.
+
+    The context is that of the data where it is not given, and grows to it where positions need no learning.
+
+    Raises:
+        UsageError: the tokenizer has more tokens than the network, or rows are longer than it has learned positions.
+    """
+    config = with_vocabulary(config, facts)
+    return replace(config, max_length=max(config.max_length or 0, facts["max_length"]))
+
+
+def pretrained_options(source: str) -> Options:
+    """The network and the tokenizer that go with pretrained weights; a checkpoint decides on no rates of dropout.
+
+    Args:
+        source: a checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
+
+    Raises:
+        UsageError: no such model, folder or checkpoint, or one that is not a decoder of ours.
+        DataError: the hub cannot be reached.
+    """
+    if source.endswith(".ckpt"):
+        return checkpoint_options(source, TASKS)
+    folder = local_folder(source)
+    return folder_options(folder, asdict(read_config(source, folder)))
+
+
+def read_config(source: str, folder: Path) -> DecoderConfig:
+    """Sizes of the model in a folder of Hugging Face's layout; says where its window makes the context shorter."""
+    (_, config), positions = read_settings(
+        folder, lambda settings: (config_from_huggingface(settings), settings.get("max_position_embeddings"))
+    )
+    if positions and config.max_length and positions > config.max_length:
+        rank_zero_only(print)(
+            f"{source}: its attention looks back {config.max_length} tokens, so that is the context, not {positions}"
+        )
+    return config
+
+
+def load_pretrained(net: Decoder, source: str, facts: Mapping[str, Any]) -> None:
+    """Load pretrained weights into `net`, all of them.
+
+    Args:
+        net: The network.
+        source: As in `pretrained_options`.
+        facts: Of the data, with their `tokenizer`.
+
+    Raises:
+        UsageError: the weights do not fit the network, or its tokenizer is another one.
+    """
+    state = pretrained_state(source, TASKS, facts, converted)
+    with refusals(f"--model.pretrained {source}"):
+        load_weights(net, state)
+
+
+def converted(settings: Settings, weights: State) -> State:
+    """Weights of Hugging Face under our names."""
+    family, config = config_from_huggingface(settings)
+    return to_tessera(family, weights, config)
+
+
+class Model(NamedTuple):
+    """A language model to use.
+
+    Args:
+        net: The network, in evaluation mode.
+        tokenizer: Its tokenizer.
+        facts: Of the data that it was trained on.
+    """
+
+    net: Decoder
+    tokenizer: Tokenizer
+    facts: dict[str, Any]
+
+    @property
+    def frame(self) -> Frame:
+        """Control tokens that it saw around documents."""
+        return Frame.of(self.tokenizer.ids) if self.facts["framed"] else Frame()
+
+
+def load_model(source: str) -> Model:
+    """The language model of a checkpoint of `fit`, of `hf/<model>`, or of a folder of Hugging Face's layout.
+
+    Raises:
+        UsageError: there is no such model, or it is not a language model.
+        RunError, DataError: it is damaged, or the hub cannot be reached.
+    """
+    if source.startswith("hf/") or Path(source).is_dir():
+        return _published(source)
+    checkpoint = read_checkpoint(source, "lm")
+    saved = checkpoint[KEY]
+    net = Decoder(load_config(DecoderConfig, saved["net"]))
+    net.load_state_dict(net_weights(checkpoint))
+    return Model(net.eval(), Tokenizer.from_json(saved["facts"]["tokenizer"]), saved["facts"])
+
+
+def _published(source: str) -> Model:
+    folder = local_folder(source)
+    config, tokenizer = read_config(source, folder), Tokenizer.from_file(folder)
+    with refusals(source):
+        if config.vocabulary is None or config.max_length is None:
+            raise UsageError("its config.json does not say how many tokens it knows or reads")
+        net = Decoder(config)
+        load_weights(net, folder_state(folder, converted))
+    facts = {
+        "tokenizer": tokenizer.to_json(),
+        "tokenizer_options": asdict(TokenizerConfig(file=str(folder))),
+        "vocabulary": tokenizer.size,
+        "padding": 0,
+        "max_length": config.max_length,
+        "framed": True,
+    }
+    return Model(net.eval(), tokenizer, facts)

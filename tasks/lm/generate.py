@@ -1,0 +1,195 @@
+"""`python -m tasks.lm generate`: texts that go on from prompts."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from modules.generation import GenerationConfig, beam_search
+from tasks.errors import UsageError
+from tasks.lm.architectures import Model, load_model
+from tasks.lm.writing import Writer, Writers, end_tokens, prompt_tokens, writers
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(GenerationConfig):
+    """Write texts that go on from prompts.
+
+    Args:
+        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
+        prompt: Beginning of the text; may be given several times. None at all: the beginning of a document.
+        prompt_file: File with a prompt on each line; - is standard input.
+        num_samples: Texts for each prompt, the first drawn with `seed`, the next with one more; in beam search the
+            best ones.
+        stop: String that ends a text and is no part of it; may be given several times.
+        json: Print an object on a line for each text, when it is done: prompt, text, number of new tokens, how it ended
+            (length, end of the document, stop string), and its score in beam search.
+        strict: Refuse a prompt that is longer than the context, instead of reading its last part only.
+        device: Where to compute; auto: on a GPU if there is one.
+    """
+
+    ckpt_path: str
+    prompt: list[str] = field(default_factory=list)
+    prompt_file: str | None = None
+    num_samples: int = 1
+    stop: list[str] = field(default_factory=list)
+    json: bool = False
+    strict: bool = False
+    device: DeviceName = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_samples < 1:
+            raise ValueError(f"num_samples is {self.num_samples}; it must be at least 1.")
+        if 1 < self.beams < self.num_samples:
+            raise ValueError(f"num_samples is {self.num_samples}, but beam search with {self.beams} beams ends with "
+                             f"{self.beams} texts; raise beams.")  # fmt: skip
+        if "" in self.stop:
+            raise ValueError("a stop string is empty; leave it out.")
+
+
+class Done(NamedTuple):
+    """A text that is written, or being written, and its score in beam search."""
+
+    prompt: str
+    writer: Writer
+    score: float | None = None
+
+
+def generate(options: GenerateOptions) -> None:
+    """Write texts that go on from prompts; with one, as its tokens are made."""
+    prompts = read_prompts(options)
+    model = on_device(load_model(options.ckpt_path), options.device)
+    tokens = [fitting(model, prompt_tokens(model, prompt), number, options) for number, prompt in enumerate(prompts, 1)]
+    start = time.perf_counter()
+    rows, steps = (ranked if options.beams > 1 else drawn)(model, prompts, tokens, options)
+    for number, row in enumerate(rows):
+        if options.json:
+            print_json(row, steps, number % options.num_samples)
+        else:
+            if len(rows) > 1:
+                print(f"{heading(number, options.num_samples, len(prompts)):-<80}")
+            print_text(row, steps)
+    made, seconds = sum(row.writer.tokens for row in rows), time.perf_counter() - start
+    print(f"{made} tokens in {seconds:.1f} s ({made / seconds:.0f} tokens/s)", file=sys.stderr)
+
+
+Rows = tuple[list[Done], Writers]
+
+
+def drawn(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]], options: GenerateOptions) -> Rows:
+    """`num_samples` texts for each prompt, all in one batch; sample i is drawn with the same seed for every prompt."""
+    samples = range(options.num_samples)
+    steps = writers(
+        model,
+        [ids for ids in tokens for _ in samples],
+        options,
+        options.stop,
+        [options.seed + sample for _ in tokens for sample in samples],
+    )
+    names = [prompt for prompt in prompts for _ in samples]
+    return [Done(name, row) for name, row in zip(names, steps.rows, strict=True)], steps
+
+
+def ranked(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]], options: GenerateOptions) -> Rows:
+    """The best `num_samples` texts of beam search for each prompt."""
+    rows, ends = [], end_tokens(model)
+    for prompt, ids, found in zip(prompts, tokens, beam_search(model.net, tokens, options, ends), strict=True):
+        for text, score in found[: options.num_samples]:
+            writer = Writer(model.tokenizer, ids, options.stop, ends)
+            for token in text:
+                writer.add(token)
+            writer.finish()
+            rows.append(Done(prompt, writer, score))
+    return rows, Writers([row.writer for row in rows], iter(()))
+
+
+def on_device(model: Model, name: DeviceName) -> Model:
+    """The model where it is to compute.
+
+    Raises:
+        UsageError: there is no such device.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: there is no GPU that torch can use; leave it out")
+    on_gpu = name != "cpu" and torch.cuda.is_available()
+    return model._replace(net=model.net.to("cuda" if on_gpu else "cpu"))
+
+
+def read_prompts(options: GenerateOptions) -> list[str]:
+    """The prompts of the command line and those of the file; one that is empty where there are none.
+
+    Raises:
+        UsageError: the file does not exist, holds no prompt, or is not UTF-8.
+    """
+    if options.prompt_file is None:
+        return options.prompt or [""]
+    name = options.prompt_file
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        lines = raw.decode("utf-8-sig").splitlines()
+    except OSError as error:
+        raise UsageError(f"--prompt_file {name} cannot be read ({error.strerror}): give a file of prompts") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"--prompt_file {name} holds bytes that are not UTF-8 in line {line}") from error
+    if not (found := [line for line in lines if line.strip()]):
+        raise UsageError(f"--prompt_file {name} holds no prompt: write one on each line")
+    return options.prompt + found
+
+
+def fitting(model: Model, tokens: list[int], number: int, options: GenerateOptions) -> list[int]:
+    """The last tokens of a prompt, as many as the context has room for; says so where some are left out.
+
+    Raises:
+        UsageError: some would be, and the options are strict.
+    """
+    most = model.net.max_length
+    if len(tokens) <= most:
+        return tokens
+    what = f"prompt {number} has {len(tokens)} tokens, and the context of the model is {most}"
+    if options.strict:
+        raise UsageError(f"{what}: shorten it, or leave --strict out to read its last part")
+    print(f"{what}: its last {most} are read", file=sys.stderr)
+    return tokens[-most:]
+
+
+def heading(number: int, samples: int, prompts: int) -> str:
+    """What to call text `number` where there are several."""
+    names = [f"prompt {number // samples + 1}"] if prompts > 1 else []
+    names += [f"sample {number % samples + 1}"] if samples > 1 else []
+    return f"--- {', '.join(names)} "
+
+
+def growing(writer: Writer, steps: Writers) -> Iterator[str]:
+    """The text of one row as it comes, while those after it are written, too."""
+    size = 0
+    while True:
+        yield writer.text[size:]
+        size = len(writer.text)
+        if writer.ended:
+            return
+        steps.advance()
+
+
+def print_text(row: Done, steps: Writers) -> None:
+    """Print prompt and text as it comes."""
+    print(row.prompt, end="", flush=True)
+    for part in growing(row.writer, steps):
+        print(part, end="", flush=True)
+    print(flush=True)
+
+
+def print_json(row: Done, steps: Writers, sample: int) -> None:
+    """Print one object, when its text is done."""
+    text = "".join(growing(row.writer, steps))
+    found: dict[str, Any] = {"prompt": row.prompt, "text": text, "sample": sample + 1, "tokens": row.writer.tokens}
+    found |= {"ended": row.writer.ended} | ({} if row.score is None else {"score": row.score})
+    print(json.dumps(found, ensure_ascii=False), flush=True)
