@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 AT_HAND = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
-SMALLEST = 2**22  # multiplications below which the call itself costs more than oneDNN saves; autograd makes it dear
+SMALLEST = 2**22  # multiplications below which the call itself costs more than oneDNN saves
+SMALLEST_BARE = 2**18  # the same without autograd, whose part of the call is the larger
 
 
 class Product(torch.autograd.Function):
@@ -47,8 +48,8 @@ def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN takes this product: float32 on the CPU, large enough, no compiler or autocast that has its own."""
     return (
         AT_HAND
-        and x.numel() > x.shape[-1]  # one vector only meets the weights at the speed of memory
-        and x.numel() * weight.shape[0] >= (SMALLEST if torch.is_grad_enabled() else SMALLEST // 4)
+        and x.numel() * weight.shape[0] >= (SMALLEST if torch.is_grad_enabled() else SMALLEST_BARE)
+        and x.dim() > 1
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and not torch.compiler.is_compiling()

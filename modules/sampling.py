@@ -72,13 +72,14 @@ def candidates(scores: Tensor, config: GenerationConfig) -> tuple[Tensor, Tensor
     Tokens are None where they are all, in order. Filters follow each other as top_k, top_p, min_p.
     """
     scores, tokens = scores.float() / config.temperature, None
+    top_p = None if config.top_p == 1 else config.top_p
     if config.top_k is not None:
         scores, tokens = scores.topk(min(config.top_k, scores.shape[1]))
-    elif config.top_p is not None:
+    elif top_p is not None:
         scores, tokens = scores.sort(descending=True)
-    if config.top_p is not None:  # best first
+    if top_p is not None:  # best first
         chances = scores.softmax(1)
-        scores = scores.masked_fill(chances.cumsum(1) - chances >= config.top_p, float("-inf"))
+        scores = scores.masked_fill(chances.cumsum(1) - chances >= top_p, float("-inf"))
     if config.min_p:
         edge = scores.amax(1, keepdim=True) + math.log(config.min_p)
         scores = scores.masked_fill(scores < edge, float("-inf"))

@@ -1,0 +1,357 @@
+"""Generation: what a cache, a batch or beams must not change, and the same choices as other code."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from modules.decoder import Decoder
+from modules.generation import GenerationConfig, beam_search, generate, leading, search
+from modules.reader import Reader
+from modules.sampling import candidates, draw, noise, penalise
+from tests.modules.test_cache import PLACES, VARIANTS, T, V, decoder, name_of
+
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+NEW = 9
+
+
+def text(net: Decoder, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any) -> list[list[int]]:
+    """Rows of new tokens."""
+    extra = {key: options.pop(key) for key in ("stop", "seeds") if key in options}
+    steps = list(generate(net, prompts, GenerationConfig(**{"max_new_tokens": NEW, **options}), **extra))
+    return torch.stack(steps, 1).tolist()
+
+
+@torch.no_grad()
+def next_logits(net: Decoder, tokens: list[int]) -> Tensor:
+    """Scores of what follows, without a cache."""
+    return net.logits(net(torch.tensor([tokens])))[0, -1]
+
+
+def greedy(net: Decoder, prompt: Sequence[int], new: int = NEW) -> list[int]:
+    """One row without cache, batch or padding; the window as `Reader` has it."""
+    window, made = [*prompt], []
+    for _ in range(new):
+        made.append(int(next_logits(net, window).argmax()))
+        window = [*window, made[-1]]
+        if len(window) > net.max_length:
+            window = window[-(net.max_length // 2) :]
+    return made
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=name_of)
+def test_the_likeliest_tokens_are_those_without_cache_or_batch(options: dict[str, Any]) -> None:
+    net = decoder(**options)
+    assert text(net, temperature=0) == [greedy(net, prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("position", PLACES)
+def test_rows_that_outgrow_the_context_go_on_with_its_last_half(position: str) -> None:
+    net = decoder(position=position)
+    prompts = [[*range(T)], [*range(5)], [*range(7)]]
+    assert text(net, prompts, temperature=0, max_new_tokens=24) == [greedy(net, prompt, 24) for prompt in prompts]
+
+
+def test_a_context_of_one_token() -> None:
+    net = decoder(max_length=1)
+    assert text(net, [[3]], temperature=0) == [greedy_of_one(net, 3)]
+
+
+def greedy_of_one(net: Decoder, token: int) -> list[int]:
+    made = [token]
+    for _ in range(NEW):
+        made.append(int(next_logits(net, made[-1:]).argmax()))
+    return made[1:]
+
+
+DRAWS = {"top_k": 12, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3, "temperature": 1.5}
+
+
+def test_a_rows_draws_do_not_depend_on_the_others() -> None:
+    net = decoder(position="rotary")
+    together = text(net, seed=5, max_new_tokens=2 * T, **DRAWS)
+    for row, prompt in enumerate(PROMPTS):
+        assert text(net, [prompt], seed=5 + row, max_new_tokens=2 * T, **DRAWS) == [together[row]]
+    assert text(net, PROMPTS[1:], seeds=[6, 7], max_new_tokens=2 * T, **DRAWS) == together[1:]
+
+
+def test_same_seed_same_text() -> None:
+    net = decoder(position="rotary")
+    one = text(net, seed=1)
+    assert text(net, seed=1) == one != text(net, seed=2)
+    assert [row[:4] for row in one] == text(net, seed=1, max_new_tokens=4)
+    state = torch.get_rng_state()
+    same = text(net, [PROMPTS[0]] * 3, seeds=[1, 1, 2], temperature=2.0)
+    assert same[0] == same[1] != same[2]
+    assert torch.equal(torch.get_rng_state(), state)  # nobody else's draws change
+
+
+def test_rows_end_one_by_one() -> None:
+    net = decoder()
+    free = text(net, seed=3)
+    stop = {free[0][2], free[1][0]}
+    ends = [next((i for i, token in enumerate(row) if token in stop), NEW) for row in free]
+    expected = [row[: end + 1] + [-1] * (NEW - end - 1) for row, end in zip(free, ends, strict=True)]
+    steps = min(NEW, max(ends) + 1)
+    assert text(net, seed=3, stop=stop) == [row[:steps] for row in expected]
+    first = greedy(net, PROMPTS[0])[0]
+    assert text(net, PROMPTS[:1], temperature=0, stop=[first]) == [[first]]
+
+
+def test_tokens_come_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, steps = decoder(), []
+    monkeypatch.setattr(Reader, "step", lambda self, tokens: steps.append(1) or self.scores(tokens[:, None]))
+    made = generate(net, PROMPTS, GenerationConfig())
+    for expected in range(3):
+        next(made)
+        assert len(steps) == expected
+
+
+def test_a_cache_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, seen = decoder(position="rotary"), set()
+    made = Decoder.make_cache
+
+    def counted(self: Decoder, batch: int, length: int) -> Any:
+        seen.add((batch, length))
+        return made(self, batch, length)
+
+    monkeypatch.setattr(Decoder, "make_cache", counted)
+    text(net, max_new_tokens=4)
+    assert seen == {(3, 9)}
+    seen.clear()
+    text(net, max_new_tokens=3 * T)
+    assert seen == {(3, T)}
+
+
+# Draws ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.7},
+        {"top_k": 5},
+        {"top_k": 1000},
+        {"top_p": 0.8},
+        {"top_p": 1.0},
+        {"top_p": 0.01},
+        {"min_p": 0.1},
+        {"min_p": 1.0},
+        {"min_p": 0.0},
+        {"top_k": 20, "top_p": 0.7, "min_p": 0.15, "temperature": 1.4},
+    ],
+    ids=str,
+)
+def test_tokens_to_draw_from_are_those_of_transformers(options: dict[str, Any]) -> None:
+    theirs = pytest.importorskip("transformers.generation.logits_process")
+    scores = 3 * torch.randn(6, 50)
+    wanted, none = scores, torch.empty(6, 0, dtype=torch.int64)
+    for name, kind in (
+        ("temperature", theirs.TemperatureLogitsWarper),
+        ("top_k", theirs.TopKLogitsWarper),
+        ("top_p", theirs.TopPLogitsWarper),
+        ("min_p", theirs.MinPLogitsWarper),
+    ):
+        if name in options and options[name] != 1000:
+            wanted = kind(options[name])(none, wanted)
+    kept, tokens = candidates(scores, GenerationConfig(**options))
+    ours = kept if tokens is None else torch.full_like(scores, float("-inf")).scatter(1, tokens, kept)
+    torch.testing.assert_close(ours.softmax(1), wanted.softmax(1), atol=1e-6, rtol=1e-5)
+    assert torch.equal(ours.isinf(), wanted.isinf())
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.3])
+def test_penalty_is_that_of_transformers(penalty: float) -> None:
+    theirs = pytest.importorskip("transformers.generation.logits_process")
+    scores, seen = torch.randn(3, 20), torch.randint(20, (3, 7))
+    torch.testing.assert_close(
+        penalise(scores, seen, penalty), theirs.RepetitionPenaltyLogitsProcessor(penalty)(seen, scores)
+    )
+
+
+def test_padding_is_not_punished() -> None:
+    net = decoder()
+    config = {"repetition_penalty": 3.0, "temperature": 0.0}
+    assert text(net, [[*range(9)], [7]], **config)[1] == text(net, [[7]], **config)[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 6}, {"top_p": 0.9}], ids=str)
+def test_draws_follow_the_probabilities(options: dict[str, Any]) -> None:
+    count, config = 20000, GenerationConfig(**options)
+    scores = torch.randn(1, 12)
+    even = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    drawn = draw(scores.expand(count, -1), config, even).bincount(minlength=12) / count
+    kept, tokens = candidates(scores, config)
+    wanted = kept.softmax(1)[0] if tokens is None else torch.zeros(12).scatter(0, tokens[0], kept.softmax(1)[0])
+    torch.testing.assert_close(drawn, wanted, atol=2 / count, rtol=0)
+
+
+def test_the_edges_of_chance() -> None:
+    scores = torch.tensor([[float("-inf"), 0.0, float("-inf"), 1.0, float("-inf")]])
+    for value, token in ((0.0, 1), (1 - 2**-53, 3)):
+        assert draw(scores, GenerationConfig(), torch.tensor([value], dtype=torch.float64)) == token
+    drawn = noise([4, 5], 1000)
+    assert drawn.dtype == torch.float64 and drawn.min() >= 0 and drawn.max() < 1
+    assert torch.equal(drawn[1:, :10], noise([5], 10))
+
+
+# Beams ---------------------------------------------------------------------------------------------------------------
+
+
+def every_text(net: Decoder, prompt: list[int], length: int, stop: set[int], penalty: float) -> list[tuple[Any, float]]:
+    """All texts of up to `length` tokens that end with an end token or there, best first."""
+    made = torch.tensor([*itertools.product(range(net.vocabulary), repeat=length)])
+    whole = torch.cat((torch.tensor(prompt).expand(len(made), -1), made), 1)
+    logs = net.logits(net(whole))[:, len(prompt) - 1 : -1].log_softmax(-1).gather(2, made[..., None])[..., 0]
+    found: dict[tuple[int, ...], float] = {}
+    for tokens, steps in zip(made.tolist(), logs.tolist(), strict=True):
+        end = next((i + 1 for i, token in enumerate(tokens) if token in stop), length)
+        found[tuple(tokens[:end])] = sum(steps[:end]) / end**penalty
+    return sorted(found.items(), key=lambda item: -item[1])
+
+
+@pytest.mark.parametrize("penalty", [1.0, 0.0, 2.0, -1.0])
+def test_enough_beams_find_the_best_of_all_texts(penalty: float) -> None:
+    net, prompts, stop = decoder(vocabulary=4, position="rotary"), [[1, 2, 0], [3]], {2}
+    config = GenerationConfig(beams=27, max_new_tokens=3, length_penalty=penalty)
+    for prompt, found in zip(prompts, beam_search(net, prompts, config, stop), strict=True):
+        wanted = every_text(net, prompt, 3, stop, penalty)[:27]
+        assert [tuple(tokens) for tokens, _ in found] == [tokens for tokens, _ in wanted]
+        torch.testing.assert_close(
+            torch.tensor([score for _, score in found]), torch.tensor([score for _, score in wanted]), atol=1e-4, rtol=0
+        )
+
+
+@pytest.mark.parametrize("position", PLACES)
+def test_one_beam_is_the_likeliest_token_each_time(position: str) -> None:
+    net = decoder(position=position)
+    found = beam_search(net, PROMPTS, GenerationConfig(max_new_tokens=NEW))
+    assert [texts[0][0] for texts in found] == [greedy(net, prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("position", PLACES)
+def test_beams_of_a_batch_are_those_of_each_prompt(position: str) -> None:
+    net, config = decoder(position=position), GenerationConfig(beams=3, max_new_tokens=8)
+    for prompt, found in zip(PROMPTS, beam_search(net, PROMPTS, config, [4, 8]), strict=True):
+        ((*alone,),) = beam_search(net, [prompt], config, [4, 8])
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in alone]
+        for tokens, score in found:
+            logs = net.logits(net(torch.tensor([prompt + tokens])))[0, len(prompt) - 1 : -1].log_softmax(-1)  # (L, V)
+            total = logs[torch.arange(len(tokens)), torch.tensor(tokens)].sum()
+            assert score == pytest.approx(float(total) / len(tokens), abs=1e-4)
+
+
+class Foreign(Reader):
+    """Somebody else's decoder, read anew at every step."""
+
+    def __init__(self, net: Any, prompts: list[list[int]], beams: int) -> None:
+        self.net, self.tokens, self.beams = net, torch.tensor(prompts).repeat_interleave(beams, 0), beams
+
+    def start(self) -> Tensor:
+        return self.net(self.tokens).logits[:, -1]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self.tokens = torch.cat((self.tokens, tokens[:, None]), 1)
+        return self.start()
+
+    def reorder(self, rows: Tensor) -> None:
+        self.tokens = self.tokens[rows]
+
+
+@pytest.mark.parametrize("stop", [[5], [5, 11, 17]], ids=str)
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("beams", [2, 4])
+def test_beams_are_those_of_transformers(beams: int, penalty: float, stop: list[int]) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 23, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "initializer_range": 0.6}
+    net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
+    prompts = torch.randint(23, (3, 4))
+    theirs = net.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        num_beams=beams,
+        num_return_sequences=beams,
+        max_new_tokens=8,
+        length_penalty=penalty,
+        early_stopping="never",
+        do_sample=False,
+        eos_token_id=stop,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    found = search(Foreign(net, prompts.tolist(), beams), penalty, stop, 8)
+    for row, (tokens, score) in enumerate(text for texts in found for text in texts):
+        assert theirs.sequences[row, 4:].tolist()[: len(tokens)] == tokens
+        assert theirs.sequences_scores[row].item() == pytest.approx(score, abs=1e-4)
+
+
+def test_equals_keep_their_order() -> None:
+    scores = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0, 3.0], [5.0, 5.0, 5.0, 5.0, 5.0, 5.0]])
+    assert leading(scores, 3)[1].tolist() == [[1, 2, 4], [0, 1, 2]]
+    assert leading(scores, 5)[1].tolist() == [[1, 2, 4, 5, 3], [0, 1, 2, 3, 4]]
+    assert leading(scores[:, :4], 9)[1].tolist() == [[1, 2, 3, 0], [0, 1, 2, 3]]
+    net = decoder()
+    with torch.no_grad():
+        net.embed.weight.zero_()  # all tokens are as likely
+    assert text(net, temperature=0) == [[0] * NEW] * 3
+    found = beam_search(net, PROMPTS, GenerationConfig(beams=3, max_new_tokens=2))
+    assert [tokens for tokens, _ in found[0]] == [[0, 0], [0, 1], [0, 2]]
+
+
+def test_beams_end_with_the_context() -> None:
+    net = decoder()
+    found = beam_search(net, [[1] * (T - 2)], GenerationConfig(beams=2, max_new_tokens=50))
+    assert [len(tokens) for tokens, _ in found[0]] == [3, 3]  # the last is not read
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"beams": 0}, "beams is 0"),
+        ({"beams": 2, "top_k": 3}, "Beam search ranks whole texts"),
+        ({"beams": 2, "repetition_penalty": 1.1}, "Beam search ranks whole texts"),
+    ],
+)
+def test_choices_that_cannot_be(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        GenerationConfig(**options)
+
+
+@pytest.mark.parametrize(
+    "prompts, words",
+    [
+        ([], "There is no prompt"),
+        ([[1], []], "Prompt 1 is empty"),
+        ([[0] * (T + 1)], "Prompt 0 has 17 tokens, over the context of 16; keep its last part"),
+        ([[1], [V]], "Prompt 1 has a token that is not among the 31"),
+        ([[-1]], "Prompt 0 has a token"),
+    ],
+)
+def test_prompts_that_cannot_be(prompts: list[list[int]], words: str) -> None:
+    for make in (lambda: text(decoder(), prompts), lambda: beam_search(decoder(), prompts, GenerationConfig(beams=2))):
+        with pytest.raises(ValueError, match=words):
+            make()
+
+
+def test_other_refusals() -> None:
+    with pytest.raises(ValueError, match="training mode"):
+        text(decoder().train())
+    with pytest.raises(ValueError, match="call beam_search"):
+        text(decoder(), beams=2)
+    with pytest.raises(ValueError, match="2 seeds for 3 prompts"):
+        text(decoder(), seeds=[1, 2])
