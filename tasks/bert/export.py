@@ -20,8 +20,9 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote.
-        format: hf: a folder with weights, configuration and tokenizer, for `from_pretrained`; safetensors: a file with
-            our own names, configuration and the data's facts in the header.
+        format: hf: a folder with weights, configuration and tokenizer, for `from_pretrained`, as a model of BERT's kind
+            (what came from RoBERTa, too) or, for what only that has, of DistilBERT's; safetensors: a file with our own
+            names, configuration and the data's facts in the header.
         output: Folder or file to write; null puts it beside the checkpoint.
     """
     checkpoint = read_checkpoint(ckpt_path)

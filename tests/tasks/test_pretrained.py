@@ -14,12 +14,16 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.cache import content_key
 from datamodules.embedded.reviews import generate
-from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
 from modules.bert import BertClassifier, BertConfig
+from modules.pretrained.bert_configs import FAMILIES
 from tasks.bert.architectures import load_pretrained
 from tasks.checkpoints import load_config
+from tests.modules.test_parity_bert import SIZES
 from tests.tasks.command import checkpoint, metrics, run, write_reviews
 from tests.tasks.test_bert import BERT, BRIEF, FEW, SMALL
+
+transformers = pytest.importorskip("transformers")
 
 HUB = "--data.source hub --data.path hub --data.max_length 16 --data.batch_size 4"
 STILL = "--model.optimizer.freeze 3 --model.optimizer.lr 1e-12 --model.optimizer.weight_decay 0"
@@ -33,20 +37,33 @@ def pretrained() -> str:
     return "m/checkpoints/best.ckpt"
 
 
-def hugging_face(folder: Path, name: str) -> Any:
-    """A random model of Hugging Face's with a trained tokenizer, saved in `folder`."""
-    import transformers
+def save_tokenizer(folder: Path, family: str) -> Tokenizer:
+    """A trained tokenizer in the files that a family of Hugging Face's has."""
+    texts = generate()["train"][0][:500]
+    if family != "roberta":
+        tokenizer = Tokenizer.train(texts, TokenizerConfig(vocabulary=300))
+        (folder / "tokenizer.json").write_text(tokenizer.to_json())
+        return tokenizer
+    learned = Tokenizer.train(texts, TokenizerConfig("bpe", 300))
+    names = dict(zip(CONTROL.values(), ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<a>", "<b>"), strict=True))
+    model = json.loads(learned.to_json())["model"]
+    numbers = {names.get(token, token): number for token, number in model["vocab"].items()}
+    (folder / "vocab.json").write_text(json.dumps(numbers))
+    (folder / "merges.txt").write_text("#version\n" + "\n".join(" ".join(pair) for pair in model["merges"]))
+    return learned
 
-    tokenizer = Tokenizer.train(generate()["train"][0][:500], TokenizerConfig(vocabulary=300))
+
+def hugging_face(folder: Path, head: str, family: str = "bert") -> Any:
+    """A random model of Hugging Face's with a trained tokenizer, saved in `folder`."""
+    folder.mkdir(exist_ok=True)
+    tokenizer, kind = save_tokenizer(folder, family), FAMILIES[family].model
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = transformers.BertConfig(vocab_size=tokenizer.size, max_position_embeddings=64, **sizes)
-    model = getattr(transformers, name)(config).eval()
+    sizes = SIZES[family] | {"vocab_size": tokenizer.size, "max_position_embeddings": 64}
+    model = getattr(transformers, kind + head)(getattr(transformers, f"{kind}Config")(**sizes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)  # far from symmetric, so that mistakes show
     model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(tokenizer.to_json())
     return model
 
 
@@ -131,7 +148,7 @@ def test_weights_come_with_their_tokenizer_whatever_would_train_one(
 @pytest.mark.parametrize("task", ("bert", "mlm"))
 def test_another_tokenizer_than_that_of_the_folder_is_refused(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_reviews(Path("hub"))
-    hugging_face(Path("theirs"), "BertForMaskedLM")
+    hugging_face(Path("theirs"), "ForMaskedLM")
     content = json.loads(Path("theirs/tokenizer.json").read_text())
     Path("same.json").write_text(json.dumps(content, indent=2))
     other = Tokenizer.train(generate()["train"][0], TokenizerConfig("word", 150))
@@ -156,32 +173,32 @@ def test_a_cache_that_takes_no_tokenizer(
     assert run(line, "bert") == 0
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "more"),
-    [
-        ("bert", "BertForSequenceClassification", "--data.max_length 32 --data.batch_size 8"),
-        ("mlm", "BertForMaskedLM", "--data.source hub --data.path hub --data.max_length 32 --data.batch_size 8"),
-    ],
-)
-def test_hugging_face_and_back(task: str, name: str, more: str) -> None:
-    import transformers
-
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("task", "head"), [("bert", "ForSequenceClassification"), ("mlm", "ForMaskedLM")])
+def test_hugging_face_and_back(task: str, head: str, family: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_reviews(Path("hub"))
-    theirs = hugging_face(Path("theirs").resolve(), name)
-    assert run(f"fit {FEW} {more} --model.pretrained theirs {STILL} --run_dir r", task) == 0
+    theirs = hugging_face(Path("theirs").resolve(), head, family)
+    data = "--data.source hub --data.path hub --data.max_length 32 --data.batch_size 8"
+    assert run(f"fit {FEW} {data} --model.pretrained theirs {STILL} --run_dir r", task) == 0
+    capsys.readouterr()
     assert run("export --ckpt_path r/checkpoints/best.ckpt --format hf --output back", task) == 0
-    back = getattr(transformers, name).from_pretrained("back").eval()
+    kind = "DistilBert" if (task, family) == ("bert", "distilbert") else "Bert"  # what only that has, and the others
+    assert f"transformers.{kind}{head}.from_pretrained('back')" in capsys.readouterr().out
+    back = getattr(transformers, kind + head).from_pretrained("back").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained("back")
     batch = tokenizer(["not bad at all", "a dull film, but I liked it"], return_tensors="pt", padding=True)
     batch.pop("token_type_ids", None)
     with torch.no_grad():
-        torch.testing.assert_close(back(**batch).logits, theirs(**batch).logits, atol=1e-4, rtol=0)
+        found, expected = back(**batch).logits, theirs(**batch).logits
+    places = batch["attention_mask"].bool() if task == "mlm" else torch.tensor([True, True])
+    torch.testing.assert_close(found[places], expected[places], atol=1e-4, rtol=0)
+    assert expected[places].std() > 0.01
     if task == "bert":
-        assert back.config.id2label == {0: "negative", 1: "positive"}
+        assert back.config.id2label == {0: "neg", 1: "pos"}
 
 
 def test_a_head_that_fits_is_kept_unless_it_is_reset() -> None:
-    theirs = hugging_face(Path("theirs"), "BertForSequenceClassification")
+    theirs = hugging_face(Path("theirs"), "ForSequenceClassification")
     line = f"fit {FEW} {BRIEF} {STILL} --data.max_length 32 --data.batch_size 8 --model.pretrained theirs"
     assert run(f"{line} --run_dir kept", "bert") == 0
     assert run(f"{line} --model.reset_head true --run_dir reset", "bert") == 0
@@ -198,7 +215,7 @@ def test_a_model_of_the_hub_comes_with_an_older_tokenizer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_reviews(Path("hub"))
-    hugging_face(Path("model"), "BertForMaskedLM")
+    hugging_face(Path("model"), "ForMaskedLM")
     numbers = json.loads(Path("model/tokenizer.json").read_text())["model"]["vocab"]
     Path("model/tokenizer.json").unlink()
     Path("model/vocab.txt").write_text("\n".join(sorted(numbers, key=numbers.__getitem__)) + "\n")
