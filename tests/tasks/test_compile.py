@@ -7,7 +7,7 @@ from torch import nn
 
 from tests.tasks.command import SHORT, checkpoint, metrics, run
 
-TASKS = ("vit", "bert", "mlm")
+TASKS = ("vit", "bert", "mlm", "lm")
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -13,7 +13,8 @@ import wandb
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from tasks.callbacks.mistakes import Mistakes
-from tests.tasks.command import SHORT, run
+from tasks.callbacks.samples import to_tensorboard
+from tests.tasks.command import SHORT, SMALL_LM, run, write_corpus
 
 LOGGED = {"train/loss", "val/loss", "val/acc", "test/acc", "train/lr", "train/grad_norm", "train/samples_per_s"}
 
@@ -61,6 +62,26 @@ def test_wandb() -> None:
     assert run("fit --resume r --trainer.max_epochs 3") == 0
     wandb.finish()
     assert {record.run.run_id for record in records(Path("r")) if record.run.run_id} == {identity}
+
+
+def test_texts_of_a_language_model() -> None:
+    write_corpus(Path("texts"))
+    line = f"fit {SMALL_LM} --data.source files --data.path texts --trainer.limit_train_batches 4"
+    assert run(f"{line} --model.samples.every 2 --config configs/logger/wandb.yaml --run_dir r", "lm") == 0
+    wandb.finish()
+    keys = {"/".join(item.nested_key) or item.key for record in records(Path("r")) for item in record.history.item}
+    assert keys >= {"train/loss", "train/tokens_per_s", "train/mfu", "val/perplexity", "val/bits_per_byte"}
+    tables = [json.loads(path.read_text()) for path in sorted(Path("r").rglob("*.table.json"))]
+    assert {tuple(table["columns"]) for table in tables} == {("step", "prompt", "text")}
+    rows = sorted(row for table in tables for row in table["data"])
+    assert [row[0] for row in rows] == [2, 4]
+    for step, _, text in rows:
+        assert Path(f"r/samples/step_{step:07}.txt").read_text() == text + "\n"
+
+    shown: list[tuple[str, str, int]] = []
+    logger = SimpleNamespace(experiment=SimpleNamespace(add_text=lambda *entry: shown.append(entry)))
+    to_tensorboard(logger, [("The", " end\nof")], 3)
+    assert shown == [("sample 1", "    The end\n    of", 3)]
 
 
 def test_tensorboard() -> None:
