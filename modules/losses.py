@@ -1,4 +1,8 @@
-"""Losses that never hold more than they must."""
+"""Losses that never hold more than they must.
+
+`torch.nn.functional.linear_cross_entropy` (torch 2.15) is not used: it saves as much memory, but takes more than twice
+the time on CPUs, and it tells neither how many guesses are right nor the softmax's denominator, for the z-loss.
+"""
 
 from typing import Any, NamedTuple
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from modules.config import require
 
+MOST = 1000  # tokens that nearly always have the share of `top_p`; sorting all of them takes ten times as long
+
 
 @dataclass(frozen=True)
 class GenerationConfig:
@@ -72,18 +74,29 @@ def candidates(scores: Tensor, config: GenerationConfig) -> tuple[Tensor, Tensor
     Tokens are None where they are all, in order. Filters follow each other as top_k, top_p, min_p.
     """
     scores, tokens = scores.float() / config.temperature, None
-    top_p = None if config.top_p == 1 else config.top_p
     if config.top_k is not None:
         scores, tokens = scores.topk(min(config.top_k, scores.shape[1]))
-    elif top_p is not None:
-        scores, tokens = scores.sort(descending=True)
-    if top_p is not None:  # best first
-        chances = scores.softmax(1)
-        scores = scores.masked_fill(chances.cumsum(1) - chances >= top_p, float("-inf"))
+    if config.top_p is not None and config.top_p < 1:
+        whole = scores.logsumexp(1, keepdim=True)  # (B, 1)
+        if tokens is None:
+            scores, tokens = ranked(scores, config.top_p, whole)
+        chances = (scores - whole).exp()
+        scores = scores.masked_fill(chances.cumsum(1) - chances >= config.top_p, float("-inf"))
     if config.min_p:
         edge = scores.amax(1, keepdim=True) + math.log(config.min_p)
         scores = scores.masked_fill(scores < edge, float("-inf"))
     return scores, tokens
+
+
+def ranked(scores: Tensor, share: float, whole: Tensor) -> tuple[Tensor, Tensor]:
+    """The best scores of (B, V) in order, (B, K), and their places: as many as have a `share` of the sum, and more.
+
+    `whole` is the logarithm of the sum of all exponentials, (B, 1).
+    """
+    top, places = scores.topk(min(MOST, scores.shape[1]))
+    if (top - whole).exp().sum(1).min() < share:
+        return scores.sort(descending=True)
+    return top, places
 
 
 def draw(scores: Tensor, config: GenerationConfig, noise: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from modules import sampling
 from modules.decoder import Decoder
 from modules.generation import GenerationConfig, beam_search, generate, leading, search
 from modules.reader import Reader
@@ -146,7 +147,11 @@ def test_a_cache_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_tokens_to_draw_from_are_those_of_transformers(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("most", [3, 30, 1000])
+def test_tokens_to_draw_from_are_those_of_transformers(
+    options: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "MOST", most)
     theirs = pytest.importorskip("transformers.generation.logits_process")
     scores = 3 * torch.randn(6, 50)
     wanted, none = scores, torch.empty(6, 0, dtype=torch.int64)
@@ -288,6 +293,31 @@ def test_beams_are_those_of_transformers(beams: int, penalty: float, stop: list[
     for row, (tokens, score) in enumerate(text for texts in found for text in texts):
         assert theirs.sequences[row, 4:].tolist()[: len(tokens)] == tokens
         assert theirs.sequences_scores[row].item() == pytest.approx(score, abs=1e-4)
+
+
+class Scripted(Foreign):
+    """The same chances whatever was read before, one row of them for each step."""
+
+    def __init__(self, chances: list[list[float]]) -> None:
+        self.beams, self.steps, self.scores_of = 1, 0, torch.tensor(chances).log()
+
+    def start(self) -> Tensor:
+        return self.scores_of[self.steps][None]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self.steps += 1
+        return self.start()
+
+
+def test_the_search_ends_when_nothing_better_can_come() -> None:
+    chances = [[0.4, 0.0, 0.6], [0.9, 0.05, 0.05], [0.9, 0.05, 0.05]]
+    reader = Scripted(chances)
+    ((best, _),) = search(reader, 0.0, {2}, 3)[0]
+    assert best == [2] and reader.steps == 0  # longer texts are less likely
+    reader = Scripted(chances)
+    ((best, score),) = search(reader, 2.0, {2}, 3)[0]
+    assert best == [0, 0, 0] and reader.steps == 2  # three tokens divide their sum by nine
+    assert score == pytest.approx(torch.tensor([0.4, 0.9, 0.9]).log().sum().item() / 9)
 
 
 def test_equals_keep_their_order() -> None:
