@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from datamodules.files import replacing
+from datamodules.files import replacing, write_text
+from datamodules.token_cache import Frame
 from datamodules.tokenizers import Tokenizer
 from tasks.errors import UsageError
-from tasks.run_folder import write_text
 
 TextFormat = Literal["hf", "safetensors"]
 Translate = Callable[[Any], tuple[dict[str, Any], dict[str, Tensor]]]
@@ -68,6 +68,8 @@ def write_tokenizer(facts: dict[str, Any], folder: Path) -> None:
     """`tokenizer.json` and `tokenizer_config.json`, for `AutoTokenizer`."""
     tokenizer, content = Tokenizer.from_json(facts["tokenizer"]), json.loads(facts["tokenizer"])
     content.pop("control", None)  # what a foreign tokenizer's other files said; they say it again below
+    if "framed" in facts:
+        write_opening(content, tokenizer, Frame.of(tokenizer.ids).head if facts["framed"] else None)
     roles = {f"{role}_token": tokenizer.tokens([number])[0] for role, number in tokenizer.ids.known().items()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": facts["max_length"], **roles}
     write_text(folder / "tokenizer.json", json.dumps(content, ensure_ascii=False))
@@ -95,6 +97,28 @@ def made_parents(path: Path) -> Iterator[None]:
             with suppress(OSError):  # something else is in it by now
                 folder.rmdir()
         raise
+
+
+def write_opening(content: dict[str, Any], tokenizer: Tokenizer, token: int | None) -> None:
+    """Let a tokenizer for language models put this token before a text, and none behind it; None: nothing at all.
+
+    Args:
+        content: Of its `tokenizer.json`, which is changed.
+        tokenizer: The same, to ask for the token's name.
+        token: What the model saw at the beginning of documents.
+    """
+    template = content.get("post_processor") or {}
+    if token is not None:
+        (name,) = tokenizer.tokens([token])
+        begin = [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+        content["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": begin,
+            "pair": [*begin, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {name: {"id": name, "ids": [token], "tokens": [name]}},
+        }
+    elif template.get("type") == "TemplateProcessing":
+        content["post_processor"] = None
 
 
 @contextmanager

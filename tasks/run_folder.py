@@ -22,7 +22,7 @@ from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities import rank_zero_only
 
-from datamodules.files import replacing
+from datamodules.files import replacing, write_text
 from tasks import __version__
 from tasks.checkpoints import Checkpoint
 from tasks.errors import RunError, UsageError
@@ -98,12 +98,6 @@ def kept_if_started(folder: Path) -> Iterator[None]:
                 with suppress(OSError):  # another run is in it by now
                     parent.rmdir()
         raise
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torchmetrics import MeanMetric
 
+from datamodules.files import write_text
 from datamodules.tokenizers import Tokenizer
 from tasks.base import Task
 from tasks.errors import UsageError
 from tasks.parsing import merged
-from tasks.run_folder import write_text
 
 Config = TypeVar("Config")
 TRAINED_BY = ("kind", "vocabulary", "min_frequency", "lowercase")  # the options that training a tokenizer goes by

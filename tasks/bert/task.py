@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAUROC, MulticlassCalibrationError, MulticlassF1Score
 
+from datamodules.files import write_text
 from datamodules.reviews import ReviewData
 from modules.bert import BertClassifier, BertConfig
 from tasks.base import Batch
@@ -18,7 +19,6 @@ from tasks.bert.architectures import fitted, load_pretrained
 from tasks.classification import ClassifierTask
 from tasks.errors import UsageError
 from tasks.optim import OptimConfig
-from tasks.run_folder import write_text
 from tasks.text import TextTask
 
 

@@ -9,10 +9,11 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.trainer.states import TrainerFn
 
+from datamodules.files import write_text
 from tasks.base import Task
 from tasks.parsing import flat
 from tasks.report import draw_curves
-from tasks.run_folder import make_run_folder, write_config, write_summary, write_text
+from tasks.run_folder import make_run_folder, write_config, write_summary
 
 
 class RunRecord(Callback):

@@ -9,8 +9,8 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 
+from datamodules.files import write_text
 from tasks.callbacks.mistakes import senders
-from tasks.run_folder import write_text
 
 Sample = tuple[str, str]  # prompt, and how it goes on
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from datamodules.augment import Augment, AugmentConfig, normalise
+from datamodules.files import write_text
 from datamodules.images import ImageData
 from modules.vit import VIT_PRESETS, ViT, ViTConfig
 from tasks.base import Batch, filled
 from tasks.callbacks.mistakes import Mistakes
 from tasks.classification import ClassifierTask
 from tasks.optim import OptimConfig
-from tasks.run_folder import write_text
 
 
 class ViTTask(ClassifierTask):

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from datamodules.embedded.reviews import generate
+from datamodules.files import write_text
 from datamodules.reviews import ReviewData
 from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
 from modules.bert import BERT_PRESETS, BertClassifier
 from tasks.bert.task import BertTask, divergence
-from tasks.run_folder import write_text
 from tests.tasks.command import SHORT, checkpoint, metrics, process, run, same, write_reviews
 from tests.tasks.test_resume import KILL
 
