@@ -157,7 +157,7 @@ class CorpusData(TokenizedData):
                 f"{named} in {where} is not in the tokenizer's vocabulary of {self.tokenizer.size}: use a text of the "
                 "same characters, or take such as [UNK] with --data.skip_bad true."
             )
-        rare = not self._given and self.config.min_frequency > 1
+        rare = not self._given and (self.config.min_frequency or 0) > 1
         advice = (
             "--data.tokenizer.min_frequency 1 learns rare ones, too" if rare else "the model learns nothing of them"
         )

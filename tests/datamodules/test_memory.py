@@ -70,6 +70,7 @@ def corpus(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the memory that is resident")
 def test_a_corpus_larger_than_its_memory(corpus: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "TESSERA_CACHE": str(tmp_path / "cache")}

@@ -136,6 +136,11 @@ def test_large_files_are_read_alike_and_give_pages_back(tokenizer: Tokenizer, mo
         assert (large.windows(starts[:2], 9) == expected[:2]).all() and large._read == 0  # given back
         assert (large.at(starts[:, None] + np.arange(9), 1) == expected).all()
     assert resident > 0 and table._read > 0
+    whole = table.path.read_bytes()  # of large files at least the length is checked
+    for damaged in (whole[:-8], whole + bytes(8), whole[:20] + b"\1" + whole[21:]):
+        (table.path.parent / "damaged").write_bytes(damaged)
+        with pytest.raises(DataError, match="it is not whole"):
+            TokenFile(table.path.parent / "damaged")
 
 
 KILLED = """
