@@ -116,8 +116,9 @@ def run_ours(net: Decoder, tokens: Tensor, keep: Tensor | None = None, coords: T
 
 
 def far(one: Tensor, two: Tensor) -> float:
+    """Largest difference, as a share of the largest value: float32 rounds in proportion."""
     assert one.shape == two.shape
-    return (one - two).abs().max().item()
+    return ((one - two).abs().max() / two.abs().max()).item()
 
 
 @each_case
@@ -239,7 +240,7 @@ def test_windows(settings: Settings, length: int) -> None:
     assert config_from_huggingface({**old, **settings})[1] == net.config
     tokens = batch((40, 40))[0]
     assert far(run_ours(net, tokens[:, :length]), run_theirs(model, tokens[:, :length])) <= 1e-5
-    assert length > 40 or far(run_ours(net, tokens), run_theirs(model, tokens)) > 0.1
+    assert length > 40 or far(run_ours(net, tokens), run_theirs(model, tokens)) > 0.01
     written = config_to_huggingface(settings["model_type"], net.config)
     assert written["max_position_embeddings"] == length
     again = transformers.AutoConfig.for_model(**written)
