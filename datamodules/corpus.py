@@ -11,10 +11,10 @@ from datamodules.batching import ResumableBatchSampler, StreamBatchSampler
 from datamodules.errors import DataError, UsageError
 from datamodules.packing import PackedDocuments, RandomWindows, Rows, Windows
 from datamodules.sources import CorpusOptions, Documents, DocumentSource, document_source
-from datamodules.token_cache import Frame, tokenised_documents
+from datamodules.token_cache import tokenised_documents
 from datamodules.token_file import TokenFile
 from datamodules.tokenized import TokenizedData
-from datamodules.tokenizers import TokenizerConfig
+from datamodules.tokenizers import Frame, TokenizerConfig
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -12,37 +11,10 @@ from datamodules.errors import DataError
 from datamodules.progress import progress_bar
 from datamodules.sources.documents import Documents, Piece
 from datamodules.token_file import Part, TokenFile, write_tokens
-from datamodules.tokenizers import ControlIds, Tokenizer
+from datamodules.tokenizers import Frame, Tokenizer
 
 LAYOUT = "2"  # of what is in the files; another number makes old ones unused
 AT_ONCE = 2**18  # characters of a stream that each core is given at once
-
-
-@dataclass(frozen=True)
-class Frame:
-    """Control tokens that mark where a document begins and ends; None: there is none.
-
-    Args:
-        lead: Before the first document, where documents are parted by one token (GPT-2's).
-        head, tail: Before and after each document.
-    """
-
-    lead: int | None = None
-    head: int | None = None
-    tail: int | None = None
-
-    @classmethod
-    def of(cls, ids: ControlIds) -> "Frame":
-        """[BOS] document [EOS]; where the tokenizer has but one of them, or one for both, that between documents."""
-        if ids.bos is None or ids.eos is None or ids.bos == ids.eos:
-            only = ids.bos if ids.eos is None else ids.eos
-            return cls(lead=only, tail=only)
-        return cls(head=ids.bos, tail=ids.eos)
-
-    @property
-    def first(self) -> int | None:
-        """What a document begins with; a model that goes on from it writes one from its beginning."""
-        return self.lead if self.head is None else self.head
 
 
 def tokenised(texts: Texts, tokenizer: Tokenizer, progress: bool = True) -> TokenFile:

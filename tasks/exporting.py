@@ -12,8 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from datamodules.files import replacing, write_text
-from datamodules.token_cache import Frame
-from datamodules.tokenizers import Tokenizer
+from datamodules.tokenizers import Frame, Tokenizer
 from tasks.errors import UsageError
 
 TextFormat = Literal["hf", "safetensors"]

@@ -1,6 +1,6 @@
 """Text to token numbers and back: kinds of tokenizers, their training, and tokenizers that others trained."""
 
-from datamodules.tokenizers.control import CONTROL, ControlIds
+from datamodules.tokenizers.control import CONTROL, ControlIds, Frame
 from datamodules.tokenizers.kinds import KINDS, TokenizerConfig, TokenizerName, TruncateName
 from datamodules.tokenizers.tokenizer import Built, Tokenizer
 
@@ -9,6 +9,7 @@ __all__ = [
     "KINDS",
     "Built",
     "ControlIds",
+    "Frame",
     "Tokenizer",
     "TokenizerConfig",
     "TokenizerName",

@@ -51,6 +51,33 @@ class ControlIds:
         return {role: number for role, number in asdict(self).items() if number is not None}
 
 
+@dataclass(frozen=True)
+class Frame:
+    """Control tokens that mark where a document begins and ends; None: there is none.
+
+    Args:
+        lead: Before the first document, where documents are parted by one token (GPT-2's).
+        head, tail: Before and after each document.
+    """
+
+    lead: int | None = None
+    head: int | None = None
+    tail: int | None = None
+
+    @classmethod
+    def of(cls, ids: ControlIds) -> "Frame":
+        """[BOS] document [EOS]; where the tokenizer has but one of them, or one for both, that between documents."""
+        if ids.bos is None or ids.eos is None or ids.bos == ids.eos:
+            only = ids.bos if ids.eos is None else ids.eos
+            return cls(lead=only, tail=only)
+        return cls(head=ids.bos, tail=ids.eos)
+
+    @property
+    def first(self) -> int | None:
+        """What a document begins with; a model that goes on from it writes one from its beginning."""
+        return self.lead if self.head is None else self.head
+
+
 def find_control(vocabulary: Mapping[str, int], named: Mapping[str, str]) -> ControlIds:
     """Numbers of the control tokens in a vocabulary (token: number).
 

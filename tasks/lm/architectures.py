@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from pytorch_lightning.utilities import rank_zero_only
 
-from datamodules.token_cache import Frame
-from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.tokenizers import Frame, Tokenizer, TokenizerConfig
 from modules.decoder import DECODER_PRESETS, Decoder, DecoderConfig
 from modules.pretrained.decoder import load_weights, to_tessera
 from modules.pretrained.decoder_configs import config_from_huggingface
