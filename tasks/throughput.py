@@ -37,8 +37,8 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> f
         seconds: How long to try.
     """
     dtype = next((dtype for name, dtype in DTYPES.items() if precision.startswith(name)), torch.float32)
-    side = SIDES.get(device.type, 8192)
-    a, b = torch.ones(side, side, device=device, dtype=dtype), torch.ones(side, side, device=device, dtype=dtype)
+    side, draw = SIDES.get(device.type, 8192), torch.Generator(device).manual_seed(0)
+    a, b = torch.randn(2, side, side, generator=draw, device=device, dtype=dtype)
     best, end = float("inf"), time.perf_counter() + seconds
     with torch.no_grad():
         linear(a, b)
