@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -93,6 +94,10 @@ def kept_if_started(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         if made and not (folder / "config.yaml").exists():
+            if "wandb" in sys.modules:  # which else writes into the folder later
+                import wandb
+
+                wandb.finish(exit_code=1)
             shutil.rmtree(folder, ignore_errors=True)
             for parent in made[1:]:
                 with suppress(OSError):  # another run is in it by now
