@@ -41,7 +41,7 @@ def test_the_default_run(tmp_path: Path) -> None:
     seconds = time.perf_counter() - start
     assert done.returncode == 0, done.stderr
     found = summary(tmp_path / "runs/lm/latest")
-    assert found["test/bits_per_byte"] < 2.2 and len(found["sample"]) > 100
+    assert found["test/bits_per_byte"] < 2.3 and len(found["sample"]) > 100
     assert seconds <= 120
 
 
