@@ -1,6 +1,7 @@
 """The one place that prints errors: one line on stderr and an exit code, a traceback only on request."""
 
 import difflib
+import os
 import re
 import signal
 import sys
@@ -24,7 +25,7 @@ def guarded(run: Callable[[], object], debug: bool) -> int:
         debug: let exceptions through, with their traceback.
 
     Returns:
-        0 done, 1 it failed, 2 the user asked for something wrong, 130 interrupted, 143 terminated.
+        0 done, 1 it failed, 2 the user asked for something wrong, 130 interrupted, 141 nobody reads the output, 143 terminated.
     """
     if debug:
         run()
@@ -37,6 +38,9 @@ def guarded(run: Callable[[], object], debug: bool) -> int:
         return _say(str(error), 1)
     except KeyboardInterrupt:
         return _say("interrupted", 128 + signal.SIGINT)
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush at exit
+        return 128 + signal.SIGPIPE
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning's, which would exit with 1
             return _say("interrupted", 128 + signal.SIGINT)

@@ -11,11 +11,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from modules.generation import GenerationConfig, beam_search
-from tasks.errors import UsageError
+from modules.quantized import quantize as to_int8
+from tasks.errors import UsageError, refusals
 from tasks.lm.architectures import Model, load_model
 from tasks.lm.writing import Writer, Writers, end_tokens, prompt_tokens, writers
 
 DeviceName = Literal["auto", "cpu", "cuda"]
+Quantization = Literal["int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class GenerateOptions(GenerationConfig):
         json: Print an object on a line for each text, when it is done: prompt, text, number of new tokens, how it ended
             (length, end of the document, stop string), and its score in beam search.
         strict: Refuse a prompt that is longer than the context, instead of reading its last part only.
+        quantize: int8: weights in a quarter of the bytes, on a CPU, a little less exact; null: as they are.
         device: Where to compute; auto: on a GPU if there is one.
     """
 
@@ -42,6 +45,7 @@ class GenerateOptions(GenerationConfig):
     stop: list[str] = field(default_factory=list)
     json: bool = False
     strict: bool = False
+    quantize: Quantization | None = None
     device: DeviceName = "auto"
 
     def __post_init__(self) -> None:
@@ -66,7 +70,7 @@ class Done(NamedTuple):
 def generate(options: GenerateOptions) -> None:
     """Write texts that go on from prompts; with one, as its tokens are made."""
     prompts = read_prompts(options)
-    model = on_device(load_model(options.ckpt_path), options.device)
+    model = on_device(load_model(options.ckpt_path), options.device, options.quantize)
     tokens = [fitting(model, prompt_tokens(model, prompt), number, options) for number, prompt in enumerate(prompts, 1)]
     start = time.perf_counter()
     rows, steps = (ranked if options.beams > 1 else drawn)(model, prompts, tokens, options)
@@ -111,16 +115,20 @@ def ranked(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]], op
     return rows, Writers([row.writer for row in rows], iter(()))
 
 
-def on_device(model: Model, name: DeviceName) -> Model:
-    """The model where it is to compute.
+def on_device(model: Model, name: DeviceName, quantization: Quantization | None = None) -> Model:
+    """The model where it is to compute, with weights as exact as they are to be.
 
     Raises:
-        UsageError: there is no such device.
+        UsageError: there is no such device, or it knows no such weights.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: there is no GPU that torch can use; leave it out")
     on_gpu = name != "cpu" and torch.cuda.is_available()
-    return model._replace(net=model.net.to("cuda" if on_gpu else "cpu"))
+    net = model.net.to("cuda" if on_gpu else "cpu")
+    if quantization:
+        with refusals(f"--quantize {quantization}"):
+            to_int8(net)
+    return model._replace(net=net)
 
 
 def read_prompts(options: GenerateOptions) -> list[str]:

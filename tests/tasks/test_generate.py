@@ -2,6 +2,8 @@
 
 import io
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from datamodules.embedded.reference import documents
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation import GenerationConfig, beam_search, generate
+from modules.quantized import quantize
 from tasks.lm import writing
 from tasks.lm.architectures import load_model
 from tasks.lm.writing import Writer, prompt_tokens
@@ -67,6 +70,26 @@ def test_greedy_and_beams_are_those_of_the_library(lm_bytes: Path, capsys: pytes
     rows = objects(f"{line} --beams 3 --length_penalty 0.5 --max_new_tokens 6 --num_samples 3", capsys)
     assert [row["score"] for row in rows] == pytest.approx([score for _, score in best])
     assert [row["text"] for row in rows] == [model.tokenizer.decode(tokens) for tokens, _ in best]
+
+
+def test_int8_weights_are_those_of_the_library(lm_bytes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = load_model(str(lm_bytes))
+    prompt = [prompt_tokens(model, "The object")]
+    exact = model.net.logits(model.net(torch.tensor(prompt)))
+    rounded = quantize(model.net).logits(model.net(torch.tensor(prompt)))  # in place
+    assert 0 < (exact - rounded).abs().max() < 0.1 * exact.abs().max()
+    made = generate(model.net, prompt, GenerationConfig(24, temperature=0), [model.tokenizer.ids.eos])
+    expected = [int(token) for token in made]
+    line = f'--ckpt_path {lm_bytes} --prompt "The object" --temperature 0 --max_new_tokens 24 --quantize int8'
+    (found,) = objects(line, capsys)
+    assert found["text"] == model.tokenizer.decode([token for token in expected if token != model.tokenizer.ids.eos])
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(lm_bytes: Path) -> None:
+    command = f"{sys.executable} -m tasks.lm generate --ckpt_path {lm_bytes} --max_new_tokens 400 --num_samples 4"
+    piped = ["bash", "-c", f"{command} | head -c 1; exit ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(piped, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 128 + signal.SIGPIPE and "rror" not in done.stderr
 
 
 def test_no_prompt_begins_a_document_or_a_line(
