@@ -9,7 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"python -m (tests\.benchmarks\.\w+)", (ROOT / "README.md").read_text())))
-SHORT = {"tests.benchmarks.cifar_peer": ["--minutes", "0.5"]}
+SHORT = {
+    "tests.benchmarks.cifar_peer": ["--minutes", "0.5"],
+    "tests.benchmarks.imdb_baseline": [],
+    "tests.benchmarks.nanogpt_peer": [],
+}
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 import sys
 import types
 from importlib import import_module
@@ -63,6 +64,9 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"a {word} film seen {i} times" for i in range(20) for word in ("good", "bad")]
     (tmp_path / "lines.txt").write_text("\n".join(lines))
     (tmp_path / "my_texts.csv").write_text("\n".join(["review,label", *(f"{x},{x.split()[1]}" for x in lines)]))
+    (tmp_path / "shakespeare.txt").write_text("To be, or not to be, that is the question: ROMEO\n" * 200)
+    (tmp_path / "my_texts").mkdir()
+    shutil.copy(tmp_path / "shakespeare.txt", tmp_path / "my_texts")
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: create(name, **options))
 
@@ -84,7 +88,7 @@ def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> Non
     assert Path("labelled/predictions.csv").read_text().count("\n") == 17
     assert Path("runs/first/checkpoints/best.onnx").exists()
     assert Path("sorted/predictions.csv").read_text().count("\n") == 41
-    assert Path("my_bert/model.safetensors").exists()
+    assert Path("my_bert/model.safetensors").exists() and Path("my_gpt/model.safetensors").exists()
 
 
 def picture(side: int) -> Image.Image:

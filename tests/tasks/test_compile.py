@@ -31,9 +31,10 @@ def test_steps_call_what_is_compiled(task: str, monkeypatch: pytest.MonkeyPatch)
 def test_compiled_run(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.utils import counters
 
-    assert run(f"fit {SHORT} --run_dir plain", task) == 0
+    line = f"fit {SHORT} --model.net.stack.dropout 0"  # whose draws are others in compiled code
+    assert run(f"{line} --run_dir plain", task) == 0
     counters.clear()
-    assert run(f"fit {SHORT} --compile --run_dir compiled", task) == 0
+    assert run(f"{line} --compile --run_dir compiled", task) == 0
     assert counters["stats"]["unique_graphs"] > 0
     plain, compiled = checkpoint("plain")["state_dict"], checkpoint("compiled")["state_dict"]
     assert plain.keys() == compiled.keys()
