@@ -40,6 +40,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for_x = torch.empty_like(x) if needed[0] else None
         for_weight = torch.zeros_like(weight, dtype=exact) if needed[1] else None
         for_bias = weight.new_zeros(len(weight), dtype=exact) if needed[2] else None
+        step = max(1, CHUNK // 4 // x.shape[1])
         for start in range(0, len(x), rows):
             part = slice(start, start + rows)
             valid, target = counted[part], targets[part].clamp(min=0)[:, None]  # (S',), (S', 1)
@@ -67,7 +68,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             if for_x is not None:
                 for_x[part] = linear(grad, weight.T)
             if for_weight is not None:
-                for_weight += linear(grad.T, x[part].T)  # (V, E)
+                for place in range(0, len(weight), step):  # in parts: no second table is held
+                    some = slice(place, place + step)
+                    for_weight[some] += linear(grad.T[some], x[part].T)  # (V', E)
             if for_bias is not None:
                 for_bias += grad.sum(0)
         ctx.save_for_backward(for_x, for_weight, for_bias)

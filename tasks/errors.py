@@ -25,7 +25,7 @@ def guarded(run: Callable[[], object], debug: bool) -> int:
         debug: let exceptions through, with their traceback.
 
     Returns:
-        0 done, 1 it failed, 2 the user asked for something wrong, 130 interrupted, 141 nobody reads the output, 143 terminated.
+        0 done, 1 it failed, 2 the user asked for something wrong, 130 interrupted, 141 unread, 143 terminated.
     """
     if debug:
         run()
