@@ -11,13 +11,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from modules.generation import GenerationConfig, beam_search
-from modules.quantized import quantize as to_int8
+from modules.inference import QuantizationName, prepare
 from tasks.errors import UsageError, refusals
 from tasks.lm.architectures import Model, load_model
 from tasks.lm.writing import Writer, Writers, end_tokens, prompt_tokens, writers
 
 DeviceName = Literal["auto", "cpu", "cuda"]
-Quantization = Literal["int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class GenerateOptions(GenerationConfig):
     stop: list[str] = field(default_factory=list)
     json: bool = False
     strict: bool = False
-    quantize: Quantization | None = None
+    quantize: QuantizationName | None = None
     device: DeviceName = "auto"
 
     def __post_init__(self) -> None:
@@ -70,7 +69,7 @@ class Done(NamedTuple):
 def generate(options: GenerateOptions) -> None:
     """Write texts that go on from prompts; with one, as its tokens are made."""
     prompts = read_prompts(options)
-    model = on_device(load_model(options.ckpt_path), options.device, options.quantize)
+    model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
     tokens = [fitting(model, prompt_tokens(model, prompt), number, options) for number, prompt in enumerate(prompts, 1)]
     start = time.perf_counter()
     rows, steps = (ranked if options.beams > 1 else drawn)(model, prompts, tokens, options)
@@ -115,8 +114,8 @@ def ranked(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]], op
     return rows, Writers([row.writer for row in rows], iter(()))
 
 
-def on_device(model: Model, name: DeviceName, quantization: Quantization | None = None) -> Model:
-    """The model where it is to compute, with weights as exact as they are to be.
+def prepared(model: Model, name: DeviceName, quantization: QuantizationName | None = None) -> Model:
+    """The model ready to write or to score, where it is to compute, with weights as exact as they are to be.
 
     Raises:
         UsageError: there is no such device, or it knows no such weights.
@@ -125,9 +124,8 @@ def on_device(model: Model, name: DeviceName, quantization: Quantization | None 
         raise UsageError("--device cuda: there is no GPU that torch can use; leave it out")
     on_gpu = name != "cpu" and torch.cuda.is_available()
     net = model.net.to("cuda" if on_gpu else "cpu")
-    if quantization:
-        with refusals(f"--quantize {quantization}"):
-            to_int8(net)
+    with refusals(f"--quantize {quantization}"):
+        prepare(net, quantization)
     return model._replace(net=net)
 
 

@@ -15,10 +15,11 @@ from datamodules.progress import progress_bar
 from datamodules.sources import CorpusOptions
 from datamodules.tokenizers import TokenizerConfig
 from modules.decoder import Decoder
+from modules.inference import QuantizationName
 from modules.losses import IGNORED
 from tasks.errors import UsageError
 from tasks.lm.architectures import load_model
-from tasks.lm.generate import DeviceName, Quantization, on_device
+from tasks.lm.generate import DeviceName, prepared
 from tasks.report import table
 
 
@@ -45,7 +46,7 @@ def score(
     stride: int | None = None,
     batch_size: int = 8,
     json: bool = False,
-    quantize: Quantization | None = None,
+    quantize: QuantizationName | None = None,
     device: DeviceName = "auto",
 ) -> None:
     """Print loss, perplexity and bits per byte of a text.
@@ -62,7 +63,7 @@ def score(
         quantize: int8: weights in a quarter of the bytes, on a CPU, a little less exact; null: as they are.
         device: Where to compute; auto: on a GPU if there is one.
     """
-    model = on_device(load_model(ckpt_path), device, quantize)
+    model = prepared(load_model(ckpt_path), device, quantize)
     length = model.net.max_length
     stride = stride if stride is not None else max(1, length // 2)
     if not 1 <= stride <= length:

@@ -30,12 +30,10 @@ def model(name: str) -> Any:
 
     torch.manual_seed(0)
     ours = tessera(SIZES["small"], "rotary" if name in ("litgpt", "tessera, rotary") else "learned").eval()
-    if name == "tessera, int8":
-        from modules.quantized import quantize
-
-        return quantize(ours)
     if name.startswith("tessera"):
-        return ours
+        from modules.inference import prepare
+
+        return prepare(ours, "int8" if name.endswith("int8") else None)
     theirs = build_peer(name, SIZES["small"], "").eval()
     copy_weights(ours, theirs, LITGPT_NAMES if name == "litgpt" else GPT2_NAMES)
     return theirs

@@ -15,7 +15,7 @@ import torch
 from datamodules.embedded.reference import documents
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation import GenerationConfig, beam_search, generate
-from modules.quantized import quantize
+from modules.inference import prepare
 from tasks.lm import writing
 from tasks.lm.architectures import load_model
 from tasks.lm.writing import Writer, prompt_tokens
@@ -76,7 +76,7 @@ def test_int8_weights_are_those_of_the_library(lm_bytes: Path, capsys: pytest.Ca
     model = load_model(str(lm_bytes))
     prompt = [prompt_tokens(model, "The object")]
     exact = model.net.logits(model.net(torch.tensor(prompt)))
-    rounded = quantize(model.net).logits(model.net(torch.tensor(prompt)))  # in place
+    rounded = prepare(model.net, "int8").logits(model.net(torch.tensor(prompt)))  # in place
     assert 0 < (exact - rounded).abs().max() < 0.1 * exact.abs().max()
     made = generate(model.net, prompt, GenerationConfig(24, temperature=0), [model.tokenizer.ids.eos])
     expected = [int(token) for token in made]

@@ -1,4 +1,4 @@
-"""int8 weights: exact sums, small rounding errors, and generation that stays what it was."""
+"""Packed weights: the same results. int8: exact sums, small rounding errors, and generation that stays what it was."""
 
 import copy
 from typing import Any
@@ -10,11 +10,42 @@ from torch import Tensor
 
 from modules.decoder import Decoder
 from modules.generation import GenerationConfig, generate
-from modules.linear import Linear
-from modules.quantized import QuantizedLinear, quantize, rounded
+from modules.inference import PackedLinear, QuantizedLinear, prepare, rounded
+from modules.linear import AT_HAND, Linear
 from tests.modules.test_cache import VARIANTS, T, V, decoder, name_of
 
 SHAPES = [(1, 384, 96), (7, 24, 65), (1, 3, 5), (40, 129, 2)]  # rows, K, N
+
+
+needs_onednn = pytest.mark.skipif(not AT_HAND, reason="torch has no oneDNN here")
+
+
+@needs_onednn
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_is_the_layer(shape: tuple[int, int, int], bias: bool) -> None:
+    rows, width, out = shape
+    weight, shift = torch.randn(out, width), torch.randn(out) if bias else None
+    layer, x = PackedLinear(weight, shift), torch.randn(2, rows, width)
+    torch.testing.assert_close(layer(x), F.linear(x, weight, shift), atol=1e-5, rtol=1e-5)
+    assert torch.equal(layer.weight, weight)
+
+
+@needs_onednn
+@pytest.mark.parametrize("options", VARIANTS, ids=name_of)
+def test_a_prepared_decoder_is_the_decoder(options: dict[str, Any]) -> None:
+    net = decoder(**options)
+    texts = torch.randint(V, (2, T))
+    logits, loss = net.logits(net(texts)), net.loss(net(texts), texts)[0]
+    assert prepare(net) is net and isinstance(net.head, PackedLinear)
+    assert not any(isinstance(module, Linear) for module in net.modules())
+    torch.testing.assert_close(net.logits(net(texts)), logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(net.loss(net(texts), texts)[0], loss)
+
+
+def test_other_weights_stay_as_they_are() -> None:
+    for net in (decoder().double(), decoder().to("meta")):
+        assert prepare(net) is net and all(isinstance(block.attention.qkv, Linear) for block in net.stack.blocks)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -75,7 +106,7 @@ def test_weights_elsewhere_are_refused() -> None:
 def test_a_decoder_keeps_only_its_tables_and_norms_as_they_are(options: dict[str, Any]) -> None:
     net = decoder(**options)
     embedding, logits = net.embed.weight.clone(), net.logits(net(tokens := torch.randint(V, (2, T))))
-    assert quantize(net) is net
+    assert prepare(net, "int8") is net
     assert not any(isinstance(module, Linear) for module in net.modules())
     assert isinstance(net.head, QuantizedLinear)
     assert torch.equal(net.embed.weight, embedding)
@@ -111,7 +142,7 @@ def perplexity(net: Decoder, texts: Tensor) -> float:
 
 def test_what_was_learned_stays() -> None:
     net, texts = trained(), lessons(200)
-    small = quantize(copy.deepcopy(net))
+    small = prepare(copy.deepcopy(net), "int8")
     before, after = perplexity(net, texts), perplexity(small, texts)
     assert before < 12
     assert abs(after / before - 1) < 0.01
