@@ -14,6 +14,8 @@ SHORT = {
     "tests.benchmarks.imdb_baseline": [],
     "tests.benchmarks.nanogpt_peer": [],
 }
+# Memory of ours to theirs: 0.43 and 0.49 when measured at length.
+MOST = {"tests.benchmarks.mlm_step": ("peak MiB", 0.5), "tests.benchmarks.lm_step": ("taken MiB", 0.55)}
 
 
 @pytest.mark.slow
@@ -27,9 +29,11 @@ def test_benchmark(module: str, request: pytest.FixtureRequest) -> None:
     assert re.search(r"\d+\.\d", done.stdout), done.stdout
     if module == "tests.benchmarks.bert_step":
         assert row(done.stdout, "train: tessera")["ratio"] > 1.3, done.stdout  # 2.5 on an idle machine
-    if module == "tests.benchmarks.mlm_step":
-        ours, theirs = row(done.stdout, "tessera"), row(done.stdout, "hugging face")
-        assert ours["ratio"] > 1.3 and ours["peak MiB"] <= 0.5 * theirs["peak MiB"], done.stdout
+    if module in MOST:
+        (memory, most), ours, theirs = MOST[module], row(done.stdout, "tessera"), row(done.stdout, "hugging face")
+        assert ours["ratio"] > 1.3 and ours[memory] <= most * theirs[memory], done.stdout  # 4.6 and 1.9
+    if module == "tests.benchmarks.lm_generate":
+        assert row(done.stdout, "tessera")["ratio"] > 1.5, done.stdout  # 2.5
 
 
 def row(text: str, name: str) -> dict[str, float]:

@@ -68,7 +68,7 @@ def ours(options: argparse.Namespace, text: Path, folder: Path) -> Trained:
     from tasks.lm.architectures import load_model
 
     model = load_model(str(run / "checkpoints" / "last.ckpt"))
-    return model.net, model.net.max_length, lambda part: torch.tensor(model.tokenizer.encode(part)), spent
+    return model.net, model.net.max_length, lambda part: torch.tensor(model.tokenizer.encode_batch([part])[0]), spent
 
 
 @torch.inference_mode()
