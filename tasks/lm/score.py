@@ -16,9 +16,9 @@ from datamodules.sources import CorpusOptions
 from datamodules.tokenizers import TokenizerConfig
 from modules.decoder import Decoder
 from modules.losses import IGNORED
+from tasks.devices import DeviceName, Quantization, on_device
 from tasks.errors import UsageError
 from tasks.lm.architectures import load_model
-from tasks.lm.generate import DeviceName, Quantization, on_device
 from tasks.report import table
 
 
