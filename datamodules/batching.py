@@ -175,6 +175,9 @@ class BucketBatchSampler(ResumableBatchSampler):
     epoch; round lengths up (`padded`) to widen these buckets. All ranks take from the same stretch of the order:
     batches of one step are alike in length.
 
+    Samples with two lengths, such as pairs of texts, go by the longer one; those alike in it by the difference, so that
+    little is padded on either side.
+
     Either each batch has `batch_size` samples, or as many as `batch_tokens` hold: the number of samples times the
     longest length, on each rank. An epoch takes every sample once, and gives every rank as many batches: the step of
     the shortest samples, which may have fewer than the others, borrows as in the base class; where the step before it
@@ -182,7 +185,7 @@ class BucketBatchSampler(ResumableBatchSampler):
     (Only fewer samples than ranks leave ranks without a batch.)
 
     Args:
-        lengths: (S,) int64, what each sample costs, such as its padded number of tokens.
+        lengths: (S,) int64, what each sample costs, such as its padded number of tokens; or (S, 2), of both its texts.
         batch_size: Samples per batch and rank.
         batch_tokens: Tokens per batch and rank instead; None: by `batch_size`.
         seed: Of the draws.
@@ -203,6 +206,7 @@ class BucketBatchSampler(ResumableBatchSampler):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        lengths, self.ranking = (lengths, lengths) if lengths.dim() == 1 else _by_both(lengths)  # (S,) each
         longest = int(lengths.max()) if len(lengths) else 0
         if batch_tokens is not None and batch_tokens < longest:
             raise ValueError(f"batch_tokens is {batch_tokens}, but the longest sample alone has {longest} tokens.")
@@ -212,7 +216,7 @@ class BucketBatchSampler(ResumableBatchSampler):
     def order(self, epoch: int) -> list[int]:
         """Sample indices of this epoch, longest first."""
         drawn = epoch_permutation(self.size, self.seed, epoch) if self.shuffle else torch.arange(self.size)
-        return drawn[self.lengths[drawn].argsort(descending=True, stable=True)].tolist()
+        return drawn[self.ranking[drawn].argsort(descending=True, stable=True)].tolist()
 
     def spans(self, epoch: int, first: int = 0) -> Iterable[tuple[int, int]]:
         """The steps of this epoch, in its order."""
@@ -236,8 +240,18 @@ class BucketBatchSampler(ResumableBatchSampler):
         return cuts
 
 
+def _by_both(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Of two lengths (S, 2) the longer (S,), and what samples are sorted by (S,): that, then the difference.
+
+    The differences rise and fall in turn, so that neighbours are alike also where the longer length changes.
+    """
+    longer, difference = lengths.amax(1), lengths[:, 0] - lengths[:, 1]
+    places = longer.unique(return_inverse=True)[1]  # (S,)
+    return longer, longer * (2 * int(longer.max()) + 1) + difference * (1 - 2 * (places % 2))
+
+
 def padded(lengths: Tensor, multiple: int, most: int) -> Tensor:
-    """Lengths (S,) rounded up to a multiple, but not above `most`."""
+    """Lengths of any shape rounded up to a multiple, but not above `most`."""
     return lengths.add(multiple - 1).div(multiple, rounding_mode="floor").mul(multiple).clamp(max=most)
 
 
@@ -246,11 +260,12 @@ def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) ->
 
     Args:
         batches: Sample indices of each.
-        lengths: (S,) what each sample would be padded to alone; a batch has the greatest of its samples.
-        own: (S,) tokens that each sample has.
+        lengths: (S,) or (S, K) what each sample would be padded to alone, in each of its K texts; a batch has the
+            greatest of its samples.
+        own: (S,) or (S, K) tokens that each sample has.
     """
     cells = kept = 0
     for batch in batches:
-        cells += int(lengths[batch].max()) * len(batch)
+        cells += int(lengths[batch].amax(0).sum()) * len(batch)
         kept += int(own[batch].sum())
     return 1 - kept / cells

@@ -22,7 +22,8 @@ class TextLoading:
 
     Args:
         eval_batch_size: Texts per batch in validation, test and prediction.
-        batch_tokens: Tokens per training batch and device, padding among them, instead of `batch_size` texts.
+        batch_tokens: Tokens per training batch and device, padding among them, instead of `batch_size` texts; of pairs
+            the tokens of the longer side.
         buckets: Put texts of like length into a batch, so that little is padded; false draws them from all.
         multiple: Lengths are rounded up to a multiple of this many tokens, if `max_length` allows: batches are padded
             to it, and texts of one rounded length meet in batches at random.
@@ -39,8 +40,8 @@ class TextLoading:
 class TokenDataset(BatchedDataset, Protocol):
     """Token sequences of one split, asked for in whole batches."""
 
-    own: Tensor  # (S,) int64, tokens of each sample with control tokens
-    lengths: Tensor  # (S,) int64, the same rounded up: what a sample is padded to
+    own: Tensor  # (S,) int64, tokens of each sample with control tokens; of pairs (S, 2)
+    lengths: Tensor  # of the same shape, the same rounded up: what a sample is padded to
     truncated: int  # samples that were cut off
 
 

@@ -58,8 +58,16 @@ class TokenizedData(ResumableDataModule):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's, a file's, or one trained from the training texts."""
+        return self.make_tokenizer()
+
+    def make_tokenizer(self) -> Any:
+        """A file's, or one trained from the training texts."""
         texts = [] if self.config.file is not None else self.training_texts()
         return Tokenizer.for_texts(texts, self.config)
+
+    def stored_tokenizer(self, facts: dict[str, Any]) -> Any:
+        """A checkpoint's."""
+        return Tokenizer.from_json(facts["tokenizer"], self.config.truncate)
 
     @property
     def padding(self) -> int:
@@ -101,18 +109,16 @@ class TokenizedData(ResumableDataModule):
             raise UsageError(
                 f"max_length is {self.max_length}, the checkpoint was trained with {facts['max_length']}: leave it out."
             )
-        asked = asdict(self.config)
+        asked, theirs = asdict(self.config), self.stored_tokenizer(facts)
         for name, value in facts["tokenizer_options"].items():
-            if name != "file" and asked[name] != value:
+            if not name.endswith("file") and asked[name] != value:
                 raise UsageError(
                     f"--data.tokenizer.{name} {asked[name]} (vocabulary {asked['vocabulary']}) does not fit the "
-                    f"checkpoint, whose tokenizer of {facts['vocabulary']} tokens was made with {name} {value}: leave "
-                    "it out."
+                    f"checkpoint, whose tokenizer of {theirs.size} tokens was made with {name} {value}: leave it out."
                 )
-        theirs = Tokenizer.from_json(facts["tokenizer"], self.config.truncate)
         known = (None, facts["tokenizer_options"]["file"])  # that file may be another one by now, or gone
         if self.config.file not in known:
-            own = Tokenizer.from_file(self.config.file)
+            own = self.make_tokenizer()
             if own.digest != theirs.digest:
                 raise UsageError(
                     f"the tokenizer {self.config.file} ({own.size} tokens) is not the checkpoint's ({theirs.size} "

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from modules.config import StackConfig, require
-from modules.masks import is_full
+from modules.masks import Mask, is_full
 from modules.memory import BlockMemory, Memory, Places, StackMemory, count
 
 
@@ -32,9 +32,16 @@ class Cache(StackMemory):
         self.blocks = [BlockMemory(KeysValues(self, *part), SourceMemory()) for part in self.data]
         self.clear()
 
+    @classmethod
+    def beside(cls, tensor: Tensor, config: StackConfig, batch: int, length: int) -> "Cache":
+        """A cache where `tensor` is, and of its type, or autocast's; other arguments as for the class."""
+        kind, is_cast = tensor.device.type, torch.is_autocast_enabled(tensor.device.type)
+        return cls(config, batch, length, tensor.device, torch.get_autocast_dtype(kind) if is_cast else tensor.dtype)
+
     def clear(self) -> None:
         """Forgets all tokens, but not the source."""
         self.past, self.filled = 0, 0
+        self.lines: Tensor | None = None  # which tokens belong to each text that branches off, (B, K, length)
         self.padded, self.uneven = False, False  # whether there is padding, whether rows differ in coordinates
         self.coords[:] = torch.arange(self.length, device=self.coords.device)[:, None]  # (length, 1)
         self.keep.fill_(True)
@@ -59,9 +66,18 @@ class Cache(StackMemory):
             keep = None
         if keep is not None or coords is not None:
             self._note(keep, coords)
+        if self.lines is not None:
+            self.lines[:, :, self.past : self.filled] = torch.eye(tokens.shape[1], device=tokens.device)  # (K, K)
         rows = slice(None) if self.uneven else slice(1)
         new, seen = self.coords[rows, self.past : self.filled], self.coords[rows, : self.filled]
-        return Places(new, seen, self.keep[:, : self.filled] if self.padded else None)
+        keep = self.keep[:, : self.filled] if self.padded else None
+        return Places(new, seen, keep, self.past == 0 and not self.uneven)
+
+    def order(self, count: int, device: torch.device) -> Mask:
+        """Which of the earlier and the `count` new tokens come before each new one, in its own text."""
+        if self.lines is None:
+            return super().order(count, device)
+        return Mask(self.lines[:, None, :, : self.filled])  # (B, 1, K, M)
 
     def _note(self, keep: Tensor | None, coords: Tensor | None) -> None:
         """Writes down which of the new tokens are padding and where they stand; what comes later goes on from there."""
@@ -76,26 +92,39 @@ class Cache(StackMemory):
             later = torch.arange(1, self.length - self.filled + 1, device=coords.device)
             self.coords[:, self.filled :, 0] = coords[:, -1:] + later  # (B, length - filled)
 
-    def reorder(self, rows: Tensor, since: int = 0) -> None:
-        """Lets each row go on with what another row held, in place.
+    def branch(self, beams: int, tokens: int) -> "Cache":
+        """A new cache in which several texts go on from each row, with room for so many more tokens of each.
+
+        What they have in common is held once. From there on `place` takes the next token of all K = `beams` texts of a
+        row, (B, K): they stand at the same coordinate, and each sees those of its own text. No key or value ever moves.
+        """
+        other = self.select(torch.arange(len(self.keep), device=self.keep.device), self.filled + beams * tokens)
+        later = torch.arange(beams * tokens, device=self.coords.device)
+        other.coords[:, self.filled :, 0] -= later - later // beams
+        other.lines = self.keep.new_zeros(len(self.keep), beams, other.length)
+        other.lines[:, :, : self.filled] = True
+        return other
+
+    def reorder(self, texts: Tensor) -> None:
+        """Lets each text that branched off go on with what another of its row held: integers (B, K) of K."""
+        assert self.lines is not None
+        self.lines = self.lines.gather(1, texts[..., None].expand_as(self.lines))
+
+    def select(self, rows: Tensor, length: int | None = None) -> "Cache":
+        """A new cache of some rows, each as often as it is named: (R,) of B.
 
         Args:
-            rows: Integers (B,): row i takes the tokens of row `rows[i]`, which looks at the same source.
-            since: Number of first tokens in which these rows are equal anyway.
+            rows: Their numbers.
+            length: Number of tokens that there is room for; None: as it was, which it must be once texts branched off.
         """
-        part = slice(since, self.filled)
-        self.data[..., part, :] = self.data[..., part, :].index_select(2, rows)  # (depth, 2, B, G, n, D)
-        if self.uneven:
-            self.coords[:], self.keep[:] = self.coords[rows], self.keep[rows]
-
-    def select(self, rows: Tensor, length: int) -> "Cache":
-        """A new cache of some rows, each as often as it is named: (R,) of B, with room for `length` tokens."""
+        length, was = length or self.length, self.length
         other = Cache(self.config, len(rows), length, self.data.device, self.data.dtype)
-        other.filled = self.filled
+        other.filled, other.uneven, other.padded = self.filled, self.uneven, self.padded
         other.data[..., : self.filled, :] = self.data[..., : self.filled, :].index_select(2, rows)
-        if self.uneven:
-            keep = self.keep[rows, : self.filled] if self.padded else None
-            other._note(keep, self.coords[rows, : self.filled, 0])
+        other.coords[:, :was], other.keep[:, :was] = self.coords[rows, :length], self.keep[rows, :length]
+        later = torch.arange(1, length - was + 1, device=rows.device)
+        other.coords[:, was:, 0] = self.coords[rows, -1] + later  # (R, length - was)
+        other.lines = None if self.lines is None else self.lines[rows]
         for mine, theirs in zip(self.blocks, other.blocks, strict=True):
             source = mine.cross.recall()
             if source is not None:

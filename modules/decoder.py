@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
 from modules.cache import Cache
@@ -12,7 +11,7 @@ from modules.embedding import TokenEmbedding
 from modules.heads import TokenHead
 from modules.init import initialise
 from modules.losses import chunked_cross_entropy
-from modules.masks import Mask, padding
+from modules.masks import Mask
 from modules.masks import documents as same_document
 from modules.memory import Places, StackMemory
 from modules.position import POSITIONS
@@ -116,19 +115,13 @@ class Decoder(nn.Module):
         cache = cache or FORGETFUL
         places = cache.place(tokens, keep, coords)
         mask = self.mask(places, keep, documents).with_bias(self.position.bias(places.new, places.all))
-        in_order = keep is None and coords is None and cache.past == 0
-        x = self.position.embed(self.embed(tokens), None if in_order else places.new)
+        x = self.position.embed(self.embed(tokens), None if places.in_order else places.new)
         return self.stack(self.dropout(x), mask, self.position.rotate(places.new), None, cache)
 
     @staticmethod
     def mask(places: Places, keep: Tensor | None, documents: Tensor | None) -> Mask:
         """Who may attend to whom, but for the order: padding is hidden, and other documents."""
-        if places.keep is None:
-            mask = Mask()
-        elif keep is None:  # the new tokens see themselves, so there is none that sees nothing
-            mask = Mask(places.keep[:, None, None])  # (B, 1, 1, M)
-        else:
-            mask = padding(places.keep)
+        mask = places.mask(keep)
         if documents is None:
             return mask
         require(
@@ -146,10 +139,7 @@ class Decoder(nn.Module):
             self.config.position != "learned" or length <= self.max_length,
             f"A cache of {length} tokens is longer than the {self.max_length} learned positions; shorten it.",
         )
-        device, dtype = self.embed.weight.device, self.embed.weight.dtype
-        if torch.is_autocast_enabled(device.type):
-            dtype = torch.get_autocast_dtype(device.type)
-        return Cache(self.config.stack, batch, length, device, dtype)
+        return Cache.beside(self.embed.weight, self.config.stack, batch, length)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vectors (..., E) -> scores (..., V) of the token that follows each."""

@@ -8,17 +8,16 @@ from torch import Tensor
 
 from modules.config import require
 from modules.decoder import Decoder
-from modules.reader import Reader
+from modules.reader import Reader, TextReader
 from modules.sampling import GenerationConfig, draw, noise, penalise
 
-__all__ = ["GenerationConfig", "beam_search", "generate", "search"]
+__all__ = ["GenerationConfig", "beam_search", "generate", "sample", "search"]
 
 ENDED = -1  # what a row gives after its end
 NEVER = float("-inf")
 Found = list[tuple[list[int], float]]
 
 
-@torch.inference_mode()
 def generate(
     net: Decoder,
     prompts: Sequence[Sequence[int]],
@@ -41,24 +40,54 @@ def generate(
         (rows,): the next token of each row, its end token too, and -1 after that. Stops once all rows have ended.
 
     Raises:
-        ValueError: As `Reader`, or `config` asks for beam search.
+        ValueError: As `TextReader`, or `config` asks for beam search.
     """
     require(config.beams == 1, "Beam search ranks whole texts, which cannot be streamed; call beam_search.")
-    seeds = range(config.seed, config.seed + len(prompts)) if seeds is None else seeds
-    require(len(seeds) == len(prompts), f"There are {len(seeds)} seeds for {len(prompts)} prompts; give each its own.")
-    reader = Reader(net, prompts, config.max_new_tokens)
+    reader = TextReader(net, prompts, config.max_new_tokens)
+    return (tokens for tokens, _ in sample(reader, config, stop, seeds))
+
+
+@torch.inference_mode()
+def sample(
+    reader: Reader,
+    config: GenerationConfig,
+    stop: Collection[int] = (),
+    seeds: Sequence[int] | None = None,
+    scored: bool = False,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tokens one by one, of whatever `reader` reads; other arguments as in `generate`.
+
+    Yields:
+        Tokens as `generate`, and, if `scored`, their log probabilities, whatever the draw left out, 0 after the end.
+    """
     scores = reader.start()
-    chances = noise(seeds, config.max_new_tokens).to(scores.device)  # (rows, max_new_tokens)
-    ends, ended = tokens_of(stop, scores.device), torch.zeros_like(chances[:, 0], dtype=torch.bool)
-    for step in range(config.max_new_tokens):
-        if config.repetition_penalty != 1:
-            scores = penalise(scores, reader.seen, config.repetition_penalty)
-        tokens = draw(scores, config, chances[:, step])
-        yield tokens.masked_fill(ended, ENDED)
+    seeds = range(config.seed, config.seed + len(scores)) if seeds is None else seeds
+    require(len(seeds) == len(scores), f"There are {len(seeds)} seeds for {len(scores)} prompts; give each its own.")
+    chances, ends = noise(seeds, reader.new).to(scores.device), tokens_of(stop, scores.device)
+    rows = torch.arange(len(scores), device=scores.device)  # those that are still read
+    nothing, zeros = torch.full_like(rows, ENDED), torch.zeros_like(rows, dtype=torch.float32)
+    ended = torch.zeros_like(rows, dtype=torch.bool)
+    for step in range(reader.new):
+        fair = scores if config.repetition_penalty == 1 else penalise(scores, reader.seen, config.repetition_penalty)
+        tokens, logs = draw(fair, config, chances[rows, step]), zeros
+        if scored:
+            own = scores.float().log_softmax(1).gather(1, tokens[:, None])[:, 0]  # (rows,)
+            logs = zeros.index_copy(0, rows, own.masked_fill(ended, 0.0))
+        yield nothing.index_copy(0, rows, tokens.masked_fill(ended, ENDED)), logs
         ended |= (tokens[:, None] == ends).any(1)
-        if (len(ends) and ended.all()) or step + 1 == config.max_new_tokens:
+        if (len(ends) and ended.all()) or step + 1 == reader.new:
             return
+        left = few(~ended)
+        if left is not None:
+            reader.select(left)
+            rows, tokens, ended = rows[left], tokens[left], ended[left]
         scores = reader.step(tokens)
+
+
+def few(open_: Tensor) -> Tensor | None:
+    """Numbers of the rows that are open, (rows,), if so few are that leaving the others pays; None: go on with all."""
+    left = open_.nonzero()[:, 0]
+    return left if 4 * len(left) <= 3 * len(open_) else None
 
 
 def tokens_of(stop: Collection[int], device: torch.device) -> Tensor:
@@ -99,6 +128,15 @@ class Texts(NamedTuple):
         both = Texts(*(torch.cat((mine, other[:, :beams]), 1) for mine, other in zip(self, others, strict=True)))
         return both.pick(leading(both.scores, beams)[1])
 
+    def rows(self, prompts: Tensor) -> "Texts":
+        """Those of some prompts: (R,) of P."""
+        return Texts(*(part[prompts] for part in self))
+
+    def keep(self, prompts: Tensor, others: "Texts") -> None:
+        """Takes over, in place, the texts of others, for these prompts of its own, (R,)."""
+        for mine, other in zip(self, others, strict=True):
+            mine[prompts] = other
+
     def listed(self) -> list[Found]:
         """Tokens and score of each text that there is, by prompt."""
         rows = zip(self.tokens.tolist(), self.lengths.tolist(), self.scores.tolist(), strict=True)
@@ -134,40 +172,74 @@ def beam_search(
         For each prompt up to `beams` pairs of new tokens, the end token too, and score, best first.
 
     Raises:
-        ValueError: As `Reader`.
+        ValueError: As `TextReader`.
     """
     room = net.max_length + 1 - max((len(prompt) for prompt in prompts), default=0)  # the last token is not read
     new = max(1, min(config.max_new_tokens, room))
-    return search(Reader(net, prompts, new, config.beams), config.length_penalty, stop, new)
+    return search(TextReader(net, prompts, new, config.beams), config, stop)
 
 
 @torch.inference_mode()
-def search(reader: Reader, penalty: float, stop: Collection[int], new: int) -> list[Found]:
+def search(reader: Reader, config: GenerationConfig, stop: Collection[int] = ()) -> list[Found]:
     """Beam search (Graves 2012) over whatever `reader` reads; arguments as in `beam_search`.
 
-    A text ends with an end token or after `new` tokens. Its score is the sum of its tokens' log probabilities, divided
-    by their number^`penalty`. Of equals, the better beam goes first, then the lower token. The search for a prompt is
-    over when no text that is still open can end with a better score than the worst of its `beams` best.
+    A text ends with an end token or after `reader.new` tokens. Its score is the sum of its tokens' log probabilities,
+    divided by their number^`length_penalty`. Of equals, the better beam goes first, then the lower token. When the
+    search for a prompt is over, `early_stopping` says; the prompt is then read no more.
     """
-    scores, beams = reader.start(), reader.beams
-    prompts, device = len(scores) // beams, scores.device
-    ends, rows = tokens_of(stop, device), torch.arange(len(scores), device=device).unflatten(0, (-1, beams))
-    done = Texts.none(prompts, beams, new, device)
-    running = Texts.none(prompts, beams, new, device)
+    scores, beams, new = reader.start(), reader.beams, reader.new
+    ends, prompts = tokens_of(stop, scores.device), torch.arange(len(scores) // beams, device=scores.device)
+    found, done, running = (Texts.none(len(prompts), beams, new, scores.device) for _ in range(3))
     running.scores[:, 0] = 0.0  # the beams of a prompt are all the same as yet
+    open_ = torch.ones_like(prompts, dtype=torch.bool)
     for step in range(1, new + 1):
-        logs = scores.float().log_softmax(1).unflatten(0, (prompts, beams))  # (P, K, V)
-        top, place = leading((running.scores[..., None] + logs).flatten(1), beams * (1 + len(ends)))
-        beam, token = place // logs.shape[2], place % logs.shape[2]  # (P, C)
+        top, beam, token = continued(scores, running.scores, beams * (1 + len(ends)))  # (P, C)
         made = running.pick(beam).longer(token, top)
         ended = (token[..., None] == ends).any(-1) | (step == new)  # (P, C)
-        done = done.best(made.where(ended, step**penalty))
+        done = done.best(made.where(ended & open_[:, None], step**config.length_penalty))
         order = ended.long().argsort(dim=1, stable=True)[:, :beams]  # (P, K)
         running = made.where(~ended).pick(order)
-        length = new if penalty > 0 else step + 1  # at which open texts would score best
-        if step == new or (done.scores[:, -1] >= running.scores[:, 0] / length**penalty).all():
+        open_ = open_ & hopeful(running, done, config, step, new)
+        if step == new or not open_.any():
             break
+        beam, token = beam.gather(1, order), token.gather(1, order)  # (P, K)
         if beams > 1:
-            reader.reorder(rows.gather(1, beam.gather(1, order)).flatten())  # (P K,)
-        scores = reader.step(token.gather(1, order).flatten())
-    return done.listed()
+            reader.reorder(beam)
+        left = few(open_)
+        if left is not None:
+            found.keep(prompts, done)
+            reader.select(left)
+            done, running = done.rows(left), running.rows(left)
+            prompts, open_, token = prompts[left], open_[left], token[left]
+        scores = reader.step(token.flatten())
+    found.keep(prompts, done)
+    return found.listed()
+
+
+def continued(scores: Tensor, sums: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest ways to go on from P x K beams, C <= `count` for each prompt.
+
+    Args:
+        scores: Of the next token, (P K, V).
+        sums: Of the log probabilities of the tokens before, (P, K).
+        count: Number of ways.
+
+    Returns:
+        The new sums, which beam goes on, and with which token, (P, C) each, best first.
+    """
+    scores = scores.float()
+    best, tokens = leading(scores, count)  # (P K, C')
+    logs = (best - scores.logsumexp(1, keepdim=True)).unflatten(0, sums.shape)  # (P, K, C')
+    top, place = leading((sums[..., None] + logs).flatten(1), count)  # of (P, K C')
+    return top, place // logs.shape[2], tokens.unflatten(0, sums.shape).flatten(1).gather(1, place)
+
+
+def hopeful(running: Texts, done: Texts, config: GenerationConfig, step: int, new: int) -> Tensor:
+    """Whether the search for each prompt goes on after `step` of `new` tokens: boolean (P,)."""
+    worst, best, penalty = done.scores[:, -1], running.scores[:, 0], config.length_penalty
+    if config.early_stopping == "first":
+        return (worst == NEVER) & (best > NEVER)
+    length = step  # at which open texts would score best
+    if config.early_stopping == "never":
+        length = new if penalty > 0 else step + 1
+    return worst < best / length**penalty

@@ -53,6 +53,14 @@ class Mask:
             merged = merged.masked_fill(~_triangle(bias.shape[-2], bias.shape[-1], bias.device), float("-inf"))
         return replace(self, bias=bias, merged=merged)
 
+    def select(self, rows: Tensor) -> "Mask":
+        """The same for some rows of the batch, (R,) of B."""
+        parts = [
+            part if part is None or len(part) == 1 else part[rows]  # (R, H or 1, N or 1, M)
+            for part in (self.allowed, self.dead, self.bias, self.merged)
+        ]
+        return Mask(parts[0], self.causal, *parts[1:])
+
     @property
     def is_causal(self) -> bool:
         """Whether SDPA has to draw the triangle itself."""
@@ -107,6 +115,13 @@ def causal(queries: int, keys: int | None = None, device: torch.device | str = "
     if keys is None or keys == queries:
         return Mask(causal=True)
     return Mask(_triangle(queries, keys, torch.device(device))[None, None])  # (1, 1, N, M)
+
+
+def prefix(count: int, tokens: int, device: torch.device | str = "cpu") -> Mask:
+    """Of so many tokens, each sees itself, what is before it, and the first `count`."""
+    allowed = _triangle(tokens, tokens, torch.device(device))
+    allowed[:, :count] = True
+    return Mask(allowed[None, None])  # (1, 1, N, N)
 
 
 def padding(keep: Tensor) -> Mask:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from modules.masks import is_full
+from modules.masks import Mask, causal, is_full, padding
 
 
 class Memory:
@@ -39,18 +39,28 @@ class BlockMemory(NamedTuple):
 class Places(NamedTuple):
     """Where tokens stand: coordinates (B or 1, N, 1) of the new ones, (B or 1, M, 1) of all that they may attend to.
 
-    `keep` tells which of those are no padding, (B, M); None: all.
+    `keep` tells which of those are no padding, (B, M); None: all. `in_order`: new ones are at 0, 1, ... everywhere.
     """
 
     new: Tensor
     all: Tensor
     keep: Tensor | None
+    in_order: bool
+
+    def mask(self, keep: Tensor | None) -> Mask:
+        """Nobody sees padding; `keep` is that of the new tokens, as `StackMemory.place` took it."""
+        if self.keep is None:
+            return Mask()
+        if keep is None:  # the new tokens see themselves, so there is none that sees nothing
+            return Mask(self.keep[:, None, None])  # (B, 1, 1, M)
+        return padding(self.keep)
 
 
 class StackMemory:
     """Keeps nothing: the base of what a stack of blocks hands its tensors to."""
 
-    past = 0  # number of tokens before the new ones
+    filled = 0  # number of tokens that are kept
+    past = 0  # number of them before the new ones
     nothing = BlockMemory()
 
     def block(self, index: int) -> BlockMemory:
@@ -66,11 +76,16 @@ class StackMemory:
             coords: Integers (B, N); None: they go on counting, leaving out padding.
         """
         keep = None if keep is None or is_full(keep) else keep
+        in_order = keep is None and coords is None
         if coords is None and keep is not None:
             coords = count(keep)
         elif coords is None:
             coords = torch.arange(tokens.shape[1], device=tokens.device)[None]  # (1, N)
-        return Places(coords[..., None], coords[..., None], keep)  # (B or 1, N, 1)
+        return Places(coords[..., None], coords[..., None], keep, in_order)  # (B or 1, N, 1)
+
+    def order(self, count: int, device: torch.device) -> Mask:
+        """Which of the earlier and the `count` new tokens come before each new one."""
+        return causal(count, self.past + count, device)
 
 
 def count(keep: Tensor) -> Tensor:

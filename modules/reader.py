@@ -1,54 +1,27 @@
-"""Reads texts with a decoder and its cache: what generation needs of a model."""
+"""Reads texts with a model and its cache: what generation needs of a model."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from modules.cache import Cache
 from modules.config import require
 from modules.decoder import Decoder
 
 
 class Reader:
-    """Reads prompts with a decoder, then token after token, and tells how likely each token is to follow.
+    """Reads texts token after token, and tells how likely each token is to follow: the base of all readers.
 
-    Rows of different lengths are padded on the left. Where a row outgrows the context, its last half is read anew.
-
-    Args:
-        net: The decoder, in evaluation mode.
-        prompts: Token numbers of each row.
-        new: Number of tokens that will follow.
-        beams: Rows that go on from each prompt; they are next to each other.
-
-    Raises:
-        ValueError: A prompt is empty, longer than the context, or has tokens that the decoder does not know.
+    There are P prompts, and K = `beams` texts that go on from each, next to each other: "rows" are P x K.
     """
 
-    def __init__(self, net: Decoder, prompts: Sequence[Sequence[int]], new: int, beams: int = 1) -> None:
-        self.net, self.context, self.beams = net, net.max_length, beams
-        self.check(prompts)
-        self.size = max(len(prompt) for prompt in prompts)
-        self.first = [self.size - len(prompt) for prompt in prompts]  # where each row's text begins
-        rows = [[text[0]] * pad + [*text] + [0] * new for pad, text in zip(self.first, prompts, strict=True)]
-        self.tokens = torch.tensor(rows, device=net.embed.weight.device)  # (rows, size + new)
-        self.room = min(self.context, self.size + new)
-        self.cache = net.make_cache(len(prompts), self.size if beams > 1 else self.room)
-
-    def check(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Raises `ValueError` unless the decoder can read these."""
-        require(not self.net.training, "The decoder is in training mode, where dropout is on; call its eval() first.")
-        require(len(prompts) > 0, "There is no prompt; give at least one.")
-        for number, prompt in enumerate(prompts):
-            require(len(prompt) > 0, f"Prompt {number} is empty; give at least one token, such as the end token.")
-            require(
-                len(prompt) <= self.context,
-                f"Prompt {number} has {len(prompt)} tokens, over the context of {self.context}; keep its last part.",
-            )
-            require(
-                min(prompt) >= 0 and max(prompt) < self.net.vocabulary,
-                f"Prompt {number} has a token that is not among the {self.net.vocabulary} of the decoder; "
-                "use the tokenizer that it was trained with.",
-            )
+    net: Decoder
+    cache: Cache
+    tokens: Tensor  # (rows, size and room for new tokens); before `start` (P, ...)
+    size: int  # number of tokens of each text as yet
+    new: int  # number of tokens that will follow
+    beams: int
 
     @property
     def seen(self) -> Tensor:
@@ -57,39 +30,113 @@ class Reader:
 
     def start(self) -> Tensor:
         """Reads the prompts: scores of the tokens that follow, (rows, V)."""
-        scores = self.refill()
-        self.shared = self.cache.filled
+        scores = self.scores(self.begin())
         if self.beams > 1:
-            rows = torch.arange(len(scores), device=scores.device).repeat_interleave(self.beams)
-            self.cache = self.cache.select(rows, self.room)
-            scores, self.tokens = scores[rows], self.tokens[rows]
+            self.cache = self.cache.branch(self.beams, self.new - 1)  # the last token is not read
+            scores, self.tokens = (x.repeat_interleave(self.beams, 0) for x in (scores, self.tokens))
         return scores
 
     def step(self, tokens: Tensor) -> Tensor:
         """Reads one more token in each row, (rows,): scores of those that follow, (rows, V)."""
         self.tokens[:, self.size] = tokens
         self.size += 1
+        return self.scores(self.read(tokens.unflatten(0, (-1, self.beams))).flatten(0, 1))  # (P, K) -> (rows, E)
+
+    def begin(self) -> Tensor:
+        """Reads the prompts: the vectors that tell what follows them, (P, E)."""
+        return self.read(self.seen)[:, -1]
+
+    def read(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Reads (P, N) with the cache: vectors (P, N, E)."""
+        raise NotImplementedError
+
+    def scores(self, vectors: Tensor) -> Tensor:
+        """Vectors (..., E) -> scores of the tokens that follow, (..., V)."""
+        return self.net.logits(vectors)
+
+    def reorder(self, beams: Tensor) -> None:
+        """Lets each text go on with another of the same prompt: (P, K) of K."""
+        self.cache.reorder(beams)
+        texts = self.tokens.unflatten(0, (-1, self.beams))  # (P, K, size + new)
+        self.tokens = texts.gather(1, beams[..., None].expand_as(texts)).flatten(0, 1)
+
+    def select(self, prompts: Tensor) -> None:
+        """Goes on with some of the prompts only: (R,) of P."""
+        self.cache = self.cache.select(prompts)
+        self.tokens = self.tokens.unflatten(0, (-1, self.beams))[prompts].flatten(0, 1)  # (P, K, ...) -> (R K, ...)
+
+
+class TextReader(Reader):
+    """Reads prompts with a decoder, then what follows them.
+
+    Rows of different lengths are padded on the left. Where a row outgrows the context, its last half is read anew.
+
+    Args:
+        net: The decoder, in evaluation mode.
+        prompts: Token numbers of each row.
+        new: Number of tokens that will follow.
+        beams: Texts that go on from each prompt.
+
+    Raises:
+        ValueError: A prompt is empty, longer than the context, or has tokens that the decoder does not know.
+    """
+
+    def __init__(self, net: Decoder, prompts: Sequence[Sequence[int]], new: int, beams: int = 1) -> None:
+        self.net, self.new, self.beams, self.context = net, new, beams, net.max_length
+        check_ready(net)
+        check_texts("Prompt", prompts, self.context, net.vocabulary)
+        self.size = max(len(prompt) for prompt in prompts)
+        self.first = [self.size - len(prompt) for prompt in prompts]  # where each row's text begins
+        rows = [[text[0]] * pad + [*text] + [0] * new for pad, text in zip(self.first, prompts, strict=True)]
+        self.tokens = torch.tensor(rows, device=net.embed.weight.device)  # (P, size + new)
+        self.cache = net.make_cache(len(prompts), self.size if beams > 1 else min(self.context, self.size + new))
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Reads one more token in each row, (rows,): scores of those that follow, (rows, V)."""
         if self.cache.filled < self.cache.length:
-            return self.scores(tokens[:, None])
+            return super().step(tokens)
+        self.tokens[:, self.size] = tokens
+        self.size += 1
         half = max(1, self.context // 2)
         self.first = [at if self.size - at <= self.context else self.size - half for at in self.first]
-        return self.refill()
+        return self.scores(self.begin())
 
-    def refill(self) -> Tensor:
-        """Reads the rows from where each begins: (rows, V)."""
+    def begin(self) -> Tensor:
+        """Reads the rows from where each begins: (P, E)."""
         self.cache.clear()
         start, last = min(self.first), max(self.first)
         keep = None
         if start < last:
             first = torch.tensor(self.first, device=self.tokens.device)
-            keep = torch.arange(start, self.size, device=first.device) >= first[:, None]  # (rows, N)
-        return self.scores(self.tokens[:, start : self.size], keep)
+            keep = torch.arange(start, self.size, device=first.device) >= first[:, None]  # (P, N)
+        return self.read(self.tokens[:, start : self.size], keep)[:, -1]
 
-    def scores(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Reads (rows, N): scores (rows, V) of what follows the last."""
-        return self.net.logits(self.net(tokens, keep, cache=self.cache)[:, -1])
+    def read(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Reads (P, N) with the cache: vectors (P, N, E)."""
+        return self.net(tokens, keep, cache=self.cache)
 
-    def reorder(self, rows: Tensor) -> None:
-        """Lets each row go on with the text of another, (rows,), of the same prompt."""
-        self.cache.reorder(rows, self.shared)
-        self.tokens = self.tokens[rows]
+    def select(self, prompts: Tensor) -> None:
+        """Goes on with some of the prompts only: (R,) of P."""
+        super().select(prompts)
+        self.first = [self.first[row] for row in prompts.tolist()]
+
+
+def check_ready(net: torch.nn.Module) -> None:
+    """Raises `ValueError` unless a model is in evaluation mode."""
+    require(not net.training, "The model is in training mode, where dropout is on; call its eval() first.")
+
+
+def check_texts(name: str, texts: Sequence[Sequence[int]], length: int, vocabulary: int) -> None:
+    """Raises `ValueError` unless a model of so many positions and tokens can read these texts, called `name`."""
+    require(len(texts) > 0, f"There is no {name.lower()}; give at least one.")
+    for number, text in enumerate(texts):
+        require(len(text) > 0, f"{name} {number} is empty; give at least one token, such as the end token.")
+        require(
+            len(text) <= length,
+            f"{name} {number} has {len(text)} tokens, over the {length} of the model; shorten it.",
+        )
+        require(
+            min(text) >= 0 and max(text) < vocabulary,
+            f"{name} {number} has a token that is not among the {vocabulary} of the model; "
+            "use the tokenizer that it was trained with.",
+        )

@@ -3,11 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from modules.config import require
+
+StoppingName = Literal["never", "likely", "first"]
 
 MOST = 1000  # tokens that nearly always have the share of `top_p`; sorting all of them takes ten times as long
 
@@ -26,6 +29,9 @@ class GenerationConfig:
             2019); 1: does nothing.
         beams: Number of texts that beam search goes on with; 1: no beam search.
         length_penalty: Beam search ranks by sum of log probabilities / length^this; above 0 favours long texts.
+        early_stopping: When beam search for a prompt is over: "never" before no open text can still be among the best;
+            "likely" already when none could if it ended at once, though longer ones may divide by more; "first" as soon
+            as there are as many texts as beams.
         seed: Of the first row's draws; the next row's is one more.
     """
 
@@ -37,6 +43,7 @@ class GenerationConfig:
     repetition_penalty: float = 1.0
     beams: int = 1
     length_penalty: float = 1.0
+    early_stopping: StoppingName = "never"
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from modules.config import StackConfig, require
 from modules.dropout import Dropout
 from modules.feedforward import FEEDFORWARDS
 from modules.init import initialise
-from modules.masks import Mask, causal
+from modules.masks import Mask
 from modules.memory import BlockMemory, Memory, StackMemory
 from modules.norm import norm_factory
 from modules.position import Rotation
@@ -25,6 +25,10 @@ class Source(NamedTuple):
 
     states: Tensor
     mask: Mask = FREE
+
+    def select(self, rows: Tensor) -> "Source":
+        """Some of the rows, (R,) of B."""
+        return Source(self.states[rows], self.mask.select(rows))
 
 
 class LayerScale(nn.Module):
@@ -213,7 +217,7 @@ class Stack(nn.Module):
             x.shape[-1] == self.config.width, f"Vectors of size {x.shape[-1]} do not fit width {self.config.width}."
         )
         if self.config.causal and x.shape[1] > 1:  # a single last token sees everything
-            mask = mask & causal(x.shape[1], memory.past + x.shape[1], x.device)
+            mask = mask & memory.order(x.shape[1], x.device)
         recompute = self.config.checkpoint_activations and torch.is_grad_enabled() and memory is FORGETFUL
         for index, block in enumerate(self.blocks):
             if recompute:

@@ -1,8 +1,6 @@
 """What every task shares: building, stepping, logging and what its checkpoints hold."""
 
 import math
-import os
-import zlib
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
@@ -18,6 +16,7 @@ from tasks import __version__, optim
 from tasks.checkpoints import KEY, Checkpoint, net_weights
 from tasks.errors import RunError, UsageError, refusals
 from tasks.parsing import merged
+from tasks.seeds import position_seed, run_seed
 from tasks.weights import load_weights
 
 Batch = dict[str, Any]
@@ -243,6 +242,10 @@ class Task(pl.LightningModule):
         """Figures that follow from samples/s over all devices, by the names they are logged under."""
         return {}
 
+    def notes(self) -> dict[str, str]:
+        """What to say beside the figures of an evaluation by name, such as how a score was computed."""
+        return {}
+
     def draw_results(self, folder: Path) -> None:
         """Draw into the run folder what the test found, such as a confusion matrix."""
 
@@ -288,13 +291,3 @@ def filled(config: Config, found: Mapping[str, Any]) -> Config:
         if asked not in (None, value):
             raise UsageError(f"--model.net.{name} {asked} contradicts the data, which have {value}: leave it out")
     return replace(config, **found)  # type: ignore[type-var]
-
-
-def run_seed() -> int:
-    """The run's seed, as `--seed_everything` set it; 0 outside of a run."""
-    return int(os.environ.get("PL_GLOBAL_SEED", 0))
-
-
-def position_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
-    """A seed for one rank's batch; nearby positions get unrelated ones."""
-    return zlib.crc32(f"{seed}/{epoch}/{batch}/{rank}".encode())

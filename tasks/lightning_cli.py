@@ -256,7 +256,7 @@ class TaskCLI(LightningCLI):
             datamodule.adopt(model.facts)
         with kept_if_started(self.folder):
             self.trainer.fit(model, datamodule=datamodule, ckpt_path=last, weights_only=True)
-        metrics = {**self.outcome(model, datamodule), **left_out(datamodule)}
+        metrics = {**self.outcome(model, datamodule), **model.notes(), **left_out(datamodule)}
         recorded = not self.trainer.fast_dev_run  # type: ignore[attr-defined]
         if self.trainer.is_global_zero:
             seconds = time.perf_counter() - self.started
@@ -279,7 +279,7 @@ class TaskCLI(LightningCLI):
         run = getattr(self.trainer, self.command)
         found = run(model, datamodule=datamodule, verbose=False)
         if self.trainer.is_global_zero:
-            closing_table({**(found[0] if found else {}), **left_out(datamodule)})
+            closing_table({**(found[0] if found else {}), **model.notes(), **left_out(datamodule)})
 
     def validate(self, model: Any, datamodule: Any, **_: Any) -> None:
         """Evaluate on the validation split."""

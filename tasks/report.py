@@ -28,11 +28,11 @@ def left_out(datamodule: Any) -> dict[str, int]:
     return {"skipped_files": len(skipped)} if (skipped := getattr(datamodule, "skipped", [])) else {}
 
 
-def closing_table(metrics: Mapping[str, float], folder: Path | None = None, follow: Sequence[str] = ()) -> None:
+def closing_table(metrics: Mapping[str, Any], folder: Path | None = None, follow: Sequence[str] = ()) -> None:
     """Print the metrics and, after a fit, where its files are and what to do next.
 
     Args:
-        metrics: by their logged names.
+        metrics: by their logged names, and notes on them.
         folder: run folder of a fit.
         follow: commands to try, with {best} for the best checkpoint and {folder} for the run folder.
     """

@@ -50,29 +50,30 @@ class TextTask(Task):
         self.log("train/padding", self.datamodule.padding_share(), sync_dist=True)
 
 
-def with_vocabulary(config: Config, facts: Mapping[str, Any]) -> Config:
+def with_vocabulary(config: Config, facts: Mapping[str, Any], name: str = "vocabulary") -> Config:
     """A network's configuration with its number of tokens filled in.
 
     Args:
         config: As asked for; pretrained tables may have a few rows more than the tokenizer has tokens.
-        facts: Of the data: `vocabulary`, the number of tokens, and `max_length`, in tokens.
+        facts: Of the data: the number of tokens, and `max_length`, in tokens.
+        name: Of the number of tokens, in both.
 
     Raises:
         UsageError: the tokenizer has more tokens than the network, or texts are longer than it can read.
     """
     asked: Any = config
-    tokens, most = facts["vocabulary"], asked.max_length
-    if (asked.vocabulary or tokens) < tokens:
+    tokens, known, most = facts[name], getattr(asked, name), asked.max_length
+    if (known or tokens) < tokens:
         raise UsageError(
-            f"the tokenizer has {tokens} tokens and the network {asked.vocabulary}: use the tokenizer that the network "
-            "was trained with, or leave --model.net.vocabulary out"
+            f"the tokenizer has {tokens} tokens and the network {known}: use the tokenizer that the network was "
+            f"trained with, or leave --model.net.{name} out"
         )
     if asked.position == "learned" and most is not None and facts["max_length"] > most:
         raise UsageError(
             f"--data.max_length {facts['max_length']} is more than the {most} learned positions of the network: lower "
             "it, or raise --model.net.max_length"
         )
-    return replace(asked, vocabulary=asked.vocabulary or tokens)
+    return replace(asked, **{name: known or tokens})
 
 
 class MeanOf(MeanMetric):

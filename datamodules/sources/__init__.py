@@ -7,6 +7,9 @@ from datamodules.sources.document_files import DOCUMENTS, document_source
 from datamodules.sources.documents import CorpusOptions, Documents, DocumentSource, Piece
 from datamodules.sources.folder import Folder
 from datamodules.sources.hub import Hub
+from datamodules.sources.parallel import Dates, Pairs, ParallelOptions, ParallelSource
+from datamodules.sources.parallel_files import AlignedFiles
+from datamodules.sources.parallel_tables import PairHub, PairTable
 from datamodules.sources.text_folder import PlainTexts, TextFolder
 from datamodules.sources.text_tables import Csv, JsonLines, TextHub
 from datamodules.sources.texts import Reference, Reviews, TextDatasetOptions, Texts, TextSource
@@ -14,13 +17,17 @@ from datamodules.sources.texts import Reference, Reviews, TextDatasetOptions, Te
 __all__ = [
     "CORPORA",
     "DOCUMENTS",
+    "PARALLEL",
     "SOURCES",
     "TEXT_SOURCES",
     "CorpusOptions",
     "DatasetOptions",
     "DocumentSource",
-    "Piece",
     "Documents",
+    "Pairs",
+    "ParallelOptions",
+    "ParallelSource",
+    "Piece",
     "Source",
     "TextDatasetOptions",
     "TextSource",
@@ -43,4 +50,11 @@ CORPORA: dict[str, type[TextSource]] = {
     "csv": Csv,
     "jsonl": JsonLines,
     "txt": PlainTexts,
+}
+# Texts in two languages, to translate.
+PARALLEL: dict[str, type[ParallelSource]] = {
+    "dates": Dates,
+    "files": AlignedFiles,
+    "table": PairTable,
+    "hub": PairHub,
 }

@@ -1,5 +1,6 @@
 """What every source of labelled samples offers, and the options that all share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -17,6 +18,7 @@ class SourceOptions:
 
     Args:
         name: Id on the Hugging Face hub, for the source "hub", such as uoft-cs/cifar10 or stanfordnlp/imdb.
+        subset: Part of that data set where it has several, such as de-en of wmt/wmt16.
         local: Folder below the one that the environment variable TESSERA_DATA names, read instead of the hub.
         label_column: Column with the classes; None: label, labels or the first of a class type.
         val_fraction: Share of the training samples, in each class, set aside where the data have no validation split.
@@ -25,6 +27,7 @@ class SourceOptions:
     """
 
     name: str | None = None
+    subset: str | None = None
     local: str | None = None
     label_column: str | None = None
     val_fraction: float = 0.1
@@ -181,10 +184,12 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
 
 
-def other_source(path: Path, own: tuple[str, ...]) -> str:
+READS = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt", ".parquet": "hub"}
+READS |= {".arrow": "hub", ".jpg": "folder", ".jpeg": "folder", ".png": "folder"}  # a source by the ending of files
+
+
+def other_source(path: Path, own: tuple[str, ...], endings: Mapping[str, str] = READS) -> str:
     """Which source reads what lies at `path`, as the end of a sentence; empty where none but that of `own` endings."""
-    endings = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
-    endings |= {".parquet": "hub", ".arrow": "hub", ".jpg": "folder", ".jpeg": "folder", ".png": "folder"}
     files = path.rglob("*.*") if path.is_dir() else [path]
     source = next((endings[file.suffix] for file in files if file.suffix in endings and file.suffix not in own), None)
     return f"; try --data.source {source}" if source else ""

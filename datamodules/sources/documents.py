@@ -26,6 +26,7 @@ class CorpusOptions:
 
     Args:
         name: Id on the Hugging Face hub, for the source hub, such as stanfordnlp/imdb.
+        subset: Part of that data set where it has several, such as wikitext-2-raw-v1 of Salesforce/wikitext.
         local: Folder below the one that the environment variable TESSERA_DATA names, read instead of the hub.
         text_column: Column with the texts; None: text, review, sentence, content or document.
         val_share: Share of the training text, counted in characters, whose tail is held back for validation where the
@@ -38,6 +39,7 @@ class CorpusOptions:
     """
 
     name: str | None = None
+    subset: str | None = None
     local: str | None = None
     text_column: str | None = None
     val_share: float = 0.1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from datamodules.errors import DataError, UsageError
-from datamodules.sources.base import S, Source, SourceOptions, listed, other_source
+from datamodules.sources.base import S, Source, listed, other_source
 from datamodules.splits import split_of
 
 
@@ -21,13 +21,14 @@ class Tables:
 
     Args:
         path: File or folder that the user named, or None.
-        options: Names the data set on the hub, where it is one.
+        options: Those of the source; they name the data set on the hub, where it is one.
         bad: Called with the name of a row and what is wrong with it; raises, or returns where such rows are left out.
     """
 
     unit = "row"  # what a row is called in messages
+    endings: tuple[str, ...]  # of files, in lower case
 
-    def __init__(self, path: str | None, options: SourceOptions, bad: Callable[[str, str], None]) -> None:
+    def __init__(self, path: str | None, options: Any, bad: Callable[[str, str], None]) -> None:
         self.path, self.options, self.bad = path, options, bad
 
     @property
@@ -38,6 +39,10 @@ class Tables:
     def splits(self) -> list[str]:
         """The splits there are."""
         raise NotImplementedError
+
+    def hint(self, path: Path) -> str:
+        """Which source reads what lies at `path`, as the end of a sentence; empty where none does."""
+        return other_source(path, self.endings)
 
     def table(self, split: str) -> Any:
         """Arrow table of a split that exists; the columns keep the hub's description in their schema."""
@@ -63,10 +68,10 @@ class HubTables(Tables):
         if self.path is not None:
             folder = Path(self.path)
             if not folder.is_dir():
-                problem, hint = "is a file" if folder.exists() else "does not exist", other_source(folder, self.endings)
+                problem = "is a file" if folder.exists() else "does not exist"
                 raise UsageError(
                     f"{folder} {problem}: --data.path takes a folder of parquet files named by split, such as "
-                    f"train-00000-of-00001.parquet{hint}."
+                    f"train-00000-of-00001.parquet{self.hint(folder)}."
                 )
             return folder
         at_hand = os.environ.get("TESSERA_DATA")
@@ -87,13 +92,13 @@ class HubTables(Tables):
         if not files:
             raise UsageError(
                 f"{self.folder} holds no parquet or arrow files named by split, such as "
-                f"train-00000-of-00001.parquet{other_source(self.folder, self.endings)}."
+                f"train-00000-of-00001.parquet{self.hint(self.folder)}."
             )
         return files
 
     @cached_property
     def _tables(self) -> dict[str, Any]:
-        return {} if self.folder is not None else _downloaded_tables(self.options.name or "", self.options.local)
+        return {} if self.folder is not None else _downloaded_tables(self.options)
 
     @property
     def origin(self) -> str:
@@ -230,12 +235,13 @@ def read_table(path: Path) -> Any:
         raise DataError(f"{path} cannot be read ({str(error).splitlines()[0][:99]}): fetch it again.") from error
 
 
-def _downloaded_tables(name: str, local: str | None) -> dict[str, Any]:
+def _downloaded_tables(options: Any) -> dict[str, Any]:
     from datasets import load_dataset
 
+    name, local = options.name or "", options.local
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # not a line for each of its retries
     try:
-        splits = load_dataset(name)
+        splits = load_dataset(name, options.subset)
     except Exception as error:  # a dozen kinds, from sockets to the hub's own
         reason = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else 'no reason given'}"
         where = f", or set TESSERA_DATA to a folder that holds {local}/" if local else ""

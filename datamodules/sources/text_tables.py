@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from datamodules.errors import DataError, UsageError
-from datamodules.sources.base import Source, other_source
+from datamodules.sources.base import Source
 from datamodules.sources.compressed import opened
 from datamodules.sources.tables import Tables, TableSource
 from datamodules.sources.texts import Texts, TextSource, arrow_texts
@@ -72,7 +72,6 @@ class LineTables(Tables):
 
     unit = "line"
     kind: str
-    endings: tuple[str, ...]
 
     @cached_property
     def files(self) -> dict[str, Path]:
@@ -87,14 +86,14 @@ class LineTables(Tables):
         files: dict[str, Path] = {}
         for file in found:
             if file.suffix.lower() not in self.endings:
-                raise UsageError(f"{file} is not {want}{other_source(file, self.endings)}.")
+                raise UsageError(f"{file} is not {want}{self.hint(file)}.")
             split = "train" if path.is_file() else split_of(file.relative_to(path))
             if split in files:
                 raise UsageError(f"{files[split]} and {file} are both of the {split} split: join them.")
             if split:
                 files[split] = file
         if not files:
-            raise UsageError(f"{path} does not hold {want}{other_source(path, self.endings)}.")
+            raise UsageError(f"{path} does not hold {want}{self.hint(path)}.")
         return files
 
     @cached_property
@@ -141,7 +140,7 @@ class LineTables(Tables):
         with io.TextIOWrapper(opened(path), "utf-8-sig", errors="surrogateescape", newline="") as file:
             for line, row in self._parsed(path, file):
                 problem = row if isinstance(row, str) else None
-                if isinstance(row, dict) and any(map(_broken, chain(row, row.values()))):
+                if isinstance(row, dict) and any(map(broken, chain(row, row.values()))):
                     line, problem = self._bad_line(line, row), NOT_TEXT
                 if problem:
                     self.bad(f"line {line} of {path}", problem)
@@ -157,7 +156,7 @@ class LineTables(Tables):
         return line
 
 
-def _broken(cell: str | None) -> bool:
+def broken(cell: str | None) -> bool:
     return cell is not None and not cell.isascii() and NOT_UTF8.search(cell) is not None
 
 
@@ -165,16 +164,18 @@ class CsvTables(LineTables):
     """Comma-separated values with a first line of column names; .tsv files are separated by tabs."""
 
     kind, endings = "CSV", (".csv", ".tsv")
+    header = True  # else the columns are called 1, 2, ...
 
     def _parsed(self, path: Path, file: Any) -> Iterator[tuple[int, dict[str, str] | str]]:
         csv.field_size_limit(2**31 - 1)  # texts may be longer than the 128 kB that are the limit else
-        reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        reader = self._cut(path, file)
         try:
-            names = [name.strip() for name in next(reader, [])]
-            if any(map(_broken, names)):
+            first = next(reader, [])
+            names = [name.strip() for name in first] if self.header else [str(i + 1) for i in range(len(first))]
+            if any(map(broken, names)):
                 raise DataError(f"line 1 of {path} {NOT_TEXT}: save the file as UTF-8.")
-            before = reader.line_num
-            for cells in reader:
+            before = reader.line_num if self.header else 0
+            for cells in chain([] if self.header else [first], reader):
                 line, before = before + 1, reader.line_num
                 if len(cells) == len(names):
                     yield line, dict(zip(names, cells, strict=True))
@@ -182,6 +183,10 @@ class CsvTables(LineTables):
                     yield line, f"has {len(cells)} cells where the first line has {len(names)}"
         except csv.Error as error:
             raise DataError(f"line {reader.line_num} of {path} is not valid CSV: {error}.") from error
+
+    def _cut(self, path: Path, file: Any) -> Any:
+        """What gives the cells of each row, of Python's csv module."""
+        return csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
 
     def _bad_line(self, line: int, row: dict[str, str]) -> int:
         before = NOT_UTF8.split(",".join(row.values()), maxsplit=1)[0]

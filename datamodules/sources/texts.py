@@ -66,6 +66,33 @@ def arrow_texts(texts: Any) -> Any:
     return pa.chunked_array([pa.array(texts, pa.large_string())])
 
 
+def is_utf8(column: Any) -> Tensor:
+    """(S,) bool: which of some Arrow strings are UTF-8, which tables do not guarantee."""
+    import pyarrow as pa
+
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return torch.tensor([_decodes(cell) for cell in column])
+    return torch.ones(len(column), dtype=torch.bool)
+
+
+def _decodes(cell: Any) -> bool:
+    try:
+        cell.as_py()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def is_empty(column: Any) -> Tensor:
+    """(S,) bool: which of some Arrow strings are null or hold nothing but spaces."""
+    import pyarrow.compute as pc
+
+    length = pc.binary_length(pc.utf8_trim_whitespace(column)).fill_null(0)
+    return torch.from_numpy(length.to_numpy() == 0)
+
+
 class TextSource(Source[Texts]):
     """Base of the sources of texts: subclasses read a split, here it is checked, once.
 
@@ -118,29 +145,16 @@ class TextSource(Source[Texts]):
         Raises:
             DataError: There are none; or one is bad, and bad ones are not to be skipped.
         """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        texts = found
-        try:
-            texts.column.validate(full=True)
-        except pa.ArrowInvalid:  # tables do not guarantee it
-            texts = texts.select(torch.tensor([self._is_utf8(texts, i) for i in range(len(texts))]))
-        length = pc.binary_length(pc.utf8_trim_whitespace(texts.column)).fill_null(0)
-        empty = torch.from_numpy(length.to_numpy() == 0)
+        good = is_utf8(found.column)
+        for i in (~good).nonzero().flatten().tolist():
+            self.bad(found.name(i), "holds bytes that are not UTF-8")
+        texts = found if good.all() else found.select(good)
+        empty = is_empty(texts.column)
         for i in empty.nonzero().flatten().tolist():
             self.bad(texts.name(i), "holds no text")
         if empty.all():
             raise DataError(f"none of the {len(found)} texts can be used, such as {found.name(0)}.")
         return texts.select(~empty) if empty.any() else texts
-
-    def _is_utf8(self, texts: Texts, i: int) -> bool:
-        try:
-            texts.column[i].as_py()
-        except UnicodeDecodeError:
-            self.bad(texts.name(i), "holds bytes that are not UTF-8")
-            return False
-        return True
 
 
 class EmbeddedTexts(TextSource):

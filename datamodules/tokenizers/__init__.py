@@ -2,6 +2,7 @@
 
 from datamodules.tokenizers.control import CONTROL, ControlIds, Frame
 from datamodules.tokenizers.kinds import KINDS, TokenizerConfig, TokenizerName, TruncateName
+from datamodules.tokenizers.pairs import PairTokenizer, PairTokenizerConfig
 from datamodules.tokenizers.tokenizer import Built, Tokenizer
 
 __all__ = [
@@ -10,6 +11,8 @@ __all__ = [
     "Built",
     "ControlIds",
     "Frame",
+    "PairTokenizer",
+    "PairTokenizerConfig",
     "Tokenizer",
     "TokenizerConfig",
     "TokenizerName",

@@ -208,11 +208,11 @@ class Tokenizer:
         room = max_length - self.added(pair is not None)
         if room < (1 if pair is None else 2):
             raise UsageError(f"max_length is {max_length}, which leaves no room for text between control tokens.")
-        first = self._cut(ids, room if pair is None else max(room - len(pair), (room + 1) // 2))
+        first = self.cut(ids, room if pair is None else max(room - len(pair), (room + 1) // 2))
         built, cut = [cls, *first, sep], len(first) < len(ids)
         segments = [0] * len(built)
         if pair is not None:
-            second = self._cut(pair, room - len(first))
+            second = self.cut(pair, room - len(first))
             after = [*[sep] * (self._separators - 1), *second, sep]
             built, cut = built + after, cut or len(second) < len(pair)
             segments += [2 - self._separators] * len(after)  # RoBERTa knows one kind of segment
@@ -233,7 +233,8 @@ class Tokenizer:
             raise UsageError(f"the tokenizer has no {CONTROL[role]} token, which is needed here: use another one.")
         return number
 
-    def _cut(self, ids: Sequence[int], room: int) -> list[int]:
+    def cut(self, ids: Sequence[int], room: int) -> list[int]:
+        """As many of these tokens as there is room for: the part that `truncate` names."""
         numbers: list[int] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         if len(numbers) <= room:
             return numbers

@@ -56,7 +56,7 @@ class RunRecord(Callback):
         write_config(self.folder, config)
         pl_module.keep_files(self.folder)
         for logger in trainer.loggers:
-            logger.log_hyperparams(flat(config))
+            logger.log_hyperparams(flat(config) | pl_module.notes())
             if isinstance(logger, pl.loggers.WandbLogger):
                 write_text(self.folder / "wandb_id", str(logger.version))
 
@@ -90,13 +90,13 @@ class RunRecord(Callback):
         """Start the clock again."""
         self.start_clock(pl_module)
 
-    def finish(self, trainer: pl.Trainer, task: Task, metrics: Mapping[str, float], seconds: float) -> dict[str, str]:
+    def finish(self, trainer: pl.Trainer, task: Task, metrics: Mapping[str, Any], seconds: float) -> dict[str, str]:
         """Write `summary.json` and the pictures.
 
         Args:
             trainer: after its test, or where there was none, after training.
             task: the task it trained.
-            metrics: final metrics by their logged names.
+            metrics: final metrics by their logged names, and what there is to say beside them.
             seconds: from the start of this process's work to now.
 
         Returns:

@@ -5,18 +5,15 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from modules.generation import GenerationConfig, beam_search
-from modules.inference import QuantizationName, prepare
-from tasks.errors import UsageError, refusals
+from modules.inference import QuantizationName
+from tasks.devices import DeviceName, prepared
+from tasks.errors import UsageError
+from tasks.lines import read_lines
 from tasks.lm.architectures import Model, load_model
 from tasks.lm.writing import Writer, Writers, end_tokens, prompt_tokens, writers
-
-DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,21 +111,6 @@ def ranked(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]], op
     return rows, Writers([row.writer for row in rows], iter(()))
 
 
-def prepared(model: Model, name: DeviceName, quantization: QuantizationName | None = None) -> Model:
-    """The model ready to write or to score, where it is to compute, with weights as exact as they are to be.
-
-    Raises:
-        UsageError: there is no such device, or it knows no such weights.
-    """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: there is no GPU that torch can use; leave it out")
-    on_gpu = name != "cpu" and torch.cuda.is_available()
-    net = model.net.to("cuda" if on_gpu else "cpu")
-    with refusals(f"--quantize {quantization}"):
-        prepare(net, quantization)
-    return model._replace(net=net)
-
-
 def read_prompts(options: GenerateOptions) -> list[str]:
     """The prompts of the command line and those of the file; one that is empty where there are none.
 
@@ -137,17 +119,9 @@ def read_prompts(options: GenerateOptions) -> list[str]:
     """
     if options.prompt_file is None:
         return options.prompt or [""]
-    name = options.prompt_file
-    try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        lines = raw.decode("utf-8-sig").splitlines()
-    except OSError as error:
-        raise UsageError(f"--prompt_file {name} cannot be read ({error.strerror}): give a file of prompts") from error
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"--prompt_file {name} holds bytes that are not UTF-8 in line {line}") from error
+    lines = read_lines(options.prompt_file, "--prompt_file", "prompts")
     if not (found := [line for line in lines if line.strip()]):
-        raise UsageError(f"--prompt_file {name} holds no prompt: write one on each line")
+        raise UsageError(f"--prompt_file {options.prompt_file} holds no prompt: write one on each line")
     return options.prompt + found
 
 

@@ -17,9 +17,9 @@ from datamodules.tokenizers import TokenizerConfig
 from modules.decoder import Decoder
 from modules.inference import QuantizationName
 from modules.losses import IGNORED
+from tasks.devices import DeviceName, prepared
 from tasks.errors import UsageError
 from tasks.lm.architectures import load_model
-from tasks.lm.generate import DeviceName, prepared
 from tasks.report import table
 
 

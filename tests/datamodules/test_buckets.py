@@ -128,3 +128,32 @@ def test_real_reviews_are_hardly_padded(real_data: object) -> None:
         )
     ]
     assert shares[0] > 0.5 and max(shares[1:]) < 0.05, shares
+
+
+def both_of(size: int) -> Tensor:
+    """Two lengths of each sample (S, 2), alike but not equal."""
+    draw = torch.Generator().manual_seed(size)
+    one = torch.randint(1, 39, (size,), generator=draw)
+    return torch.stack([one, (one + torch.randint(-6, 7, (size,), generator=draw)).clamp(1, 38)], dim=1)
+
+
+@pytest.mark.parametrize(("size", "world", "batch", "seed"), CASES)
+def test_samples_of_two_lengths_keep_all_of_that(size: int, world: int, batch: Kind, seed: int) -> None:
+    lengths = both_of(size)
+    samplers = [BucketBatchSampler(lengths, *batch, seed, True, rank, world) for rank in range(world)]
+    alone = [BucketBatchSampler(lengths.amax(1), *batch, seed, True, rank, world) for rank in range(world)]
+    for epoch in range(3):
+        epoch_steps = steps(samplers, epoch)
+        assert sorted(index for step in epoch_steps for batch in step for index in batch) == list(range(size))
+        assert [list(map(len, step)) for step in epoch_steps] == [list(map(len, step)) for step in steps(alone, epoch)]
+    samplers[0].start(2, 1)
+    assert list(samplers[0]) == [step[0] for step in epoch_steps[1:]]
+
+
+def test_samples_are_alike_in_both_lengths() -> None:
+    lengths = both_of(5000)
+    shares = [
+        padding_share(BucketBatchSampler(by, 8, 400, training=True).batches(0), lengths, lengths)
+        for by in (lengths, lengths.amax(1), lengths[:, 0])
+    ]
+    assert shares[0] < 0.05 < 2 * shares[0] < min(shares[1:]), shares

@@ -191,7 +191,7 @@ def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     splits = {"train": ["a", "b"], "unsupervised": ["c"], "test": ["d"]}
     held = datasets.DatasetDict({name: datasets.Dataset.from_dict({"text": t}) for name, t in splits.items()})
     asked: list[str] = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda name: asked.append(name) or held)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: asked.append(name) or held)
     for found in (source(None, "hub", name="me/it"), source("me/it"), source("me/it", "hub")):
         found.prepare()
         assert [joined(found.read(split)) for split in ("train", "test")] == [["a", "b", "c"], ["d"]]
@@ -211,7 +211,7 @@ def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    def fail(name: str) -> None:
+    def fail(name: str, subset: str | None) -> None:
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)

@@ -199,7 +199,7 @@ def test_hub_reads_what_datasets_downloads(parquet: Path, monkeypatch: pytest.Mo
 
     files = {split: str(parquet / f"{split}-00000-of-00001.parquet") for split in ("train", "test")}
     downloaded = datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets, "load_dataset", lambda name: downloaded)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: downloaded)
     monkeypatch.delenv("TESSERA_DATA", raising=False)
     online = ImageData("hub", dataset=DatasetOptions(name="someone/something"))
     local = ImageData("hub", str(parquet))

@@ -26,6 +26,16 @@ SMALL_LM = (
     "--model.samples.generation.max_new_tokens 8 --data.batch_size 4 --data.max_length 32 "
     "--data.tokenizer.min_frequency 1 --trainer.max_epochs 1 --trainer.log_every_n_steps 1"
 )
+SMALL_S2S = " ".join(
+    f"--model.net.{side}.width 32 --model.net.{side}.depth 2 --model.net.{side}.heads 2 "
+    f"--model.net.{side}.mlp_width 64 --model.net.{side}.dropout 0"
+    for side in ("encoder", "decoder")
+)
+SMALL_S2S += (
+    " --data.batch_size 16 --data.max_length 24 --data.tokenizer.vocabulary 60 --data.tokenizer.min_frequency 1 "
+    "--data.tokenizer.kind whitespace --trainer.max_epochs 1 --trainer.log_every_n_steps 1 --model.optimizer.lr 5e-3"
+)
+PAIRS = "--data.source files --data.path pairs --data.languages en-up"
 
 
 def run(line: str, task: str = "vit") -> int:
@@ -112,4 +122,17 @@ def write_corpus(folder: Path, count: int = 8) -> Path:
     folder.mkdir()
     for number, text in enumerate(sorted(documents()["val"], key=len)[:count]):
         (folder / f"{number}.txt").write_text(text[:2000])
+    return folder
+
+
+def write_pairs(folder: Path, count: int = 160, test: str = "test", languages: tuple[str, str] = ("en", "up")) -> Path:
+    """Aligned files of three splits: up to six numbers in words, and the same in capitals."""
+    from random import Random
+
+    folder.mkdir()
+    words, draw = ["one's", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], Random(0)
+    for split, size in (("train", count), ("val", 16), (test, 12)):
+        texts = [" ".join(draw.choices(words, k=1 + int(6 * draw.random()))) + "\n" for _ in range(size)]
+        for language, way in zip(languages, (str, str.upper), strict=True):
+            (folder / f"{split}.{language}").write_text("".join(map(way, texts)))
     return folder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.command import SHORT, SMALL_LM, run, write_corpus
+from tests.tasks.command import PAIRS, SHORT, SMALL_LM, SMALL_S2S, run, write_corpus, write_pairs
 
 
 @pytest.fixture(autouse=True)
@@ -50,4 +50,14 @@ def lm_letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 60)
     line = f"fit {SMALL_LM} --data.source files --data.path {folder}/text.txt --data.tokenizer.kind character"
     assert run(f"{line} --data.tokenizer.vocabulary 100 --model.optimizer.lr 1e-2 --run_dir {folder}/run", "lm") == 0
+    return folder / "run" / "checkpoints" / "best.ckpt"
+
+
+@pytest.fixture(scope="session")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Best checkpoint of a tiny encoder-decoder that was trained for a moment; not to be changed."""
+    folder = tmp_path_factory.mktemp("translator")
+    pairs = PAIRS.replace("pairs", str(write_pairs(folder / "pairs")))
+    line = f"fit {SMALL_S2S} {pairs} --trainer.max_epochs 12 --trainer.check_val_every_n_epoch 6"
+    assert run(f"{line} --model.decoding.beams 2 --run_dir {folder}/run", "seq2seq") == 0
     return folder / "run" / "checkpoints" / "best.ckpt"

@@ -97,8 +97,8 @@ def load(path: Path) -> dict[str, Any]:
     return torch.load(path, weights_only=True)
 
 
-def trained(checkpoint: dict[str, Any]) -> Weights:
-    return checkpoint["callbacks"]["EMA"]["trained"]
+def trained(checkpoint: dict[str, Any], callback: str = "EMA") -> Weights:
+    return checkpoint["callbacks"][callback]["trained"]
 
 
 def same(a: Weights, b: Weights) -> bool:

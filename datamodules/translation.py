@@ -1,0 +1,187 @@
+"""Texts and their translations: read, tokenised once, and batched by both lengths."""
+
+from typing import Any, Literal
+
+import torch
+from pytorch_lightning.utilities import rank_zero_warn
+
+from datamodules.batching import padded
+from datamodules.errors import UsageError
+from datamodules.packing import IGNORED
+from datamodules.sources import PARALLEL, Pairs, ParallelOptions, ParallelSource
+from datamodules.text import Sequences, TextData, TextLoading, TokenRows
+from datamodules.token_cache import tokenised
+from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
+
+
+class PairTokens:
+    """Tokenised pairs.
+
+    Args:
+        tables: Tokens of the sources and of the targets, without control tokens.
+        tokenizer: Puts control tokens around a text, and cuts it.
+        max_length: Tokens of either side at most.
+        multiple: See `TextLoading`.
+        texts: The pairs as they were read, to evaluate with.
+    """
+
+    in_memory = True  # or mapped into it: no workers
+
+    def __init__(
+        self,
+        tables: tuple[TokenRows, TokenRows],
+        tokenizer: PairTokenizer,
+        max_length: int,
+        multiple: int,
+        texts: Pairs | None = None,
+    ) -> None:
+        whole = torch.stack([table.lengths for table in tables], dim=1) + tokenizer.added  # (S, 2)
+        self.own = whole.clamp(max=max_length)
+        self.lengths = padded(self.own, multiple, max_length)
+        self.truncated = int((whole > max_length).any(1).sum())
+        self.tables, self.tokenizer, self.max_length, self.texts = tables, tokenizer, max_length, texts
+        sides = zip((tokenizer.source, tokenizer.target), self.own.unbind(1), strict=True)
+        self._source, self._target = (Sequences(cuts, own, max_length, multiple) for cuts, own in sides)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def __getitem__(self, indices: list[int]) -> dict[str, Any]:
+        index, (sources, targets) = torch.tensor(indices), self.tables
+        first = self._source.batch(index, [self.tokenizer.frame_source(sources[i], self.max_length) for i in indices])
+        rows = [self.tokenizer.frame_target(targets[i], self.max_length) for i in indices]
+        batch = {
+            "source": first["tokens"],
+            "source_keep": first["keep"],
+            "tokens": self._target.filled(index, [row[:-1] for row in rows]),
+            "targets": self._target.filled(index, [row[1:] for row in rows], IGNORED),
+            "index": index,
+        }
+        if self.texts is not None:
+            batch["text"] = [self.texts.source[i].as_py() for i in indices]
+            batch["reference"] = [self.texts.target[i].as_py() for i in indices]
+        return batch
+
+
+class TranslationData(TextData):
+    """Batches of pairs: {"source": int64 (B, M), "source_keep": bool (B, M), False at padding, "tokens": int64 (B, N),
+    "targets": int64 (B, N), -100 at padding, "index": int64 (B,)}.
+
+    "tokens" are the targets moved right, which begin with the start token; targets end with [EOS]. Evaluation goes from
+    the longest to the shortest pair, and adds "text" and "reference": lists of B texts, source and target as they were
+    read.
+
+    Args:
+        source: dates: dates and numbers in English and French, no download; files: aligned files such as train.en and
+            train.de, a text on each line, also as .gz; table: CSV, TSV or JSON Lines with a column for each language;
+            hub: a data set of the hub with such columns, or a column translation.
+        path: File or folder to read; for the source hub a local copy (parquet files named by split). A single file is
+            the training split, of which a share is held back for validation.
+        languages: Source and target, as the files or columns call them, such as en-de; null: en-fr for dates.
+        batch_size: Training pairs per step and device; not used where `loading.batch_tokens` is set.
+        max_length: Tokens of either side at most, control tokens among them; longer texts are cut, and counted.
+        dataset: What the files do not say: hub id, columns, validation share.
+        tokenizer: What to train from the training texts, or files of tokenizers.
+        loading: Sizes of evaluation batches, batches by tokens, seed of the order.
+
+    Raises:
+        UsageError: An option is out of range, or the data are not where it says.
+        DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
+    """
+
+    source: ParallelSource  # type: ignore[assignment]
+    config: PairTokenizerConfig
+    tokenizer: PairTokenizer  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        source: Literal["dates", "files", "table", "hub"] = "dates",
+        path: str | None = None,
+        languages: str | None = None,
+        batch_size: int = 64,
+        max_length: int = 128,
+        dataset: ParallelOptions = ParallelOptions(),
+        tokenizer: PairTokenizerConfig = PairTokenizerConfig(),
+        loading: TextLoading = TextLoading(),
+        **shared: Any,
+    ) -> None:
+        super().__init__(batch_size, max_length, tokenizer=tokenizer, loading=loading, **shared)
+        if source not in PARALLEL:
+            raise UsageError(f"source is {source}, but must be one of {', '.join(PARALLEL)}.")
+        asked = languages or ("en-fr" if source == "dates" else "")
+        self.languages = asked.split("-")
+        if len(self.languages) != 2 or "" in self.languages:
+            raise UsageError(f"--data.languages is {asked or 'missing'}, but must be source and target, such as en-de.")
+        self.source = PARALLEL[source](path, dataset, self.languages, self.skip_bad)
+
+    # The tokenizers.
+
+    def make_tokenizer(self) -> PairTokenizer:
+        """The files', or trained from the training pairs."""
+        return PairTokenizer.for_texts(self._sides, self.training_texts, self.config)
+
+    def stored_tokenizer(self, facts: dict[str, Any]) -> PairTokenizer:
+        return PairTokenizer.from_facts(facts)
+
+    def _sides(self) -> tuple[Any, Any]:
+        pairs = self.source.split("train")
+        return pairs.source, pairs.target
+
+    def training_texts(self) -> Any:
+        """All sources, then all targets."""
+        import pyarrow as pa
+
+        return pa.chunked_array([chunk for side in self._sides() for chunk in side.chunks])
+
+    def facts(self) -> dict[str, Any]:
+        """Primitives that a checkpoint keeps.
+
+        Returns:
+            What `PairTokenizer.facts` returns; tokenizer_options, max_length (tokens of either side), languages (list
+            of two).
+        """
+        if not self._facts:
+            self._facts = {
+                **self.tokenizer.facts(),
+                "tokenizer_options": self._tokenizer_options(),
+                "max_length": self.max_length,
+                "languages": self.languages,
+            }
+        return self._facts
+
+    def adopt(self, facts: dict[str, Any]) -> None:
+        """As in the base class; the languages must agree, too."""
+        if self.languages != facts["languages"]:
+            raise UsageError(
+                f"--data.languages is {'-'.join(self.languages)}, the checkpoint was trained with "
+                f"{'-'.join(facts['languages'])}: leave it out."
+            )
+        super().adopt(facts)
+
+    # Splits.
+
+    def load(self, split: str) -> PairTokens:
+        if split == "predict":
+            raise UsageError("there is nothing to predict here: translate texts with a checkpoint instead.")
+        pairs = self.source.split(split)
+        tables = tokenised(self._prompted(pairs), self.tokenizer.source), tokenised(pairs.target, self.tokenizer.target)
+        texts = None if split == "train" else pairs
+        return PairTokens(tables, self.tokenizer, self.max_length, self.loading.multiple, texts)
+
+    def _prompted(self, pairs: Pairs) -> Any:
+        """The sources as they are tokenised."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not self.config.prompt:
+            return pairs.source
+        kind = pa.large_string()
+        return pc.binary_join_element_wise(pa.scalar(self.config.prompt, kind), pairs.source, pa.scalar("", kind))
+
+    def loaded(self, datasets: list[Any]) -> None:
+        """Says how many pairs were cut."""
+        if cut := sum(dataset.truncated for dataset in datasets):
+            rank_zero_warn(
+                f"{cut:,} of {sum(map(len, datasets)):,} pairs have a side of more than {self.max_length} tokens, "
+                "which was cut: raise --data.max_length to keep all of it."
+            )

@@ -1,0 +1,100 @@
+"""Sizes and variants of encoder-decoders, and those that were published."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from modules.config import PositionName, StackConfig, check_text, require
+
+ArchitectureName = Literal["encoder_decoder", "prefix"]
+TyingName = Literal["all", "inputs", "target", "none"]
+
+
+def cross_stack() -> StackConfig:
+    """The decoder's blocks where nothing else is said."""
+    return StackConfig(causal=True, cross_attention=True)
+
+
+@dataclass(frozen=True)
+class Seq2SeqConfig:
+    """Sizes and variants of a model that turns a source text into a target text.
+
+    Args:
+        source_vocabulary: Number of tokens of source texts; null: to be filled in from the data.
+        target_vocabulary: Number V of tokens of target texts; null: to be filled in from the data.
+        max_length: Tokens of either text, the end token too: number of learned positions of each side, and length of
+            the longest translation; null: to be filled in from the data.
+        architecture: Entry of `ARCHITECTURES`; "prefix" has the decoder's blocks only, without cross-attention.
+        position: Position encoding of both sides, each with its own weights.
+        position_base: Slowest wavelength of sinusoidal and rotary positions; null: 10000.
+        rotary_fraction: Share of each head's channels that rotary positions turn.
+        tying: Which tables are one: "all" three, of source, target and output (Vaswani 2017, 3.4), the "inputs", that
+            is source and target, "target" and output (Press 2017), or "none".
+        scale_embedding: Multiply embeddings by sqrt(E) (Vaswani 2017, 3.4); tables then start with std 1 / sqrt(E).
+        embedding_norm: A norm after the sum of embedding and position (Lewis 2020).
+        output_bias: A learned number for each token in the scores.
+        encoder: The blocks that read the source.
+        decoder: The blocks that write the target; causal, with cross-attention.
+    """
+
+    source_vocabulary: int | None = None
+    target_vocabulary: int | None = None
+    max_length: int | None = None
+    architecture: ArchitectureName = "encoder_decoder"
+    position: PositionName = "sinusoidal"
+    position_base: float | None = None
+    rotary_fraction: float = 1.0
+    tying: TyingName = "all"
+    scale_embedding: bool = True
+    embedding_norm: bool = False
+    output_bias: bool = False
+    encoder: StackConfig = field(default_factory=StackConfig)
+    decoder: StackConfig = field(default_factory=cross_stack)
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("source_vocabulary", "target_vocabulary", "max_length")}
+        for stack in (self.encoder, self.decoder):
+            check_text(self.position, self.rotary_fraction, stack, **sizes)
+        require(
+            not (self.encoder.causal or self.encoder.cross_attention),
+            "The encoder sees the whole source and nothing else; leave encoder.causal and encoder.cross_attention off.",
+        )
+        require(
+            self.decoder.causal and self.decoder.cross_attention,
+            "The decoder sees what came before and the source; set decoder.causal and decoder.cross_attention.",
+        )
+        require(
+            self.encoder.width == self.decoder.width and self.decoder.source_width in (None, self.encoder.width),
+            f"The encoder is {self.encoder.width} wide and the decoder {self.decoder.width}; give both the same width, "
+            "and leave decoder.source_width out.",
+        )
+        require(
+            self.tying not in ("all", "inputs")
+            or None in (self.source_vocabulary, self.target_vocabulary)
+            or self.source_vocabulary == self.target_vocabulary,
+            f'tying "{self.tying}" shares one table, but there are {self.source_vocabulary} source tokens and '
+            f'{self.target_vocabulary} target tokens; use one tokenizer for both, or tying "target".',
+        )
+
+
+def _published(width: int, mlp_width: int, depth: int, heads: int, dropout: float) -> Seq2SeqConfig:
+    """The Transformer as published (Vaswani 2017): norms after the sums, ReLU, sinusoidal positions, one table."""
+    stack = StackConfig(
+        width,
+        depth,
+        heads,
+        mlp_width=mlp_width,
+        feedforward="relu",
+        norm_eps=1e-5,
+        order="post",
+        dropout=dropout,
+        mlp_dropout=0.0,
+        init="xavier",
+    )
+    return Seq2SeqConfig(encoder=stack, decoder=replace(stack, causal=True, cross_attention=True))
+
+
+SEQ2SEQ_PRESETS: dict[str, Seq2SeqConfig] = {
+    "tiny": _published(128, 256, 4, 4, 0.3),
+    "base": _published(512, 2048, 6, 8, 0.1),
+    "big": _published(1024, 4096, 6, 16, 0.3),
+}

@@ -1,0 +1,1 @@
+"""Translation and other tasks from text to text, with an encoder-decoder."""

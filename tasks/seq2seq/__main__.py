@@ -1,0 +1,39 @@
+"""`python -m tasks.seq2seq`: translation on the command line."""
+
+import sys
+
+from tasks.cli import App, main
+
+APP = App(
+    name="seq2seq",
+    title="Tessera seq2seq: translation with an encoder-decoder",
+    task="tasks.seq2seq.task:Seq2SeqTask",
+    data="datamodules.translation:TranslationData",
+    presets="tasks.seq2seq.architectures:presets",
+    pretrained="tasks.seq2seq.pretrained:pretrained_options",
+    default_config="configs/seq2seq/dates.yaml",
+    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
+    epochs=10,
+    trains=("fit", "validate", "test"),
+    functions={
+        "translate": ("translate texts, a sentence a line", "tasks.seq2seq.translate:translate"),
+        "attend": ("draw which source tokens each target token looks at", "tasks.seq2seq.attend:attend"),
+        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.seq2seq.export:export"),
+    },
+    examples=(
+        "fit",
+        "fit --config configs/seq2seq/multi30k_en_de.yaml --data.path FOLDER",
+        'translate --ckpt_path runs/seq2seq/latest/checkpoints/best.ckpt --text "the 3rd of May"',
+        "translate --ckpt_path runs/seq2seq/latest/checkpoints/best.ckpt --file FILE --beams 8 --nbest 3",
+        'attend --ckpt_path runs/seq2seq/latest/checkpoints/best.ckpt --text "the 3rd of May" --out attention.png',
+    ),
+    follow=(
+        'translate --ckpt_path {best} --text "..."',
+        'attend --ckpt_path {best} --text "..." --out attention.png',
+        "export --ckpt_path {best} --format safetensors",
+        "fit --resume {folder} --trainer.max_epochs N",
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(APP))

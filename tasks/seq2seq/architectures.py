@@ -1,0 +1,85 @@
+"""Which encoder-decoder to build: presets by name, sizes that fit the data; and models to use."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+from datamodules.tokenizers.pairs import PairTokenizer
+from modules.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
+from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
+from tasks.parsing import Options
+from tasks.text import with_vocabulary
+
+
+def presets() -> dict[str, Options]:
+    """The named sizes as options; tokens and lengths come from the data."""
+    return {name: asdict(config) for name, config in SEQ2SEQ_PRESETS.items()}
+
+
+def fitted(config: Seq2SeqConfig, facts: Mapping[str, Any]) -> Seq2SeqConfig:
+    """The configuration for data with these facts: `source_vocabulary`, `target_vocabulary`, `max_length` (tokens).
+
+    The length is that of the data where it is not given, and grows to it where positions need no learning.
+
+    Raises:
+        UsageError: a tokenizer has more tokens than the network, or texts are longer than it has learned positions.
+        ValueError: one table is to be shared by two vocabularies.
+    """
+    config = with_vocabulary(with_vocabulary(config, facts, "source_vocabulary"), facts, "target_vocabulary")
+    return replace(config, max_length=max(config.max_length or 0, facts["max_length"]))
+
+
+def build(config: Seq2SeqConfig) -> Seq2Seq:
+    """The network of a configuration whose sizes are filled in."""
+    return ARCHITECTURES[config.architecture](config)
+
+
+class Ends(TypedDict):
+    """What `modules.translation.translate` must know of the control tokens."""
+
+    start: int
+    stop: list[int]
+    banned: list[int]
+
+
+def writing(tokenizer: PairTokenizer) -> Ends:
+    """Tokens that translations begin with, end with, and never have inside: padding, which some models mistake."""
+    return {"start": tokenizer.start, "stop": [tokenizer.end], "banned": [tokenizer.target.control("pad")]}
+
+
+class Model(NamedTuple):
+    """A translator to use.
+
+    Args:
+        net: The network, in evaluation mode.
+        tokenizer: Those of both languages, and what they put around a text.
+        facts: Of the data that it was trained on.
+    """
+
+    net: Seq2Seq
+    tokenizer: PairTokenizer
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, net: Seq2Seq, facts: dict[str, Any]) -> "Model":
+        """A network with the tokenizers of its facts."""
+        return cls(net.eval(), PairTokenizer.from_facts(facts), facts)
+
+
+def load_model(source: str) -> Model:
+    """The translator of a checkpoint of `fit`, of `hf/<model>`, or of a folder of Hugging Face's layout.
+
+    Raises:
+        UsageError: there is no such model, or it is no encoder-decoder.
+        RunError, DataError: it is damaged, or the hub cannot be reached.
+    """
+    if source.startswith("hf/") or Path(source).is_dir():
+        from tasks.seq2seq.pretrained import published
+
+        return Model.of(*published(source))
+    checkpoint = read_checkpoint(source, "seq2seq")
+    saved = checkpoint[KEY]
+    net = build(load_config(Seq2SeqConfig, saved["net"]))
+    net.load_state_dict(net_weights(checkpoint))
+    return Model.of(net, saved["facts"])

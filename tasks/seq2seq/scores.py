@@ -1,0 +1,100 @@
+"""How good translations are: BLEU and chrF of sacrebleu, and how many are exactly those asked for."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from sacrebleu.metrics import BLEU, CHRF
+from torch import Tensor
+from torchmetrics import Metric
+
+SPLITS = {"zh": "zh", "ja": "char", "ko": "char"}  # how BLEU cuts languages that part no words by spaces; others: 13a
+
+
+class Translated(NamedTuple):
+    """A source, its translation beside the one asked for, and the place of the pair in the data."""
+
+    index: int
+    source: str
+    text: str
+    reference: str
+
+
+class TranslationScores(Metric):
+    """BLEU (Papineni 2002), chrF (Popović 2015) and exact matches of raw texts, cased, over all ranks.
+
+    BLEU and chrF are those of sacrebleu (Post 2018), from 0 to 100; `signatures` says with which of its options.
+
+    Args:
+        language: Of the translations, such as "de".
+
+    Attributes:
+        found: What the latest `compute` saw, in the order of the data.
+    """
+
+    full_state_update = False
+    texts: list[Tensor]
+
+    def __init__(self, language: str) -> None:
+        super().__init__()
+        self.bleu, self.chrf = BLEU(tokenize=SPLITS.get(language.partition("-")[0], "13a")), CHRF()
+        self.add_state("texts", [], dist_reduce_fx="cat")  # uint8 (bytes,): JSON, a line each
+        self.found: list[Translated] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all texts; what is left is no text, so that ranks without any can take part."""
+        super().reset()
+        self.texts.append(torch.zeros(0, dtype=torch.uint8, device=self.device))
+
+    def update(self, outputs: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
+        """Takes the `texts` of a batch, with the `index`, the source and the reference of each."""
+        rows = zip(targets["index"], targets["sources"], outputs["texts"], targets["references"], strict=True)
+        lines = "".join(json.dumps([int(index), *texts]) + "\n" for index, *texts in rows)
+        if lines:
+            self.texts.append(torch.frombuffer(bytearray(lines.encode()), dtype=torch.uint8).to(self.device))
+
+    def compute(self) -> dict[str, Tensor]:
+        """The scores by name."""
+        texts: Any = self.texts  # one tensor where ranks were put together
+        whole = texts if isinstance(texts, Tensor) else torch.cat(texts)
+        lines = whole.cpu().numpy().tobytes().decode().splitlines()
+        self.found = sorted(Translated(*json.loads(line)) for line in lines)
+        return {name: torch.tensor(value) for name, value in self.scores().items()}
+
+    def scores(self) -> dict[str, float]:
+        """The scores of `found`."""
+        if not self.found:
+            return {"bleu": 0.0, "chrf": 0.0, "exact": 0.0}
+        texts, references = [row.text for row in self.found], [row.reference for row in self.found]
+        return {
+            "bleu": self.bleu.corpus_score(texts, [references]).score,
+            "chrf": self.chrf.corpus_score(texts, [references]).score,
+            "exact": sum(map(same, texts, references)) / len(texts),
+        }
+
+    def signatures(self) -> dict[str, str]:
+        """What sacrebleu says of how it scores, the number of references among it."""
+        for metric in (self.bleu, self.chrf):
+            metric.corpus_score(["a"], [["a"]])  # it knows that number only then
+        return {"bleu_signature": str(self.bleu.get_signature()), "chrf_signature": str(self.chrf.get_signature())}
+
+
+def same(text: str, reference: str) -> bool:
+    """Whether two texts agree but for space around and between words."""
+    return text.split() == reference.split()
+
+
+def table(rows: Sequence[Translated]) -> str:
+    """Sources, translations and references as tab-separated values, a line each."""
+    lines = [
+        ("index", "source", "translation", "reference"),
+        *((str(index), *map(flat, texts)) for index, *texts in rows),
+    ]
+    return "".join("\t".join(line) + "\n" for line in lines)
+
+
+def flat(text: str) -> str:
+    """A text without tabs and line breaks."""
+    return " ".join(text.split())

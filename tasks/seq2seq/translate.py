@@ -1,0 +1,129 @@
+"""`python -m tasks.seq2seq translate`: translations of sentences."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from datamodules.progress import progress_bar
+from modules.config import require
+from modules.inference import QuantizationName
+from modules.sampling import GenerationConfig, StoppingName
+from modules.translation import Translation
+from modules.translation import translate as search
+from tasks.devices import DeviceName, prepared
+from tasks.lines import read_lines
+from tasks.seq2seq.architectures import Model, load_model, writing
+
+UNFINISHED = " [...]"  # behind a translation that was not at its end
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions(GenerationConfig):
+    """Translate texts, a sentence a line; the output is in their order, empty lines stay.
+
+    Args:
+        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
+        text: Sentence to translate; may be given several times.
+        file: File with a sentence on each line; - is standard input, which is also read where there is no text.
+        beams: Number of translations that beam search goes on with; 1: no beam search, but the likeliest token each
+            time, or with a temperature one that is drawn.
+        max_new_tokens: Tokens of a translation at most; never more than the model can write.
+        temperature: What scores are divided by before drawing, with 1 beam; 0: nothing is drawn.
+        early_stopping: When beam search for a sentence is over: "likely" when no open translation would be among the
+            best if it ended at once; "never" before none can still be, by which many go up to the limit; "first" as
+            soon as there are as many as beams.
+        seed: Of the first sentence's draws; the next one's is one more.
+        nbest: Translations of each sentence, best first: a line for each, with the sentence's number and the score.
+        batch_size: Sentences at a time, of like length.
+        json: Print an object on a line for each translation: line, source, translation, rank, score, number of tokens,
+            and whether it is finished, instead of a mark, [...], behind one that is not.
+        quantize: int8: weights in a quarter of the bytes, on a CPU, a little less exact; null: as they are.
+        device: Where to compute; auto: on a GPU if there is one.
+    """
+
+    ckpt_path: str
+    text: list[str] = field(default_factory=list)
+    file: str | None = None
+    beams: int = 5
+    max_new_tokens: int = 512
+    temperature: float = 0.0
+    early_stopping: StoppingName = "likely"
+    nbest: int = 1
+    batch_size: int = 32
+    json: bool = False
+    quantize: QuantizationName | None = None
+    device: DeviceName = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("nbest", "batch_size"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1.")
+        require(
+            self.nbest <= self.beams,
+            f"nbest is {self.nbest}, but beam search with {self.beams} beams ends with {self.beams} translations; "
+            "raise beams.",
+        )
+        require(
+            self.beams == 1 or self.temperature == 0,
+            f"temperature is {self.temperature}, but beam search draws nothing; set beams to 1, or leave it out.",
+        )
+        require(
+            self.temperature > 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None),
+            "top_k, top_p and min_p say what to draw from; give a temperature, such as 1, or leave them out.",
+        )
+
+
+def translate(options: TranslateOptions) -> None:
+    """Translate texts, a sentence a line."""
+    lines = list(options.text)
+    if options.file is not None or not lines:
+        lines += read_lines(options.file or "-", "--file", "sentences")
+    model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
+    start = time.perf_counter()
+    found = translations(model, lines, options)
+    seconds = time.perf_counter() - start
+    for number, (line, best) in enumerate(zip(lines, found, strict=True), 1):
+        for rank, one in enumerate(best[: options.nbest], 1):
+            text = model.tokenizer.decode(one.tokens)
+            if options.json:
+                print_json(number, line, rank, one, text)
+            else:
+                text += "" if one.finished else UNFINISHED
+                print(text if options.nbest == 1 else f"{number}\t{one.score:.4f}\t{text}")
+    print(f"{len(lines)} sentences in {seconds:.1f} s ({len(lines) / seconds:.1f}/s)", file=sys.stderr)
+    if cut := sum(not one.finished for best in found for one in best[: options.nbest]):
+        say = "raise --max_new_tokens if the model can write more" if options.json else f"they end with{UNFINISHED}"
+        print(f"{cut} translations were not finished at the length limit: {say}", file=sys.stderr)
+
+
+def translations(model: Model, lines: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
+    """The translations of each line, best first; an empty one of an empty line. Batches are of like lengths."""
+    found = [[Translation([], 0.0, True)] for _ in lines]
+    numbers = [number for number, line in enumerate(lines) if line.strip()]
+    rows, cut = model.tokenizer.sources([lines[number] for number in numbers], model.net.max_length)
+    if any(cut):
+        print(
+            f"{sum(cut)} of {len(lines)} sentences are longer than the {model.net.max_length} tokens that the model "
+            "reads, and are translated without the rest",
+            file=sys.stderr,
+        )
+    order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
+    with progress_bar("translating", len(rows), least=100) as advance:
+        for first in range(0, len(order), options.batch_size):
+            places = order[first : first + options.batch_size]
+            sources, seeds = [rows[place] for place in places], [options.seed + numbers[place] for place in places]
+            made = search(model.net, sources, options, **writing(model.tokenizer), seeds=seeds)
+            for place, best in zip(places, made, strict=True):
+                found[numbers[place]] = best
+            advance(len(places))
+    return found
+
+
+def print_json(line: int, source: str, rank: int, found: Translation, text: str) -> None:
+    """Print one translation as an object."""
+    told: dict[str, Any] = {"line": line, "source": source, "translation": text, "rank": rank}
+    told |= {"score": found.score, "tokens": len(found.tokens), "finished": found.finished}
+    print(json.dumps(told, ensure_ascii=False))

@@ -1,0 +1,125 @@
+"""What a translator cannot use: one sentence, an exit code, and nothing left behind."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.tasks.command import PAIRS, SMALL_S2S, run, write_pairs
+from tests.tasks.test_bad_input import FAILED, USER
+
+FIT = f"fit {SMALL_S2S} {PAIRS}"
+
+
+def nothing() -> None:
+    """No file at all."""
+
+
+def pairs() -> None:
+    write_pairs(Path("pairs"))
+
+
+def one_line_less() -> None:
+    pairs()
+    path = Path("pairs/train.up")
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]))
+
+
+def one_word_more() -> None:
+    pairs()
+    path = Path("pairs/train.en")
+    path.write_text(path.read_text().replace("two", "eleven", 1))
+
+
+def not_text() -> None:
+    pairs()
+    Path("pairs/train.en").write_bytes(b"two\ncaf\xe9\n")
+    Path("pairs/train.up").write_text("TWO\nFOUR\n")
+
+
+def broken_lines() -> None:
+    Path("a.txt").write_bytes(b"two\n\xff\n")
+
+
+def settings() -> None:
+    Path("theirs").mkdir()
+    Path("theirs/config.json").write_text('{"model_type": "mamba"}')
+    Path("theirs/model.safetensors").touch()
+
+
+TRANSLATE = "translate --ckpt_path TRANSLATOR --text two"
+ATTEND = "attend --ckpt_path TRANSLATOR"
+CASES: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # options, files, exit code, words
+    "no files": (FIT, nothing, USER, ("pairs does not exist",)),
+    "different numbers of lines": (FIT, one_line_less, FAILED, ("has 160 lines", "train.up 159")),
+    "unknown language": (FIT.replace("en-up", "en-xx"), pairs, USER, ("but no test.xx", "--data.languages")),
+    "no languages": (FIT.replace("--data.languages en-up", ""), pairs, USER, ("--data.languages is missing",)),
+    "not UTF-8": (FIT, not_text, FAILED, ("line 2 of", "train.en", "UTF-8")),
+    "vocabulary too small": (
+        f"{FIT} --model.net.source_vocabulary 9 --model.net.target_vocabulary 9",
+        pairs,
+        USER,
+        ("has 27 tokens and the network 9", "leave --model.net.source_vocabulary out"),
+    ),
+    "context too short": (
+        f"{FIT} --model.net.position learned --model.net.max_length 16",
+        pairs,
+        USER,
+        ("--data.max_length 24 is more than the 16 learned positions",),
+    ),
+    "one table for two vocabularies": (
+        f"{FIT} --data.tokenizer.joint false",
+        one_word_more,
+        USER,
+        ("there are 18 source tokens and 17 target tokens", 'tying "target"'),
+    ),
+    "architecture": (f"{FIT} --model.net.architecture prefx", pairs, USER, ("did you mean prefix",)),
+    "widths": (f"{FIT} --model.net.decoder.width 64", pairs, USER, ("32 wide and the decoder 64",)),
+    "smoothing": (f"{FIT} --model.label_smoothing 1", pairs, USER, ("label_smoothing 1.0 must be from 0",)),
+    "beams": (f"{FIT} --model.decoding.beams 0", pairs, USER, ("decoding.beams is 0",)),
+    "an average of one": (f"{FIT} --model.average 1", pairs, USER, ("--model.average 1 must be at least 2",)),
+    "two averages": (f"{FIT} --model.average 3 --model.ema 0.9", pairs, USER, ("leave one out",)),
+    "preset": (f"{FIT} --preset tinny", pairs, USER, ("did you mean 'tiny'",)),
+    "no weights": (f"{FIT} --model.pretrained nowhere", pairs, USER, ("nowhere: no such folder",)),
+    "another kind of model": (f"{FIT} --model.pretrained theirs", settings, USER, ("mamba",)),
+    "no checkpoint": ("translate --ckpt_path nowhere.ckpt --text a", nothing, USER, ("no checkpoint 'nowhere.ckpt'",)),
+    "a checkpoint of another task": ("translate --ckpt_path VIT --text a", nothing, USER, ("python -m tasks.vit",)),
+    "checkpoint left out": ("translate --text a", nothing, USER, ("--ckpt_path is missing",)),
+    "more than the beam": (f"{TRANSLATE} --nbest 6", nothing, USER, ("nbest is 6", "5 beams", "raise beams")),
+    "more than one": (f"{TRANSLATE} --beams 1 --nbest 2", nothing, USER, ("nbest is 2", "raise beams")),
+    "no translation": (f"{TRANSLATE} --nbest 0", nothing, USER, ("nbest is 0",)),
+    "no sentence at a time": (f"{TRANSLATE} --batch_size 0", nothing, USER, ("batch_size is 0",)),
+    "a drawn beam": (f"{TRANSLATE} --temperature 1", nothing, USER, ("beam search draws nothing", "beams to 1")),
+    "top-k with beams": (f"{TRANSLATE} --top_k 3", nothing, USER, ("top_k",)),
+    "top-k without drawing": (f"{TRANSLATE} --beams 1 --top_k 3", nothing, USER, ("give a temperature",)),
+    "no file": (f"{TRANSLATE} --file a.txt", nothing, USER, ("--file a.txt cannot be read",)),
+    "a file that is not UTF-8": (f"{TRANSLATE} --file a.txt", broken_lines, USER, ("UTF-8 in line 2",)),
+    "misspelled": (f"{TRANSLATE} --beam 1", nothing, USER, ("did you mean --beams",)),
+    "no text to look at": (f'{ATTEND} --text " "', nothing, USER, ("--text is empty",)),
+    "no beam": (f"{ATTEND} --text two --beams 0", nothing, USER, ("--beams 0",)),
+    "no such picture": (f"{ATTEND} --text two --out a/b.xyz", nothing, USER, ("--out a/b.xyz", "xyz")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refusals(case: str, translator: Path, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line, make, code, words = CASES[case]
+    make()
+    before = sorted(Path().rglob("*"))
+    capsys.readouterr()
+    found = run(line.replace("TRANSLATOR", str(translator)).replace("VIT", str(best)), "seq2seq")
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1, error
+    for word in words:
+        assert word in error
+    assert found == code
+    assert sorted(Path().rglob("*")) == before  # no run folder, no half-written file
+
+
+def test_pairs_with_an_empty_side_are_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    pairs()
+    lines = Path("pairs/train.up").read_text().splitlines()
+    lines[3], lines[7] = "", "   "
+    Path("pairs/train.up").write_text("\n".join(lines) + "\n")
+    assert run(f"{FIT} --trainer.limit_train_batches 1 --run_dir r", "seq2seq") == 0
+    assert "skipped_files" in capsys.readouterr().out
