@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 NormName = Literal["layernorm", "rmsnorm"]
-FeedForwardName = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"]
+FeedForwardName = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh"]
 OrderName = Literal["pre", "post", "parallel"]
 AttentionName = Literal["dot", "additive"]
 InitName = Literal["trunc_normal", "xavier", "gpt2"]
@@ -14,7 +14,7 @@ PoolName = Literal["cls", "mean", "max", "attention"]
 PoolerName = Literal["none", "tanh", "relu"]
 ScalingName = Literal["linear", "llama3"]
 
-GATED = ("swiglu", "geglu")
+GATED = ("swiglu", "geglu", "geglu_tanh")
 
 
 def require(condition: bool, sentence: str) -> None:
@@ -60,7 +60,7 @@ class StackConfig:
         head_size: Size D of a head; null: `width` / `heads`.
         mlp_width: Hidden size F of the feed-forward part; null: 4 x width, or with a gate 8/3 x width rounded up to 8.
         attention: Kind of attention: "dot" (Vaswani 2017) or "additive" (Bahdanau 2015).
-        feedforward: Activation of the feed-forward part; "swiglu" and "geglu" are gated (Shazeer 2020).
+        feedforward: Activation of the feed-forward part; "swiglu", "geglu" and "geglu_tanh" are gated (Shazeer 2020).
         norm: Kind of normalisation: "layernorm" (Ba 2016) or "rmsnorm" (Zhang 2019).
         norm_eps: Constant added to the variance inside the norms.
         order: Norms "pre" or "post" the sub-layers, or attention and feed-forward "parallel" (Dehghani 2023).

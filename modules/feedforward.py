@@ -66,6 +66,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "silu": nn.SiLU,
     "swiglu": nn.SiLU,
     "geglu": nn.GELU,
+    "geglu_tanh": partial(nn.GELU, approximate="tanh"),
 }
 FEEDFORWARDS: dict[str, Callable[..., FeedForward]] = {
     name: partial(GatedFeedForward if name in GATED else FeedForward, activation=activation)

@@ -19,8 +19,22 @@ TextFormat = Literal["hf", "safetensors"]
 Translate = Callable[[Any], tuple[dict[str, Any], dict[str, Tensor]]]
 
 
+def write_tokenizer(facts: dict[str, Any], folder: Path) -> None:
+    """`tokenizer.json` and `tokenizer_config.json`, for `AutoTokenizer`."""
+    tokenizer, content = Tokenizer.from_json(facts["tokenizer"]), json.loads(facts["tokenizer"])
+    if "framed" in facts:
+        write_opening(content, tokenizer, Frame.of(tokenizer.ids).head if facts["framed"] else None)
+    save_tokenizer(content, tokenizer, facts["max_length"], folder)
+
+
 def export_texts(
-    net: Any, facts: dict[str, Any], ckpt_path: str, format: TextFormat, output: str | None, translate: Translate
+    net: Any,
+    facts: dict[str, Any],
+    ckpt_path: str,
+    format: TextFormat,
+    output: str | None,
+    translate: Translate,
+    beside: Callable[[dict[str, Any], Path], None] = write_tokenizer,
 ) -> None:
     """Write a model of texts for Hugging Face's transformers or any reader of safetensors, and say how to read it.
 
@@ -32,6 +46,7 @@ def export_texts(
         output: Folder or file to write; None puts it beside the checkpoint.
         translate: From the network to the content of their `config.json` and its weights under their names; a
             `ValueError` says what they have no model for.
+        beside: Writes from the facts what else the folder of a model of theirs holds.
     """
     target = Path(output) if output else Path(ckpt_path).with_suffix(f".{format}")
     if format == "safetensors":
@@ -39,12 +54,13 @@ def export_texts(
             hint = write_safetensors(net, facts, partial)
     else:
         with made_folder(target) as folder:
-            hint = write_huggingface(net, facts, folder, translate)
+            hint = write_huggingface(net, folder, translate)
+            beside(facts, folder)
     print(f"wrote {target}\n{hint.format(file=target)}")
 
 
-def write_huggingface(net: Any, facts: dict[str, Any], folder: Path, translate: Translate) -> str:
-    """Weights, `config.json` and tokenizer; the hint loads them. Arguments as in `export_texts`.
+def write_huggingface(net: Any, folder: Path, translate: Translate) -> str:
+    """Weights and `config.json`; the hint loads them. Arguments as in `export_texts`.
 
     Raises:
         UsageError: no model of theirs is like this one; says in what.
@@ -59,18 +75,14 @@ def write_huggingface(net: Any, facts: dict[str, Any], folder: Path, translate: 
         {name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors", {"format": "pt"}
     )
     write_text(folder / "config.json", json.dumps(settings, indent=2))
-    write_tokenizer(facts, folder)
     return f"transformers.{settings['architectures'][0]}.from_pretrained('{{file}}')"
 
 
-def write_tokenizer(facts: dict[str, Any], folder: Path) -> None:
-    """`tokenizer.json` and `tokenizer_config.json`, for `AutoTokenizer`."""
-    tokenizer, content = Tokenizer.from_json(facts["tokenizer"]), json.loads(facts["tokenizer"])
+def save_tokenizer(content: dict[str, Any], tokenizer: Tokenizer, max_length: int, folder: Path) -> None:
+    """Writes the content of a `tokenizer.json`, and what it cannot say: the roles of tokens, and the longest text."""
     content.pop("control", None)  # what a foreign tokenizer's other files said; they say it again below
-    if "framed" in facts:
-        write_opening(content, tokenizer, Frame.of(tokenizer.ids).head if facts["framed"] else None)
     roles = {f"{role}_token": tokenizer.tokens([number])[0] for role, number in tokenizer.ids.known().items()}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": facts["max_length"], **roles}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **roles}
     write_text(folder / "tokenizer.json", json.dumps(content, ensure_ascii=False))
     write_text(folder / "tokenizer_config.json", json.dumps(settings, indent=2))
 
@@ -108,16 +120,22 @@ def write_opening(content: dict[str, Any], tokenizer: Tokenizer, token: int | No
     """
     template = content.get("post_processor") or {}
     if token is not None:
-        (name,) = tokenizer.tokens([token])
-        begin = [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-        content["post_processor"] = {
-            "type": "TemplateProcessing",
-            "single": begin,
-            "pair": [*begin, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {name: {"id": name, "ids": [token], "tokens": [name]}},
-        }
+        write_frame(content, tokenizer, [token], [])
     elif template.get("type") == "TemplateProcessing":
         content["post_processor"] = None
+
+
+def write_frame(content: dict[str, Any], tokenizer: Tokenizer, head: list[int], tail: list[int]) -> None:
+    """Let a tokenizer put these tokens before and after a text; arguments as in `write_opening`."""
+    names = {number: tokenizer.tokens([number])[0] for number in (*head, *tail)}
+    before, after = ([{"SpecialToken": {"id": names[n], "type_id": 0}} for n in some] for some in (head, tail))
+    texts = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}]
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [*before, texts[0], *after],
+        "pair": [*before, *texts, *after],
+        "special_tokens": {name: {"id": name, "ids": [n], "tokens": [name]} for n, name in names.items()},
+    }
 
 
 @contextmanager

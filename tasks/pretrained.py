@@ -17,6 +17,7 @@ FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),  # whole, or in parts
     *("vocab.txt", "vocab.json", "merges.txt"),  # of tokenizers from before tokenizer.json
+    *("source.spm", "target.spm", "target_vocab.json"),  # Marian's
 )
 # Each run chooses these for itself: what suits pretraining on much text overfits few labels.
 RATES = ("dropout", "mlp_dropout", "attention_dropout", "drop_path", "head_dropout", "pooler_dropout", "token_dropout")

@@ -1,11 +1,13 @@
 """Tokenizers that others trained: a `tokenizer.json`, or a folder in Hugging Face's layout."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from datamodules.errors import DataError, UsageError
 from datamodules.tokenizers.control import CONTROL, OTHER_NAMES, named_roles
+from datamodules.tokenizers.sentencepiece import SUFFIXES, read_sentencepiece
 
 
 def read_tokenizer(path: Path) -> str:
@@ -13,7 +15,7 @@ def read_tokenizer(path: Path) -> str:
 
     Args:
         path: The file, or a folder that holds it, or the files that were in use before it: `vocab.txt` of BERT,
-            `vocab.json` and `merges.txt` of RoBERTa.
+            `vocab.json` and `merges.txt` of RoBERTa. Or a file of SentencePiece, such as Marian's `source.spm`.
 
     Raises:
         UsageError: It does not exist, or the folder holds no tokenizer. DataError: it cannot be read.
@@ -22,7 +24,10 @@ def read_tokenizer(path: Path) -> str:
         raise UsageError(f"{path} does not exist: give a tokenizer.json, or a folder with one.")
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
     settings = {**_object(folder / "special_tokens_map.json"), **_object(folder / "tokenizer_config.json")}
-    content = _object(file) if file.exists() else json.loads(_older(folder, settings))
+    if file.suffix in SUFFIXES:
+        content = json.loads(_made(read_sentencepiece, file))
+    else:
+        content = _object(file) if file.exists() else json.loads(_older(folder, settings))
     if named := named_roles(settings):
         content["control"] = named
     return json.dumps(content, ensure_ascii=False)
@@ -48,13 +53,22 @@ def _older(folder: Path, settings: dict[str, Any]) -> str:
         raise UsageError(
             f"{folder} holds no tokenizer: it needs tokenizer.json, vocab.txt, or vocab.json with merges.txt."
         )
-    try:
-        backend = make(folder, settings)
-    except Exception as error:  # the package raises nothing more special
-        raise DataError(f"the vocabulary in {folder} cannot be read ({error}).") from error
+    backend = _made(make, folder, settings)
     names |= set(named_roles(settings).values())
     backend.add_special_tokens(sorted(names & backend.get_vocab().keys()))
     return backend.to_str()
+
+
+def _made(make: Callable[..., Any], path: Path, *others: Any) -> Any:
+    """What `make` makes of a file or folder.
+
+    Raises:
+        DataError: It cannot.
+    """
+    try:
+        return make(path, *others)
+    except Exception as error:  # the package raises nothing more special
+        raise DataError(f"the vocabulary in {path} cannot be read ({error}).") from error
 
 
 def _bert(folder: Path, settings: dict[str, Any]) -> Any:

@@ -65,11 +65,20 @@ def activation(name: str, known: Mapping[str, FeedForwardName]) -> FeedForwardNa
     return known[name]
 
 
-def built(kind: Callable[..., Built], options: Mapping[str, Any]) -> Built:
-    """A config of a model from its own options and those of its stack, all in one dictionary."""
+def built(
+    kind: Callable[..., Built], options: Mapping[str, Any], stacks: Mapping[str, Mapping[str, Any]] | None = None
+) -> Built:
+    """A config of a model.
+
+    Args:
+        kind: Of the config.
+        options: Its own options and those of its stacks.
+        stacks: Name of a stack: what is its alone; None: there is one, `stack`.
+    """
     own = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    stack = StackConfig(**{option: value for option, value in options.items() if option not in own})
-    return kind(**{option: value for option, value in options.items() if option in own}, stack=shortened(stack))
+    common = {option: value for option, value in options.items() if option not in own}
+    made = {name: shortened(StackConfig(**{**common, **more})) for name, more in (stacks or {"stack": {}}).items()}
+    return kind(**{option: value for option, value in options.items() if option in own}, **made)
 
 
 def shortened(stack: StackConfig) -> StackConfig:
@@ -82,7 +91,7 @@ def shortened(stack: StackConfig) -> StackConfig:
 
 
 def option(config: Any, name: str) -> Any:
-    """An option of a model's config or of its stack, with what stands for null."""
+    """An option of a stack, or of a model's config or its stack, with what stands for null."""
     name = RESOLVED.get(name, name)
     return getattr(config if hasattr(config, name) else config.stack, name)
 
@@ -91,7 +100,7 @@ def written(config: Any, names: Mapping[str, str], activations: Mapping[str, Fee
     """Options of ours for a config.json, under their names.
 
     Args:
-        config: Of a model.
+        config: Of a model, or of a stack.
         names: Their option -> ours.
         activations: Their name of an activation -> ours.
     """
@@ -109,7 +118,7 @@ def check_settings(settings: Settings, wanted: Mapping[str, Any]) -> None:
 
 
 def check_options(family: str, config: Any, wanted: Mapping[str, Any]) -> None:
-    """Raises `ValueError` where an option of a model of ours is not what all models of `family` have."""
+    """Raises `ValueError` where an option of a model or stack of ours is not what all models of `family` have."""
     for name, value in wanted.items():
         got = option(config, name)
         require(got == value, f"{family} models have {name} {value}, but this one has {got}.")
@@ -117,7 +126,7 @@ def check_options(family: str, config: Any, wanted: Mapping[str, Any]) -> None:
 
 def check_feedforward(family: str, config: Any, known: Mapping[str, FeedForwardName]) -> None:
     """Raises `ValueError` where models of `family` have no such feed-forward part."""
-    name = config.stack.feedforward
+    name = option(config, "feedforward")
     require(name in known.values(), f'{family} models have no feedforward "{name}".')
 
 

@@ -1,0 +1,68 @@
+"""`python -m tasks.seq2seq export`: a checkpoint's weights for other programs."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from datamodules.files import write_text
+from datamodules.tokenizers import PairTokenizer
+from modules.pretrained.seq2seq import from_tessera
+from modules.pretrained.seq2seq_configs import config_to_huggingface, suited_family
+from tasks.exporting import TextFormat, export_texts, save_tokenizer, write_frame
+from tasks.seq2seq.architectures import load_model
+from tasks.seq2seq.pretrained import TARGET
+
+
+def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:
+    """Write a checkpoint's weights for Hugging Face's transformers or any reader of safetensors.
+
+    Args:
+        ckpt_path: Checkpoint that `fit` wrote.
+        format: hf: a folder with weights, configuration and tokenizers, for `from_pretrained`, as a Marian, BART or T5
+            model; a tokenizer for targets alone is in its folder `target_tokenizer`; safetensors: a file with our own
+            names, configuration and the data's facts in the header.
+        output: Folder or file to write; null puts it beside the checkpoint.
+    """
+    model = load_model(ckpt_path)
+    translate = partial(to_huggingface, special=special_tokens(model.facts))
+    export_texts(model.net, model.facts, ckpt_path, format, output, translate, write_tokenizers)
+
+
+def special_tokens(facts: dict[str, Any]) -> dict[str, int]:
+    """Numbers of control tokens, by the roles that a config.json has."""
+    begin = PairTokenizer.from_facts(facts).target.ids.bos
+    known = {"decoder_start": facts["start"], "bos": begin, "eos": facts["end"], "pad": facts["padding"]}
+    return {role: number for role, number in known.items() if number is not None}
+
+
+def to_huggingface(net: Any, special: dict[str, int]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Content of `config.json` and the weights by their names.
+
+    Raises:
+        ValueError: they have no such model; says why.
+    """
+    family = suited_family(net.config)
+    return config_to_huggingface(family, net.config, special), from_tessera(family, net.state_dict(), net.config)
+
+
+def write_tokenizers(facts: dict[str, Any], folder: Path) -> None:
+    """The tokenizers, and a `generation_config.json` with which `generate` makes what `translate` does."""
+    pair = PairTokenizer.from_facts(facts)
+    sides = {folder: pair.source} if pair.joint else {folder: pair.source, folder / TARGET: pair.target}
+    for place, tokenizer in sides.items():
+        place.mkdir(exist_ok=True)
+        content = json.loads(tokenizer.to_json())
+        head = [tokenizer.control("bos")] if pair.config.begin else []
+        write_frame(content, tokenizer, head, [tokenizer.control("eos")])
+        save_tokenizer(content, tokenizer, facts["max_length"], place)
+    settings = {
+        **{f"{role}_token_id": number for role, number in special_tokens(facts).items()},
+        "bad_words_ids": [[facts["padding"]]],
+        "renormalize_logits": True,
+        "max_new_tokens": facts["max_length"],
+        "num_beams": 5,
+    }
+    write_text(folder / "generation_config.json", json.dumps(settings, indent=2))

@@ -1,0 +1,149 @@
+"""Encoder-decoders that others trained, or an earlier run: their sizes, tokenizers and weights."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer
+from modules.pretrained.seq2seq import load_weights, to_tessera
+from modules.pretrained.seq2seq_configs import config_from_huggingface
+from modules.seq2seq import Seq2Seq, Seq2SeqConfig
+from tasks.checkpoints import KEY, net_weights
+from tasks.errors import refusals
+from tasks.parsing import Options
+from tasks.pretrained import (
+    Settings,
+    checkpoint_of,
+    folder_state,
+    local_folder,
+    read_settings,
+    same_tokenizer,
+    tokenizer_file,
+    without_rates,
+)
+from tasks.weights import State
+
+TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder
+SIDES = ("source", "target")
+FRAMES = ("start", "begin", "prompt")  # what a network learned of the control tokens and words around texts
+TARGET = "target_tokenizer"  # the folder of the target's own tokenizer in an export
+
+
+def pretrained_options(source: str) -> Options:
+    """The network and the tokenizers that go with pretrained weights; a checkpoint decides on no rates of dropout.
+
+    Args:
+        source: a checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
+
+    Raises:
+        UsageError: no such model, folder or checkpoint, or one that is not an encoder-decoder of ours.
+        DataError: the hub cannot be reached.
+    """
+    if source.endswith(".ckpt"):
+        saved = checkpoint_of(source, TASKS)[KEY]
+        facts, net = saved["facts"], without_rates(saved["net"])
+        paths = (tokenizer_file(source, {"tokenizer": facts[f"{side}_tokenizer"]}) for side in SIDES)
+        options = _files(*paths) | {name: facts["tokenizer_options"][name] for name in FRAMES}
+    else:
+        config, tokenizer = read_folder(local_folder(source))
+        net = asdict(config)
+        options = {name: getattr(tokenizer, name) for name in ("file", "target_file", *FRAMES)}
+    return {"model": {"net": net}, "data": {"tokenizer": options}}
+
+
+def _files(source: Path, target: Path) -> Options:
+    """Options that name the files of both tokenizers."""
+    return {"file": str(source), "target_file": None if target == source else str(target)}
+
+
+def read_folder(folder: Path) -> tuple[Seq2SeqConfig, PairTokenizerConfig]:
+    """Sizes of the model in a folder of Hugging Face's layout, and its tokenizers.
+
+    Raises:
+        UsageError: there is no such model, or no tokenizer.
+        DataError: a tokenizer cannot be read.
+    """
+    (family, config), settings = read_settings(folder, lambda found: (config_from_huggingface(found), found))
+    usual = settings.get("eos_token_id" if family == "bart" else "pad_token_id")  # in older files of BART and T5
+    start = settings.get("decoder_start_token_id")
+    start = usual if start is None else start
+    if (folder / "source.spm").is_file():
+        return config, PairTokenizerConfig(**_files(folder / "source.spm", folder / "target.spm"), start=start)
+    files = _files(folder, folder / TARGET if (folder / TARGET).is_dir() else folder)
+    return config, PairTokenizerConfig(**files, start=start, begin=opens(Tokenizer.from_file(folder)))
+
+
+def opens(tokenizer: Tokenizer) -> bool:
+    """Whether its file puts [BOS] before a text."""
+    from tokenizers import Tokenizer as Backend
+
+    content = json.loads(tokenizer.to_json())
+    content.pop("control", None)
+    return bool(Backend.from_str(json.dumps(content)).encode("").ids[:1] == [tokenizer.ids.bos])
+
+
+def load_pretrained(net: Seq2Seq, source: str, facts: Mapping[str, Any]) -> None:
+    """Load pretrained weights into `net`, all of them.
+
+    Args:
+        net: The network.
+        source: As in `pretrained_options`.
+        facts: Of the data, with their tokenizers.
+
+    Raises:
+        UsageError: the weights do not fit the network, or a tokenizer is another one.
+    """
+    if source.endswith(".ckpt"):
+        checkpoint = checkpoint_of(source, TASKS)
+        theirs, state = PairTokenizer.from_facts(checkpoint[KEY]["facts"]), net_weights(checkpoint)
+    else:
+        folder = local_folder(source)
+        theirs, state = tokenizers(read_folder(folder)[1]), folder_state(folder, converted)
+    for side in SIDES:
+        same_tokenizer(source, getattr(theirs, side), {"tokenizer": facts[f"{side}_tokenizer"]})
+    with refusals(f"--model.pretrained {source}"):
+        load_weights(net, state)
+
+
+def tokenizers(config: PairTokenizerConfig) -> PairTokenizer:
+    """Those of files."""
+    return PairTokenizer.for_texts(list, list, config)
+
+
+def converted(settings: Settings, weights: State) -> State:
+    """Weights of Hugging Face under our names."""
+    family, config = config_from_huggingface(settings)
+    return to_tessera(family, weights, config)
+
+
+def published(source: str) -> tuple[Seq2Seq, dict[str, Any]]:
+    """A model of `hf/<model>`, or of a folder of Hugging Face's layout, as it is, and what `TranslationData.facts` say.
+
+    Raises:
+        UsageError: there is no such model, or it is no encoder-decoder of ours.
+        DataError: it is damaged, or the hub cannot be reached.
+    """
+    from tasks.seq2seq.architectures import build, fitted
+
+    folder = local_folder(source)
+    config, options = read_folder(folder)
+    facts = {
+        **tokenizers(options).facts(),
+        "tokenizer_options": asdict(options),
+        "max_length": config.max_length,
+        "languages": languages(folder),
+    }
+    with refusals(source):
+        net = build(fitted(config, facts))
+        load_weights(net, folder_state(folder, converted))
+    return net, facts
+
+
+def languages(folder: Path) -> str:
+    """Source and target, such as en-de, where a Marian model says so; else nothing."""
+    file = folder / "tokenizer_config.json"
+    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    pair = [said.get("source_lang"), said.get("target_lang")]
+    return "-".join(pair) if all(isinstance(name, str) for name in pair) else ""
