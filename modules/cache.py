@@ -122,7 +122,7 @@ class Cache(StackMemory):
         other.filled, other.uneven, other.padded = self.filled, self.uneven, self.padded
         other.data[..., : self.filled, :] = self.data[..., : self.filled, :].index_select(2, rows)
         other.coords[:, :was], other.keep[:, :was] = self.coords[rows, :length], self.keep[rows, :length]
-        later = torch.arange(1, length - was + 1, device=rows.device)
+        later = torch.arange(1, max(0, length - was) + 1, device=rows.device)
         other.coords[:, was:, 0] = self.coords[rows, -1] + later  # (R, length - was)
         other.lines = None if self.lines is None else self.lines[rows]
         for mine, theirs in zip(self.blocks, other.blocks, strict=True):

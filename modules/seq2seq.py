@@ -153,7 +153,12 @@ class Seq2Seq(nn.Module):
             self.config.position != "learned" or length <= self.max_length,
             f"A cache of {length} tokens is longer than the {self.max_length} learned positions; shorten it.",
         )
+        length += self.in_front(source)
         return Cache.beside(self.embed.weight, self.decoder.stack.config, len(source.states), length)
+
+    def in_front(self, source: Source) -> int:
+        """Number of tokens that the decoder's blocks read before the target."""
+        return 0
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vectors (..., E) -> scores (..., V) of the token that follows each."""
@@ -193,17 +198,16 @@ class PrefixLM(Seq2Seq):
     ) -> Tensor:
         """As `Seq2Seq.decode`; positions go on behind the source's last token."""
         memory, x = cache or FORGETFUL, self.embed(tokens)  # (B, N, E)
-        first = source.states.shape[1] if memory.filled == 0 else 0
+        first = self.in_front(source) if memory.filled == 0 else 0
         if first:
             x, keep = torch.cat((source.states, x), 1), together(source, keep, tokens)  # (B, M + N, E), (B, M + N)
         places = memory.place(x[..., 0], keep, None)
         order = prefix(first, x.shape[1], x.device) if first else memory.order(x.shape[1], x.device)
         return self.decoder(x, places, places.mask(keep) & order, None, memory)[:, first:]
 
-    def make_cache(self, source: Source, length: int) -> Cache:
-        """As `Seq2Seq.make_cache`, with room for the source too."""
-        batch, before, _ = source.states.shape
-        return Cache.beside(self.embed.weight, self.decoder.stack.config, batch, before + length)
+    def in_front(self, source: Source) -> int:
+        """Number of tokens that the decoder's blocks read before the target."""
+        return source.states.shape[1]
 
 
 def together(source: Source, keep: Tensor | None, tokens: Tensor) -> Tensor | None:

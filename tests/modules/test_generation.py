@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modules import sampling
+from modules import generation, sampling
 from modules.decoder import Decoder
 from modules.generation import GenerationConfig, beam_search, generate, leading, search
 from modules.reader import Reader
@@ -33,7 +33,7 @@ def next_logits(net: Decoder, tokens: list[int]) -> Tensor:
 
 
 def greedy(net: Decoder, prompt: Sequence[int], new: int = NEW) -> list[int]:
-    """One row without cache, batch or padding; the window as `Reader` has it."""
+    """One row without cache, batch or padding; the window as `TextReader` has it."""
     window, made = [*prompt], []
     for _ in range(new):
         made.append(int(next_logits(net, window).argmax()))
@@ -104,11 +104,25 @@ def test_rows_end_one_by_one() -> None:
 
 def test_tokens_come_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     net, steps = decoder(), []
-    monkeypatch.setattr(Reader, "step", lambda self, tokens: steps.append(1) or self.scores(tokens[:, None]))
+    step = Reader.step
+    monkeypatch.setattr(Reader, "step", lambda self, tokens: steps.append(1) or step(self, tokens))
     made = generate(net, PROMPTS, GenerationConfig())
     for expected in range(3):
         next(made)
         assert len(steps) == expected
+
+
+def test_rows_that_have_ended_are_read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, rows = decoder(position="rotary"), []
+    prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5], [9, 2]]
+    options = {"seed": 3, "max_new_tokens": 2 * T, "repetition_penalty": 1.2}
+    stop = {next(text[2] for text in text(net, prompts, **options)), 4, 5}
+    step = Reader.step
+    monkeypatch.setattr(Reader, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens))
+    fewer = text(net, prompts, stop=stop, **options)
+    assert rows == sorted(rows, reverse=True) and rows[-1] < rows[0] == 4
+    monkeypatch.setattr(generation, "few", lambda open_: None)
+    assert text(net, prompts, stop=stop, **options) == fewer
 
 
 def test_a_cache_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,8 +267,9 @@ def test_beams_of_a_batch_are_those_of_each_prompt(position: str) -> None:
 class Foreign(Reader):
     """Somebody else's decoder, read anew at every step."""
 
-    def __init__(self, net: Any, prompts: list[list[int]], beams: int) -> None:
-        self.net, self.tokens, self.beams = net, torch.tensor(prompts).repeat_interleave(beams, 0), beams
+    def __init__(self, net: Any, prompts: list[list[int]], beams: int, new: int) -> None:
+        self.net, self.beams, self.new = net, beams, new
+        self.tokens = torch.tensor(prompts).repeat_interleave(beams, 0)
 
     def start(self) -> Tensor:
         return self.net(self.tokens).logits[:, -1]
@@ -263,18 +278,26 @@ class Foreign(Reader):
         self.tokens = torch.cat((self.tokens, tokens[:, None]), 1)
         return self.start()
 
-    def reorder(self, rows: Tensor) -> None:
-        self.tokens = self.tokens[rows]
+    def reorder(self, beams: Tensor) -> None:
+        texts = torch.arange(len(self.tokens)).unflatten(0, (-1, self.beams)).gather(1, beams)
+        self.tokens = self.tokens[texts.flatten()]
+
+    def select(self, prompts: Tensor) -> None:
+        self.tokens = self.tokens.unflatten(0, (-1, self.beams))[prompts].flatten(0, 1)
 
 
+@pytest.mark.parametrize("stopping, theirs_is", [("never", "never"), ("likely", False), ("first", True)])
 @pytest.mark.parametrize("stop", [[5], [5, 11, 17]], ids=str)
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
-@pytest.mark.parametrize("beams", [2, 4])
-def test_beams_are_those_of_transformers(beams: int, penalty: float, stop: list[int]) -> None:
+@pytest.mark.parametrize("beams, penalty", [(2, 0.0), (2, 1.0), (4, 1.0), (4, 2.0), (3, -0.5)])
+def test_beams_are_those_of_transformers(
+    beams: int, penalty: float, stop: list[int], stopping: Any, theirs_is: Any
+) -> None:
+    if penalty < 0 and stopping == "never":
+        pytest.skip("theirs stops a step early")
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 23, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "initializer_range": 0.6}
     net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
-    prompts = torch.randint(23, (3, 4))
+    prompts = torch.randint(23, (6, 4))
     theirs = net.generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
@@ -282,14 +305,15 @@ def test_beams_are_those_of_transformers(beams: int, penalty: float, stop: list[
         num_return_sequences=beams,
         max_new_tokens=8,
         length_penalty=penalty,
-        early_stopping="never",
+        early_stopping=theirs_is,
         do_sample=False,
         eos_token_id=stop,
         pad_token_id=0,
         return_dict_in_generate=True,
         output_scores=True,
     )
-    found = search(Foreign(net, prompts.tolist(), beams), penalty, stop, 8)
+    config = GenerationConfig(beams=beams, length_penalty=penalty, early_stopping=stopping)
+    found = search(Foreign(net, prompts.tolist(), beams, 8), config, stop)
     for row, (tokens, score) in enumerate(text for texts in found for text in texts):
         assert theirs.sequences[row, 4:].tolist()[: len(tokens)] == tokens
         assert theirs.sequences_scores[row].item() == pytest.approx(score, abs=1e-4)
@@ -298,26 +322,45 @@ def test_beams_are_those_of_transformers(beams: int, penalty: float, stop: list[
 class Scripted(Foreign):
     """The same chances whatever was read before, one row of them for each step."""
 
-    def __init__(self, chances: list[list[float]]) -> None:
-        self.beams, self.steps, self.scores_of = 1, 0, torch.tensor(chances).log()
+    def __init__(self, chances: list[list[float]], beams: int = 1) -> None:
+        self.beams, self.new, self.steps, self.scores_of = beams, len(chances), 0, torch.tensor(chances).log()
 
     def start(self) -> Tensor:
-        return self.scores_of[self.steps][None]
+        return self.scores_of[self.steps].expand(self.beams, -1)
 
     def step(self, tokens: Tensor) -> Tensor:
         self.steps += 1
         return self.start()
 
+    def reorder(self, beams: Tensor) -> None:
+        pass
+
 
 def test_the_search_ends_when_nothing_better_can_come() -> None:
     chances = [[0.4, 0.0, 0.6], [0.9, 0.05, 0.05], [0.9, 0.05, 0.05]]
     reader = Scripted(chances)
-    ((best, _),) = search(reader, 0.0, {2}, 3)[0]
+    ((best, _),) = search(reader, GenerationConfig(length_penalty=0.0), {2})[0]
     assert best == [2] and reader.steps == 0  # longer texts are less likely
     reader = Scripted(chances)
-    ((best, score),) = search(reader, 2.0, {2}, 3)[0]
+    ((best, score),) = search(reader, GenerationConfig(length_penalty=2.0), {2})[0]
     assert best == [0, 0, 0] and reader.steps == 2  # three tokens divide their sum by nine
     assert score == pytest.approx(torch.tensor([0.4, 0.9, 0.9]).log().sum().item() / 9)
+    for stopping in ("likely", "first"):
+        reader = Scripted(chances)
+        ((best, score),) = search(reader, GenerationConfig(length_penalty=2.0, early_stopping=stopping), {2})[0]
+        assert best == [2] and reader.steps == 0 and score == pytest.approx(torch.tensor(0.6).log().item())
+
+
+def test_the_first_texts_need_not_be_the_best() -> None:
+    chances = [[0.5, 0.1, 0.3, 0.1], [0.05, 0.5, 0.4, 0.05], [0.05, 0.05, 0.9, 0.0]]
+    best = {}
+    for stopping in ("never", "likely", "first"):
+        reader = Scripted(chances, beams=2)
+        config = GenerationConfig(beams=2, length_penalty=1.0, early_stopping=stopping)
+        best[stopping] = search(reader, config, {2})[0], reader.steps
+    assert best["first"] == (best["first"][0], 1)
+    assert [tokens for tokens, _ in best["first"][0]] == [[0, 2], [2]]
+    assert [tokens for tokens, _ in best["never"][0]] == [[0, 1, 2], [0, 2]]
 
 
 def test_equals_keep_their_order() -> None:
@@ -367,7 +410,7 @@ def test_choices_that_cannot_be(options: dict[str, Any], words: str) -> None:
     [
         ([], "There is no prompt"),
         ([[1], []], "Prompt 1 is empty"),
-        ([[0] * (T + 1)], "Prompt 0 has 17 tokens, over the context of 16; keep its last part"),
+        ([[0] * (T + 1)], "Prompt 0 has 17 tokens, over the 16 of the model; shorten it"),
         ([[1], [V]], "Prompt 1 has a token that is not among the 31"),
         ([[-1]], "Prompt 0 has a token"),
     ],
