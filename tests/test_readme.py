@@ -20,7 +20,7 @@ from PIL import Image
 from datamodules.sources import SOURCES
 from modules.position import POSITIONS
 from tasks.cli import main
-from tests.tasks.command import write_reviews
+from tests.tasks.command import write_pairs, write_reviews
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -67,6 +67,8 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shakespeare.txt").write_text("To be, or not to be, that is the question: ROMEO\n" * 200)
     (tmp_path / "my_texts").mkdir()
     shutil.copy(tmp_path / "shakespeare.txt", tmp_path / "my_texts")
+    write_pairs(tmp_path / "multi30k", test="test_2016_flickr", languages=("en", "de"))
+    shutil.copy(tmp_path / "lines.txt", tmp_path / "captions.txt")
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: create(name, **options))
 
@@ -89,6 +91,7 @@ def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> Non
     assert Path("runs/first/checkpoints/best.onnx").exists()
     assert Path("sorted/predictions.csv").read_text().count("\n") == 41
     assert Path("my_bert/model.safetensors").exists() and Path("my_gpt/model.safetensors").exists()
+    assert Path("attention.png").exists() and Path("runs/captions/checkpoints/last.safetensors").exists()
 
 
 def picture(side: int) -> Image.Image:
