@@ -37,11 +37,12 @@ def translator(name: str, batch: int) -> Callable[[], list[list[int]]]:
     rows = sentences()
     parts = [rows[first : first + batch] for first in range(0, len(rows), batch)]
     if name == "tessera":
+        from modules.inference import prepare
         from modules.translation import GenerationConfig, translate
         from tasks.runtime import tune_allocator
 
         tune_allocator()
-        net = _translators.tessera(spread=SPREAD).eval()
+        net = prepare(_translators.tessera(spread=SPREAD).eval())
         config = GenerationConfig(NEW, beams=BEAMS)
         return lambda: [best.tokens for part in parts for best, *_ in translate(net, part, config, START, [])]
     net = _translators.hugging_face(spread=SPREAD).eval()
