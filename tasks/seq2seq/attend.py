@@ -87,9 +87,11 @@ def cross_weights(model: Model, source: Sequence[int], tokens: Sequence[int]) ->
 
 
 def spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Tokens as a reader knows them: their text, or what the vocabulary calls them where they have none."""
-    pairs = zip((tokenizer.decode([number]) for number in ids), tokenizer.tokens(ids), strict=True)
-    return [text if text.strip() and BROKEN not in text else name for text, name in pairs]
+    """Tokens as a reader knows them: their text, spaces as ␣, or the vocabulary's name where they have none."""
+    texts = [tokenizer.decode([number]) for number in ids]
+    shown = [text if text.strip() else "\u2423" * len(text) for text in texts]
+    pairs = zip(shown, tokenizer.tokens(ids), strict=True)
+    return [text if text and BROKEN not in text else name for text, name in pairs]
 
 
 def draw(weights: Tensor, source: Sequence[str], target: Sequence[str], path: Path, kind: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.sampling import GenerationConfig
 from modules.translation import translate
 from tasks.seq2seq.architectures import Model, load_model, writing
@@ -79,6 +80,7 @@ def test_the_best_of_a_beam_with_their_scores(
 def test_the_likeliest_and_drawn_ones(translator: Path, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
     greedy, _ = said(f'--ckpt_path {translator} --text "six two" --beams 1', capsys)
     assert greedy == [by_library(model, "six two", temperature=0)[0][0]]
+    assert said(f'--ckpt_path {translator} --text "six two" --quantize int8', capsys)[0][0]
     Path("in.txt").write_text("\n".join(LINES))
     line = f"--ckpt_path {translator} --beams 1 --temperature 3 --top_k 8 --seed 5"
     drawn, _ = said(f"{line} --file in.txt --batch_size 3", capsys)
@@ -116,6 +118,12 @@ def test_weights_are_those_of_the_steps(model: Model) -> None:
     for size in range(1, len(tokens)):  # what a token looks at does not depend on those after it
         torch.testing.assert_close(cross_weights(model, source, tokens[:size]), weights[:, :, :size])
     assert spelled(model.tokenizer.source, source) == ["six", "five", "four", "[EOS]"]
+
+
+def test_labels_are_what_tokens_say() -> None:
+    tokenizer = Tokenizer.train(["a é"], TokenizerConfig("bpe", 263, lowercase=False))  # single bytes
+    (ids,) = tokenizer.encode_batch(["a é"])
+    assert spelled(tokenizer, [*ids, tokenizer.control("eos")]) == ["a", "\u2423", "Ã", "©", "[EOS]"]
 
 
 def test_a_picture_of_them(translator: Path, capsys: pytest.CaptureFixture[str]) -> None:
