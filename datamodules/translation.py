@@ -102,7 +102,7 @@ class TranslationData(TextData):
         max_length: int = 128,
         dataset: ParallelOptions = ParallelOptions(),
         tokenizer: PairTokenizerConfig = PairTokenizerConfig(),
-        loading: TextLoading = TextLoading(),
+        loading: TextLoading = TextLoading(multiple=2),  # sentences are short: 8 would pad a fifth
         **shared: Any,
     ) -> None:
         super().__init__(batch_size, max_length, tokenizer=tokenizer, loading=loading, **shared)

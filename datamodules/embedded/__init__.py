@@ -1,1 +1,1 @@
-"""Text that needs no download: generated reviews, and the reference of Python itself."""
+"""Text that needs no download: generated reviews, the reference of Python itself, and dates in two languages."""

@@ -96,9 +96,10 @@ class PairTable(ParallelSource):
         names = (name, f"translation.{name}", *(() if self.options.header else (str(side + 1),)))
         found = next((name for name in names if name in table.column_names), None)
         if found is None:
+            lines = "; if the first line of a CSV or TSV file is a pair, too, say --data.dataset.header false"
             raise UsageError(
                 f"no column {name} in {self.origin}: choose with --data.languages or --data.dataset.{option} among "
-                f"{', '.join(table.column_names)}; if the first line is a pair, too, say --data.dataset.header false."
+                f"{', '.join(table.column_names)}{lines if self.tables.unit == 'line' else ''}."
             )
         if "string" not in str(kind := table.schema.field(found).type):
             raise UsageError(f"column {found} of {self.origin} holds {kind}, not text: set --data.dataset.{option}.")

@@ -170,7 +170,7 @@ class CsvTables(LineTables):
         csv.field_size_limit(2**31 - 1)  # texts may be longer than the 128 kB that are the limit else
         reader = self._cut(path, file)
         try:
-            first = next(reader, [])
+            first: list[str] = next(reader, [])
             names = [name.strip() for name in first] if self.header else [str(i + 1) for i in range(len(first))]
             if any(map(broken, names)):
                 raise DataError(f"line 1 of {path} {NOT_TEXT}: save the file as UTF-8.")
