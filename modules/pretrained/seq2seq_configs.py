@@ -213,8 +213,8 @@ def config_to_huggingface(family: str, config: Seq2SeqConfig, special: Mapping[s
     said = next(said for said, tying in kind.tyings.items() if tying == config.tying)
     settings |= dict(zip(kind.ties, said, strict=True))
     settings["tie_word_embeddings"] = config.tying in ("all", "target")
-    names = ("decoder_start", "bos", "eos", "pad")
-    settings |= {f"{name}_token_id": (special or {}).get(name) for name in names} | {"forced_eos_token_id": None}
+    roles = ("decoder_start", "bos", "eos", "pad")
+    settings |= {f"{role}_token_id": (special or {}).get(role) for role in roles} | {"forced_eos_token_id": None}
     return settings | {"model_type": family, "architectures": [kind.architecture], "is_encoder_decoder": True}
 
 

@@ -141,9 +141,9 @@ def published(source: str) -> tuple[Seq2Seq, dict[str, Any]]:
     return net, facts
 
 
-def languages(folder: Path) -> str:
-    """Source and target, such as en-de, where a Marian model says so; else nothing."""
+def languages(folder: Path) -> list[str]:
+    """Source and target, such as en and de, where a Marian model says so; else none."""
     file = folder / "tokenizer_config.json"
     said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    pair = [said.get("source_lang"), said.get("target_lang")]
-    return "-".join(pair) if all(isinstance(name, str) for name in pair) else ""
+    pair = [name for name in (said.get("source_lang"), said.get("target_lang")) if isinstance(name, str)]
+    return pair if len(pair) == 2 else []

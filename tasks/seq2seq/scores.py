@@ -15,7 +15,7 @@ SPLITS = {"zh": "zh", "ja": "char", "ko": "char"}  # how BLEU cuts languages tha
 class Translated(NamedTuple):
     """A source, its translation beside the one asked for, and the place of the pair in the data."""
 
-    index: int
+    place: int
     source: str
     text: str
     reference: str

@@ -97,6 +97,7 @@ class Seq2SeqTask(TextTask):
             raise UsageError(f"--model.average {average} must be at least 2 validations; leave it out for none")
         self.net_config, self.label_smoothing, self.decoding = net, label_smoothing, decoding
         self.pretrained, self.average = pretrained, average
+        self.trained: Tensor
         self.register_buffer("trained", torch.zeros(2, dtype=torch.int64), persistent=False)  # target tokens, pairs
 
     def build(self, facts: Mapping[str, Any]) -> Seq2Seq:

@@ -116,7 +116,7 @@ def test_hugging_face_and_back(family: str, capsys: pytest.CaptureFixture[str]) 
     start, begin = EXPECTED[family]
     assert (options.start, options.begin) == (start % config.target_vocabulary, begin)  # type: ignore[operator]
     net, facts = published("theirs")
-    assert facts["languages"] == ("en-de" if family == "marian" else "")
+    assert facts["languages"] == (["en", "de"] if family == "marian" else [])
     assert ours(Model.of(net, facts))
     line = f"fit {LINE} {STILL} --model.pretrained theirs --run_dir r"
     assert run(line, "seq2seq") == 0
