@@ -132,7 +132,7 @@ def test_killed_in_mid_epoch_and_continued_ends_with_the_same_bits(tmp_path: Pat
     cut = steps * 2 // 3 + 1  # after a validation or two
     done = process(f"{line} --run_dir cut", KILL.format(step=cut), task="seq2seq", cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(checkpoint("cut")["callbacks"]["LastWeights"]["last"]) == 2
+    assert checkpoint("cut")["callbacks"]["LastWeights"]["last"]  # after the first validation
     assert steps // 3 < checkpoint("cut")["global_step"] <= cut < steps
     assert run("fit --resume cut", "seq2seq") == 0
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
