@@ -113,11 +113,17 @@ class ResumableDataModule(pl.LightningDataModule):
             return (self.trainer.current_epoch if self.trainer else 0), 0
         words = {"batch_size": "batch size", "world_size": "number of devices", "samples": "number of training samples"}
         for name, value in self.counted(world_size).items():
-            if value != state[name]:
+            if value == state.get(name, value):
+                continue
+            if name == "content":
                 raise UsageError(
-                    f"the checkpoint was written with {words.get(name, name)} {state[name]}, this run has {value}: "
-                    f"set it to {state[name]} to resume, or start a new run."
+                    "the training text is not the one that the checkpoint was written with, though it is as long: "
+                    "resume with that one, or start a new run."
                 )
+            raise UsageError(
+                f"the checkpoint was written with {words.get(name, name)} {state[name]}, this run has {value}: "
+                f"set it to {state[name]} to resume, or start a new run."
+            )
         return state["epoch"], state["batch"]
 
     def _ranks(self) -> tuple[int, int]:

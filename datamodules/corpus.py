@@ -31,12 +31,13 @@ class CorpusLoading:
 
 
 class CorpusData(TokenizedData):
-    """Batches of text to go on with: {"tokens": int64 (B, T), "targets": int64 (B, T), -100 where none is counted}.
+    """Batches of text to go on with: {"tokens": int64 (B, T), "targets": int64 (B, T), -100 where none is counted,
+    "bytes": int64 (B,), the UTF-8 bytes of the text that a row's targets stand for}.
 
     With packed documents also "documents": int64 (B, T), the same number for tokens of one document, -1 at padding, and
-    "coords": int64 (B, T), places in the document. Evaluation takes every target of a split once, in order, and adds
-    "bytes": int64 (B,), the UTF-8 bytes of the text that a row's targets stand for; a document's bytes are shared out
-    evenly among its tokens, and over a split they add up to those of its text.
+    "coords": int64 (B, T), places in the document. A document's bytes are shared out evenly among its tokens.
+    Evaluation takes every target of a split once, in order; its bytes add up to those of the text, but for a first
+    token that is text itself: nothing foresees it.
 
     Where there is more than one document, control tokens mark where each begins and ends, as far as the tokenizer has
     them: [BOS] and [EOS], or one between documents. A single document has none.
@@ -123,10 +124,10 @@ class CorpusData(TokenizedData):
                 f"{least:,}: give more text, or lower --data.max_length."
             )
         if self.packing == "documents":
-            return PackedDocuments(file, self.max_length, self.padding, measured=split != "train")
+            return PackedDocuments(file, self.max_length, self.padding)
         if split == "train":
             return RandomWindows(file, self.max_length, self.seed)
-        return Windows(file, self.max_length, self.padding, measured=True)
+        return Windows(file, self.max_length, self.padding)
 
     def file(self, split: str) -> TokenFile:
         """The tokens of a split, from disk where they have been there before; raises as `tokens`."""
@@ -139,7 +140,7 @@ class CorpusData(TokenizedData):
             DataError: The text has a character that the vocabulary of a given character tokenizer lacks, unless bad
                 texts are skipped; else it is [UNK], which is said.
         """
-        frame = Frame.of(self.tokenizer.ids) if self.framed else Frame()
+        frame = self.tokenizer.frame if self.framed else Frame()
         file = tokenised_documents(documents, self.tokenizer, frame, name)
         if file.unknown:
             self._tell_unknown(f"{name} of {self.origin}", documents, file)
@@ -187,4 +188,5 @@ class CorpusData(TokenizedData):
 
     def counted(self, world_size: int) -> dict[str, int]:
         """As in the base class, with what decides what a row is."""
-        return super().counted(world_size) | {"packed": int(self.packing == "documents")}
+        rows = {"packed": int(self.packing == "documents"), "content": self.dataset("train").file.checksum}
+        return super().counted(world_size) | rows

@@ -34,11 +34,12 @@ class RandomWindows:
         return (len(self.file.tokens) - 1) // self.length
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        """{"tokens": int64 (B, T), "targets": int64 (B, T), the same one token further}."""
+        """{"tokens": int64 (B, T), "targets": int64 (B, T), the same one token further, "bytes": int64 (B,)}."""
         starts = np.minimum(np.array(indices) * self.length + self.shift(), self.last)  # (B,)
         rows = self.file.windows(starts, self.length + 1)  # (B, T + 1)
         tokens, targets = (torch.from_numpy(part.astype(np.int64)) for part in (rows[:, :-1], rows[:, 1:]))
-        return {"tokens": tokens, "targets": targets}
+        first, last = self.file.byte_places(starts + [[1], [self.length + 1]])  # (2, B)
+        return {"tokens": tokens, "targets": targets, "bytes": torch.from_numpy(last - first)}
 
     def shift(self) -> int:
         """Where the first window of this epoch begins."""
@@ -54,14 +55,11 @@ class Spans(NamedTuple):
     Args:
         row: (P,) which row of a batch each is in; in order.
         start, size: (P,) where it begins, how many tokens it has.
-        text: (P,) the first token of the text that its targets stand for: the one after `start`, or that one where it
-            is no target at all.
     """
 
     row: np.ndarray
     start: np.ndarray
     size: np.ndarray
-    text: np.ndarray
 
 
 class Rows:
@@ -71,14 +69,13 @@ class Rows:
         file: The tokens.
         length: Tokens T of a row.
         padding: What fills a row up.
-        measured: Say how many bytes of text the targets of a row stand for.
     """
 
     in_memory = True
     parted = False  # whether a row has more than one span, and says which is where
 
-    def __init__(self, file: TokenFile, length: int, padding: int, measured: bool) -> None:
-        self.file, self.length, self.padding, self.measured = file, length, padding, measured
+    def __init__(self, file: TokenFile, length: int, padding: int) -> None:
+        self.file, self.length, self.padding = file, length, padding
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -92,9 +89,10 @@ class Rows:
         raise NotImplementedError
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        """{"tokens": int64 (B, T), "targets": int64 (B, T), -100 at padding}; where rows are parted "documents": int64
-        (B, T), -1 at padding, and "coords": int64 (B, T), which begin anew in each; if measured "bytes": int64 (B,)."""
-        row, start, size, text = self.spans(np.array(indices))
+        """{"tokens": int64 (B, T), "targets": int64 (B, T), -100 at padding, "bytes": int64 (B,), of text that the
+        targets stand for}; where rows are parted also "documents": int64 (B, T), -1 at padding, and "coords": int64
+        (B, T), which begin anew in each."""
+        row, start, size = self.spans(np.array(indices))
         coords = np.arange(size.sum()) - (size.cumsum() - size).repeat(size)  # (S,), S tokens in all
         places = start.repeat(size) + coords  # (S,)
         filled = np.bincount(row, size, len(indices))  # (B,)
@@ -112,10 +110,8 @@ class Rows:
         if self.parted:
             number = np.arange(len(row)) - np.searchsorted(row, row)  # (P,) of each span in its row
             batch |= {"documents": spread(number.repeat(size), -1), "coords": spread(coords, 0)}
-        if self.measured:
-            bytes_ = self.file.byte_places(start + size + 1) - self.file.byte_places(text)  # (P,)
-            batch["bytes"] = torch.from_numpy(np.bincount(row, bytes_, len(indices)).astype(np.int64))
-        return batch
+        bytes_ = self.file.byte_places(start + size + 1) - self.file.byte_places(start + 1)  # (P,)
+        return batch | {"bytes": torch.from_numpy(np.bincount(row, bytes_, len(indices)).astype(np.int64))}
 
 
 class Windows(Rows):
@@ -127,7 +123,7 @@ class Windows(Rows):
     def spans(self, rows: np.ndarray) -> Spans:
         start = rows * self.length
         size = (len(self.file.tokens) - 1 - start).clip(max=self.length)
-        return Spans(np.arange(len(rows)), start, size, start + (start > 0))
+        return Spans(np.arange(len(rows)), start, size)
 
     def padding_share(self) -> float:
         return 1 - (len(self.file.tokens) - 1) / (len(self) * self.length)
@@ -142,8 +138,8 @@ class PackedDocuments(Rows):
 
     parted = True
 
-    def __init__(self, file: TokenFile, length: int, padding: int, measured: bool) -> None:
-        super().__init__(file, length, padding, measured)
+    def __init__(self, file: TokenFile, length: int, padding: int) -> None:
+        super().__init__(file, length, padding)
         self._lead = int(file.offsets[0] > 0)  # then the token before a document is the end of another
         sizes = (np.diff(file.offsets) - 1 + self._lead).clip(0)  # (D,) targets
         self._targets = int(sizes.sum())
@@ -169,7 +165,7 @@ class PackedDocuments(Rows):
         number = np.where(rest, self._whole[document + 1], rows[row]) - self._whole[document]  # of it in its document
         start = self.file.offsets[document] - self._lead + number * self.length
         size = (self.file.offsets[document + 1] - 1 - start).clip(max=self.length)
-        return Spans(row, start, size, start + ((number > 0) | (self._lead > 0)))
+        return Spans(row, start, size)
 
     def padding_share(self) -> float:
         return 1 - self._targets / (len(self) * self.length)

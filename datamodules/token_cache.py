@@ -13,7 +13,7 @@ from datamodules.sources.documents import Documents, Piece
 from datamodules.token_file import Part, TokenFile, write_tokens
 from datamodules.tokenizers import Frame, Tokenizer
 
-LAYOUT = "2"  # of what is in the files; another number makes old ones unused
+LAYOUT = "3"  # of what is in the files; another number makes old ones unused
 AT_ONCE = 2**18  # characters of a stream that each core is given at once
 
 
@@ -34,7 +34,8 @@ def tokenised(texts: Texts, tokenizer: Tokenizer, progress: bool = True) -> Toke
         for lists in tokenizer.encode_chunks(texts, progress):
             sizes = np.array([len(ids) for ids in lists], np.int64)
             tokens = np.fromiter(chain.from_iterable(lists), np.uint32, sizes.sum())
-            yield Part(tokens, sizes, np.zeros_like(sizes), np.ones(len(sizes), bool))
+            none = np.zeros_like(sizes)
+            yield Part(tokens, sizes, none, np.ones(len(sizes), bool), none)
 
     return _kept(text_digest(texts), parts(), tokenizer)
 
@@ -82,12 +83,14 @@ def _framed(documents: Documents, tokenizer: Tokenizer, frame: Frame, advance: C
     """The tokens of a few pieces at a time, with control tokens around each document."""
     if frame.lead is not None:
         one = np.ones(1, np.int64)
-        yield Part(one * frame.lead, one, one * 0, one < 0)
+        yield Part(one * frame.lead, one, one * 0, one < 0, one * 0)
     characters = 0
     for pieces in _few(documents):
         texts = [piece.text for piece in pieces]
         tokens, sizes = tokenizer.encode_joined(texts)
         opens, closes = (np.array([getattr(piece, name) for piece in pieces]) for name in ("opens", "closes"))
+        bare = opens & (frame.first is None)  # then nothing foresees the first token
+        first = np.array([tokenizer.first_bytes(text) if alone else 0 for text, alone in zip(texts, bare, strict=True)])
         ends, places, controls = sizes.cumsum(), [], []
         for control, where, at in ((frame.tail, closes, ends), (frame.head, opens, ends - sizes)):
             if control is not None:
@@ -96,7 +99,8 @@ def _framed(documents: Documents, tokenizer: Tokenizer, frame: Frame, advance: C
                 sizes = sizes + where
         if places:  # at the same place a tail comes before a head: the order of equal places is kept
             tokens = np.insert(tokens, np.concatenate(places), np.concatenate(controls))
-        yield Part(tokens, sizes, np.array([len(text.encode()) for text in texts], np.int64), opens)
+        bytes_ = np.array([len(text.encode()) for text in texts], np.int64)
+        yield Part(tokens, sizes, bytes_, opens, first)
         size = sum(map(len, texts))
         characters += size
         advance(size)

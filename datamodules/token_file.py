@@ -20,8 +20,9 @@ from datamodules.files import replacing
 
 SMALL = 2**16  # vocabularies up to this size are kept in 16 bits a token
 HEADER = struct.Struct("<16s4QQ8x")  # mark, bytes a token, tokens, documents, unknown tokens; checksum
+COLUMNS = 3  # of the table of documents: where each begins, bytes before it, bytes of its first token
 COUNTS = 48  # bytes of the header before the checksum
-MARK = b"tessera-tokens-1"  # of the layout
+MARK = b"tessera-tokens-2"  # of the layout
 LARGE = 2**28  # files of more bytes are not compared with their checksum when opened, nor stay resident
 AROUND = 2**21  # bytes that become resident, at most, where one is read
 
@@ -34,12 +35,14 @@ class Part(NamedTuple):
         sizes: (P,) int64, tokens of each piece.
         bytes: (P,) int64, UTF-8 bytes of each piece's text.
         opens: (P,) bool, whether a document begins with the piece; else it goes on from the one before.
+        first: (P,) int64, how many of those bytes are the first token's where a document begins; 0 for a control token.
     """
 
     tokens: np.ndarray
     sizes: np.ndarray
     bytes: np.ndarray
     opens: np.ndarray
+    first: np.ndarray
 
 
 class TokenFile:
@@ -55,7 +58,9 @@ class TokenFile:
         offsets: int64 (D + 1,): document i has the tokens from `offsets[i]` to `offsets[i + 1]`. Tokens before
             `offsets[0]` are of none.
         bytes: int64 (D + 1,): UTF-8 bytes of the text of all documents before document i.
+        first: int64 (D + 1,): how many of document i's are its first token's.
         unknown: How many of the tokens stand for what the vocabulary lacks.
+        checksum: Of all that is in the file.
 
     Raises:
         DataError: The file is not whole, or not as it was written.
@@ -66,20 +71,20 @@ class TokenFile:
         try:
             with open(path, "rb") as file:
                 head = file.read(HEADER.size)
-                mark, width, count, documents, self.unknown, checksum = HEADER.unpack(head)
+                mark, width, count, documents, self.unknown, self.checksum = HEADER.unpack(head)
                 start = _whole(HEADER.size + count * width)
-                size = start + (documents + 1) * 16
+                size = start + (documents + 1) * COLUMNS * 8
                 if mark != MARK or width not in (2, 4) or file.seek(0, os.SEEK_END) != size:
                     raise ValueError("it is not whole")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             body = np.frombuffer(self._map, np.uint8, offset=HEADER.size)
-            if size <= LARGE and checksum != zlib.crc32(head[:COUNTS], zlib.crc32(body.data)):
+            if size <= LARGE and self.checksum != zlib.crc32(head[:COUNTS], zlib.crc32(body.data)):
                 raise ValueError("its checksum is wrong")
         except (OSError, ValueError, struct.error) as error:
             raise DataError(f"{path} is damaged ({error}): delete it.") from error
         self.tokens = np.frombuffer(self._map, np.dtype(f"<u{width}"), count, HEADER.size)
-        table = np.frombuffer(self._map, "<i8", offset=start).reshape(-1, 2)  # (D + 1, 2)
-        self.offsets, self.bytes = table[:, 0], table[:, 1]
+        table = np.frombuffer(self._map, "<i8", offset=start).reshape(-1, COLUMNS)  # (D + 1, 3)
+        self.offsets, self.bytes, self.first = table.T
         self._views: dict[int, np.ndarray] = {}
         self._large, self._read = size > LARGE, 0
 
@@ -119,12 +124,16 @@ class TokenFile:
         return self.tokens[places]
 
     def byte_places(self, places: np.ndarray) -> np.ndarray:
-        """How many bytes of text lie before these tokens (any shape), int64; a document's are shared out evenly."""
+        """How many bytes of text lie before these tokens (any shape), int64.
+
+        Those of a document's first token are known, the others are shared out evenly among the rest.
+        """
         document = (np.searchsorted(self.offsets, places, "right") - 1).clip(0, len(self) - 1)
-        first, size = self.offsets[document], self.offsets[document + 1] - self.offsets[document]
-        share = np.where(size > 0, (places - first).clip(0) / size.clip(1), 1.0)
-        before = self.bytes[document]
-        return before + ((self.bytes[document + 1] - before) * share).astype(np.int64)
+        number = places - self.offsets[document]  # of a token in its document
+        rest = self.offsets[document + 1] - self.offsets[document] - 1  # tokens behind the first
+        share = np.where(rest > 0, (number - 1).clip(0) / rest.clip(1), (number > 0) | (rest < 0))
+        before, first = self.bytes[document], self.first[document] * (number > 0)
+        return before + first + np.rint((self.bytes[document + 1] - before - first) * share).astype(np.int64)
 
     def _count(self, runs: int) -> None:
         """Told how many places are read: gives pages back before they are too many; the system still caches them."""
@@ -153,13 +162,13 @@ def write_tokens(path: Path, parts: Iterable[Part], vocabulary: int, unknown: in
         for part in parts:
             numbers = part.tokens.astype(kind)
             ends, bytes_ = tokens + part.sizes.cumsum(), text + part.bytes.cumsum()
-            table = np.stack([ends - part.sizes, bytes_ - part.bytes], axis=1)[part.opens]  # (D, 2)
+            table = np.stack([ends - part.sizes, bytes_ - part.bytes, part.first], axis=1)[part.opens]  # (D, 3)
             file.write(numbers.data)
             starts.write(np.ascontiguousarray(table, "<i8").data)
             checksum = zlib.crc32(numbers.data, checksum)
             tokens, documents, text = tokens + len(numbers), documents + len(table), text + int(part.bytes.sum())
             missing += 0 if unknown is None else int(np.count_nonzero(numbers == unknown))
-        starts.write(np.array([tokens, text], "<i8").data)
+        starts.write(np.array([tokens, text, 0], "<i8").data)
         starts.seek(0)
         size = HEADER.size + tokens * kind.itemsize
         for block in chain([bytes(_whole(size) - size)], iter(lambda: starts.read(2**20), b"")):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from modules.config import require
 from modules.decoder import Decoder
-from modules.reader import Reader, TextReader
+from modules.reader import Reader, TextReader, check_texts
 from modules.sampling import GenerationConfig, draw, noise, penalise
 
 __all__ = ["GenerationConfig", "beam_search", "generate", "sample", "search"]
@@ -160,7 +160,7 @@ def leading(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def beam_search(
     net: Decoder, prompts: Sequence[Sequence[int]], config: GenerationConfig, stop: Collection[int] = ()
 ) -> list[Found]:
-    """The best texts that follow each prompt, as far as the context goes.
+    """The best texts that follow each prompt, as far as the context goes, whatever prompts are beside it.
 
     Args:
         net: The decoder, in evaluation mode.
@@ -174,9 +174,15 @@ def beam_search(
     Raises:
         ValueError: As `TextReader`.
     """
-    room = net.max_length + 1 - max((len(prompt) for prompt in prompts), default=0)  # the last token is not read
-    new = max(1, min(config.max_new_tokens, room))
-    return search(TextReader(net, prompts, new, config.beams), config, stop)
+    check_texts("Prompt", prompts, net.max_length, net.vocabulary)
+    most = net.max_length + 1  # the last token is not read
+    rooms = [min(config.max_new_tokens, most - len(prompt)) for prompt in prompts]
+    found: dict[int, Found] = {}
+    for room in set(rooms):  # those of one room are searched side by side
+        rows = [row for row, its in enumerate(rooms) if its == room]
+        reader = TextReader(net, [prompts[row] for row in rows], room, config.beams)
+        found |= zip(rows, search(reader, config, stop), strict=True)
+    return [found[row] for row in range(len(prompts))]
 
 
 @torch.inference_mode()
@@ -185,7 +191,8 @@ def search(reader: Reader, config: GenerationConfig, stop: Collection[int] = ())
 
     A text ends with an end token or after `reader.new` tokens. Its score is the sum of its tokens' log probabilities,
     divided by their number^`length_penalty`. Of equals, the better beam goes first, then the lower token. When the
-    search for a prompt is over, `early_stopping` says; the prompt is then read no more.
+    search for a prompt is over, `early_stopping` says; the prompt is then read no more. One beam takes the likeliest
+    token each time, up to the first end.
     """
     scores, beams, new = reader.start(), reader.beams, reader.new
     ends, prompts = tokens_of(stop, scores.device), torch.arange(len(scores) // beams, device=scores.device)
@@ -237,7 +244,7 @@ def continued(scores: Tensor, sums: Tensor, count: int) -> tuple[Tensor, Tensor,
 def hopeful(running: Texts, done: Texts, config: GenerationConfig, step: int, new: int) -> Tensor:
     """Whether the search for each prompt goes on after `step` of `new` tokens: boolean (P,)."""
     worst, best, penalty = done.scores[:, -1], running.scores[:, 0], config.length_penalty
-    if config.early_stopping == "first":
+    if config.early_stopping == "first" or done.scores.shape[1] == 1:
         return (worst == NEVER) & (best > NEVER)
     length = step  # at which open texts would score best
     if config.early_stopping == "never":

@@ -12,6 +12,13 @@ from modules.config import require
 
 StoppingName = Literal["never", "likely", "first"]
 
+RANGES = {  # of options: memory is taken for all new tokens and beams, and scores are to stay numbers
+    "max_new_tokens": (1, 1_000_000),
+    "repetition_penalty": (0.0001, 10_000),
+    "beams": (1, 10_000),
+    "length_penalty": (-10, 10),
+    "seed": (-(2**63), 2**63 - 1),
+}
 MOST = 1000  # tokens that nearly always have the share of `top_p`; sorting all of them takes ten times as long
 
 
@@ -47,19 +54,30 @@ class GenerationConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "top_k", "beams"):
+        for name, (least, most) in RANGES.items():
             number = getattr(self, name)
-            require(number is None or number >= 1, f"{name} is {number}; it must be at least 1.")
-        require(self.temperature >= 0, f"temperature is {self.temperature}; it cannot be negative.")
+            require(least <= number <= most, f"{name} is {number}; give a number from {least} to {most}.")
+        require(
+            self.temperature == 0 or 0.0001 <= self.temperature <= 10_000,
+            f"temperature is {self.temperature}; give 0, or a number from 0.0001 to 10000.",
+        )
+        require(self.top_k is None or self.top_k >= 1, f"top_k is {self.top_k}; it must be at least 1.")
         require(
             self.top_p is None or 0 < self.top_p <= 1, f"top_p is {self.top_p}; give a probability above 0, up to 1."
         )
         require(self.min_p is None or 0 <= self.min_p <= 1, f"min_p is {self.min_p}; give a share from 0 to 1.")
-        require(self.repetition_penalty > 0, f"repetition_penalty is {self.repetition_penalty}; it must be above 0.")
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        """Raises `ValueError` for options that say how to draw, where beam search draws nothing."""
         draws = self.top_k, self.top_p, self.min_p, None if self.repetition_penalty == 1 else self.repetition_penalty
         require(
             self.beams == 1 or all(option is None for option in draws),
             "Beam search ranks whole texts; leave top_k, top_p, min_p and repetition_penalty out, or set beams to 1.",
+        )
+        require(
+            self.beams == 1 or (self.temperature in (0, 1) and self.seed == 0),
+            "Beam search draws nothing; leave temperature and seed out, or set beams to 1.",
         )
 
 

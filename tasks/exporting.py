@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from datamodules.files import replacing, write_text
-from datamodules.tokenizers import Frame, Tokenizer
+from datamodules.tokenizers import Tokenizer
 from tasks.errors import UsageError
 
 TextFormat = Literal["hf", "safetensors"]
@@ -23,7 +23,7 @@ def write_tokenizer(facts: dict[str, Any], folder: Path) -> None:
     """`tokenizer.json` and `tokenizer_config.json`, for `AutoTokenizer`."""
     tokenizer, content = Tokenizer.from_json(facts["tokenizer"]), json.loads(facts["tokenizer"])
     if "framed" in facts:
-        write_opening(content, tokenizer, Frame.of(tokenizer.ids).head if facts["framed"] else None)
+        write_opening(content, tokenizer, tokenizer.frame.head if facts["framed"] else None)
     save_tokenizer(content, tokenizer, facts["max_length"], folder)
 
 

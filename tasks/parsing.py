@@ -121,10 +121,19 @@ def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]],
             if not value:
                 raise UsageError(f"{name} needs a value")
             origin = " ".join(f"{name} {value}".split())  # a comment has one line
-            below.append(f"--config=# {origin}\n{json.dumps(macros[name](value))}")
+            below.append(f"--config=# {origin}\n{in_yaml(macros[name](value))}")
         else:
             typed.append(argument)
     return below + typed
+
+
+def in_yaml(value: Any) -> str:
+    """JSON that is YAML, too: a character beyond ASCII is one number, where JSON would write two.
+
+    >>> in_yaml(["a", "\N{SLIGHTLY SMILING FACE}"])
+    '["a", "\\\\U0001f642"]'
+    """
+    return re.sub(r"[^\0-~]", lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))
 
 
 def given(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
@@ -241,4 +250,4 @@ def gathered(arguments: list[str], names: Iterable[str]) -> list[str]:
             found[name].append(value)
         else:
             raise UsageError(f"{name} needs a value")
-    return rest + [f"{name}={json.dumps(values)}" for name, values in found.items() if values]
+    return rest + [f"{name}={in_yaml(values)}" for name, values in found.items() if values]

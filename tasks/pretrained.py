@@ -21,6 +21,9 @@ FILES = (
 )
 # Each run chooses these for itself: what suits pretraining on much text overfits few labels.
 RATES = ("dropout", "mlp_dropout", "attention_dropout", "drop_path", "head_dropout", "pooler_dropout", "token_dropout")
+OPTION = "--model.pretrained"  # which names such weights to train on
+CKPT_PATH = "--ckpt_path"  # which names a model to use
+BEST = Path("checkpoints", "best.ckpt")  # in the folder of a run
 Settings = dict[str, Any]  # content of a config.json
 Made = TypeVar("Made")
 
@@ -74,12 +77,12 @@ def pretrained_state(
     return folder_state(folder, convert)
 
 
-def folder_state(folder: Path, convert: Callable[[Settings, State], State]) -> State:
+def folder_state(folder: Path, convert: Callable[[Settings, State], State], option: str = OPTION) -> State:
     """The weights in a folder of Hugging Face's layout under our names; `convert` as in `pretrained_state`."""
     weights: State = {}
     for file in weight_files(folder):
         weights |= read_weights(str(file))
-    return read_settings(folder, lambda settings: convert(settings, weights))
+    return read_settings(folder, lambda settings: convert(settings, weights), option)
 
 
 def checkpoint_of(source: str, tasks: Sequence[str]) -> Checkpoint:
@@ -118,8 +121,8 @@ def tokenizer_file(source: str, facts: Mapping[str, Any]) -> Path:
     return path
 
 
-def read_settings(folder: Path, understand: Callable[[Settings], Made]) -> Made:
-    """What `understand` makes of a folder's `config.json`.
+def read_settings(folder: Path, understand: Callable[[Settings], Made], option: str = OPTION) -> Made:
+    """What `understand` makes of a folder's `config.json`; `option` is what named the folder.
 
     Raises:
         UsageError: There is none, or it describes a model that is not known here.
@@ -128,32 +131,43 @@ def read_settings(folder: Path, understand: Callable[[Settings], Made]) -> Made:
         settings = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} has no readable config.json: give a folder of Hugging Face's layout") from error
-    with refusals(f"--model.pretrained {folder}"):
+    with refusals(f"{option} {folder}"):
         return understand(settings)
 
 
-def local_folder(source: str) -> Path:
+def local_folder(source: str, option: str = OPTION) -> Path:
     """The folder with the model's files, downloaded where it is on the hub.
+
+    Args:
+        source: `hf/<model>`, or a local folder.
+        option: What named it, for errors.
 
     Raises:
         UsageError: no such folder, or none with weights as safetensors.
         DataError: it could not be downloaded.
     """
     if source.startswith("hf/"):
-        folder = downloaded(source.removeprefix("hf/"))
+        folder = downloaded(source.removeprefix("hf/"), option)
     elif Path(source).is_dir():
         folder = Path(source).resolve()
     else:
         raise UsageError(
-            f"--model.pretrained {source}: no such folder; give a checkpoint (.ckpt), a folder with config.json, "
+            f"{option} {source}: no such folder; give a checkpoint (.ckpt), a folder with config.json, "
             "model.safetensors and tokenizer.json, or hf/<model>"
         )
-    if not weight_files(folder):
+    if weight_files(folder):
+        return folder
+    if (folder / BEST).is_file():
+        raise UsageError(f"{option} {source} is the folder of a run: give its checkpoint, {Path(source) / BEST}")
+    if not (folder / "config.json").is_file():
         raise UsageError(
-            f"--model.pretrained {source} has no model.safetensors: choose a model that has, or write this one anew "
-            "with save_pretrained(FOLDER) of transformers and give that FOLDER"
+            f"{option} {source} holds no model: give a checkpoint (.ckpt) or a folder with config.json, "
+            "model.safetensors and tokenizer.json"
         )
-    return folder
+    raise UsageError(
+        f"{option} {source} has no model.safetensors: choose a model that has, or write this one anew "
+        "with save_pretrained(FOLDER) of transformers and give that FOLDER"
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -175,8 +189,8 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def downloaded(model: str) -> Path:
-    """The folder with the files of a model on the hub.
+def downloaded(model: str, option: str = OPTION) -> Path:
+    """The folder with the files of a model on the hub; `option` is what named it.
 
     Raises:
         DataError: it could not be downloaded.
@@ -188,5 +202,5 @@ def downloaded(model: str) -> Path:
     except Exception as error:  # of the download: urllib's, huggingface_hub's
         raise DataError(
             f"hf/{model} could not be downloaded ({type(error).__name__}): fetch config.json, model.safetensors and "
-            "tokenizer.json elsewhere and give their folder as --model.pretrained FOLDER"
+            f"tokenizer.json elsewhere and give their folder as {option} FOLDER"
         ) from error

@@ -1,15 +1,34 @@
-"""How much of what the machine can do a training step makes use of: model FLOP utilisation (Chowdhery 2022)."""
+"""How much a training step does: tokens, and which share of the machine's peak (Chowdhery 2022)."""
 
 import time
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modules.linear import linear
 
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}  # by how a precision's name begins
 SIDES = {"cpu": 2048}  # of the matrices that are multiplied; elsewhere 8192
+
+
+class TokenCount(nn.Module):
+    """How many tokens the samples of training had, padding left out; counted on the device, which need not wait."""
+
+    sums: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(2, dtype=torch.int64), persistent=False)  # tokens, samples
+
+    def add(self, tokens: Tensor, samples: int) -> None:
+        """Count a batch of so many tokens, ()."""
+        self.sums += torch.stack((tokens, torch.full_like(tokens, samples)))
+
+    def per_sample(self) -> float:
+        """Tokens that a sample has on average."""
+        tokens, samples = self.sums.tolist()
+        return tokens / max(samples, 1)
 
 
 def flops_per_token(net: Any, length: int) -> int:

@@ -76,6 +76,7 @@ class Source(Generic[S]):
     """
 
     noun = "images"  # what the samples are, for messages
+    prefix = "--data.dataset"  # of its options on the command line, likewise
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
         self.path, self.options, self.skip_bad = path, options, skip_bad
@@ -125,7 +126,7 @@ class Source(Generic[S]):
         if given is None and not found or given is not None and given not in table.column_names:
             raise UsageError(
                 f"no column {given or option.removesuffix('_column')} in {self.origin}: "
-                f"set --data.dataset.{option} to one of {', '.join(table.column_names)}."
+                f"set {self.prefix}.{option} to one of {', '.join(table.column_names)}."
             )
         return given or found[0]
 

@@ -177,7 +177,8 @@ class DocumentSource(Source[Any]):
                 documents, characters = documents + piece.opens, characters + len(piece.text)
                 advance(len(text))
         if not documents:
-            raise DataError(f"the {split} split of {self.origin} holds no text.")
+            parted = any(self.has(other) for other in ("train", "val", "test") if other != split)
+            raise DataError(f"{f'the {split} split of ' if parted else ''}{self.origin} holds no text.")
         return Survey(content_key(content.hexdigest(), marks.hexdigest()), documents, characters)
 
     def split(self, split: str) -> Documents:

@@ -57,7 +57,7 @@ def text_column(source: Source[Any], table: Any) -> str:
     if "string" not in str(kind := table.schema.field(name).type):
         words = [field.name for field in table.schema if "string" in str(field.type)]
         raise UsageError(
-            f"column {name} of {source.origin} holds {kind}, not text: set --data.dataset.text_column to one of "
+            f"column {name} of {source.origin} holds {kind}, not text: set {source.prefix}.text_column to one of "
             f"{', '.join(words) or 'those that hold text (there are none)'}."
         )
     return name

@@ -1,6 +1,6 @@
 """Control tokens: their roles, their numbers, and the names they have in tokenizers that others trained."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -65,9 +65,16 @@ class Frame:
     tail: int | None = None
 
     @classmethod
-    def of(cls, ids: ControlIds) -> "Frame":
-        """[BOS] document [EOS]; where the tokenizer has but one of them, or one for both, that between documents."""
-        if ids.bos is None or ids.eos is None or ids.bos == ids.eos:
+    def of(cls, ids: ControlIds, around: Sequence[int]) -> "Frame":
+        """[BOS] document [EOS]; or one token between documents, where the tokenizer has but one of them.
+
+        Args:
+            ids: The control tokens.
+            around: Those that the tokenizer itself puts around a text. [BOS] among them does begin a document, even if
+                it is [EOS], too; where there are none at all, as in Qwen's, it does not.
+        """
+        alone = ids.bos is None or ids.eos is None or ids.bos == ids.eos or not around
+        if alone and ids.bos not in around:
             only = ids.bos if ids.eos is None else ids.eos
             return cls(lead=only, tail=only)
         return cls(head=ids.bos, tail=ids.eos)

@@ -94,4 +94,6 @@ def _roberta(folder: Path, settings: dict[str, Any]) -> Any:
     if {"<s>", "</s>"} <= numbers.keys():  # not in GPT-2's files, which are of the same kind
         sep, cls = ("</s>", numbers["</s>"]), ("<s>", numbers["<s>"])
         backend.post_processor = processors.RobertaProcessing(sep, cls)
+    elif settings.get("add_bos_token") and (begin := named_roles(settings).get("bos")) in numbers:
+        backend.post_processor = processors.TemplateProcessing(f"{begin} $A", None, [(begin, numbers[begin])])
     return backend

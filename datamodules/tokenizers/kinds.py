@@ -14,6 +14,12 @@ TokenizerName = Literal["whitespace", "word", "character", "bpe", "wordpiece"]
 TruncateName = Literal["head", "tail", "both"]
 ALPHABET = 1000  # characters that WordPiece knows at most, the most frequent ones; others are [UNK]
 
+# How `tokenizer.json` spells the cut into single characters.
+CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+# The kinds by the decoder in `tokenizer.json`, and those of whole words, which have none, by their cut.
+KIND_OF: dict[str | None, TokenizerName] = {"WordPiece": "wordpiece", "ByteLevel": "bpe", "Fuse": "character"}
+WORDS: dict[str | None, TokenizerName] = {"Whitespace": "word", "Sequence": "whitespace"}
+
 
 @dataclass(frozen=True)
 class TokenizerConfig:

@@ -14,16 +14,10 @@ import numpy as np
 from datamodules.cache import CHUNK, Texts, chunks, content_key
 from datamodules.errors import DataError, UsageError
 from datamodules.progress import progress_bar
-from datamodules.tokenizers.control import CONTROL, ControlIds, find_control
+from datamodules.tokenizers.control import CONTROL, ControlIds, Frame, find_control
 from datamodules.tokenizers.foreign import read_tokenizer
-from datamodules.tokenizers.kinds import TokenizerConfig, TokenizerName, TruncateName
+from datamodules.tokenizers.kinds import CHARACTERS, KIND_OF, WORDS, TokenizerConfig, TokenizerName, TruncateName
 from datamodules.tokenizers.training import learn, learned
-
-# How `tokenizer.json` spells the cut into single characters.
-CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
-# The kinds by the decoder in `tokenizer.json`, and those of whole words, which have none, by their cut.
-KIND_OF: dict[str | None, TokenizerName] = {"WordPiece": "wordpiece", "ByteLevel": "bpe", "Fuse": "character"}
-WORDS: dict[str | None, TokenizerName] = {"Whitespace": "word", "Sequence": "whitespace"}
 
 
 class Built(NamedTuple):
@@ -124,6 +118,12 @@ class Tokenizer:
         """Hash of everything that decides how a text is cut: 32 hexadecimal digits."""
         return content_key(self.to_json())
 
+    @cached_property
+    def frame(self) -> Frame:
+        """Control tokens that mark documents for a language model."""
+        made = self._backend.encode("")
+        return Frame.of(self.ids, [i for i, special in zip(made.ids, made.special_tokens_mask, strict=True) if special])
+
     # Text to numbers.
 
     def encode_chunks(self, texts: Texts, progress: bool = True) -> Iterator[list[list[int]]]:
@@ -164,6 +164,11 @@ class Tokenizer:
         lists = [ids for part in self.encode_chunks(texts, progress=False) for ids in part]
         sizes = np.array([len(ids) for ids in lists], np.int64)
         return np.fromiter(chain.from_iterable(lists), np.uint32, sizes.sum()), sizes
+
+    def first_bytes(self, text: str) -> int:
+        """UTF-8 bytes of a text that its first token stands for; of a character in several tokens an even share."""
+        spans = self._backend.encode(text, add_special_tokens=False).offsets
+        return len(text[: spans[0][1]].encode()) // spans.count(spans[0]) if spans else 0
 
     @cached_property
     def _numbers(self) -> np.ndarray | None:

@@ -15,6 +15,8 @@ from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError, refusals
 from tasks.parsing import Options
 from tasks.pretrained import (
+    CKPT_PATH,
+    OPTION,
     Settings,
     checkpoint_options,
     folder_options,
@@ -62,10 +64,10 @@ def pretrained_options(source: str) -> Options:
     return folder_options(folder, asdict(read_config(source, folder)))
 
 
-def read_config(source: str, folder: Path) -> DecoderConfig:
+def read_config(source: str, folder: Path, option: str = OPTION) -> DecoderConfig:
     """Sizes of the model in a folder of Hugging Face's layout; says where its window makes the context shorter."""
     (_, config), positions = read_settings(
-        folder, lambda settings: (config_from_huggingface(settings), settings.get("max_position_embeddings"))
+        folder, lambda settings: (config_from_huggingface(settings), settings.get("max_position_embeddings")), option
     )
     if positions and config.max_length and positions > config.max_length:
         rank_zero_only(print)(
@@ -112,7 +114,7 @@ class Model(NamedTuple):
     @property
     def frame(self) -> Frame:
         """Control tokens that it saw around documents."""
-        return Frame.of(self.tokenizer.ids) if self.facts["framed"] else Frame()
+        return self.tokenizer.frame if self.facts["framed"] else Frame()
 
 
 def load_model(source: str) -> Model:
@@ -131,20 +133,26 @@ def load_model(source: str) -> Model:
     return Model(net.eval(), Tokenizer.from_json(saved["facts"]["tokenizer"]), saved["facts"])
 
 
+def marks_documents(settings: Settings) -> bool:
+    """Whether a model saw where documents begin or end: not if its `config.json` says that there are no such tokens."""
+    return any(settings.get(f"{role}_token_id", 0) is not None for role in ("bos", "eos"))
+
+
 def _published(source: str) -> Model:
-    folder = local_folder(source)
-    config, tokenizer = read_config(source, folder), Tokenizer.from_file(folder)
-    with refusals(source):
+    folder = local_folder(source, CKPT_PATH)
+    config, tokenizer = read_config(source, folder, CKPT_PATH), Tokenizer.from_file(folder)
+    begins = tokenizer.frame.head is not None
+    with refusals(f"{CKPT_PATH} {source}"):
         if config.vocabulary is None or config.max_length is None:
             raise UsageError("its config.json does not say how many tokens it knows or reads")
         net = Decoder(config)
-        load_weights(net, folder_state(folder, converted))
+        load_weights(net, folder_state(folder, converted, CKPT_PATH))
     facts = {
         "tokenizer": tokenizer.to_json(),
         "tokenizer_options": asdict(TokenizerConfig(file=str(folder))),
         "vocabulary": tokenizer.size,
         "padding": 0,
         "max_length": config.max_length,
-        "framed": True,
+        "framed": begins or read_settings(folder, marks_documents, CKPT_PATH),
     }
     return Model(net.eval(), tokenizer, facts)

@@ -4,11 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from datamodules.tokenizers import Tokenizer
 from modules.pretrained.decoder import from_tessera
 from modules.pretrained.decoder_configs import config_to_huggingface, suited_family
 from tasks.exporting import TextFormat, export_texts
-from tasks.lm.architectures import load_model
+from tasks.lm.architectures import Model, load_model
 
 
 def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:
@@ -21,16 +20,17 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         output: Folder or file to write; null puts it beside the checkpoint.
     """
     model = load_model(ckpt_path)
-    export_texts(model.net, model.facts, ckpt_path, format, output, lambda net: to_huggingface(net, model.tokenizer))
+    export_texts(model.net, model.facts, ckpt_path, format, output, lambda net: to_huggingface(net, model))
 
 
-def to_huggingface(net: Any, tokenizer: Tokenizer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Content of `config.json` and the weights by their names.
+def to_huggingface(net: Any, model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Content of `config.json` and the weights by their names; it names no begin and end that the model never saw.
 
     Raises:
         ValueError: they have no such model; says why.
     """
     family = suited_family(net.config)
-    return config_to_huggingface(family, net.config, tokenizer.ids.known()), from_tessera(
-        family, net.state_dict(), net.config
-    )
+    special = model.tokenizer.ids.known()
+    if not model.facts["framed"]:
+        special = {role: number for role, number in special.items() if role not in ("bos", "eos")}
+    return config_to_huggingface(family, net.config, special), from_tessera(family, net.state_dict(), net.config)

@@ -15,6 +15,8 @@ from tasks.lines import read_lines
 from tasks.lm.architectures import Model, load_model
 from tasks.lm.writing import Writer, Writers, end_tokens, prompt_tokens, writers
 
+MOST_SAMPLES = 10_000  # for each prompt; memory is taken for all of them
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(GenerationConfig):
@@ -28,8 +30,9 @@ class GenerateOptions(GenerationConfig):
             best ones.
         stop: String that ends a text and is no part of it; may be given several times.
         json: Print an object on a line for each text, when it is done: prompt, text, number of new tokens, how it ended
-            (length, end of the document, stop string), and its score in beam search.
-        strict: Refuse a prompt that is longer than the context, instead of reading its last part only.
+            (length, end of the document, stop string, or in beam search the context), and its score in beam search.
+        strict: Refuse a prompt that is longer than the context, or than beam search has room for in it, instead of
+            reading its last part only.
         quantize: int8: weights in a quarter of the bytes, on a CPU, a little less exact; null: as they are.
         device: Where to compute; auto: on a GPU if there is one.
     """
@@ -46,13 +49,18 @@ class GenerateOptions(GenerationConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_samples < 1:
-            raise ValueError(f"num_samples is {self.num_samples}; it must be at least 1.")
+        if not 1 <= self.num_samples <= MOST_SAMPLES:
+            raise ValueError(f"num_samples is {self.num_samples}; it must be from 1 to {MOST_SAMPLES:,}.")
+        if self.temperature == 0 and self.beams == 1 < self.num_samples:
+            raise ValueError(f"num_samples is {self.num_samples}, but at temperature 0 all are the same text; raise "
+                             "temperature, or leave num_samples out.")  # fmt: skip
         if 1 < self.beams < self.num_samples:
             raise ValueError(f"num_samples is {self.num_samples}, but beam search with {self.beams} beams ends with "
                              f"{self.beams} texts; raise beams.")  # fmt: skip
         if "" in self.stop:
             raise ValueError("a stop string is empty; leave it out.")
+        if self.stop and self.beams > 1:
+            raise ValueError("beam search ranks whole texts, which a stop string would cut; leave stop or beams out.")
 
 
 class Done(NamedTuple):
@@ -77,6 +85,9 @@ def generate(options: GenerateOptions) -> None:
             if len(rows) > 1:
                 print(f"{heading(number, options.num_samples, len(prompts)):-<80}")
             print_text(row, steps)
+    if any(row.writer.ended == "context" for row in rows):
+        print(f"texts ended with the context of {model.net.max_length} tokens, which beam search cannot go beyond",
+              file=sys.stderr)  # fmt: skip
     made, seconds = sum(row.writer.tokens for row in rows), time.perf_counter() - start
     print(f"{made} tokens in {seconds:.1f} s ({made / seconds:.0f} tokens/s)", file=sys.stderr)
 
@@ -106,7 +117,7 @@ def ranked(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]], op
             writer = Writer(model.tokenizer, ids, options.stop, ends)
             for token in text:
                 writer.add(token)
-            writer.finish()
+            writer.finish("length" if len(text) == options.max_new_tokens else "context")
             rows.append(Done(prompt, writer, score))
     return rows, Writers([row.writer for row in rows], iter(()))
 
@@ -128,13 +139,18 @@ def read_prompts(options: GenerateOptions) -> list[str]:
 def fitting(model: Model, tokens: list[int], number: int, options: GenerateOptions) -> list[int]:
     """The last tokens of a prompt, as many as the context has room for; says so where some are left out.
 
+    Beam search does not go beyond the context, of which it keeps up to a half for new tokens.
+
     Raises:
-        UsageError: some would be, and the options are strict.
+        UsageError: some would be left out, and the options are strict.
     """
-    most = model.net.max_length
+    context = model.net.max_length
+    most = context if options.beams == 1 else max(1, (context + 1) // 2, context + 1 - options.max_new_tokens)
     if len(tokens) <= most:
         return tokens
-    what = f"prompt {number} has {len(tokens)} tokens, and the context of the model is {most}"
+    what = f"prompt {number} has {len(tokens)} tokens, and the context of the model is {context}"
+    if options.beams > 1:
+        what += f", {context - most} of which beam search keeps for new ones"
     if options.strict:
         raise UsageError(f"{what}: shorten it, or leave --strict out to read its last part")
     print(f"{what}: its last {most} are read", file=sys.stderr)

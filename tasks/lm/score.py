@@ -74,7 +74,7 @@ def score(
     if len(file.tokens) < 2:
         raise UsageError(f"{data.path} has one token only, which nothing can be foreseen from: give a longer text")
     loss, right, tokens = total(model.net, file.tokens, stride, batch_size)
-    bytes_ = int(file.bytes[-1])
+    bytes_ = int(file.bytes[-1] - file.byte_places(np.array(1)))  # nothing foresees the first token
     found = {
         "loss": loss / tokens,
         "perplexity": math.exp(loss / tokens),
@@ -99,6 +99,7 @@ def corpus(text: ScoredText, facts: dict[str, Any]) -> Any:
         skip_bad=text.skip_bad,
     )
     data.adopt(facts)
+    data.source.prefix = "--data"
     data.source.prepare()
     return data.tokens(data.source.whole(), "the text")
 

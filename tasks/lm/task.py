@@ -20,7 +20,7 @@ from tasks.lm.architectures import Model, fitted, load_pretrained
 from tasks.lm.writing import prompt_tokens, writers
 from tasks.optim import OptimConfig
 from tasks.text import MeanOf, TextTask
-from tasks.throughput import flops_per_token, matmul_peak
+from tasks.throughput import TokenCount, flops_per_token, matmul_peak
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class LMTask(TextTask):
         if z_loss < 0:
             raise ValueError(f"z_loss {z_loss} must not be negative")
         self.net_config, self.z_loss, self.sample_config, self.pretrained = net, z_loss, samples, pretrained
+        self.trained = TokenCount()
 
     def build(self, facts: Mapping[str, Any]) -> Decoder:
         """A decoder for the data's tokens and context."""
@@ -114,15 +115,25 @@ class LMTask(TextTask):
         targets = batch["targets"]
         hidden = self.net(batch["tokens"], coords=batch.get("coords"), documents=batch.get("documents"))
         loss, right = self.net.loss(hidden, targets, z_loss=self.z_loss if training else 0.0)
-        if training:
-            return loss, {}, {}
         count = (targets != IGNORED).sum()
+        if training:
+            self.trained.add(count, len(targets))
+            return loss, {}, {}
         figures = {"acc": right, "bytes_per_token": batch["bytes"].sum()}
         return (
             loss,
             {name: value / count.clamp(min=1) for name, value in figures.items()},
             dict.fromkeys(figures, count),
         )
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """As in the base class; where the loggers log, also what follows from the loss, z-loss included."""
+        loss = super().training_step(batch, batch_idx)
+        if (self.global_step + 1) % max(1, self.trainer.log_every_n_steps) == 0:  # type: ignore[attr-defined]
+            size = batch["bytes"].sum() / (batch["targets"] != IGNORED).sum()
+            values = {"train/loss": loss.detach(), "train/bytes_per_token": size}
+            self.log_dict(self.derived(values, "train"), batch_size=self.samples(batch))
+        return loss
 
     # Rates ----------------------------------------------------------------------------------------------------------
 
@@ -132,8 +143,8 @@ class LMTask(TextTask):
         self.flops = flops_per_token(self.net, self.facts["max_length"])
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
-        """Tokens/s, and which share of the devices' peak their arithmetic is (model FLOP utilisation)."""
-        tokens = samples_per_s * self.facts["max_length"]
+        """Tokens/s without padding, and the share of the peak that their arithmetic is (model FLOP utilisation)."""
+        tokens = samples_per_s * self.trained.per_sample()
         return {"train/tokens_per_s": tokens, "train/mfu": tokens * self.flops / self.peak / self.trainer.world_size}
 
     # Samples --------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Writer:
     Attributes:
         text: What was given out.
         tokens: How many tokens came.
-        ended: Why nothing more will come: "stop", "end", or "length" after `finish`; None: it may go on.
+        ended: Why nothing more will come: "stop", "end", or what `finish` was told; None: it may go on.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Writer:
             self._first, self._read = max(self._first, self._read - LOOK_BACK), len(self._ids)
             self._take(new, None)
 
-    def finish(self) -> None:
-        """No more tokens: the rest is text as it is."""
+    def finish(self, ended: str = "length") -> None:
+        """No more tokens, for this reason: the rest is text as it is."""
         if not self.ended:
-            self._take(self._new(), "length")
+            self._take(self._new(), ended)
 
     def _new(self) -> str:
         """What the tokens after `_read` add to the text."""

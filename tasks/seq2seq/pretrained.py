@@ -14,6 +14,8 @@ from tasks.checkpoints import KEY, net_weights
 from tasks.errors import refusals
 from tasks.parsing import Options
 from tasks.pretrained import (
+    CKPT_PATH,
+    OPTION,
     Settings,
     checkpoint_of,
     folder_state,
@@ -58,14 +60,14 @@ def _files(source: Path, target: Path) -> Options:
     return {"file": str(source), "target_file": None if target == source else str(target)}
 
 
-def read_folder(folder: Path) -> tuple[Seq2SeqConfig, PairTokenizerConfig]:
-    """Sizes of the model in a folder of Hugging Face's layout, and its tokenizers.
+def read_folder(folder: Path, option: str = OPTION) -> tuple[Seq2SeqConfig, PairTokenizerConfig]:
+    """Sizes of the model in a folder of Hugging Face's layout, and its tokenizers; `option` is what named it.
 
     Raises:
         UsageError: there is no such model, or no tokenizer.
         DataError: a tokenizer cannot be read.
     """
-    (family, config), settings = read_settings(folder, lambda found: (config_from_huggingface(found), found))
+    (family, config), settings = read_settings(folder, lambda found: (config_from_huggingface(found), found), option)
     usual = settings.get("eos_token_id" if family == "bart" else "pad_token_id")  # in older files of BART and T5
     start = settings.get("decoder_start_token_id")
     start = usual if start is None else start
@@ -127,8 +129,8 @@ def published(source: str) -> tuple[Seq2Seq, dict[str, Any]]:
     """
     from tasks.seq2seq.architectures import build, fitted
 
-    folder = local_folder(source)
-    config, options = read_folder(folder)
+    folder = local_folder(source, CKPT_PATH)
+    config, options = read_folder(folder, CKPT_PATH)
     facts = {
         **tokenizers(options).facts(),
         "tokenizer_options": asdict(options),

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -23,6 +22,7 @@ from tasks.optim import OptimConfig
 from tasks.seq2seq.architectures import build, fitted, writing
 from tasks.seq2seq.scores import TranslationScores, table
 from tasks.text import MeanOf, TextTask
+from tasks.throughput import TokenCount
 
 SHOWN = 3  # test sentences that a run ends with
 
@@ -97,8 +97,7 @@ class Seq2SeqTask(TextTask):
             raise UsageError(f"--model.average {average} must be at least 2 validations; leave it out for none")
         self.net_config, self.label_smoothing, self.decoding = net, label_smoothing, decoding
         self.pretrained, self.average = pretrained, average
-        self.trained: Tensor
-        self.register_buffer("trained", torch.zeros(2, dtype=torch.int64), persistent=False)  # target tokens, pairs
+        self.trained = TokenCount()
 
     def build(self, facts: Mapping[str, Any]) -> Seq2Seq:
         """An encoder-decoder for the data's tokens and lengths."""
@@ -145,7 +144,7 @@ class Seq2SeqTask(TextTask):
         loss, right = self.net.loss(hidden, targets, self.label_smoothing if training else 0.0)
         count = (targets != IGNORED).sum()
         if training:
-            self.trained += torch.stack((count, torch.full_like(count, len(targets))))
+            self.trained.add(count, len(targets))
             return loss, {}, {}
         outputs = {"acc": right / count.clamp(min=1), "texts": self.translations(batch)}
         pairs = {"index": batch["index"].tolist(), "sources": batch["text"], "references": batch["reference"]}
@@ -161,8 +160,7 @@ class Seq2SeqTask(TextTask):
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
         """Target tokens/s, padding left out."""
-        tokens, pairs = self.trained.tolist()
-        return {"train/tokens_per_s": samples_per_s * tokens / max(pairs, 1)}
+        return {"train/tokens_per_s": samples_per_s * self.trained.per_sample()}
 
     # What a run says and keeps --------------------------------------------------------------------------------------
 

@@ -70,7 +70,10 @@ def test_the_reference(packing: str, tokenizer: TokenizerConfig) -> None:
     rows = len(data.dataset("train"))
     assert len(batches) == data.train_batches() == (rows // 12 if packing == "windows" else -(-rows // 12))
     for batch in batches[: rows // 12]:
-        assert {k: (tuple(v.shape), v.dtype) for k, v in batch.items()} == {n: ((12, 64), torch.int64) for n in names}
+        shapes = {**dict.fromkeys(names, (12, 64)), "bytes": (12,)}
+        assert {k: (tuple(v.shape), v.dtype) for k, v in batch.items()} == {
+            n: (s, torch.int64) for n, s in shapes.items()
+        }
     for split, loader in (("val", data.val_dataloader()), ("test", data.test_dataloader())):
         batches = list(loader)
         assert set(batches[0]) == {*names, "bytes"}
@@ -97,6 +100,22 @@ def test_one_document_has_no_control_tokens_and_the_tail_is_held_back(poem: Path
     assert data.tokenizer.decode(rows[rows != -100].tolist()) == text[int(len(text) * 0.9) + 1 :]
     with pytest.warns(UserWarning, match="no test split"):
         data.setup("test")
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("kind", ["bpe", "character", "word"])
+def test_bytes_leave_out_a_first_token_that_nothing_foresees(packing: str, kind: Any, tmp_path: Path) -> None:
+    text = "été der Rosen, und kein anderer Sommer. " * 200
+    (tmp_path / "a.txt").write_text(text)
+    data = corpus(tmp_path / "a.txt", packing, tokenizer=TokenizerConfig(kind, 300, 1, False))
+    data.setup("fit")
+    assert data.facts()["framed"] is False
+    held = text[int(len(text) * 0.9) :]
+    assert held.startswith("été")
+    first = {"bpe": data.tokenizer.tokens(data.file("val").tokens[:1])[0], "character": "é", "word": "été"}[kind]
+    size = len(first) if kind == "bpe" else len(first.encode())  # byte-level pieces spell each byte as a character
+    batches = list(data.val_dataloader())
+    assert sum(int(batch["bytes"].sum()) for batch in batches) == len(held.encode()) - size
 
 
 def test_a_foreign_tokenizer_of_one_control_token(letters: Path, tmp_path: Path) -> None:
@@ -159,6 +178,10 @@ def test_a_run_goes_on_from_any_step_as_if_it_had_not_stopped(
         assert fit(tmp_path / f"step={step}.ckpt") == whole[step:], step
     with pytest.raises(UsageError, match="number of training samples|batch size"):
         fit(tmp_path / "step=2.ckpt", batch_size=5)
+    path = poem if packing == "windows" else letters
+    path.write_text(path.read_text().replace("1", "2"))
+    with pytest.raises(UsageError, match="the training text is not the one .* though it is as long"):
+        fit(tmp_path / "step=2.ckpt")
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

@@ -321,7 +321,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing folder": (lambda folder: folder / "nowhere", "nowhere does not exist"),
     "no path": (lambda folder: None, "the source files needs --data.path"),
     "no file": (nothing, "empty holds no files: --data.path takes"),
-    "no text": (empty, "the train split of .*a.txt holds no text"),
+    "no text": (empty, "^[^ ]*a.txt holds no text"),
     "no documents": (lambda folder: write_rows(folder / "a.jsonl", texts=[""]) or folder / "a.jsonl", "holds no text"),
     "another kind": (lambda folder: bad("a.pdf", b"")(folder) / "a.pdf", "a.pdf is of another kind: --data.path takes"),
 }

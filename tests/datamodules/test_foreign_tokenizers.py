@@ -119,3 +119,59 @@ def test_files_that_are_no_tokenizers(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(DataError, match="tokenizer_config.json cannot be read"):
         Tokenizer.from_file(tmp_path)
+
+
+TEXT_END, TURN_END = "<|endoftext|>", "<|im_end|>"
+
+
+def decoders_tokenizer(folder: Path, opens: bool, settings: dict[str, object], older: bool = False) -> Tokenizer:
+    """A folder as decoders have it, whose tokenizer puts <|endoftext|> before a text or nothing."""
+    content = trained("bpe", lowercase=False).to_json().replace("[BOS]", TEXT_END).replace("[EOS]", TURN_END)
+    content = json.loads(content)
+    template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": TEXT_END, "type_id": 0}}], "pair": []}
+    template["special_tokens"] = {TEXT_END: {"id": TEXT_END, "ids": [5], "tokens": [TEXT_END]}}
+    template["single"] += [{"Sequence": {"id": "A", "type_id": 0}}]
+    template["pair"] = [*template["single"], {"Sequence": {"id": "B", "type_id": 1}}]
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    content["post_processor"] = template if opens else plain
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if older:
+        merges = "\n".join(" ".join(pair) for pair in content["model"]["merges"])
+        (folder / "vocab.json").write_text(json.dumps(content["model"]["vocab"]))
+        (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    else:
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+    return Tokenizer.from_file(folder)
+
+
+QWEN = {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None, "eos_token": TURN_END, "add_bos_token": False}
+LLAMA = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": TEXT_END, "eos_token": TURN_END}
+GPT2 = {"tokenizer_class": "GPT2Tokenizer", "bos_token": TEXT_END, "eos_token": TEXT_END, "unk_token": TEXT_END}
+
+
+@pytest.mark.parametrize(
+    "settings, opens, older",
+    [
+        (QWEN, False, False),
+        (LLAMA, True, False),
+        (LLAMA, False, False),
+        (GPT2, True, False),
+        (GPT2, False, False),
+        (GPT2, False, True),
+        (GPT2 | {"add_bos_token": True}, False, True),
+    ],
+)
+def test_a_document_begins_as_the_tokenizer_says(
+    settings: dict[str, object], opens: bool, older: bool, tmp_path: Path
+) -> None:
+    import transformers
+
+    ours = decoders_tokenizer(tmp_path, opens, settings, older)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    (ids,) = ours.encode_batch(["the value"])
+    begin = [] if ours.frame.head is None else [ours.frame.head]
+    assert begin + ids == theirs("the value")["input_ids"]
+    assert bool(begin) == (opens or "add_bos_token" in settings and settings is not QWEN)
+    end = ours.vocabulary[str(settings["eos_token"])]
+    assert ours.frame.tail == end and ours.frame.lead == (None if begin else end)
+    assert Tokenizer.from_json(ours.to_json()).frame == ours.frame

@@ -18,11 +18,15 @@ SIZES = [5, 0, 33, 8, 1, 64, 17, 2, 40, 9, 3, 7, 12, 31]  # of documents, withou
 
 
 def file(path: Path, sizes: list[int] = SIZES, head: bool = True, tail: bool = True, lead: bool = False) -> TokenFile:
-    """Documents of which no token but the control tokens occurs twice; each stands for three bytes of text."""
-    parts, first = [Part(np.array([EOS]), np.ones(1, int), np.zeros(1, int), np.zeros(1, bool))] * lead, 10
+    """Documents of which no token but the control tokens occurs twice; each stands for three bytes of text, but of text
+    that begins with no control token the first for seven."""
+    none = np.zeros(1, int)
+    parts, first = [Part(np.array([EOS]), np.ones(1, int), none, np.zeros(1, bool), none)] * lead, 10
     for size in sizes:
         tokens = np.array([BOS] * head + list(range(first, first + size)) + [EOS] * tail)
-        parts.append(Part(tokens, np.array([len(tokens)]), np.array([3 * size]), np.ones(1, bool)))
+        bare = 7 * (size > 0 and not head and not lead)
+        bytes_ = np.array([3 * size + bare - 3 * (bare > 0)])
+        parts.append(Part(tokens, np.array([len(tokens)]), bytes_, np.ones(1, bool), np.array([bare])))
         first += size
     write_tokens(path, parts, 70_000)
     return TokenFile(path)
@@ -48,18 +52,18 @@ def whole(dataset: Any, batch: int = 4) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("length", [1, 8, 16, 100, 1000])
 def test_windows_hold_every_target_once_in_order(framed: TokenFile, length: int) -> None:
-    rows = whole(Windows(framed, length, PAD, measured=True))
+    rows = whole(Windows(framed, length, PAD))
     stream, counted = framed.tokens.astype(np.int64).tolist(), rows["targets"] != -100
     assert rows["tokens"].shape == rows["targets"].shape == (-(-(len(stream) - 1) // length), length)
     assert rows["targets"][counted].tolist() == stream[1:] and rows["tokens"][counted].tolist() == stream[:-1]
     assert (rows["tokens"][~counted] == PAD).all()
-    assert rows["bytes"].dtype == torch.int64 and int(rows["bytes"].sum()) == 3 * sum(SIZES) == framed.bytes[-1]
-    assert Windows(framed, length, PAD, True).padding_share() == pytest.approx(1 - float(counted.double().mean()))
+    assert rows["bytes"].dtype == torch.int64 and int(rows["bytes"].sum()) == framed.bytes[-1] - framed.first[0]
+    assert Windows(framed, length, PAD).padding_share() == pytest.approx(1 - float(counted.double().mean()))
 
 
 @pytest.mark.parametrize("length", [1, 8, 16, 100, 1000])
 def test_packed_documents_hold_every_target_once_and_are_apart(framed: TokenFile, length: int) -> None:
-    dataset = PackedDocuments(framed, length, PAD, measured=True)
+    dataset = PackedDocuments(framed, length, PAD)
     rows = whole(dataset)
     assert all(rows[name].dtype == torch.int64 for name in rows) and rows["tokens"].shape == (len(dataset), length)
     stream, lead = framed.tokens.astype(np.int64).tolist(), int(framed.offsets[0])
@@ -81,16 +85,24 @@ def test_packed_documents_hold_every_target_once_and_are_apart(framed: TokenFile
     pieces = [text[i : i + length + 1] for text in texts for i in range(0, len(text) - 1, length)]
     assert sorted(found) == sorted(pieces)  # a document that fits into a row is in one piece
     assert dataset.padding_share() == pytest.approx(1 - float(counted.double().mean()))
-    lost = 0 if framed.offsets[0] or framed.tokens[0] == BOS else 3  # a document of one token has no target at all
-    assert int(rows["bytes"].sum()) == framed.bytes[-1] - lost
+    assert int(rows["bytes"].sum()) == framed.bytes[-1] - framed.first.sum()
+
+
+def test_bytes_of_a_text_without_control_tokens_leave_out_its_first_token(tmp_path: Path) -> None:
+    table = file(tmp_path / "a.tokens", SIZES, head=False, tail=False)
+    assert (table.first[:-1] == [7 * (size > 0) for size in SIZES]).all()
+    for rows in (Windows(table, 8, PAD), PackedDocuments(table, 8, PAD)):
+        batch = whole(rows)
+        opening = {int(token) for token in table.tokens[table.offsets[:-1]][np.array(SIZES) > 0]}
+        for targets, bytes_ in zip(batch["targets"].tolist(), batch["bytes"].tolist(), strict=True):
+            assert bytes_ == sum(7 if target in opening else 3 for target in targets if target != -100)
 
 
 def test_bytes_are_those_of_the_documents(tmp_path: Path) -> None:
-    dataset = PackedDocuments(file(tmp_path / "a.tokens"), 66, PAD, measured=True)
+    dataset = PackedDocuments(file(tmp_path / "a.tokens"), 66, PAD)
     for row in range(len(dataset)):
         batch = dataset[[row]]
         assert int(batch["bytes"]) == 3 * int((batch["tokens"] > EOS).sum())
-    assert "bytes" not in PackedDocuments(file(tmp_path / "a.tokens"), 66, PAD, measured=False)[[0]]
 
 
 @pytest.mark.parametrize("length", [3, 8, 50])
@@ -107,6 +119,8 @@ def test_random_windows_lie_side_by_side(framed: TokenFile, length: int) -> None
         shift = dataset.shift()
         starts = [min(shift + i * length, len(stream) - length - 1) for i in range(len(dataset))]
         assert rows["tokens"].tolist() == [stream[s : s + length] for s in starts]
+        places = [framed.byte_places(np.array([s + 1, s + length + 1])) for s in starts]
+        assert rows["bytes"].tolist() == [int(last - first) for first, last in places]
         assert rows["targets"].tolist() == [stream[s + 1 : s + length + 1] for s in starts]
         missing = set(range(1, len(stream))) - {s + 1 + i for s in starts for i in range(length)}
         assert len(missing) < length and all(i <= shift or i > starts[-1] + length for i in missing)
@@ -142,8 +156,8 @@ def test_a_batch_costs_far_less_than_a_step(kind: str, tmp_path: Path) -> None:
     table = file(tmp_path / "a.tokens", [60, 10, 200, 30] * 2000)
     dataset: Any = {
         "random windows": lambda: RandomWindows(table, 64, 0),
-        "windows": lambda: Windows(table, 64, PAD, True),
-        "documents": lambda: PackedDocuments(table, 64, PAD, False),
+        "windows": lambda: Windows(table, 64, PAD),
+        "documents": lambda: PackedDocuments(table, 64, PAD),
     }[kind]()
     draw, seconds = np.random.default_rng(0), []
     for _ in range(300):
@@ -155,7 +169,7 @@ def test_a_batch_costs_far_less_than_a_step(kind: str, tmp_path: Path) -> None:
 
 
 def test_rows_are_abstract(tmp_path: Path) -> None:
-    rows = Rows(file(tmp_path / "a.tokens"), 8, PAD, False)
+    rows = Rows(file(tmp_path / "a.tokens"), 8, PAD)
     for call in (rows.__len__, rows.padding_share, lambda: rows.spans(np.array([0]))):
         with pytest.raises(NotImplementedError):
             call()

@@ -136,7 +136,7 @@ def same_texts(model: Any, net: Seq2Seq, lengths: tuple[int, ...], new: int, pen
         found = model.generate(source, attention_mask=keep.long(), **options, **(more if beams > 1 else {}))
     texts = found.sequences if beams > 1 else found
     sources = [row[kept].tolist() for row, kept in zip(source, keep, strict=True)]
-    config = GenerationConfig(new, temperature=0, beams=beams, length_penalty=penalty)
+    config = GenerationConfig(new, temperature=0, beams=beams, length_penalty=penalty, early_stopping="likely")
     got = [text for each in translate(net, sources, config, 0, [END]) for text in each]
     assert len(got) == len(texts)
     for number, (mine, other) in enumerate(zip(got, texts[:, 1:].tolist(), strict=True)):
@@ -153,7 +153,7 @@ def writing(settings: Settings) -> Any:
         if settings["model_type"] == "t5":
             model.get_output_embeddings().weight[END] *= 3
         else:
-            model.final_logits_bias[:, END] += 2
+            model.final_logits_bias[:, END] += 6 if settings.get("scale_embedding") else 2
     return model
 
 

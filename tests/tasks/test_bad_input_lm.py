@@ -30,6 +30,18 @@ def text(content: str | bytes) -> Callable[[], None]:
     return make
 
 
+def table() -> None:
+    Path("texts").mkdir()
+    Path("texts/a.jsonl").write_text('{"title": "The fox", "body": "The lazy dog."}\n')
+
+
+def numbers() -> None:
+    from datasets import Dataset
+
+    Path("texts").mkdir()
+    Dataset.from_dict({"text": [1], "body": ["The lazy dog."]}).to_parquet("texts/a.parquet")
+
+
 def corpus_and_tokenizer() -> None:
     corpus()
     Path("t.json").write_text(Tokenizer.train(["the lazy dog"], TokenizerConfig("bpe", 300)).to_json())
@@ -41,6 +53,11 @@ def settings() -> None:
     Path("theirs/model.safetensors").touch()
 
 
+def empty() -> None:
+    Path("theirs").mkdir()
+
+
+RUN_SAYS = "run is the folder of a run: give its checkpoint, "
 GENERATE = "generate --ckpt_path LETTERS"
 SCORE = "score --ckpt_path LETTERS --data.path texts/a.txt"
 CASES: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # options, files, exit code, words
@@ -71,6 +88,12 @@ CASES: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # op
         ("use the tokenizer that the network was trained with",),
     ),
     "no checkpoint": ("generate --ckpt_path nowhere.ckpt", nothing, USER, ("no checkpoint 'nowhere.ckpt'",)),
+    "an empty folder": ("generate --ckpt_path theirs", empty, USER, ("--ckpt_path theirs holds no model",)),
+    "a run to generate": ("generate --ckpt_path RUN", nothing, USER, ("--ckpt_path", RUN_SAYS)),
+    "a run to score": ("score --ckpt_path RUN --data.path a", nothing, USER, ("--ckpt_path", RUN_SAYS)),
+    "a run to export": ("export --ckpt_path RUN", nothing, USER, ("--ckpt_path", RUN_SAYS)),
+    "a run to go on from": (f"{FIT} --model.pretrained RUN", corpus, USER, ("--model.pretrained", RUN_SAYS)),
+    "another kind to generate": ("generate --ckpt_path theirs", settings, USER, ("--ckpt_path", "mamba")),
     "a checkpoint of another task": ("generate --ckpt_path VIT", nothing, USER, ("use python -m tasks.vit",)),
     "checkpoint left out": ("generate", nothing, USER, ("--ckpt_path is missing",)),
     "temperature": (f"{GENERATE} --temperature -0.5", nothing, USER, ("temperature is -0.5",)),
@@ -79,6 +102,14 @@ CASES: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # op
     "number of samples": (f"{GENERATE} --num_samples 0", nothing, USER, ("num_samples is 0",)),
     "more texts than beams": (f"{GENERATE} --beams 2 --num_samples 3", nothing, USER, ("raise beams",)),
     "beams and top-k": (f"{GENERATE} --beams 2 --top_k 3", nothing, USER, ("leave top_k",)),
+    "temperature too low": (f"{GENERATE} --temperature 1e-40", nothing, USER, ("temperature is 1e-40", "give 0")),
+    "seed": (f"{GENERATE} --seed 99999999999999999999999", nothing, USER, ("seed is 99999999999999999999999",)),
+    "new tokens": (f"{GENERATE} --max_new_tokens 99999999999", nothing, USER, ("max_new_tokens is 99999999999",)),
+    "the same text twice": (f"{GENERATE} --temperature 0 --num_samples 2", nothing, USER, ("leave num_samples out",)),
+    "too many samples": (f"{GENERATE} --num_samples 99999999999", nothing, USER, ("num_samples is 99999999999",)),
+    "beams and temperature": (f"{GENERATE} --beams 2 --temperature 0.5", nothing, USER, ("leave temperature",)),
+    "beams and seed": (f"{GENERATE} --beams 2 --seed 3", nothing, USER, ("leave temperature and seed out",)),
+    "beams and stop strings": (f"{GENERATE} --beams 2 --stop x", nothing, USER, ("leave stop or beams out",)),
     "empty stop string": (f'{GENERATE} --stop ""', nothing, USER, ("stop string is empty",)),
     "unknown character": (f'{GENERATE} --prompt "über"', nothing, USER, ("'ü' (U+00FC)", "leave it out")),
     "no prompt file": (f"{GENERATE} --prompt_file p.txt", nothing, USER, ("p.txt cannot be read",)),
@@ -86,7 +117,19 @@ CASES: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # op
     "prompts not UTF-8": (f"{GENERATE} --prompt_file texts/a.txt", text(b"a\n\xff"), USER, ("UTF-8 in line 2",)),
     "misspelled": (f"{GENERATE} --temprature 1", nothing, USER, ("did you mean --temperature",)),
     "no text to score": (SCORE, nothing, USER, ("texts/a.txt does not exist",)),
-    "an empty text to score": (SCORE, text(""), FAILED, ("holds no text",)),
+    "an empty text to score": (SCORE, text(""), FAILED, ("error: texts/a.txt holds no text",)),
+    "a column to score": (
+        "score --ckpt_path LETTERS --data.path texts",
+        table,
+        USER,
+        ("no column text in texts", "set --data.text_column to one of title, body."),
+    ),
+    "numbers to score": (
+        "score --ckpt_path LETTERS --data.path texts",
+        numbers,
+        USER,
+        ("holds int64, not text", "set --data.text_column to one of body."),
+    ),
     "one character": (SCORE, text("T"), USER, ("one token only",)),
     "a character to score": (SCORE, text("The lazy dög."), FAILED, ("'ö' (U+00F6)",)),
     "stride": (f"{SCORE} --stride 33", text("The lazy dog."), USER, ("--stride 33 must be from 1 to", "32")),
@@ -100,7 +143,8 @@ def test_refusals(case: str, lm_letters: Path, best: Path, capsys: pytest.Captur
     make()
     before = sorted(Path().rglob("*"))
     capsys.readouterr()
-    found = run(line.replace("LETTERS", str(lm_letters)).replace("VIT", str(best)), "lm")
+    line = line.replace("LETTERS", str(lm_letters)).replace("VIT", str(best))
+    found = run(line.replace("RUN", str(lm_letters.parents[1])), "lm")
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1, error
     for word in words:
@@ -112,3 +156,9 @@ def test_refusals(case: str, lm_letters: Path, best: Path, capsys: pytest.Captur
 def test_vit_is_not_exported_as_a_language_model(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert SHORT and run(f"export --ckpt_path {best}", "lm") == USER
     assert "use python -m tasks.vit" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_downloaded(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("generate", "score --data.path a", "export"):
+        assert run(f"{command} --ckpt_path hf/someone/nothing", "lm") == FAILED
+        assert "give their folder as --ckpt_path FOLDER" in capsys.readouterr().err

@@ -201,6 +201,36 @@ def test_stop_strings_of_the_command_line(lm_letters: Path, capsys: pytest.Captu
     assert cut["ended"] == "stop" and cut["text"] == whole["text"][: whole["text"].index(stop)]
 
 
+def test_any_character_may_be_typed(lm_bytes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = f'--ckpt_path {lm_bytes} --prompt "hi 🙂" --prompt "zwölf\\n" --max_new_tokens 4'
+    rows = objects(line, capsys)
+    assert [row["prompt"] for row in rows] == ["hi 🙂", "zwölf\\n"]
+    assert objects(f'{line} --stop "🙂" --stop "\u2028"', capsys) == rows
+
+
+def test_beams_have_their_own_room_in_the_context(lm_letters: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"generate --ckpt_path {lm_letters} --beams 2 --json --max_new_tokens"
+    long, short = "The quick brown fox jumps over the lazy dog."[:30], "The "
+
+    def made(options: str, *prompts: str) -> tuple[list[dict[str, Any]], str]:
+        assert run(f"{line} {options} " + " ".join(f'--prompt "{prompt}"' for prompt in prompts), "lm") == 0
+        out, err = capsys.readouterr()
+        return [json.loads(row) for row in out.splitlines()], err
+
+    ((alone,), err), (beside, _) = made("20", short), made("20", short, long)
+    assert beside[0] == alone and alone["tokens"] == 20 and alone["ended"] == "length" and "prompt 1" not in err
+    ((row,), err) = made("5", long)  # 28 + 5, of which the last is not read
+    assert row["prompt"] == long and row["tokens"] == 5 and row["ended"] == "length"
+    assert "prompt 1 has 30 tokens" in err and "32, 4 of which beam search keeps for new ones: its last 28 are" in err
+    assert row["text"] == made("5", long[-28:])[0][0]["text"]
+    ((row,), err) = made("50", short + short)
+    assert row["tokens"] == 25 and row["ended"] == "context" and "texts ended with the context of 32 tokens" in err
+    ((row,), err) = made("50", long)
+    assert row["tokens"] == 17 and row["ended"] == "context" and "its last 16 are read" in err
+    assert run(f'{line} 5 --prompt "{long}" --strict', "lm") == 2
+    assert run(f'{line} 3 --prompt "{long}" --strict', "lm") == 0
+
+
 def test_a_long_prompt_is_cut_or_refused(lm_letters: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = f"generate --ckpt_path {lm_letters} --max_new_tokens 5 --temperature 0 --json --prompt"
     long = "The quick brown fox jumps over the lazy dog."

@@ -19,6 +19,7 @@ from modules.decoder import Decoder, DecoderConfig
 from tasks import throughput
 from tasks.checkpoints import KEY, load_config, net_weights
 from tasks.lm.architectures import load_model
+from tasks.lm.writing import prompt_tokens
 from tasks.throughput import flops_per_token
 from tests.tasks.command import SMALL_LM, checkpoint, metrics, process, run, same, write_corpus
 from tests.tasks.test_ddp import python
@@ -84,8 +85,24 @@ def test_figures_are_those_of_the_text(packing: str, capsys: pytest.CaptureFixtu
     assert re.sub(r"\s", "", found["sample"]) in re.sub(r"\s", "", said)
     assert found["tokens_per_s"] > 0 and 0 < found["mfu"] < 1
     logged = [row for row in metrics("r") if "train/loss" in row]
-    assert {"train/loss", "train/grad_norm", "train/lr"} <= logged[0].keys()
+    assert {"train/loss", "train/bits_per_byte", "train/grad_norm", "train/lr"} <= logged[0].keys()
+    for row in logged:
+        assert float(row["train/perplexity"]) == pytest.approx(math.exp(float(row["train/loss"])), rel=1e-5)
     assert Path("r/tokenizer.json").read_text() == saved[KEY]["facts"]["tokenizer"]
+
+
+def test_bits_per_byte_in_training_are_those_of_the_batch() -> None:
+    write_corpus(Path("texts"))
+    line = f"{FIT} {STILL} --data.packing documents --trainer.limit_train_batches 3 --trainer.log_every_n_steps 2"
+    assert run(f"{line} --data.batch_size 1000 --run_dir r", "lm") == 0  # each step takes all of the text
+    assert [row for row in metrics("r") if "train/loss" in row] == []  # one step only
+    assert run(f"{line} --data.batch_size 1000 --trainer.max_epochs 2 --run_dir s", "lm") == 0
+    (row,) = (row for row in metrics("s") if "train/loss" in row)
+    data = CorpusData("files", "texts", "documents", max_length=32, tokenizer=TokenizerConfig("bpe", 400, 1, False))
+    data.adopt(checkpoint("s")[KEY]["facts"])
+    tokens, bytes_ = len(data.file("train").tokens) - len(data.file("train")), int(data.file("train").bytes[-1])
+    expected = float(row["train/loss"]) / math.log(2) * tokens / bytes_
+    assert float(row["train/bits_per_byte"]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_killed_in_mid_epoch_and_continued_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -165,6 +182,18 @@ def test_two_processes_are_one_run(tmp_path: Path) -> None:
 
 
 # Rates --------------------------------------------------------------------------------------------------------------
+
+
+def test_rates_count_no_padding() -> None:
+    Path("texts").mkdir()
+    for number in range(12):
+        Path(f"texts/{number}.txt").write_text("ab" * 9)  # no two fit into a row
+    line = f"{FIT} --data.tokenizer.kind character --data.packing documents --trainer.limit_val_batches 1"
+    assert run(f"{line} --run_dir r", "lm") == 0
+    found, rows = summary("r"), [row for row in metrics("r") if "train/padding" in row]
+    assert float(rows[0]["train/padding"]) > 0.4
+    share = 1 - float(rows[0]["train/padding"])
+    assert found["tokens_per_s"] == pytest.approx(found["samples_per_s"] * 32 * share, rel=0.02)
 
 
 def test_flops_are_those_that_torch_counts() -> None:
@@ -256,6 +285,35 @@ def test_hugging_face_and_back(kind: str, capsys: pytest.CaptureFixture[str]) ->
     line = 'generate --ckpt_path theirs --prompt "The value of a" --temperature 0 --max_new_tokens 40 --json'
     assert run(line, "lm") == 0
     assert json.loads(capsys.readouterr().out)["text"] == tokenizer.decode(greedy[0, len(read) :].tolist())
+
+
+@pytest.mark.parametrize("documents", [1, 6], ids=["one document", "several"])
+def test_an_exported_model_writes_and_scores_what_its_checkpoint_does(
+    documents: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import transformers
+
+    prompt, text = "The value of a", next(write_corpus(Path("texts"), documents).iterdir()).read_text()
+    line = f"{FIT} --data.dataset.val_share 0.2 --data.max_length 16 --model.optimizer.lr 1e-2 --trainer.max_steps 20"
+    assert run(f"{line} --run_dir r", "lm") == 0
+    assert run("export --ckpt_path r/checkpoints/last.ckpt --output theirs", "lm") == 0
+    Path("text.txt").write_text(text)
+    said = []
+    for source in ("r/checkpoints/last.ckpt", "theirs"):
+        capsys.readouterr()
+        for options in (f'--prompt "{prompt}" --temperature 0', "--seed 3", f'--prompt "{prompt}" --beams 2'):
+            assert run(f"generate --ckpt_path {source} --max_new_tokens 9 --json {options}", "lm") == 0
+        assert run(f"score --ckpt_path {source} --data.path text.txt --json", "lm") == 0
+        said.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    assert said[0] == said[1]
+    ours, theirs = load_model("theirs"), transformers.AutoTokenizer.from_pretrained("theirs")
+    assert prompt_tokens(ours, prompt) == theirs(prompt)["input_ids"]
+    assert (prompt_tokens(ours, prompt)[0] == ours.tokenizer.control("bos")) == (documents > 1)
+    end = transformers.AutoConfig.from_pretrained("theirs").eos_token_id
+    assert end == (ours.tokenizer.control("eos") if documents > 1 else None)
+    assert run("export --ckpt_path theirs --output again", "lm") == 0
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert json.loads(Path("again", name).read_text()) == json.loads(Path("theirs", name).read_text())
 
 
 def test_safetensors(lm_bytes: Path) -> None:

@@ -8,7 +8,7 @@ import yaml
 
 from tasks.errors import UsageError
 from tasks.lightning_cli import TaskCLI
-from tasks.parsing import expand, flat, given, merged, names_data, read_config
+from tasks.parsing import expand, flat, given, in_yaml, merged, names_data, read_config
 from tests.tasks.command import run
 
 
@@ -141,3 +141,9 @@ def test_functions_refuse_alike(capsys: pytest.CaptureFixture[str]) -> None:
     assert "must be timm, onnx or safetensors: did you mean timm?" in capsys.readouterr().err
     assert run("export --ckpt_path a --formt timm") == 2
     assert "did you mean --format?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ['a "quoted" \\ one\n\t\r', "zwölf \u2028 \x85 \x7f \ufffe", "hi 🙂🙃", "\udcff"])
+def test_any_text_is_an_option(text: str) -> None:
+    value = {"stop": [text, ""], text: 1}
+    assert yaml.safe_load(in_yaml(value)) == value

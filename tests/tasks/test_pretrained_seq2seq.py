@@ -35,7 +35,7 @@ T5_SIZES = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads":
 def ours(model: Model, texts: list[str] = TEXTS, beams: int = 5) -> list[str]:
     """Our translations, the best of beam search."""
     rows, _ = model.tokenizer.sources(texts, 24)
-    config = GenerationConfig(20, temperature=0, beams=beams)
+    config = GenerationConfig(20, temperature=0, beams=beams, early_stopping="likely")
     start, end, pad = (model.facts[name] for name in ("start", "end", "padding"))
     return [model.tokenizer.decode(best.tokens) for best, *_ in translate(model.net, rows, config, start, [end], [pad])]
 

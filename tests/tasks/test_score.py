@@ -37,6 +37,17 @@ def test_sums_are_those_of_single_tokens(lm_letters: Path, stride: int, size: in
     assert loss == pytest.approx(one_by_one(model, ids, stride), rel=1e-5)
 
 
+@pytest.mark.parametrize(("text", "bytes_"), (("Th", 1), ("The lazy dog", 11)))
+def test_bytes_are_those_that_were_foreseen(
+    text: str, bytes_: int, lm_letters: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.txt").write_text(text)
+    assert run(f"score --ckpt_path {lm_letters} --data.path text.txt --json", "lm") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bytes"] == found["tokens"] == bytes_  # all but the first
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))
+
+
 @pytest.mark.parametrize("stride", (1, 3, 8))
 def test_every_target_counts_once(stride: int) -> None:
     for size in range(2, 40):
