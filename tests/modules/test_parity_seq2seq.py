@@ -143,7 +143,7 @@ def same_texts(model: Any, net: Seq2Seq, lengths: tuple[int, ...], new: int, pen
         length = other.index(END) + 1 if END in other else len(other)
         assert (mine.tokens, mine.finished) == (other[:length], END in other)
         assert beams == 1 or mine.score == pytest.approx(found.sequences_scores[number].item(), rel=1e-4, abs=1e-4)
-    assert any(text.finished for text in got)
+    assert beams == 1 or any(text.finished for text in got)
 
 
 def writing(settings: Settings) -> Any:
