@@ -107,7 +107,7 @@ def test_one_document_has_no_control_tokens_and_the_tail_is_held_back(poem: Path
 def test_bytes_leave_out_a_first_token_that_nothing_foresees(packing: str, kind: Any, tmp_path: Path) -> None:
     text = "été der Rosen, und kein anderer Sommer. " * 200
     (tmp_path / "a.txt").write_text(text)
-    data = corpus(tmp_path / "a.txt", packing, tokenizer=TokenizerConfig(kind, 300, 1, False))
+    data = corpus(tmp_path / "a.txt", packing, dataset=CorpusOptions(), tokenizer=TokenizerConfig(kind, 300, 1, False))
     data.setup("fit")
     assert data.facts()["framed"] is False
     held = text[int(len(text) * 0.9) :]

@@ -20,7 +20,7 @@ def scored(batches: Sequence[Sequence[Translated]], language: str = "de") -> Tra
     metric = TranslationScores(language)
     for batch in batches:
         outputs = {"texts": [row.text for row in batch], "acc": torch.tensor(0.5)}
-        names = {"index": "index", "sources": "source", "references": "reference"}
+        names = {"index": "place", "sources": "source", "references": "reference"}
         metric.update(outputs, {name: [getattr(row, own) for row in batch] for name, own in names.items()})
     return metric
 
