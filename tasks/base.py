@@ -3,9 +3,9 @@
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -14,13 +14,13 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from tasks import __version__, optim
 from tasks.checkpoints import KEY, Checkpoint, net_weights
-from tasks.errors import RunError, UsageError, refusals
+from tasks.errors import RunError, refusals
 from tasks.parsing import merged
 from tasks.seeds import position_seed, run_seed
+from tasks.step_mean import StepMean
 from tasks.weights import load_weights
 
 Batch = dict[str, Any]
-Config = TypeVar("Config")
 
 
 class Task(pl.LightningModule):
@@ -52,7 +52,7 @@ class Task(pl.LightningModule):
         self.run_config: dict[str, Any] = {}  # the command line's options, kept in checkpoints
         self.restored: Checkpoint | None = None
         self.aside = 0.0  # seconds that training stood still, for samples or the like; rates leave them out
-        self.metrics = nn.ModuleDict()
+        self.metrics, self.step_mean = nn.ModuleDict(), StepMean()
         self.register_buffer("first_bad_step", torch.tensor(-1), persistent=False)
 
     # What a task is -------------------------------------------------------------------------------------------------
@@ -135,11 +135,17 @@ class Task(pl.LightningModule):
         torch.manual_seed(position_seed(run_seed(), self.current_epoch, batch_idx, self.global_rank))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Loss (scalar) of one batch, logged as `train/loss`."""
-        loss, _, _ = self.step(batch, training=True)
-        self._watch(loss)
-        self.log("train/loss", loss, prog_bar=True, batch_size=self.samples(batch))
-        return loss
+        """Loss (scalar) of one micro-batch, weighted where a step has several."""
+        loss, outputs, targets = self.step(batch, training=True)
+        return self.step_mean.add(self.trainer, loss, self.weight(targets), self.training_figures(outputs))
+
+    def training_figures(self, outputs: Any) -> Mapping[str, Tensor]:
+        """What else to take means of in training, by name, given a step's outputs."""
+        return {}
+
+    def log_step(self, means: Mapping[str, Tensor]) -> None:
+        """Log an optimizer step's means over all its targets: `train/loss`."""
+        self.log("train/loss", means["loss"], prog_bar=True)
 
     @staticmethod
     def samples(batch: Batch) -> int:
@@ -152,8 +158,11 @@ class Task(pl.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip to the total norm asked for, and log the norm before it."""
+        """Finish the gradients of a step, clip them to the total norm asked for, and log the norm before it."""
         parameters = [p for p in self.net.parameters() if p.grad is not None]
+        means = self.step_mean.finish(self.trainer, [p.grad for p in parameters if p.grad is not None])
+        self._watch(means["loss"])
+        self.log_step(means)
         limit = self.optimizer_config.gradient_clip if gradient_clip_val is None else gradient_clip_val
         if limit and gradient_clip_algorithm == "value":
             nn.utils.clip_grad_value_(parameters, limit)
@@ -192,7 +201,7 @@ class Task(pl.LightningModule):
 
     @staticmethod
     def weight(targets: Any) -> Any:
-        """How much a batch's mean loss counts: its number of targets."""
+        """How many targets a batch's loss is the mean of."""
         return len(targets)
 
     def _log_evaluation(self, split: str) -> None:
@@ -278,16 +287,3 @@ class Task(pl.LightningModule):
             "net": asdict(self.net.config),
             "config": {name: config.get(name, {}) for name in ("model", "data")},
         }
-
-
-def filled(config: Config, found: Mapping[str, Any]) -> Config:
-    """A network's configuration with what the data decide filled in.
-
-    Raises:
-        UsageError: a number that was asked for contradicts the data.
-    """
-    for name, value in found.items():
-        asked = getattr(config, name)
-        if asked not in (None, value):
-            raise UsageError(f"--model.net.{name} {asked} contradicts the data, which have {value}: leave it out")
-    return replace(config, **found)  # type: ignore[type-var]

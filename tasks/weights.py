@@ -1,9 +1,9 @@
-"""Weights: files that others wrote, read without running code, and those of checkpoints, which must all fit."""
+"""Weights: files that others wrote, read without running code, and those of checkpoints; configurations that fit."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from tasks.errors import DataError, UsageError
 from tasks.parsing import flat
 
 State = dict[str, Tensor]
+Config = TypeVar("Config")
 
 
 def read_weights(source: str) -> State:
@@ -53,3 +54,16 @@ def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, An
         differ = [f"--model.net.{k} {v} (checkpoint: {had.get(k)})" for k, v in asked.items() if had.get(k) != v]
         reason = "; ".join(differ) or str(error).splitlines()[0]
         raise UsageError(f"these options do not fit the checkpoint's weights: {reason}") from error
+
+
+def filled(config: Config, found: Mapping[str, Any]) -> Config:
+    """A network's configuration with what the data decide filled in.
+
+    Raises:
+        UsageError: a number that was asked for contradicts the data.
+    """
+    for name, value in found.items():
+        asked = getattr(config, name)
+        if asked not in (None, value):
+            raise UsageError(f"--model.net.{name} {asked} contradicts the data, which have {value}: leave it out")
+    return replace(config, **found)  # type: ignore[type-var]

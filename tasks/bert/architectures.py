@@ -10,7 +10,6 @@ from torch import nn
 from modules.bert import BERT_PRESETS, BertConfig
 from modules.pretrained.bert import load_weights, to_tessera
 from modules.pretrained.bert_configs import config_from_huggingface
-from tasks.base import filled
 from tasks.errors import UsageError, refusals
 from tasks.parsing import Options
 from tasks.pretrained import (
@@ -22,7 +21,7 @@ from tasks.pretrained import (
     read_settings,
 )
 from tasks.text import with_vocabulary
-from tasks.weights import State
+from tasks.weights import State, filled
 
 TASKS = ("mlm", "bert")  # whose checkpoints hold an encoder
 

@@ -116,24 +116,22 @@ class LMTask(TextTask):
         hidden = self.net(batch["tokens"], coords=batch.get("coords"), documents=batch.get("documents"))
         loss, right = self.net.loss(hidden, targets, z_loss=self.z_loss if training else 0.0)
         count = (targets != IGNORED).sum()
+        figures = {"bytes_per_token": batch["bytes"].sum()}
         if training:
             self.trained.add(count, len(targets))
-            return loss, {}, {}
-        figures = {"acc": right, "bytes_per_token": batch["bytes"].sum()}
-        return (
-            loss,
-            {name: value / count.clamp(min=1) for name, value in figures.items()},
-            dict.fromkeys(figures, count),
-        )
+        else:
+            figures["acc"] = right
+        means = {name: value / count.clamp(min=1) for name, value in figures.items()}
+        return loss, means, dict.fromkeys(("acc", *figures), count)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """As in the base class; where the loggers log, also what follows from the loss, z-loss included."""
-        loss = super().training_step(batch, batch_idx)
-        if (self.global_step + 1) % max(1, self.trainer.log_every_n_steps) == 0:  # type: ignore[attr-defined]
-            size = batch["bytes"].sum() / (batch["targets"] != IGNORED).sum()
-            values = {"train/loss": loss.detach(), "train/bytes_per_token": size}
-            self.log_dict(self.derived(values, "train"), batch_size=self.samples(batch))
-        return loss
+    def training_figures(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """How many bytes of text a token stands for."""
+        return outputs
+
+    def log_step(self, means: Mapping[str, Tensor]) -> None:
+        """As in the base class, and what follows from the loss, z-loss included."""
+        super().log_step(means)
+        self.log_dict(self.derived({f"train/{name}": value for name, value in means.items()}, "train"))
 
     # Rates ----------------------------------------------------------------------------------------------------------
 

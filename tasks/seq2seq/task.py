@@ -145,7 +145,7 @@ class Seq2SeqTask(TextTask):
         count = (targets != IGNORED).sum()
         if training:
             self.trained.add(count, len(targets))
-            return loss, {}, {}
+            return loss, {}, {"acc": count}
         outputs = {"acc": right / count.clamp(min=1), "texts": self.translations(batch)}
         pairs = {"index": batch["index"].tolist(), "sources": batch["text"], "references": batch["reference"]}
         return loss, outputs, {"acc": count, **pairs}

@@ -13,10 +13,11 @@ from datamodules.augment import Augment, AugmentConfig, normalise
 from datamodules.files import write_text
 from datamodules.images import ImageData
 from modules.vit import VIT_PRESETS, ViT, ViTConfig
-from tasks.base import Batch, filled
+from tasks.base import Batch
 from tasks.callbacks.mistakes import Mistakes
 from tasks.classification import ClassifierTask
 from tasks.optim import OptimConfig
+from tasks.weights import filled
 
 
 class ViTTask(ClassifierTask):

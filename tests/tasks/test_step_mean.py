@@ -1,0 +1,95 @@
+"""An optimizer step is the mean over all its targets, however micro-batches and ranks share them out."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from datamodules.base import ResumableDataModule
+from tests.tasks.command import PAIRS, SMALL_LM, SMALL_S2S, checkpoint, metrics, run, write_corpus, write_pairs
+from tests.tasks.test_ddp import python
+
+# Nothing random but the order, and an AdamW whose steps show how long a gradient is instead of the noise where it is 0.
+CALM = (
+    "--model.optimizer.optimizer adamw --model.optimizer.eps 1e-3 --model.optimizer.schedule constant "
+    "--model.optimizer.warmup 0 --model.optimizer.gradient_clip null --trainer.log_every_n_steps 1 "
+    "--trainer.max_epochs 9 --trainer.accelerator cpu"
+)
+STILL = "--model.net.stack.depth 1 --model.net.stack.dropout 0 --model.net.stack.drop_path 0"
+TASKS = {
+    "vit": f"{STILL} --model.augment.crop_padding 0 --trainer.limit_val_batches 2",
+    "bert": f"{STILL} --model.net.stack.width 32 --model.net.stack.heads 2 --trainer.limit_val_batches 2",
+    "lm": f"{SMALL_LM} {STILL} --data.source files --data.path texts --data.packing documents",
+    "seq2seq": f"{SMALL_S2S} {PAIRS}",
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path / "texts", 40)
+    return write_pairs(tmp_path / "pairs", 130)
+
+
+def trained(folder: str) -> tuple[dict[str, torch.Tensor], list[dict[str, str]]]:
+    """The weights at the end of a run, and what it logged of its steps."""
+    return checkpoint(folder)["state_dict"], [row for row in metrics(folder) if "train/grad_norm" in row]
+
+
+def assert_equal_runs(one: str, two: str, steps: int) -> None:
+    (ours, rows), (theirs, others) = trained(one), trained(two)
+    assert len(rows) == len(others) == steps
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[name], weight, atol=1e-6, rtol=0, msg=name)
+    for row, other in zip(rows, others, strict=True):
+        for name in ("train/loss", "train/grad_norm"):
+            assert float(row[name]) == pytest.approx(float(other[name]), rel=1e-5)
+
+
+class Parts:
+    """A loader's batches, each but the last cut into two that are unlike in size."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.sampler = loader, loader.sampler
+
+    def __len__(self) -> int:
+        return 2 * len(self.loader) - 1
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number, batch in enumerate(self.loader, 1):
+            most = len(next(iter(batch.values())))
+            cuts = [0, most // 4, most] if number < len(self.loader) else [0, most]
+            for start, stop in zip(cuts, cuts[1:], strict=False):
+                yield {name: value[start:stop] for name, value in batch.items()}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_micro_batches_equal_a_large_batch(task: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size, loader = 8 if task == "lm" else 64, ResumableDataModule.train_loader
+    line = f"fit {TASKS[task]} {CALM} --trainer.max_epochs 1 --trainer.limit_test_batches 0 --data.batch_size {size}"
+    assert run(f"{line} --run_dir whole", task) == 0
+    monkeypatch.setattr(ResumableDataModule, "train_loader", lambda self, dataset: Parts(loader(self, dataset)))
+    assert run(f"{line} --trainer.accumulate_grad_batches 2 --run_dir parts", task) == 0
+    assert_equal_runs("parts", "whole", len(trained("whole")[1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_two_ranks_equal_one_process(task: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = f"fit {TASKS[task]} {CALM} --trainer.max_steps 20"
+    assert run(f"{line} --data.batch_size 16 --run_dir one", task) == 0
+    two = "--trainer.devices 2 --trainer.strategy ddp --data.batch_size 8 --run_dir two"
+    done = python(f"tasks.{task} {line} {two}", data.parent)
+    assert done.returncode == 0, done.stderr
+    assert_equal_runs("two", "one", 20)
+    summary = json.loads(Path("two/summary.json").read_text())
+    chosen = "best" if Path("two/checkpoints/best.ckpt").exists() else "last"
+    found: dict[str, float] = {}
+    monkeypatch.setattr("tasks.lightning_cli.closing_table", lambda metrics, *_: found.update(metrics))
+    assert run(f"test --ckpt_path two/checkpoints/{chosen}.ckpt --trainer.accelerator cpu", task) == 0
+    for name in (name for name in found if name.startswith("test/")):
+        counted = name.split("/")[1] in ("acc", "f1", "bleu", "chrf", "exact_match")  # of samples, not sums of floats
+        assert summary[name] == (found[name] if counted else pytest.approx(found[name], rel=1e-5)), name
