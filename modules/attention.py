@@ -12,6 +12,7 @@ from modules.memory import Memory
 from modules.norm import norm_factory
 from modules.position import Rotation
 
+FEW = 8  # queries
 FREE = Mask()
 NO_MEMORY = Memory()
 
@@ -94,12 +95,13 @@ class MultiHeadAttention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, memory: Memory) -> Tensor:
         """Weighted means of the values, (B, H, N, D); `memory` as in `forward`."""
         rate = self.dropout if self.training else 0.0
-        slow = rate > 0 and q.device.type == "cpu"  # there SDPA's fast kernel knows no dropout
+        # On CPUs SDPA's fast kernel knows no dropout, and is made for more queries than the beams of a text.
+        slow = q.device.type == "cpu" and (rate > 0 or 1 < q.shape[2] <= FEW)
         if self.fused and not memory.wants_weights and not slow:
             allowed, shared = mask.tensor(q.dtype), self.kv_heads != self.heads
             return F.scaled_dot_product_attention(q, k, v, allowed, rate, mask.is_causal, enable_gqa=shared)
-        groups = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)  # (B, H, M, D)
+        if (groups := self.heads // self.kv_heads) > 1:
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)  # (B, H, M, D)
         weights = mask.silence(mask.add_to(self.scores(q, k)).softmax(-1))
         memory.watch(weights)
         return dropout(weights, rate) @ v

@@ -26,7 +26,7 @@ class Cache(StackMemory):
     ) -> None:
         self.config, self.length = config, length
         shape = (config.depth, 2, batch, config.groups, length, config.head_width)
-        self.data = torch.zeros(shape, device=device, dtype=dtype)
+        self.data = torch.empty(shape, device=device, dtype=dtype)
         self.coords = torch.empty(batch, length, 1, device=device, dtype=torch.int64)
         self.keep = torch.empty(batch, length, device=device, dtype=torch.bool)
         self.blocks = [BlockMemory(KeysValues(self, *part), SourceMemory()) for part in self.data]

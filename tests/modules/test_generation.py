@@ -376,6 +376,18 @@ def test_equals_keep_their_order() -> None:
     assert [tokens for tokens, _ in found[0]] == [[0, 0], [0, 1], [0, 2]]
 
 
+@pytest.mark.parametrize("levels", [7, 10**6])
+@pytest.mark.parametrize("width", [60, 1000, 5000, 8001])
+def test_the_largest_of_wide_rows(width: int, levels: int) -> None:
+    scores = torch.randint(levels, (9, width)).float()  # with few levels nearly all are equals
+    scores[0, -3:] = scores[1, 1] = levels  # behind the last whole group, and in the first
+    scores[2, :-1] = float("-inf")
+    for count in (1, 6, 11):
+        order = scores.sort(dim=1, descending=True, stable=True)[1][:, :count]
+        top, place = leading(scores, count)
+        assert torch.equal(place, order) and torch.equal(top, scores.gather(1, order))
+
+
 def test_beams_end_with_the_context() -> None:
     net = decoder()
     found = beam_search(net, [[1] * (T - 2)], GenerationConfig(beams=2, max_new_tokens=50))
