@@ -417,10 +417,15 @@ def test_logits_in_published_shapes(settings: Settings) -> None:
     if settings["model_type"] != "gpt2":
         settings = {**settings, "num_hidden_layers": 1, "vocab_size": 1000, "torch_dtype": "float32"}
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**settings)).eval()
-    tokens = torch.randint(settings["vocab_size"], (1, 33))
+    net, tokens = ours(model), torch.randint(settings["vocab_size"], (1, 33))
     expected = run_theirs(model, tokens)
     assert expected.std() > 0.1
-    assert far(run_ours(ours(model), tokens), expected) <= 1e-4
+    assert far(run_ours(net, tokens), expected) <= 1e-4
+    model.generation_config.eos_token_id = None
+    options = {"do_sample": False, "max_new_tokens": 64, "min_new_tokens": 64}
+    theirs = model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)[0, 33:]
+    got = torch.stack(list(generate(net, tokens.tolist(), GenerationConfig(64, temperature=0))), 1)[0]  # (64,)
+    assert torch.equal(got, theirs)
 
 
 @pytest.mark.parametrize("settings", list(PUBLISHED.values())[1:], ids=lambda settings: settings["model_type"])
