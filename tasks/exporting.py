@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -65,15 +65,11 @@ def write_huggingface(net: Any, folder: Path, translate: Translate) -> str:
     Raises:
         UsageError: no model of theirs is like this one; says in what.
     """
-    from safetensors.torch import save_file
-
     try:
         settings, state = translate(net)
     except ValueError as error:
         raise UsageError(f"no model of Hugging Face's is like this one ({error}): export to safetensors") from error
-    save_file(
-        {name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors", {"format": "pt"}
-    )
+    save_weights(state, folder / "model.safetensors", format="pt")
     write_text(folder / "config.json", json.dumps(settings, indent=2))
     return f"transformers.{settings['architectures'][0]}.from_pretrained('{{file}}')"
 
@@ -89,11 +85,18 @@ def save_tokenizer(content: dict[str, Any], tokenizer: Tokenizer, max_length: in
 
 def write_safetensors(net: Any, facts: dict[str, Any], path: Path) -> str:
     """Our names; the header holds the network's options and the data's facts as JSON. Returns how to read it."""
+    save_weights(net.state_dict(), path, config=json.dumps(asdict(net.config)), facts=json.dumps(facts))
+    return "read it with safetensors.torch.load_file('{file}')"
+
+
+def save_weights(state: Mapping[str, Tensor], path: Path, **header: str) -> None:
+    """Write a safetensors file that others may read as they may any new file; safetensors itself lets nobody."""
     from safetensors.torch import save_file
 
-    header = {"config": json.dumps(asdict(net.config)), "facts": json.dumps(facts)}
-    save_file({name: value.contiguous() for name, value in net.state_dict().items()}, path, header)
-    return "read it with safetensors.torch.load_file('{file}')"
+    path.touch()
+    mode = path.stat().st_mode
+    save_file({name: value.contiguous() for name, value in state.items()}, path, header)
+    path.chmod(mode)
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def with_vocabulary(config: Config, facts: Mapping[str, Any], name: str = "vocab
     if asked.position == "learned" and most is not None and facts["max_length"] > most:
         raise UsageError(
             f"--data.max_length {facts['max_length']} is more than the {most} learned positions of the network: lower "
-            "it, or raise --model.net.max_length"
+            "it, or, where the network has none as yet, raise --model.net.max_length"
         )
     return replace(asked, **{name: known or tokens})
 

@@ -13,7 +13,7 @@ from modules.pretrained.decoder import load_weights, to_tessera
 from modules.pretrained.decoder_configs import config_from_huggingface
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError, refusals
-from tasks.parsing import Options
+from tasks.parsing import Options, merged
 from tasks.pretrained import (
     CKPT_PATH,
     OPTION,
@@ -29,6 +29,7 @@ from tasks.text import with_vocabulary
 from tasks.weights import State
 
 TASKS = ("lm",)  # whose checkpoints hold a decoder
+ROW = 256  # tokens of a row where nobody says how many
 
 
 def presets() -> dict[str, Options]:
@@ -49,7 +50,7 @@ def fitted(config: DecoderConfig, facts: Mapping[str, Any]) -> DecoderConfig:
 
 
 def pretrained_options(source: str) -> Options:
-    """The network and the tokenizer that go with pretrained weights; a checkpoint decides on no rates of dropout.
+    """Network and tokenizer that go with pretrained weights, and rows for a short context; no dropout of checkpoints.
 
     Args:
         source: a checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
@@ -59,9 +60,12 @@ def pretrained_options(source: str) -> Options:
         DataError: the hub cannot be reached.
     """
     if source.endswith(".ckpt"):
-        return checkpoint_options(source, TASKS)
-    folder = local_folder(source)
-    return folder_options(folder, asdict(read_config(source, folder)))
+        options = checkpoint_options(source, TASKS)
+    else:
+        folder = local_folder(source)
+        options = folder_options(folder, asdict(read_config(source, folder)))
+    context = options["model"]["net"]["max_length"]
+    return merged(options, {"data": {"max_length": context}}) if context and context < ROW else options
 
 
 def read_config(source: str, folder: Path, option: str = OPTION) -> DecoderConfig:

@@ -13,7 +13,7 @@ from modules.pretrained.vit import from_tessera
 from modules.vit import ViT, ViTConfig
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
-from tasks.exporting import new_file, write_safetensors
+from tasks.exporting import new_file, save_weights, write_safetensors
 
 Format = Literal["timm", "onnx", "safetensors"]
 
@@ -39,14 +39,12 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
 
 def write_timm(net: ViT, facts: dict[str, Any], path: Path) -> str:
     """timm's names; the hint builds the timm model that loads the file."""
-    from safetensors.torch import save_file
-
     try:
         state = from_tessera("timm", net.state_dict(), net.config)
     except ValueError as error:
         raise UsageError(f"this model cannot become a timm model ({error}): export to onnx or safetensors") from error
     name, options = timm_arguments(net.config)
-    save_file({key: value.contiguous() for key, value in state.items()}, path, {"facts": json.dumps(facts)})
+    save_weights(state, path, facts=json.dumps(facts))
     arguments = "".join(f", {key}={value!r}" for key, value in options.items())
     return f"timm.create_model('{name}', checkpoint_path='{{file}}'{arguments})"
 

@@ -29,7 +29,8 @@ def main() -> None:
 
     raw, parted = BLEU(), BLEU(tokenize="none", force=True)
     print(f"raw        {raw.corpus_score(made, [asked]).score:.2f}  {raw.get_signature()}")
-    print(f"tokenised  {parted.corpus_score([*map(words, made)], [[*map(words, asked)]]).score:.2f}  {parted.get_signature()}")
+    score = parted.corpus_score([*map(words, made)], [[*map(words, asked)]]).score
+    print(f"tokenised  {score:.2f}  {parted.get_signature()}")
 
 
 if __name__ == "__main__":

@@ -266,9 +266,11 @@ def test_hugging_face_and_back(kind: str, capsys: pytest.CaptureFixture[str]) ->
     theirs.save_pretrained("theirs", max_shard_size="20KB" if kind == "llama" else "1GB")
     assert (len([*Path("theirs").glob("*.safetensors")]) > 1) == (kind == "llama")
     Path("theirs/tokenizer.json").write_text(tokenizer.to_json())
-    line = f"fit --data.source files --data.path texts --data.max_length 32 --model.pretrained theirs {STILL}"
+    line = f"fit --data.source files --data.path texts --model.pretrained theirs {STILL}"
     assert run(f"{line} --trainer.max_steps 1 --model.samples.generation.max_new_tokens 3 --run_dir r", "lm") == 0
     assert run("export --ckpt_path r/checkpoints/last.ckpt --format hf --output back", "lm") == 0
+    assert checkpoint("r")[KEY]["facts"]["max_length"] == 64  # as many as there are positions
+    assert len({path.stat().st_mode for path in Path("back").iterdir()}) == 1  # whoever may read one may read all
     assert f"{type(theirs).__name__}.from_pretrained('back')" in capsys.readouterr().out
     back = transformers.AutoModelForCausalLM.from_pretrained("back").eval()
     words = transformers.AutoTokenizer.from_pretrained("back")("The value of a", return_tensors="pt")
