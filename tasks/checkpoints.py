@@ -43,6 +43,12 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     return checkpoint
 
 
+def last_checkpoint(folder: Path, options: dict[str, Any]) -> Path:
+    """The last checkpoint of the run in this folder with these options, which may not be there."""
+    chosen = (options.get("checkpoint") or {}).get("dirpath")
+    return Path(chosen or folder / "checkpoints", "last.ckpt")
+
+
 def load_tensors(file: Path, what: str) -> Any:
     """What `torch.save` wrote, if it is tensors and primitives.
 

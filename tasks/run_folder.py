@@ -31,24 +31,37 @@ from tasks.errors import RunError, UsageError
 PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy")
 
 
+def by_torchrun() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def by_slurm() -> bool:
+    """Whether srun started this process; Lightning looks at the same variables."""
+    return "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
+
+
 def run_folder(task: str, chosen: str | None) -> Path:
     """The folder of this run: as chosen, else `runs/TASK/<time>`; the same one in every process of the run.
 
-    Lightning's processes inherit it from the one that launched them; those of torchrun get it from their first.
+    Lightning's processes inherit it from the one that launched them; those of torchrun get it from their first, also
+    when they are started again; those of SLURM know it by the number of their job.
 
     Raises:
         UsageError: the chosen folder is a file, or holds a run already.
     """
     inherited = os.environ.get("TESSERA_RUN_DIR")
+    if by_torchrun():
+        store, rank = torchrun_store()  # which outlives processes that failed, unless the first one keeps it
+        if rank == 0 and not store.check(["run_folder"]):
+            store.set("run_folder", str(new_folder(task, chosen)))
+        return Path(store.get("run_folder").decode())
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return new_folder(task, chosen)
-    store, rank = torchrun_store()
-    key = f"run_folder {os.environ['TORCHELASTIC_RESTART_COUNT']}"  # the store may outlive processes that failed
-    if rank == 0:
-        store.set(key, str(new_folder(task, chosen)))
-    return Path(store.get(key).decode())
+    if by_slurm():
+        name = "_".join(("slurm", os.environ.get("SLURM_JOB_ID", "0"), os.environ.get("SLURM_STEP_ID", "0")))
+        return new_folder(task, chosen or str(Path("runs", task, name)))
+    return new_folder(task, chosen)
 
 
 @cache
@@ -59,16 +72,17 @@ def torchrun_store() -> tuple["torch.distributed.Store", int]:
 
 
 def new_folder(task: str, chosen: str | None) -> Path:
-    """The folder of a run of one process, absolute.
+    """The folder of a run of one process, absolute; one that holds a run only where that is started again.
 
     Raises:
         UsageError: the chosen folder is a file, or holds a run already.
     """
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # milliseconds: runs may start together
     folder = Path(chosen or Path("runs", task, now)).resolve()
+    again = any(int(os.environ.get(f"{who}_RESTART_COUNT", 0)) for who in ("TORCHELASTIC", "SLURM"))
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--run_dir {folder} is a file: give a folder, it is made where it does not exist")
-    if (folder / "config.yaml").exists():
+    if (folder / "config.yaml").exists() and not again:
         raise UsageError(
             f"--run_dir {folder} holds a run already: choose another folder, or continue that run "
             f"with --resume {folder}"
