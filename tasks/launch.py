@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -25,33 +25,15 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from tasks.checkpoints import last_checkpoint
 from tasks.errors import RunError, UsageError, first_here
+from tasks.launchers import by_slurm, by_torchrun, started, torchrun_stores
 from tasks.parsing import given, read_config
-from tasks.run_folder import by_slurm, by_torchrun, run_folder, torchrun_store
+from tasks.run_folder import run_folder
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 SHARDED = {"fsdp", "Sharded"}  # they need GPUs
 FOREIGN = {"FSDPStrategy": "fsdp", "ModelParallelStrategy": "fsdp", "DeepSpeedStrategy": "fsdp"}  # and what to give
 LOST = r"(?i)connection (closed|reset|refused)|timed out|gloo|nccl|broken pipe|failed to recv"  # what the others see
 PATIENCE = 10.0  # seconds for a process to end by itself after another one has
-
-
-class Started(NamedTuple):
-    """Processes that somebody else started."""
-
-    by: str
-    here: int  # on this machine
-    machines: int
-
-
-def started() -> Started | None:
-    """The processes of this run where torchrun or srun started them, else None."""
-    if by_torchrun():
-        here = int(os.environ["LOCAL_WORLD_SIZE"])
-        return Started("torchrun", here, int(os.environ["WORLD_SIZE"]) // here)
-    if by_slurm():
-        machines = int(os.environ.get("SLURM_NNODES", 1))
-        return Started("srun", int(os.environ["SLURM_NTASKS"]) // machines, machines)
-    return None
 
 
 def continued(task: str, command: str, arguments: list[str]) -> list[str]:
@@ -90,6 +72,8 @@ def settle(options: Any, command: str) -> None:
         raise UsageError(f"--trainer.strategy {name} has not been made to work here: give {better}")
     if name in SHARDED and not gpus:
         raise UsageError(f"--trainer.strategy {name} shards weights over GPUs, and there are none: give ddp")
+    if by_torchrun():
+        torchrun_stores()
     if others := started():
         if command == "predict" and (others.here, others.machines) != (1, 1):
             raise UsageError(f"predict runs in one process: start it without {others.by}")
@@ -128,7 +112,7 @@ def environment() -> list[Any]:
 
     That saves in a signal handler, at no step's end, into the current folder.
     """
-    if by_torchrun() or not by_slurm():
+    if not by_slurm():
         return []
     if each := os.environ.get("SLURM_CPUS_PER_TASK"):  # else Lightning parts the cores among the processes
         os.environ.setdefault("OMP_NUM_THREADS", each)
@@ -178,9 +162,9 @@ def lost_another(error: Exception) -> bool:
 
 
 def obituary(children: list[subprocess.Popen]) -> str:
-    """What became of the first process that ended, once it is known."""
+    """What became of the first process that ended, once it is known; torchrun and SLURM tell of theirs meanwhile."""
     patience = time.monotonic() + PATIENCE / 2
-    while children and not any(child.poll() for child in children) and time.monotonic() < patience:
+    while not any(child.poll() for child in children) and time.monotonic() < patience:
         time.sleep(0.05)
     for rank, child in enumerate(children, 1):
         if code := child.poll():
@@ -221,9 +205,8 @@ def first_to_say(message: str) -> bool:
     if alone and not by_torchrun():
         return True
     try:
-        store = torchrun_store()[0] if alone else torch.distributed.distributed_c10d._get_default_store()
+        store = torchrun_stores().fresh if alone else torch.distributed.distributed_c10d._get_default_store()
         store.set_timeout(timedelta(seconds=PATIENCE))
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return store.add(f"said {zlib.crc32(message.encode())} {attempt}", 1) == 1
+        return store.add(f"said {zlib.crc32(message.encode())}", 1) == 1
     except Exception:  # who kept the store has ended, and said why
         return first_here()

@@ -279,8 +279,7 @@ class TaskCLI(LightningCLI):
     def _evaluate(self, model: Any, datamodule: Any) -> None:
         model.restore(self.checkpoint)
         datamodule.adopt(model.facts)
-        run = getattr(self.trainer, self.command)
-        found = run(model, datamodule=datamodule, verbose=False)
+        found = getattr(self.trainer, self.command)(model, datamodule=datamodule, verbose=False)
         if self.trainer.is_global_zero:
             closing_table({**(found[0] if found else {}), **model.notes(), **left_out(datamodule)})
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,18 +26,9 @@ from datamodules.files import replacing, write_text
 from tasks import __version__
 from tasks.checkpoints import Checkpoint
 from tasks.errors import RunError, UsageError
+from tasks.launchers import by_slurm, by_torchrun, torchrun_stores
 
 PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy")
-
-
-def by_torchrun() -> bool:
-    """Whether torchrun started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def by_slurm() -> bool:
-    """Whether srun started this process; Lightning looks at the same variables."""
-    return "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
 
 
 def run_folder(task: str, chosen: str | None) -> Path:
@@ -52,26 +42,20 @@ def run_folder(task: str, chosen: str | None) -> Path:
     """
     inherited = os.environ.get("TESSERA_RUN_DIR")
     if by_torchrun():
-        store, rank = torchrun_store()  # which outlives processes that failed, unless the first one keeps it
+        store, _, rank = torchrun_stores()
         if rank == 0 and not store.check(["run_folder"]):
             store.set("run_folder", str(new_folder(task, chosen)))
         return Path(store.get("run_folder").decode())
+    if by_slurm():
+        job = "_".join(os.environ.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
+        again = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
+        return new_folder(task, chosen or str(Path("runs", task, f"slurm_{job}")), again)
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
-    if by_slurm():
-        name = "_".join(("slurm", os.environ.get("SLURM_JOB_ID", "0"), os.environ.get("SLURM_STEP_ID", "0")))
-        return new_folder(task, chosen or str(Path("runs", task, name)))
     return new_folder(task, chosen)
 
 
-@cache
-def torchrun_store() -> tuple["torch.distributed.Store", int]:
-    """What torchrun's processes share, and the rank of this one; kept open, since the first may have to serve it."""
-    store, rank, _ = next(torch.distributed.rendezvous("env://"))
-    return store, rank
-
-
-def new_folder(task: str, chosen: str | None) -> Path:
+def new_folder(task: str, chosen: str | None, again: bool = False) -> Path:
     """The folder of a run of one process, absolute; one that holds a run only where that is started again.
 
     Raises:
@@ -79,7 +63,6 @@ def new_folder(task: str, chosen: str | None) -> Path:
     """
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # milliseconds: runs may start together
     folder = Path(chosen or Path("runs", task, now)).resolve()
-    again = any(int(os.environ.get(f"{who}_RESTART_COUNT", 0)) for who in ("TORCHELASTIC", "SLURM"))
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--run_dir {folder} is a file: give a folder, it is made where it does not exist")
     if (folder / "config.yaml").exists() and not again:
