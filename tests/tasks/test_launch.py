@@ -155,25 +155,25 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "end, first, then",
+    "end, told",
     [
-        ("1 2 ValueError", "error: ValueError: a bad sample", "process 1 of this run ended with exit code 1, so"),
-        ("1 2 SIGKILL", "error: process 1 of this run was ended by SIGKILL, so this one ends, too", ""),
-        ("0 2 SIGKILL", "", ""),
+        (
+            "1 2 ValueError",
+            ["error: ValueError: a bad sample", "error: process 1 of this run ended with exit code 1, so"],
+        ),
+        ("1 2 SIGKILL", ["error: process 1 of this run was ended by SIGKILL, so this one ends, too"]),
+        ("0 2 SIGKILL", []),
     ],
 )
-def test_one_that_ends_takes_all_down(end: str, first: str, then: str, tmp_path: Path) -> None:
-    began = time.monotonic()
+def test_one_that_ends_takes_all_down(end: str, told: list[str], tmp_path: Path) -> None:
     process = start(f"tasks.vit fit {SHORT} {DDP} --run_dir r", tmp_path, END=end, OMP_NUM_THREADS="")
     (said,) = finish(process)
     ended = (tmp_path / "ended").stat().st_mtime
-    assert time.time() - ended < 60 and time.monotonic() - began < 200
+    assert time.time() - ended < 60
     assert process.returncode == (-signal.SIGKILL if end.startswith("0") else 1)
-    errors = [line for line in said.splitlines() if line.startswith("error:")]
-    assert [re.search(pattern, line) is not None for pattern, line in zip(filter(None, (first, then)), errors)] == (
-        [True] * len(errors)
-    ), said
-    assert said.startswith(first) and "Traceback" not in said and len(errors) == bool(first) + bool(then)
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(errors) == len(told) and "Traceback" not in said, said
+    assert all(line.startswith(text) for line, text in zip(errors, told, strict=True)), said
     seen = spied(tmp_path)
     assert len(seen) == 2
     while not all(gone(int(rank["pid"])) for rank in seen):
