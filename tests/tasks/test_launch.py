@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
 from tasks import launch
 from tasks.errors import UsageError
@@ -140,6 +141,21 @@ def test_predictions_are_made_by_one(best: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="predict runs in one process: start it without srun"):
         launch.settle(options(), "predict")
+
+
+@pytest.mark.slow
+def test_masked_lm_in_two_processes(tmp_path: Path) -> None:
+    """With no more than the configuration of the processes: the data are the default ones."""
+    few = SHORT.replace("--model.augment.crop_padding 0", "--data.batch_size 4 --trainer.limit_test_batches 1")
+    process = start(f"tasks.mlm fit {DDP} {few}", tmp_path)
+    (said,) = finish(process)
+    assert process.returncode == 0, said
+    assert_once(said)
+    folder = tmp_path / "runs/mlm/latest"
+    assert [int(row["step"]) for row in metrics(folder) if "train/loss" in row] == [0, 1, 2, 3]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (config["data"]["source"], config["trainer"]["devices"]) == ("reference", 2)
+    assert len(spied(tmp_path)) == 2 and len(list(tmp_path.rglob("summary.json"))) == 1
 
 
 # --------------------------------------------------------------------------------------------- where one of them ends
