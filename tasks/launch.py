@@ -142,15 +142,15 @@ def as_one(trainer: pl.Trainer) -> Iterator[None]:
         subprocess_script._launch_process_observer = watch  # type: ignore[assignment]  # Lightning's kills in silence
     try:
         yield
-    except UsageError:
-        raise
     except Exception as error:
         if lost_another(error):
             if not first_here():
                 raise SystemExit(1) from error
             raise RunError(obituary(getattr(trainer.strategy.launcher, "procs", []))) from error
         if not first_to_say(str(error)):
-            raise SystemExit(1) from error
+            raise SystemExit(2 if isinstance(error, UsageError) else 1) from error
+        if isinstance(error, UsageError) and not first_here():  # which says nothing of options, as all have the same
+            raise RunError(str(error)) from error
         raise
 
 
