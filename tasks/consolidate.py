@@ -25,6 +25,8 @@ DESCRIPTIONS = {  # of which parts there are, by module: all that may be in the 
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
     "torch": {"Size"},
+    "pathlib": {"PosixPath", "WindowsPath"},
+    "pathlib._local": {"PosixPath", "WindowsPath"},  # of Python 3.13
 }  # fmt: skip
 
 
@@ -38,7 +40,7 @@ class Descriptions(pickle.Unpickler):
             UnpicklingError: it describes no parts.
         """
         if name in DESCRIPTIONS.get(module, ()) or (
-            module == "torch" and isinstance(getattr(torch, name), torch.dtype)
+            module == "torch" and isinstance(getattr(torch, name, 0), torch.dtype)
         ):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name}")
@@ -107,8 +109,10 @@ def gathered(folder: Path) -> Checkpoint:
     what, state = f"checkpoint '{folder}'", Checkpoint()
     meta: Checkpoint = load_tensors(folder / META, what)
     try:
-        _load_state_dict(state, storage_reader=Reader(folder), planner=Planner(), no_dist=True)
-    except (CheckpointException, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        reader = Reader(folder)
+        reader.read_metadata()  # torch would tell of what is wrong with it in a long log
+        _load_state_dict(state, storage_reader=reader, planner=Planner(), no_dist=True)
+    except (Exception, CheckpointException) as error:  # whatever bytes make of the unpickler
         causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
         if any(isinstance(cause, pickle.UnpicklingError) for cause in causes):
             raise UsageError(f"{what} holds other things than tensors and primitives, so it is refused") from error

@@ -25,7 +25,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from tasks.checkpoints import last_checkpoint
 from tasks.errors import RunError, UsageError, first_here
-from tasks.launchers import by_slurm, by_torchrun, started, torchrun_stores
+from tasks.launchers import by_slurm, by_torchrun, fresh_store, started
 from tasks.parsing import given, read_config
 from tasks.run_folder import run_folder
 
@@ -73,7 +73,7 @@ def settle(options: Any, command: str) -> None:
     if name in SHARDED and not gpus:
         raise UsageError(f"--trainer.strategy {name} shards weights over GPUs, and there are none: give ddp")
     if by_torchrun():
-        torchrun_stores()
+        fresh_store()
     if others := started():
         if command == "predict" and (others.here, others.machines) != (1, 1):
             raise UsageError(f"predict runs in one process: start it without {others.by}")
@@ -205,7 +205,7 @@ def first_to_say(message: str) -> bool:
     if alone and not by_torchrun():
         return True
     try:
-        store = torchrun_stores().fresh if alone else torch.distributed.distributed_c10d._get_default_store()
+        store = fresh_store() if alone else torch.distributed.distributed_c10d._get_default_store()
         store.set_timeout(timedelta(seconds=PATIENCE))
         return store.add(f"said {zlib.crc32(message.encode())}", 1) == 1
     except Exception:  # who kept the store has ended, and said why

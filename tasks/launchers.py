@@ -44,32 +44,34 @@ def by_slurm() -> bool:
     return "SLURM_NTASKS" in os.environ and not interactive and not by_torchrun()
 
 
-class TorchrunStores(NamedTuple):
-    """What torchrun's processes share."""
+@cache
+def kept_store() -> tuple[Store, int]:
+    """What torchrun's processes share, and the rank of this one; it outlives processes that are started again.
 
-    kept: Store  # by torchrun itself, so that it outlives processes that are started again
-    fresh: Store  # by the first process, for this start only
-    rank: int
+    Kept open, since the first process has to serve it where torchrun was told not to.
+    """
+    store, rank, _ = next(torch.distributed.rendezvous("env://"))
+    return store, rank
 
 
 @cache
-def torchrun_stores() -> TorchrunStores:
-    """What torchrun's processes share; kept open, since the first process has to serve one of them.
+def fresh_store() -> Store:
+    """What torchrun's processes share for this start only, served by the first of them.
 
     Left alone, torch connects processes that are started again through the store that torchrun keeps, and there they
-    find the addresses of those before them. Hence a new store for each start, which `env://` finds from now on.
+    find the addresses of those before them. From now on `env://` finds this one.
     """
-    kept, rank, size = next(torch.distributed.rendezvous("env://"))
+    kept, rank = kept_store()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return TorchrunStores(kept, kept, rank)
-    host, wait = os.environ["MASTER_ADDR"], timedelta(minutes=30)
+        return kept
+    host, size = os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"])
     if rank == 0:
-        fresh = TCPStore(host, 0, size, True, wait, wait_for_workers=False, multi_tenant=True)
+        fresh = TCPStore(host, 0, size, True, timedelta(minutes=30), wait_for_workers=False, multi_tenant=True)
         kept.set("port of the first", str(fresh.port))
     else:
         fresh = store_of_the_first(kept, host, size)
     os.environ |= {"MASTER_PORT": str(fresh.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
-    return TorchrunStores(kept, fresh, rank)
+    return fresh
 
 
 def store_of_the_first(kept: Store, host: str, size: int) -> TCPStore:

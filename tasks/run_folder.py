@@ -26,7 +26,7 @@ from datamodules.files import replacing, write_text
 from tasks import __version__
 from tasks.checkpoints import Checkpoint
 from tasks.errors import RunError, UsageError
-from tasks.launchers import by_slurm, by_torchrun, torchrun_stores
+from tasks.launchers import by_slurm, by_torchrun, kept_store
 
 PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy")
 
@@ -42,7 +42,7 @@ def run_folder(task: str, chosen: str | None) -> Path:
     """
     inherited = os.environ.get("TESSERA_RUN_DIR")
     if by_torchrun():
-        store, _, rank = torchrun_stores()
+        store, rank = kept_store()
         if rank == 0 and not store.check(["run_folder"]):
             store.set("run_folder", str(new_folder(task, chosen)))
         return Path(store.get("run_folder").decode())

@@ -109,7 +109,7 @@ def test_devices_and_machines(
     variables: dict[str, str], given: dict[str, object], settled: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(launch, "torchrun_stores", lambda: None)
+    monkeypatch.setattr(launch, "fresh_store", lambda: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     chosen = options(**given)
