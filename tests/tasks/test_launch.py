@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -167,6 +167,49 @@ def gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def forked(work: Callable[[], object]) -> int:
+    """The process id of a copy of this process that does something for ten seconds at most."""
+    if pid := os.fork():
+        return pid
+    try:
+        work()
+        time.sleep(10)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("end, told", [("exit 3", "ended with exit code 3"), ("kill -9 $$", "was ended by SIGKILL")])
+def test_one_that_hangs_is_ended(end: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a collective of GPUs, which does not notice that another process has ended."""
+    monkeypatch.setattr(launch, "PATIENCE", 0.2)
+
+    def work() -> None:
+        sys.stderr = open("said", "w")
+        children = [subprocess.Popen(["sleep", "100"]), subprocess.Popen(["sh", "-c", end])]
+        Path("pid").write_text(str(children[0].pid))
+        launch.watch(children)
+
+    _, status = os.waitpid(forked(work), 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert Path("said").read_text() == f"error: process 2 of this run {told}, so this one ends, too\n"
+    assert gone(int(Path("pid").read_text()))
+
+
+def test_one_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "PATIENCE", 0.2)
+
+    def main() -> None:
+        parent = os.getpid()
+        Path("pid").write_text(str(forked(lambda: launch.end_with(parent))))
+        os._exit(0)
+
+    os.waitpid(forked(main), 0)
+    start = time.monotonic()
+    while not gone(int(Path("pid").read_text())):
+        assert time.monotonic() - start < 5
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
