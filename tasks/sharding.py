@@ -113,20 +113,24 @@ class Sharded(ModelParallelStrategy):
 
     def save_checkpoint(self, checkpoint: Checkpoint, filepath: Any, storage_options: Any = None) -> None:
         """Write a checkpoint; a folder of parts takes its name when all processes have written theirs."""
-        if not self._save_distributed_checkpoint:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-            return
         target = Path(self.broadcast(filepath))
         partial, old = (target.with_name(f".{target.name}.{ending}") for ending in ("tmp", "old"))
+        if not self._save_distributed_checkpoint:
+            if self.is_global_zero and target.is_dir():
+                shutil.rmtree(target)
+            self.barrier()
+            super().save_checkpoint(checkpoint, target, storage_options)
+            return
         if self.is_global_zero:
             shutil.rmtree(partial, ignore_errors=True)
         self.barrier()
         super().save_checkpoint(checkpoint, partial, storage_options)
         self.barrier()
         if self.is_global_zero:
-            shutil.rmtree(old, ignore_errors=True)
-            if target.exists():
+            if target.is_dir():
+                shutil.rmtree(old, ignore_errors=True)
                 target.replace(old)
+            target.unlink(missing_ok=True)
             partial.replace(target)
             shutil.rmtree(old, ignore_errors=True)
         self.barrier()

@@ -186,7 +186,7 @@ def test_one_that_hangs_is_ended(end: str, told: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(launch, "PATIENCE", 0.2)
 
     def work() -> None:
-        sys.stderr = open("said", "w")
+        sys.stderr = open("said", "w")  # noqa: SIM115
         children = [subprocess.Popen(["sleep", "100"]), subprocess.Popen(["sh", "-c", end])]
         Path("pid").write_text(str(children[0].pid))
         launch.watch(children)
