@@ -169,7 +169,7 @@ class Task(pl.LightningModule):
         norm = nn.utils.get_total_norm([p.grad for p in parameters])
         if limit and gradient_clip_algorithm != "value":
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        self.log("train/grad_norm", norm)
+        self.log("train/grad_norm", getattr(norm, "full_tensor", lambda: norm)())  # of gradients in parts: over all
         self.log("train/lr", max(group["lr"] for group in optimizer.param_groups))
 
     def _watch(self, loss: Tensor) -> None:

@@ -14,6 +14,7 @@ from tasks.errors import RunError, UsageError
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
 CODE = "GLOBAL|allowlisted|reduce"  # of torch's complaints, those about objects; others are about the bytes
+META = "meta.pt"  # in a folder of a checkpoint's parts: all that is neither weights nor the optimizer's
 KEY = "tessera"  # our entry: {"task", "version", "facts", "net", "config"}, primitives only
 
 
@@ -29,6 +30,9 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         RunError: truncated or corrupt.
     """
     file = Path(path)
+    if in_parts(file):
+        command = f"python -m tasks.{task or 'TASK'} consolidate --ckpt_path {path}"
+        raise UsageError(f"checkpoint '{path}' is a folder of parts: make one file of it with `{command}`")
     if not file.is_file():
         raise UsageError(f"no checkpoint '{path}': `fit` writes them to RUN_DIR/checkpoints/best.ckpt and last.ckpt")
     checkpoint = load_tensors(file, f"checkpoint '{path}'")
@@ -41,6 +45,35 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     if task is not None and found != task:
         raise UsageError(f"checkpoint '{path}' is of task '{found}', not '{task}': use python -m tasks.{found}")
     return checkpoint
+
+
+def in_parts(path: Path) -> bool:
+    """Whether this is the folder of a checkpoint that several processes wrote in parts."""
+    return (path / META).is_file()
+
+
+def numbered(state: Checkpoint) -> Checkpoint:
+    """An optimizer's state with numbers for the names of parameters, as torch's optimizers save it."""
+    names = [name for group in state.get("param_groups", ()) for name in group["params"]]
+    numbers = {name: number for number, name in enumerate(names)}
+    groups = [
+        group | {"params": [numbers[name] for name in group["params"]]} for group in state.get("param_groups", ())
+    ]
+    return {"state": {numbers[name]: one for name, one in state.get("state", {}).items()}, "param_groups": groups}
+
+
+def named(state: Checkpoint, names: list[str]) -> Checkpoint:
+    """The reverse of `numbered`: `names` of the parameters of all groups, in their order."""
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    by_number = dict(zip(numbers, names, strict=True))
+    groups = [group | {"params": [by_number[number] for number in group["params"]]} for group in state["param_groups"]]
+    return {"state": {by_number[number]: one for number, one in state["state"].items()}, "param_groups": groups}
+
+
+def last_checkpoint(folder: Path, options: dict[str, Any]) -> Path:
+    """The last checkpoint of the run in this folder with these options, which may not be there."""
+    chosen = (options.get("checkpoint") or {}).get("dirpath")
+    return Path(chosen or folder / "checkpoints", "last.ckpt")
 
 
 def load_tensors(file: Path, what: str) -> Any:

@@ -20,6 +20,9 @@ TRAINER_COMMANDS = {
     "test": "evaluate a checkpoint on the test split",
     "predict": "label new files with a checkpoint",
 }
+SHARED = {
+    "consolidate": ("make one file of a checkpoint in parts (strategy fsdp)", "tasks.consolidate:consolidate"),
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class App:
     def commands(self) -> dict[str, str]:
         """Name and one-line help of every command."""
         trained = {name: TRAINER_COMMANDS[name] for name in self.trains}
-        return trained | {name: text for name, (text, _) in self.functions.items()}
+        return trained | {name: text for name, (text, _) in {**self.functions, **SHARED}.items()}
 
 
 def load(target: str) -> Any:
@@ -97,10 +100,10 @@ def _run(app: App, command: str, arguments: list[str]) -> None:
     from tasks.runtime import tune_allocator
 
     tune_allocator()
-    if command in app.functions:
+    if target := {**app.functions, **SHARED}.get(command):
         from tasks.parsing import run_function
 
-        run_function(f"{program(app)} {command}", load(app.functions[command][1]), arguments)
+        run_function(f"{program(app)} {command}", load(target[1]), arguments)
         return
     from tasks.imports import import_lightning
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from datamodules.errors import DataError, UsageError
 
-__all__ = ["DataError", "RunError", "UsageError", "guarded", "nearest", "refusals"]
+__all__ = ["DataError", "RunError", "UsageError", "first_here", "guarded", "nearest", "refusals"]
 
 
 class RunError(RuntimeError):
@@ -83,7 +83,14 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     return f"unknown {what} '{word}': {hint}{listed}"
 
 
+def first_here() -> bool:
+    """Whether this is the first process of its run on this machine, or the only one."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+
+
 def _say(message: str, code: int) -> int:
+    if code == 2 and not first_here():  # all processes have the same options
+        return code
     one_line = re.sub(r"\s*\n\s*", " ", message.strip())
     sys.stdout.flush()
     print(f"error: {one_line}", file=sys.stderr)

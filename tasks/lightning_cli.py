@@ -9,12 +9,14 @@ import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.utilities import rank_zero_only
 
 from tasks.callbacks.progress import progress_bar
 from tasks.callbacks.record import RunRecord
-from tasks.checkpoints import KEY, read_checkpoint
+from tasks.checkpoints import KEY, last_checkpoint, read_checkpoint
 from tasks.cli import App, load, program
 from tasks.errors import UsageError, nearest, refusals
+from tasks.launch import as_one, continued, environment, settle, strategy
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config, typed_options
 from tasks.report import closing_table, left_out, show_texts
 from tasks.run_folder import AtomicCheckpointIO, MetricsCSV, kept_if_started, run_folder
@@ -70,7 +72,7 @@ class TaskCLI(LightningCLI):
         if {"-h", "--help"} & set(arguments):
             return arguments
         name = "--resume" if self.command == "fit" else "--ckpt_path"
-        self.source, arguments = given(arguments, name)
+        self.source, arguments = given(continued(self.app.name, self.command, arguments), name)
         self.typed = typed_options(arguments)
         if self.command == "fit" and self.source:
             self.base = self.resumed(Path(self.source))
@@ -114,8 +116,7 @@ class TaskCLI(LightningCLI):
                 f"such as runs/{self.app.name}/latest"
             )
         options = read_config(str(folder / "config.yaml"))
-        chosen = (options.get("checkpoint") or {}).get("dirpath")
-        self.last = Path(chosen or folder / "checkpoints", "last.ckpt")
+        self.last = last_checkpoint(folder, options)
         self.checkpoint = read_checkpoint(self.last, self.app.name)
         return options
 
@@ -137,12 +138,8 @@ class TaskCLI(LightningCLI):
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The options beside those of trainer, model and data."""
         add = parser.add_argument
-        add(
-            "--seed_everything",
-            type=int,
-            default=self.seed_everything_default,
-            help="Seed of all random draws: initial weights, order, augmentation, dropout.",
-        )
+        seed = "Seed of all random draws: initial weights, order, augmentation, dropout."
+        add("--seed_everything", type=int, default=self.seed_everything_default, help=seed)
         add("--run_dir", type=str | None, help=f"Folder for all that the command writes; null: {PLACES[self.command]}.")
         add("--debug", action="store_true", help="Show the whole traceback of an error.")
         if self.command != "fit":
@@ -196,6 +193,7 @@ class TaskCLI(LightningCLI):
         refuse_ours(options.trainer, self.command)
         if not self.source:
             load(self.app.task).check_options(options, self.typed)
+        settle(options.trainer, self.command)
         fill_in(options.trainer, self.app.epochs)
         self.folder = Path(options.run_dir or "")
         if self.command != "fit":
@@ -209,12 +207,13 @@ class TaskCLI(LightningCLI):
         now, then = flat(self.dumped()), flat(self.base)
         for name in now if self.source else ():
             if name in then and now[name] != then[name]:
-                print(f"changed for the rest of the run: {name} {then[name]} -> {now[name]}")
+                rank_zero_only(print)(f"changed for the rest of the run: {name} {then[name]} -> {now[name]}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A Trainer with this command's callbacks and loggers only."""
         options = self._get(self.config_init, "trainer")
         kwargs |= {"use_distributed_sampler": False, "logger": False, "enable_checkpointing": False}
+        kwargs |= {"strategy": strategy(options.strategy), "plugins": [*as_list(options.plugins), *environment()]}
         if self.command == "predict":
             kwargs["devices"] = 1
         callbacks: list[Callback] = progress_bar(options.enable_progress_bar)
@@ -224,7 +223,7 @@ class TaskCLI(LightningCLI):
         if self.command == "fit":
             callbacks += self.fit_callbacks()
             kwargs |= {"enable_checkpointing": True, "logger": self.loggers(options.logger)}
-            kwargs["plugins"] = [*as_list(options.plugins), AtomicCheckpointIO()]
+            kwargs["plugins"] = [*kwargs["plugins"], AtomicCheckpointIO()]
             kwargs["default_root_dir"] = str(self.folder)
         return self._instantiate_trainer({**options, **kwargs}, callbacks)
 
@@ -246,6 +245,10 @@ class TaskCLI(LightningCLI):
         return [MetricsCSV(self.folder, step), *extra]
 
     # The commands ---------------------------------------------------------------------------------------------------
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with as_one(self.trainer):
+            super()._run_subcommand(subcommand)
 
     def fit(self, model: Any, datamodule: Any, **_: Any) -> None:
         """Train, test the best checkpoint unless no test batches are wanted, and say where everything is."""
@@ -276,8 +279,7 @@ class TaskCLI(LightningCLI):
     def _evaluate(self, model: Any, datamodule: Any) -> None:
         model.restore(self.checkpoint)
         datamodule.adopt(model.facts)
-        run = getattr(self.trainer, self.command)
-        found = run(model, datamodule=datamodule, verbose=False)
+        found = getattr(self.trainer, self.command)(model, datamodule=datamodule, verbose=False)
         if self.trainer.is_global_zero:
             closing_table({**(found[0] if found else {}), **model.notes(), **left_out(datamodule)})
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from datamodules.files import replacing, write_text
 from tasks import __version__
 from tasks.checkpoints import Checkpoint
 from tasks.errors import RunError, UsageError
+from tasks.launchers import by_slurm, by_torchrun, kept_store
 
 PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy")
 
@@ -34,32 +34,29 @@ PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy"
 def run_folder(task: str, chosen: str | None) -> Path:
     """The folder of this run: as chosen, else `runs/TASK/<time>`; the same one in every process of the run.
 
-    Lightning's processes inherit it from the one that launched them; those of torchrun get it from their first.
+    Lightning's processes inherit it from the one that launched them; those of torchrun get it from their first, also
+    when they are started again; those of SLURM know it by the number of their job.
 
     Raises:
         UsageError: the chosen folder is a file, or holds a run already.
     """
     inherited = os.environ.get("TESSERA_RUN_DIR")
+    if by_torchrun():
+        store, rank = kept_store()
+        if rank == 0 and not store.check(["run_folder"]):
+            store.set("run_folder", str(new_folder(task, chosen)))
+        return Path(store.get("run_folder").decode())
+    if by_slurm():
+        job = "_".join(os.environ.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
+        again = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
+        return new_folder(task, chosen or str(Path("runs", task, f"slurm_{job}")), again)
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return new_folder(task, chosen)
-    store, rank = torchrun_store()
-    key = f"run_folder {os.environ['TORCHELASTIC_RESTART_COUNT']}"  # the store may outlive processes that failed
-    if rank == 0:
-        store.set(key, str(new_folder(task, chosen)))
-    return Path(store.get(key).decode())
+    return new_folder(task, chosen)
 
 
-@cache
-def torchrun_store() -> tuple["torch.distributed.Store", int]:
-    """What torchrun's processes share, and the rank of this one; kept open, since the first may have to serve it."""
-    store, rank, _ = next(torch.distributed.rendezvous("env://"))
-    return store, rank
-
-
-def new_folder(task: str, chosen: str | None) -> Path:
-    """The folder of a run of one process, absolute.
+def new_folder(task: str, chosen: str | None, again: bool = False) -> Path:
+    """The folder of a run of one process, absolute; one that holds a run only where that is started again.
 
     Raises:
         UsageError: the chosen folder is a file, or holds a run already.
@@ -68,7 +65,7 @@ def new_folder(task: str, chosen: str | None) -> Path:
     folder = Path(chosen or Path("runs", task, now)).resolve()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--run_dir {folder} is a file: give a folder, it is made where it does not exist")
-    if (folder / "config.yaml").exists():
+    if (folder / "config.yaml").exists() and not again:
         raise UsageError(
             f"--run_dir {folder} holds a run already: choose another folder, or continue that run "
             f"with --resume {folder}"

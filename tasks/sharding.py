@@ -1,0 +1,150 @@
+"""Weights, gradients and optimizer states in parts, one on each GPU: `--trainer.strategy fsdp`."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.strategies import ModelParallelStrategy
+from pytorch_lightning.trainer.states import TrainerFn
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from modules.transformer import Block
+from tasks.averaging import Averaging
+from tasks.callbacks.samples import Samples
+from tasks.checkpoints import Checkpoint, named, numbered
+from tasks.errors import UsageError
+
+
+class Sharded(ModelParallelStrategy):
+    """Fully sharded data parallelism (Rajbhandari 2020) of each block and of what is around them, by torch's FSDP2.
+
+    A block's weights are gathered for its forward and its backward pass alone. Validation and test gather all of them
+    once, since decoding takes as many steps as a process's texts need. Parameters keep their names and shapes, so one
+    process can continue such a run, and this strategy the run of one process.
+
+    Args:
+        save_distributed_checkpoint: Write a checkpoint as a folder with a part from each process, for networks that the
+            first process cannot hold; `consolidate` makes a file of it. Otherwise it is gathered into one file.
+    """
+
+    def __init__(self, save_distributed_checkpoint: bool = False) -> None:
+        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=save_distributed_checkpoint)
+
+    def setup_environment(self) -> None:
+        """Connect all processes."""
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+    def setup(self, trainer: Trainer) -> None:
+        """Shard the network, once.
+
+        Raises:
+            UsageError: something that needs all weights in one process.
+        """
+        task: Any = self.lightning_module
+        self.refuse(trainer, task)
+        if not isinstance(task.net, FSDPModule):
+            mesh = self.device_mesh["data_parallel"]
+            for part in [module for module in task.net.modules() if isinstance(module, Block)] + [task.net]:
+                fully_shard(part, mesh=mesh)
+        super().setup(trainer)
+
+    def refuse(self, trainer: Trainer, task: Any) -> None:
+        """Refuse what does not work with parts of weights."""
+        callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
+        for name, found in {
+            "an average of weights (--model.ema, --model.average)": any(
+                isinstance(one, Averaging) for one in callbacks
+            ),
+            "texts written during training (--model.samples.every)": any(isinstance(one, Samples) for one in callbacks),
+            "--model.optimizer.optimizer muon": task.optimizer_config.optimizer == "muon",
+            "--compile": task.compile_net,
+        }.items():
+            if found and trainer.state.fn == TrainerFn.FITTING:
+                raise UsageError(f"{name} cannot go with weights in parts (--trainer.strategy fsdp): leave one out")
+
+    # Whole and in parts ---------------------------------------------------------------------------------------------
+
+    def gather(self, whole: bool) -> None:
+        """Hold all weights in every process from now on, or go back to parts."""
+        net = getattr(self.lightning_module, "net")  # noqa: B009  (of a Task)
+        for part in [module for module in net.modules() if isinstance(module, FSDPModule)]:
+            if part is not net:  # which keeps its own until the backward pass anyway
+                part.set_reshard_after_forward(not whole, recurse=False)
+            if whole:
+                part.unshard()
+            else:
+                part.reshard()
+
+    def on_validation_start(self) -> None:
+        """Gather the weights."""
+        self.gather(True)
+
+    def on_validation_end(self) -> None:
+        """Train on with parts."""
+        self.gather(False)
+
+    def on_test_start(self) -> None:
+        """Gather the weights, and keep them for what the first process alone does after the test."""
+        self.gather(True)
+
+    def on_train_end(self) -> None:
+        """Gather the weights, for what the first process alone does where there is no test."""
+        self.gather(True)
+
+    # Checkpoints ----------------------------------------------------------------------------------------------------
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """The optimizer's state: with this process's parts by name, or whole as torch's optimizers have it (rank 0)."""
+        assert self.model is not None
+        parts = self._save_distributed_checkpoint
+        options = StateDictOptions(full_state_dict=not parts, cpu_offload=True)
+        state = get_optimizer_state_dict(self.model, getattr(optimizer, "_optimizer", optimizer), options=options)
+        return state if parts else numbered(state)
+
+    def save_checkpoint(self, checkpoint: Checkpoint, filepath: Any, storage_options: Any = None) -> None:
+        """Write a checkpoint; a folder of parts takes its name when all processes have written theirs."""
+        target = Path(self.broadcast(filepath))
+        partial, old = (target.with_name(f".{target.name}.{ending}") for ending in ("tmp", "old"))
+        if not self._save_distributed_checkpoint:
+            if self.is_global_zero and target.is_dir():
+                shutil.rmtree(target)
+            self.barrier()
+            super().save_checkpoint(checkpoint, target, storage_options)
+            return
+        if self.is_global_zero:
+            shutil.rmtree(partial, ignore_errors=True)
+        self.barrier()
+        super().save_checkpoint(checkpoint, partial, storage_options)
+        self.barrier()
+        if self.is_global_zero:
+            if target.is_dir():
+                shutil.rmtree(old, ignore_errors=True)
+                target.replace(old)
+            target.unlink(missing_ok=True)
+            partial.replace(target)
+            shutil.rmtree(old, ignore_errors=True)
+        self.barrier()
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Checkpoint:
+        """Load a checkpoint into network and optimizers, whichever strategy wrote it."""
+        if Path(checkpoint_path).is_dir():
+            return super().load_checkpoint(checkpoint_path, weights_only=True)
+        assert isinstance(self.model, nn.Module)
+        checkpoint = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=True)
+        options = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(self.model, checkpoint.pop("state_dict"), options=options)
+        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):  # none in a test
+            groups: Any = get_optimizer_state_dict(self.model, optimizer)["param_groups"]
+            state = named(saved, [name for group in groups for name in group["params"]])
+            set_optimizer_state_dict(self.model, optimizer, state, options=options)
+        return checkpoint

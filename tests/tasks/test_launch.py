@@ -1,0 +1,383 @@
+"""Runs of several processes: who starts them, on how many machines, and what happens when one of them ends."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+
+from tasks import launch
+from tasks.errors import UsageError
+from tests.tasks.command import ROOT, checkpoint, metrics, run, same
+
+SHORT = (
+    "--trainer.limit_train_batches 4 --trainer.limit_val_batches 1 --trainer.max_epochs 1 "
+    "--trainer.log_every_n_steps 1 --model.net.stack.depth 1 --model.augment.crop_padding 0"
+)
+TORCHRUN = "torch.distributed.run --standalone --nproc_per_node 2"
+DDP = "--config configs/trainer/ddp.yaml"
+SPY = """
+import json, os, pathlib, signal, socket
+import pytorch_lightning as pl
+import torch
+class Spy(pl.Callback):
+    def on_train_start(self, trainer, task):
+        seen = {"host": socket.gethostname(), "threads": torch.get_num_threads(), "first": trainer.global_step}
+        pathlib.Path(f"rank{trainer.global_rank}.json").write_text(json.dumps(seen | {"pid": os.getpid()}))
+    def on_train_batch_start(self, trainer, task, batch, number):
+        rank, step, how = os.environ.get("END", "-1 0 no").split()
+        if (trainer.global_rank, trainer.global_step) != (int(rank), int(step)) or pathlib.Path("ended").exists():
+            return
+        pathlib.Path("ended").touch()
+        if how == "ValueError":
+            raise ValueError("a bad sample")
+        if how == "exit":
+            os._exit(1)
+        os.kill(os.getpid(), getattr(signal, how))
+"""
+
+
+def start(line: str, folder: Path, before: str = "", **environment: str) -> subprocess.Popen[str]:
+    """`python -m LINE` in `folder`, with a callback that says what it saw; one thread unless told otherwise."""
+    folder.mkdir(exist_ok=True)
+    (folder / "spy.py").write_text(SPY)
+    command = [*shlex.split(before), sys.executable, "-m", *shlex.split(line), "--trainer.callbacks+=spy.Spy"]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_RUN")}
+    environment = own | {"PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"} | environment
+    environment = {name: value for name, value in environment.items() if value}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(*processes: subprocess.Popen[str]) -> list[str]:
+    """What the processes said, once all have ended."""
+    return [process.communicate(timeout=200)[0] for process in processes]
+
+
+def spied(folder: Path) -> list[dict[str, object]]:
+    """What each rank saw."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
+
+
+def assert_once(text: str) -> None:
+    assert [text.count(word) for word in ("Results", "run folder", "next:", "epoch 1/1")] == [1, 1, 1, 1], text
+
+
+# ------------------------------------------------------------------------------------------------ what is settled
+
+
+def options(**given: object) -> SimpleNamespace:
+    class Options(SimpleNamespace):
+        __getitem__, __setitem__ = SimpleNamespace.__getattribute__, SimpleNamespace.__setattr__
+
+    return Options(**{"accelerator": "auto", "devices": "auto", "num_nodes": 1, "strategy": "auto"} | given)
+
+
+TORCHRUN_SETS = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}
+SRUN_SETS = {"SLURM_NTASKS": "6", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "fit"}
+
+
+@pytest.mark.parametrize(
+    "variables, given, settled",
+    [
+        ({}, {}, ("auto", 1)),
+        ({}, {"strategy": "ddp"}, (2, 1)),
+        ({}, {"strategy": "ddp", "devices": 3}, (3, 1)),
+        (TORCHRUN_SETS, {}, (4, 2)),
+        (TORCHRUN_SETS, {"devices": 4, "num_nodes": 2}, (4, 2)),
+        (TORCHRUN_SETS | SRUN_SETS, {"strategy": "ddp"}, (4, 2)),
+        (SRUN_SETS, {"strategy": "ddp"}, (3, 2)),
+        (SRUN_SETS | {"SLURM_JOB_NAME": "bash"}, {}, ("auto", 1)),
+        (TORCHRUN_SETS, {"devices": 3}, "--trainer.devices 3 contradicts .*torchrun started 4 on this machine"),
+        (SRUN_SETS, {"num_nodes": 3}, "--trainer.num_nodes 3 contradicts .*srun started some on 2"),
+        ({}, {"strategy": "ddp_spawn"}, "--trainer.strategy ddp_spawn has not been made to work here: give auto or"),
+        ({}, {"strategy": SimpleNamespace(class_path="x.FSDPStrategy")}, "FSDPStrategy .*give fsdp"),
+    ],
+)
+def test_devices_and_machines(
+    variables: dict[str, str], given: dict[str, object], settled: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(launch, "fresh_store", lambda: None)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    chosen = options(**given)
+    if isinstance(settled, str):
+        with pytest.raises(UsageError, match=settled):
+            launch.settle(chosen, "fit")
+        return
+    launch.settle(chosen, "fit")
+    assert (chosen.devices, chosen.num_nodes) == settled
+
+
+def test_gpus_are_all_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    chosen = options(strategy="fsdp")
+    launch.settle(chosen, "fit")
+    assert chosen.devices == "auto"
+
+
+@pytest.mark.parametrize("chosen", ["--trainer.strategy fsdp", "--config configs/trainer/fsdp.yaml"])
+def test_sharded_weights_need_gpus(chosen: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"fit {chosen} --run_dir r") == 2
+    error = capsys.readouterr().err
+    assert re.search(r"--trainer.strategy (fsdp|Sharded) shards weights over GPUs, and there are none", error), error
+    assert error.count("\n") == 1 and not Path("r").exists()
+
+
+def test_predictions_are_made_by_one(best: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SRUN_SETS.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="predict runs in one process: start it without srun"):
+        launch.settle(options(), "predict")
+
+
+@pytest.mark.slow
+def test_masked_lm_in_two_processes(tmp_path: Path) -> None:
+    """With no more than the configuration of the processes: the data are the default ones."""
+    few = SHORT.replace("--model.augment.crop_padding 0", "--data.batch_size 4 --trainer.limit_test_batches 1")
+    process = start(f"tasks.mlm fit {DDP} {few}", tmp_path)
+    (said,) = finish(process)
+    assert process.returncode == 0, said
+    assert_once(said)
+    folder = tmp_path / "runs/mlm/latest"
+    assert [int(row["step"]) for row in metrics(folder) if "train/loss" in row] == [0, 1, 2, 3]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (config["data"]["source"], config["trainer"]["devices"]) == ("reference", 2)
+    assert len(spied(tmp_path)) == 2 and len(list(tmp_path.rglob("summary.json"))) == 1
+
+
+# --------------------------------------------------------------------------------------------- where one of them ends
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def forked(work: Callable[[], object]) -> int:
+    """The process id of a copy of this process that does something for ten seconds at most."""
+    if pid := os.fork():
+        return pid
+    try:
+        work()
+        time.sleep(10)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("end, told", [("exit 3", "ended with exit code 3"), ("kill -9 $$", "was ended by SIGKILL")])
+def test_one_that_hangs_is_ended(end: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a collective of GPUs, which does not notice that another process has ended."""
+    monkeypatch.setattr(launch, "PATIENCE", 0.2)
+
+    def work() -> None:
+        sys.stderr = open("said", "w")  # noqa: SIM115
+        children = [subprocess.Popen(["sleep", "100"]), subprocess.Popen(["sh", "-c", end])]
+        Path("pid").write_text(str(children[0].pid))
+        launch.watch(children)
+
+    _, status = os.waitpid(forked(work), 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert Path("said").read_text() == f"error: process 2 of this run {told}, so this one ends, too\n"
+    assert gone(int(Path("pid").read_text()))
+
+
+def test_one_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "PATIENCE", 0.2)
+
+    def main() -> None:
+        parent = os.getpid()
+        Path("pid").write_text(str(forked(lambda: launch.end_with(parent))))
+        os._exit(0)
+
+    os.waitpid(forked(main), 0)
+    start = time.monotonic()
+    while not gone(int(Path("pid").read_text())):
+        assert time.monotonic() - start < 5
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "end, told",
+    [
+        (
+            "1 2 ValueError",
+            ["error: ValueError: a bad sample", "error: process 1 of this run ended with exit code 1, so"],
+        ),
+        ("1 2 SIGKILL", ["error: process 1 of this run was ended by SIGKILL, so this one ends, too"]),
+        ("0 2 SIGKILL", []),
+    ],
+)
+def test_one_that_ends_takes_all_down(end: str, told: list[str], tmp_path: Path) -> None:
+    process = start(f"tasks.vit fit {SHORT} {DDP} --run_dir r", tmp_path, END=end, OMP_NUM_THREADS="")
+    (said,) = finish(process)
+    ended = (tmp_path / "ended").stat().st_mtime
+    assert time.time() - ended < 60
+    assert process.returncode == (-signal.SIGKILL if end.startswith("0") else 1)
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(errors) == len(told) and "Traceback" not in said, said
+    assert all(line.startswith(text) for line, text in zip(errors, told, strict=True)), said
+    seen = spied(tmp_path)
+    assert len(seen) == 2
+    while not all(gone(int(rank["pid"])) for rank in seen):
+        assert time.time() - ended < 60
+        time.sleep(0.5)
+    cores = len(os.sched_getaffinity(0))
+    assert [rank["threads"] for rank in seen] == [max(1, cores // 2)] * 2  # shared out fairly
+
+
+@pytest.mark.slow
+def test_torchrun_shows_its_own_error_first(tmp_path: Path) -> None:
+    process = start(f"{TORCHRUN} -m tasks.vit fit {SHORT} --run_dir r", tmp_path, END="1 2 ValueError")
+    (said,) = finish(process)
+    assert time.time() - (tmp_path / "ended").stat().st_mtime < 60
+    assert process.returncode == 1
+    assert said.startswith("error: ValueError: a bad sample") and said.count("error: ") == 1, said
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_where_it_was(tmp_path: Path) -> None:
+    line = f"{SHORT} --checkpoint.every_n_train_steps 2 --model.net.stack.dropout 0.1 --trainer.max_epochs 2"
+    again = f"{TORCHRUN} --max-restarts 1"
+    processes = [
+        start(f"{again} -m tasks.vit fit {line}", tmp_path / "killed", END="1 7 SIGKILL"),
+        start(f"tasks.vit fit {line} --trainer.devices 2", tmp_path / "whole"),
+    ]
+    said, _ = finish(*processes)
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert said.count("started again: continuing") == 1 and said.count("epoch 2/2") == 1, said
+    assert [rank["first"] for rank in spied(tmp_path / "killed")] == [6, 6]
+    ours, theirs = (tmp_path / name / "runs" / "vit" / "latest" for name in ("killed", "whole"))
+    assert len([path for path in ours.parent.iterdir() if not path.is_symlink()]) == 1
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
+        assert same(checkpoint(ours)[part], checkpoint(theirs)[part]), part
+    assert metrics(ours) == metrics(theirs)
+
+
+@pytest.mark.slow
+def test_torchrun_does_not_continue_the_run_of_another(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "config.yaml").write_text("{}")
+    process = start(f"{TORCHRUN} --max-restarts 1 -m tasks.vit fit {SHORT} --run_dir r", tmp_path)
+    (said,) = finish(process)
+    assert process.returncode == 1 and said.count("holds a run already") == 2  # one for each start
+
+
+# ---------------------------------------------------------------------------------------------- SLURM, two machines
+
+
+@pytest.mark.slow
+def test_slurms_processes_are_one_run_and_continue_it(tmp_path: Path) -> None:
+    """Two processes with the variables that srun sets; one dies, SLURM queues the job again, and it is continued."""
+    job = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "fit", "SLURM_NTASKS": "2"}
+    job |= {"SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODELIST": "127.0.0.1", "SLURM_NODEID": "0"}
+    line = f"tasks.vit fit {SHORT} {DDP} --checkpoint.every_n_train_steps 1"
+
+    def attempt(number: int) -> tuple[list[subprocess.Popen[str]], str]:
+        more = {"SLURM_RESTART_COUNT": str(number), "END": "1 2 SIGKILL"}
+        processes = [
+            start(line, tmp_path, **job, **more, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)) for rank in (0, 1)
+        ]
+        return processes, "".join(finish(*processes))
+
+    processes, said = attempt(0)
+    assert [process.returncode for process in processes] == [1, -signal.SIGKILL], said
+    assert said.splitlines() == ["error: another process of this run ended, so this one ends, too"]
+    processes, said = attempt(1)
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert said.count("started again: continuing") == 1
+    assert_once(said)
+    (folder,) = {path.parent for path in tmp_path.rglob("metrics.csv")}
+    assert folder == tmp_path / "runs" / "vit" / "slurm_4711_0"
+    assert [int(row["step"]) for row in metrics(folder) if "train/loss" in row] == [0, 1, 2, 3]
+    assert [rank["first"] for rank in spied(tmp_path)] == [2, 2]
+    assert not list(tmp_path.rglob("hpc_ckpt*"))
+
+
+@pytest.mark.slow
+def test_one_process_of_slurm(tmp_path: Path) -> None:
+    job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "fit", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    process = start(
+        f"tasks.vit fit {SHORT}", tmp_path, **job, SLURM_NODEID="0", SLURM_CPUS_PER_TASK="3", OMP_NUM_THREADS=""
+    )
+    (said,) = finish(process)
+    assert process.returncode == 0, said
+    assert_once(said)
+    assert (tmp_path / "runs/vit/slurm_1_0/summary.json").exists()
+    assert [rank["threads"] for rank in spied(tmp_path)] == [3]
+
+
+@contextmanager
+def two_machines() -> Iterator[list[str]]:
+    """Two network namespaces that are linked, each with a name of its own; how to start a command on each.
+
+    The test is skipped where they cannot be made, which needs Linux, iproute2 and root.
+    """
+    mark = f"{os.getpid() % 0xFFFF:x}"
+    names = [f"tessera-{mark}-{side}" for side in "ab"]
+    net = f"10.{177 + os.getpid() % 50}.{os.getpid() % 250}"
+
+    def ip(line: str) -> None:
+        subprocess.run(["ip", *line.split()], check=True, capture_output=True)
+
+    with ExitStack() as stack:
+        try:
+            for name in names:
+                ip(f"netns add {name}")
+                stack.callback(ip, f"netns del {name}")
+                hosts = Path("/etc/netns", name, "hosts")  # which `ip netns exec` shows as /etc/hosts
+                hosts.parent.mkdir(parents=True)
+                stack.callback(lambda hosts=hosts: (hosts.unlink(missing_ok=True), hosts.parent.rmdir()))
+                hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{net}.{i} {n}\n" for i, n in enumerate(names, 1)))
+            ip(f"link add te{mark}a netns {names[0]} type veth peer name te{mark}b netns {names[1]}")
+            for i, name in enumerate(names, 1):
+                ip(f"-n {name} addr add {net}.{i}/24 dev te{mark}{'ab'[i - 1]}")
+                ip(f"-n {name} link set te{mark}{'ab'[i - 1]} up")
+                ip(f"-n {name} link set lo up")
+            starts = [f"ip netns exec {name} unshare --uts sh -c 'hostname {name}; exec \"$@\"' -" for name in names]
+            subprocess.run([*shlex.split(starts[0]), "true"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"network namespaces cannot be made here ({getattr(error, 'stderr', error)!r})")
+        yield starts
+
+
+@pytest.mark.slow
+def test_two_machines_are_one_run(tmp_path: Path) -> None:
+    line = f"{SHORT} --trainer.max_epochs 2"
+    with two_machines() as starts:
+        name = re.findall(r"exec (\S+)", starts[0])[0]
+        torchrun = "torch.distributed.run --nnodes 2 --nproc_per_node 1 --rdzv_backend c10d"
+        many = f"{torchrun} --rdzv_endpoint {name}:29500 -m tasks.vit fit --config configs/trainer/multinode.yaml"
+        processes = [
+            start(f"{many} {line} --data.batch_size 32", tmp_path / side, before)
+            for side, before in zip(("a", "b"), starts, strict=True)
+        ]
+        first, second = finish(*processes)
+    assert [process.returncode for process in processes] == [0, 0], first + second
+    assert [first.count(word) for word in ("Results", "run folder", "next:", "epoch 2/2")] == [1, 1, 1, 1], first
+    assert "epoch" not in second and "error" not in first + second, second
+    assert [(rank["host"] == name) for rank in spied(tmp_path / "a") + spied(tmp_path / "b")] == [True, False]
+    (folder,) = {path.parent for path in tmp_path.rglob("metrics.csv")}
+    assert folder == (tmp_path / "a/runs/vit/latest").resolve() and not (tmp_path / "b/runs").exists()
+
+    assert run(f"fit {line} --data.batch_size 64 --run_dir alone") == 0
+    ours, theirs = (json.loads(Path(path, "summary.json").read_text()) for path in (folder, "alone"))
+    assert ours["steps"] == theirs["steps"] == 8
+    assert ours["test/acc"] == theirs["test/acc"]
+    assert ours["test/loss"] == pytest.approx(theirs["test/loss"], abs=1e-5)

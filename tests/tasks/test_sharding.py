@@ -1,0 +1,163 @@
+"""Weights in parts, here on two CPU processes, train as whole ones do; checkpoints in parts become one file."""
+
+import json
+import pickle
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.trainer.states import TrainerFn
+
+from tasks.callbacks.samples import Samples
+from tasks.checkpoints import named, numbered
+from tasks.ema import EMA
+from tasks.errors import UsageError
+from tasks.sharding import Sharded
+from tests.tasks.command import Malicious, metrics, run, same
+from tests.tasks.test_launch import SHORT, finish, start
+
+LINE = f"{SHORT} --model.optimizer.gradient_clip 0.5 --trainer.limit_test_batches 2"
+ON_CPU = "from tasks.sharding import Sharded\nclass OnCPU(Sharded):\n    pass\n"
+PARTS = "--trainer.strategy parts.OnCPU --trainer.strategy.init_args.save_distributed_checkpoint"
+
+
+def fit(line: str, folder: Path) -> str:
+    process = start(f"tasks.vit fit {line}", folder)
+    (said,) = finish(process)
+    assert process.returncode == 0, said
+    return said
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run with weights in parts ("parts") and with whole ones ("whole"), two processes each."""
+    folder = tmp_path_factory.mktemp("both")
+    (folder / "parts.py").write_text(ON_CPU)
+    said = fit(f"{LINE} {PARTS} true --run_dir parts", folder)
+    assert [said.count(word) for word in ("Results", "next:", "epoch 1/1")] == [1, 1, 1], said
+    fit(f"{LINE} --trainer.devices 2 --run_dir whole", folder)
+    shutil.copytree(folder / "parts" / "checkpoints" / "last.ckpt", folder / "kept")
+    return folder
+
+
+def last(folder: Path) -> dict[str, Any]:
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys()
+        for key in theirs:
+            assert_close(ours[key], theirs[key])
+    elif isinstance(theirs, list | tuple):
+        for one, other in zip(ours, theirs, strict=True):
+            assert_close(one, other)
+    elif isinstance(theirs, torch.Tensor | float):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    else:
+        assert ours == theirs
+
+
+@pytest.mark.slow
+def test_parts_train_as_the_whole(both: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights, optimizer states, norms of gradients and scores; then one process tests, and two go on."""
+    parts, whole = both / "parts", both / "whole"
+    folder = parts / "checkpoints" / "last.ckpt"
+    assert len(list(folder.glob("*.distcp"))) == 2
+    assert run(f"test --ckpt_path {folder}") == 2
+    assert f"`python -m tasks.vit consolidate --ckpt_path {folder}`" in capsys.readouterr().err
+    assert run(f"fit --resume {parts}") == 2
+    assert "tasks.vit consolidate" in capsys.readouterr().err
+
+    assert run(f"consolidate --ckpt_path {folder} --output one.ckpt") == 0
+    ours, theirs = torch.load("one.ckpt", weights_only=True), last(whole)
+    for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
+        assert_close(ours[name], theirs[name])
+    norms = [
+        [float(row["train/grad_norm"]) for row in metrics(run) if "train/grad_norm" in row] for run in (parts, whole)
+    ]
+    assert len(norms[0]) == 4 and min(norms[0]) > 0.5 and norms[0] == pytest.approx(norms[1], rel=1e-4)
+    summaries = [json.loads((run / "summary.json").read_text()) for run in (parts, whole)]
+    for name in ("test/acc", "parameters", "steps"):
+        assert summaries[0][name] == summaries[1][name]
+    assert run("test --ckpt_path one.ckpt --data.loading.eval_batch_size 100") == 0
+
+    assert run(f"consolidate --ckpt_path {folder}") == 0
+    assert folder.is_file() and folder.with_name("last.ckpt.parts").is_dir()
+    assert same(last(parts)["state_dict"], ours["state_dict"])
+    more = "--trainer.max_epochs 2 --model.optimizer.schedule constant"
+    fit(f"--resume parts {more} --trainer.strategy.init_args.save_distributed_checkpoint false", both)
+    fit(f"--resume whole {more}", both)
+    for name in ("state_dict", "optimizer_states", "global_step"):
+        assert_close(last(parts)[name], last(whole)[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "damage, code, told",
+    [
+        ("code in .metadata", 2, "holds other things than tensors and primitives"),
+        ("code in meta.pt", 2, "holds objects other than tensors and primitives"),
+        ("code in a part", 2, "holds other things than tensors and primitives"),
+        ("no part", 1, "lacks a part"),
+        ("cut part", 1, "lacks a part, or one is damaged"),
+        ("no meta.pt", 2, "no folder of a checkpoint's parts"),
+    ],
+)
+def test_damaged_parts(
+    damage: str, code: int, told: str, both: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(both / "kept", "copy"))
+    part = folder / "__0_0.distcp"
+    if damage == "code in .metadata":
+        (folder / ".metadata").write_bytes(pickle.dumps(Malicious()))
+    elif damage == "code in meta.pt":
+        torch.save({"a": Malicious()}, folder / "meta.pt")
+    elif damage == "code in a part":
+        metadata = pickle.loads((folder / ".metadata").read_bytes())
+        place = next(place for name, place in metadata.storage_data.items() if name.fqn.endswith(".lr"))
+        torch.save(Malicious(), "evil.pt")
+        evil = Path("evil.pt").read_bytes()
+        place.offset, place.length, place.relative_path = 0, len(evil), "evil.distcp"
+        (folder / "evil.distcp").write_bytes(evil)
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    elif damage == "no part":
+        part.unlink()
+    elif damage == "cut part":
+        part.write_bytes(part.read_bytes()[:1000])
+    else:
+        (folder / "meta.pt").unlink()
+    assert run("consolidate --ckpt_path copy --output one.ckpt") == code
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1, error
+    assert not Path("pwned").exists() and not Path("one.ckpt").exists()
+
+
+def test_what_needs_whole_weights() -> None:
+    def refuse(*callbacks: Any, optimizer: str = "adamw", compile_net: bool = False) -> None:
+        trainer = SimpleNamespace(callbacks=callbacks, state=SimpleNamespace(fn=TrainerFn.FITTING))
+        task = SimpleNamespace(optimizer_config=SimpleNamespace(optimizer=optimizer), compile_net=compile_net)
+        Sharded().refuse(trainer, task)  # type: ignore[arg-type]
+
+    refuse()
+    for arguments, told in (
+        ({"callbacks": [EMA(0.9)]}, "--model.ema"),
+        ({"callbacks": [Samples(10)]}, "--model.samples.every"),
+        ({"optimizer": "muon"}, "muon"),
+        ({"compile_net": True}, "--compile"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(told)):
+            refuse(*arguments.pop("callbacks", ()), **arguments)  # type: ignore[arg-type]
+
+
+def test_names_and_numbers_of_an_optimizers_state() -> None:
+    groups = [{"params": ["b"], "lr": 1.0}, {"params": ["c", "a"], "lr": 2.0}]
+    state = {"state": {"a": {"step": 1}, "b": {"step": 2}}, "param_groups": groups}
+    plain = numbered(state)
+    assert plain["state"] == {2: {"step": 1}, 0: {"step": 2}}
+    assert [group["params"] for group in plain["param_groups"]] == [[0], [1, 2]]
+    assert named(plain, ["b", "c", "a"]) == state
