@@ -13,7 +13,7 @@ from datamodules.progress import progress_bar
 
 CHUNK = 256  # images per job of a thread
 FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG", "MPO")  # Pillow would read more, some by other programs
-MOST = 2**27  # pixels of an image; Pillow has a limit of its own
+MOST = 2**27  # pixels of an image that is decoded without Pillow, which has a limit of its own
 
 
 class Pictures(Protocol):
@@ -33,11 +33,9 @@ def decode(data: bytes, channels: int) -> Tensor:
         data: Content of a file: jpg, png, bmp, gif (first frame), webp, tiff.
         channels: 1 for grey, 3 for RGB; other images are converted, transparency is dropped.
     """
-    if data[:2] == b"\xff\xd8":  # JPEG: the common case, three times as fast without Pillow
+    if 0 < jpeg_pixels(data) <= MOST:  # JPEG: the common case, three times as fast without Pillow
         from torchvision.io import ImageReadMode, decode_jpeg
 
-        if (pixels := jpeg_pixels(data)) > MOST:
-            raise ValueError(f"{pixels} pixels are more than the {MOST} that an image may have")
         mode = ImageReadMode.GRAY if channels == 1 else ImageReadMode.RGB
         encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return decode_jpeg(encoded, mode, apply_exif_orientation=b"Exif\x00" in data[:4096])
@@ -56,13 +54,15 @@ def decode(data: bytes, channels: int) -> Tensor:
 
 
 def jpeg_pixels(data: bytes) -> int:
-    """Pixels that the header of a JPEG file announces, for which a decoder takes memory at once; 0 where it has none.
+    """Pixels that the header of a JPEG file announces, for which a decoder takes memory; 0 where that is not plain.
 
     >>> jpeg_pixels(bytes.fromhex("ffd8 ffe0 0002 ffc0 0008 08 0010 0020 00"))
     512
     """
-    place = 2
+    place = 2 if data[:2] == b"\xff\xd8" else len(data)
     while place + 9 <= len(data) and data[place] == 0xFF:
+        if 0xD0 <= data[place + 1] <= 0xD9 or data[place + 1] == 1:  # marks without a size, which belong elsewhere
+            return 0
         mark, size = data[place + 1], int.from_bytes(data[place + 2 : place + 4], "big")
         if 0xC0 <= mark <= 0xCF and mark not in (0xC4, 0xC8, 0xCC):  # start of a frame
             height, width = (int.from_bytes(data[place + at : place + at + 2], "big") for at in (5, 7))

@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"python -m (tests\.benchmarks\.\w+)", (ROOT / "README.md").read_text())))
 SHORT = {
+    "tests.benchmarks.checkpoints": ["--rounds", "1", "--largest", "10M"],
     "tests.benchmarks.cifar_peer": ["--minutes", "0.5"],
+    "tests.benchmarks.growth": ["--rounds", "1", "--axes", "length", "--smallest", "512"],
     "tests.benchmarks.imdb_baseline": [],
     "tests.benchmarks.nanogpt_peer": [],
 }
