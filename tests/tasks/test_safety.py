@@ -167,9 +167,9 @@ def test_weights_of_others(name: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.fixture
-def model(lm_bytes: Path) -> Path:
+def model(lm_letters: Path) -> Path:
     """A folder of Hugging Face's layout, with code and pickles beside what it needs."""
-    assert run(f"export --ckpt_path {lm_bytes} --format hf --output model", "lm") == 0
+    assert run(f"export --ckpt_path {lm_letters} --format hf --output model", "lm") == 0
     folder = Path("model")
     own = {name: "modeling_evil.Thing" for name in ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer")}
     for name in ("config.json", "tokenizer_config.json"):
@@ -365,7 +365,9 @@ def test_pictures(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setenv("PATH", f"{Path('bin').resolve()}:{Path(sys.executable).parent}:/usr/bin:/bin")
     write_images(Path("images"))
     Path("images/train/cat", name).write_bytes(PICTURES[name]())
-    said = refused("fit --preset digits --data.source folder --data.path images --data.image_size 8", "vit", capsys)
+    said = refused(
+        "fit --preset digits --model.net.channels null --data.source folder --data.path images", "vit", capsys
+    )
     assert name in said and "is not a readable image" in said
 
 
@@ -384,7 +386,7 @@ def test_texts_that_expand_beyond_measure(ending: str, capsys: pytest.CaptureFix
     write_pairs(Path("pairs"))
     for name, task, line in [
         ("t.txt", "lm", "--data.source files --data.path t.txt{0}"),
-        ("t.jsonl", "lm", "--data.source jsonl --data.path t.jsonl{0}"),
+        ("t.jsonl", "lm", "--data.source files --data.path t.jsonl{0}"),
         ("t.csv", "bert", "--data.source csv --data.path t.csv{0}"),
         ("pairs/train.en", "seq2seq", "--data.source files --data.path pairs --data.languages en-up"),
     ]:
