@@ -1,4 +1,4 @@
-"""Every benchmark that the README names runs and prints its table, which says what it should where that is a promise."""
+"""Every benchmark that the README names runs and prints its table, which says what was promised of it."""
 
 import re
 import subprocess
