@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.savings [--plot FILE.png]
 
-A decoder of 8 layers, 256 wide, 4 heads, 512 tokens, vocabulary 1,000, in steps over 16 sequences: forward, backward,
+A decoder of 8 layers, 256 wide, 4 heads, 256 tokens, vocabulary 1,000, in steps over 16 sequences: forward, backward,
 AdamW, float32, no dropout, two threads, in turns. "checkpointing" recomputes the activations of each layer in the
 backward pass (`--model.net.stack.checkpoint_activations`), "k x n" takes k parts of n sequences for a step
 (`--trainer.accumulate_grad_batches`). All make the same step. Taken: peak less the idle process with its network.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from tests.benchmarks._compare import Result, arguments, interleave, save_plot, table, work
 
-BATCH, LENGTH, VOCABULARY = 16, 512, 1000
+BATCH, LENGTH, VOCABULARY = 16, 256, 1000
 WAYS = {  # name: (whether activations are recomputed, parts of a step)
     "plain": (False, 1),
     "checkpointing": (True, 1),
