@@ -12,6 +12,8 @@ from datamodules.errors import DataError, UsageError
 from datamodules.progress import progress_bar
 
 CHUNK = 256  # images per job of a thread
+FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG", "MPO")  # Pillow would read more, some by other programs
+MOST = 2**27  # pixels of an image that is decoded without Pillow, which has a limit of its own
 
 
 class Pictures(Protocol):
@@ -31,7 +33,7 @@ def decode(data: bytes, channels: int) -> Tensor:
         data: Content of a file: jpg, png, bmp, gif (first frame), webp, tiff.
         channels: 1 for grey, 3 for RGB; other images are converted, transparency is dropped.
     """
-    if data[:2] == b"\xff\xd8":  # JPEG: the common case, three times as fast without Pillow
+    if 0 < jpeg_pixels(data) <= MOST:  # JPEG: the common case, three times as fast without Pillow
         from torchvision.io import ImageReadMode, decode_jpeg
 
         mode = ImageReadMode.GRAY if channels == 1 else ImageReadMode.RGB
@@ -42,7 +44,7 @@ def decode(data: bytes, channels: int) -> Tensor:
     import numpy as np
     from PIL import Image, ImageOps
 
-    with Image.open(io.BytesIO(data)) as file:
+    with Image.open(io.BytesIO(data), formats=FORMATS) as file:
         image: Any = ImageOps.exif_transpose(file)
         if image.mode.startswith("I;16"):  # 16 bits: Pillow's own conversion would clip to white
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -51,13 +53,31 @@ def decode(data: bytes, channels: int) -> Tensor:
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)
 
 
+def jpeg_pixels(data: bytes) -> int:
+    """Pixels that the header of a JPEG file announces, for which a decoder takes memory; 0 where that is not plain.
+
+    >>> jpeg_pixels(bytes.fromhex("ffd8 ffe0 0002 ffc0 0008 08 0010 0020 00"))
+    512
+    """
+    place = 2 if data[:2] == b"\xff\xd8" else len(data)
+    while place + 9 <= len(data) and data[place] == 0xFF:
+        if 0xD0 <= data[place + 1] <= 0xD9 or data[place + 1] == 1:  # marks without a size, which belong elsewhere
+            return 0
+        mark, size = data[place + 1], int.from_bytes(data[place + 2 : place + 4], "big")
+        if 0xC0 <= mark <= 0xCF and mark not in (0xC4, 0xC8, 0xCC):  # start of a frame
+            height, width = (int.from_bytes(data[place + at : place + at + 2], "big") for at in (5, 7))
+            return height * width
+        place += 1 if mark == 0xFF else 2 + size  # fill bytes may stand before a mark
+    return 0
+
+
 def count_channels(data: bytes) -> int:
     """1 where an encoded image is grey, else 3; reads the header only."""
     import io
 
     from PIL import Image
 
-    with Image.open(io.BytesIO(data)) as file:
+    with Image.open(io.BytesIO(data), formats=FORMATS) as file:
         return 1 if file.mode in ("1", "L", "LA") or file.mode.startswith("I") else 3
 
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from modules.config import StackConfig, require
 from modules.dropout import dropout
+from modules.exact import exact
 from modules.linear import Linear
 from modules.masks import Mask
 from modules.memory import Memory
@@ -102,9 +103,9 @@ class MultiHeadAttention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, allowed, rate, mask.is_causal, enable_gqa=shared)
         if (groups := self.heads // self.kv_heads) > 1:
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)  # (B, H, M, D)
-        weights = mask.silence(mask.add_to(self.scores(q, k)).softmax(-1))
+        weights = mask.silence(mask.add_to(exact(self.scores(q, k))).softmax(-1))
         memory.watch(weights)
-        return dropout(weights, rate) @ v
+        return dropout(weights.to(v.dtype), rate) @ v
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """q k^T / sqrt(D): (B, H, N, D), (B, H, M, D) -> (B, H, N, M)."""

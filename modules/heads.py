@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from modules.dropout import Dropout
 from modules.embedding import TokenEmbedding
+from modules.exact import exact
 from modules.linear import Linear, linear
 
 
@@ -29,8 +30,8 @@ class ClassifierHead(nn.Module):
         self.linear = Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, E) -> (B, classes), logits."""
-        return self.linear(self.dropout(self.norm(x)))
+        """(B, E) -> (B, classes), logits, in float32 at least."""
+        return exact(self.linear(self.dropout(self.norm(x))))
 
 
 class Pooler(nn.Module):

@@ -141,7 +141,7 @@ class ViT(nn.Module):
 
     def tokens(self, images: Tensor, record: AttentionRecord | None = None) -> Tensor:
         """(B, C, Y, X) -> (B, P + N, E): class token, registers, patches row by row, after the last block."""
-        prefix = self.config.prefix_tokens
+        prefix, images = self.config.prefix_tokens, images.to(next(self.embed.parameters()).dtype)
         coords = grid_coordinates(self.config.grid, images.device)  # (1, N, 2)
         rotation, bias = self.position.rotate(coords), self.position.bias(coords, coords)
         if rotation is not None:

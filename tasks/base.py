@@ -16,6 +16,7 @@ from tasks import __version__, optim
 from tasks.checkpoints import KEY, Checkpoint, net_weights
 from tasks.errors import RunError, refusals
 from tasks.parsing import merged
+from tasks.precision import float32_by_default
 from tasks.seeds import position_seed, run_seed
 from tasks.step_mean import StepMean
 from tasks.weights import load_weights
@@ -83,6 +84,7 @@ class Task(pl.LightningModule):
         """Parts of the network that a step calls, which `--compile` compiles in place."""
         return [self.net]
 
+    @float32_by_default()
     def configure_model(self) -> None:
         """Build the network, once the data are set up."""
         if self.net is not None:
@@ -136,7 +138,8 @@ class Task(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss (scalar) of one micro-batch, weighted where a step has several."""
-        loss, outputs, targets = self.step(batch, training=True)
+        with float32_by_default():
+            loss, outputs, targets = self.step(batch, training=True)
         return self.step_mean.add(self.trainer, loss, self.weight(targets), self.training_figures(outputs))
 
     def training_figures(self, outputs: Any) -> Mapping[str, Tensor]:
@@ -194,9 +197,10 @@ class Task(pl.LightningModule):
     # Evaluation -----------------------------------------------------------------------------------------------------
 
     def _evaluate(self, batch: Batch, split: str) -> Any:
-        loss, outputs, targets = self.step(batch, training=False)
-        self.metrics[f"{split}_loss"].update(loss, self.weight(targets))
-        self.metrics[split].update(outputs, targets)
+        with float32_by_default():
+            loss, outputs, targets = self.step(batch, training=False)
+            self.metrics[f"{split}_loss"].update(loss, self.weight(targets))
+            self.metrics[split].update(outputs, targets)
         return outputs
 
     @staticmethod
@@ -214,6 +218,8 @@ class Task(pl.LightningModule):
         return {}
 
     def _start_evaluation(self, split: str) -> None:
+        if str(self.trainer.precision).endswith("16-true"):
+            self.metrics.to(torch.float32)  # which became 16 bits with the weights, too few for a sum
         self.metrics[split].reset()
         self.metrics[f"{split}_loss"].reset()
 

@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from pytorch_lightning import Trainer
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.trainer.states import TrainerFn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from tasks.averaging import Averaging
+from tasks.errors import UsageError
 
 
 class EMA(Averaging):
@@ -26,6 +28,18 @@ class EMA(Averaging):
             raise ValueError(f"The decay of the averaged weights must be from 0 to below 1, but is {decay}.")
         self.decay = decay
         super().__init__()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Starts every `fit` afresh.
+
+        Raises:
+            UsageError: the weights have 16 bits: an average of such stays where it is, its steps being too small.
+        """
+        super().setup(trainer, pl_module, stage)
+        if stage == TrainerFn.FITTING and str(trainer.precision).endswith("16-true"):
+            raise UsageError(
+                f"--model.ema needs more digits than --trainer.precision {trainer.precision} has: use bf16-mixed"
+            )
 
     def _forget(self) -> None:
         super()._forget()

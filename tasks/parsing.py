@@ -6,6 +6,7 @@ set of options below all typed ones, wherever they stand; among those sets the l
 
 import difflib
 import json
+import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,16 @@ import yaml
 from tasks.errors import UsageError, refusals
 
 Options = dict[str, Any]
+TRUST = "TESSERA_TRUST"  # environment variable: further packages, parted by commas, whose classes options may name
+PACKAGES = [  # whose classes options may name; importing any other would run whatever code has that name
+    *("pytorch_lightning", "lightning_fabric", "tasks", "modules", "datamodules"),
+    *("torch.nn", "torch.optim", "torch.distributed", "torch.profiler"),
+]
+jsonargparse.set_parsing_settings(
+    import_path_denylist=["*"],
+    import_path_allowlist=[*PACKAGES, *filter(None, os.environ.get(TRUST, "").split(","))],
+    instantiate_subclass_spec_in_any=False,
+)
 
 
 class PlainErrors(jsonargparse.ArgumentParser):
@@ -68,6 +79,8 @@ KINDS = {"int": "a whole number", "float": "a number", "bool": "true/false", "st
 def readable(message: str, options: list[str]) -> str:
     """One sentence from jsonargparse's message, with the nearest of `options` for an unknown one."""
     message = re.sub(r"\s*\n\s*(- )?", " ", message.strip()).removeprefix('Parser key "config": ')
+    if found := re.search(r"Importing '(([\w-]+)[\w.-]*)' is not allowed", message):
+        return f"{found[1]} is refused, since naming it would run its code: set {TRUST}={found[2]} if you trust it"
     if found := re.search(UNKNOWN, message):
         name = "--" + next(filter(None, found.groups())).removeprefix("--")
         close = difflib.get_close_matches(name, options, 1, cutoff=0.6)

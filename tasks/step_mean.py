@@ -54,7 +54,8 @@ class StepMean:
         if not self._alone(trainer):
             sums = trainer.strategy.reduce(sums, reduce_op="sum")
             taken = UNIT * trainer.accumulate_grad_batches * trainer.world_size  # what the means so far divided by
-            torch._foreach_mul_(list(gradients), taken / sums[0])
+            own = [getattr(one, "to_local", lambda one=one: one)() for one in gradients]  # of sharded ones, our part
+            torch._foreach_mul_(own, taken / sums[0])
         return dict(zip(self.names, sums[1:] / sums[0], strict=True))
 
     @staticmethod

@@ -1,25 +1,60 @@
 """Files that may be compressed."""
 
+import io
 from pathlib import Path
 from typing import IO, Any
 
 from datamodules.errors import DataError
 
 CODECS = {".gz": "gzip", ".zst": "zstd"}  # by ending, in lower case
+RATIO, FREE = 200, 2**26  # times its size that a file may expand to; bytes that any may
+BLOCK = 2**18  # bytes that are decompressed at a time
+
+
+class Expanded(io.RawIOBase):
+    """What a compressed file expands to, as long as that is not out of all proportion.
+
+    Args:
+        stream: The content.
+        most: Bytes that it may have.
+    """
+
+    def __init__(self, stream: Any, most: int) -> None:
+        self.stream, self.left = stream, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills `buffer`; how many bytes there were.
+
+        Raises:
+            OSError: The content is damaged, or has more bytes than it may.
+        """
+        part = self.stream.read(len(buffer))
+        self.left -= len(part)
+        if self.left < 0:
+            raise OSError(f"it expands to more than {RATIO} times its size, as no text does")
+        buffer[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        self.stream.close()
+        super().close()
 
 
 def opened(path: Path) -> IO[bytes]:
     """The content of a file to read, decompressed on the way where its name ends in .gz or .zst.
 
     Raises:
-        DataError: It cannot be opened. Reading it raises OSError where it is damaged.
+        DataError: It cannot be opened. Reading it raises OSError where it is damaged, or expands beyond measure.
     """
     try:
         if codec := CODECS.get(path.suffix.lower()):
             import pyarrow as pa
 
-            stream: Any = pa.input_stream(str(path), compression=codec)
-            return stream
+            stream = pa.input_stream(str(path), compression=codec)
+            return io.BufferedReader(Expanded(stream, max(FREE, RATIO * path.stat().st_size)), BLOCK)
         return open(path, "rb")
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,6 +147,28 @@ def interleave(
             worker.kill()
             worker.wait()
     return results
+
+
+def alone(module: str, name: str, rounds: int, options: Sequence[str]) -> list[dict[str, float]]:
+    """What each round of `python -m MODULE --worker NAME`, which no other runs beside, said of itself in JSON."""
+    command = [sys.executable, "-m", module, *options, "--rounds", str(rounds), "--worker", name]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@contextmanager
+def save_plot(file: str, rows: int = 1, columns: int = 1) -> Iterator[Any]:
+    """Axes to draw on, by row and column; the picture is written at the end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(4 * columns + 1, 3 * rows + 1), layout="constrained", squeeze=False
+    )
+    yield axes
+    figure.savefig(file, dpi=100)
 
 
 def table(results: dict[str, Result], unit: str, base: str) -> str:

@@ -1,0 +1,20 @@
+"""What keeps its digits where weights have 16 bits (`--trainer.precision bf16-true`)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def float32_by_default() -> Iterator[None]:
+    """New tensors have 32 bits at least: in 16, as Lightning would make them, draws and coordinates lose their digits.
+
+    Serves as a decorator, too.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.promote_types(before, torch.float32))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
