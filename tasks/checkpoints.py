@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import zipfile
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -55,7 +56,9 @@ def load_tensors(file: Path, what: str) -> Any:
         RunError: truncated, corrupt or of another format.
     """
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()  # torch reads parts that changed on the disk without a word
     except Exception as error:  # whatever bytes make of the unpickler
         pickled = re.search(CODE, str(error)) or file.open("rb").read(1) == b"\x80"
         if isinstance(error, pickle.UnpicklingError) and pickled:
@@ -63,6 +66,9 @@ def load_tensors(file: Path, what: str) -> Any:
                 f"{what} holds objects other than tensors and primitives; loading them could run code, so it is refused"
             ) from error
         raise RunError(f"{what} is truncated or not a checkpoint") from error
+    if damaged:
+        raise RunError(f"{what} is damaged: its part {damaged} is not what was written")
+    return content
 
 
 def net_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

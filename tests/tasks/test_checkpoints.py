@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from tasks.checkpoint_files import AtomicCheckpointIO
 from tasks.checkpoints import KEY, read_checkpoint
 from tasks.errors import RunError, UsageError
-from tasks.run_folder import AtomicCheckpointIO
 from tests.tasks.command import Malicious, checkpoint, run, write_images
 
 
