@@ -72,16 +72,16 @@ class Running:
     def __init__(self, server: "Server", pids: list[int], folder: Path) -> None:
         self.server, self.pids, self.folder = server, pids, folder
 
-    def wait(self) -> list[int]:
+    def wait(self, ranks: slice = slice(None)) -> list[int]:
         """Exit codes, minus the signal where one killed it."""
-        return self.server.ask({"wait": self.pids})
+        return self.server.ask({"wait": self.pids[ranks]})
 
-    def kill(self, after: float = 0.0) -> list[int]:
-        """Kill all ranks after some seconds, if they still run then."""
+    def kill(self, after: float = 0.0, ranks: slice = slice(None)) -> list[int]:
+        """Kill after some seconds what still runs then; exit codes."""
         time.sleep(after)
-        for pid in self.pids:
+        for pid in self.pids[ranks]:
             os.kill(pid, signal.SIGKILL)  # not waited for yet: the number is still theirs
-        return self.wait()
+        return self.wait(ranks)
 
     def output(self, rank: int = 0) -> str:
         """What a rank wrote."""
