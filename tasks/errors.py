@@ -34,7 +34,8 @@ def guarded(run: Callable[[], object], debug: bool) -> int:
         with SIGNALS.handled():
             run()
     except Stopped as stop:
-        return _say(str(stop), 128 + stop.number)
+        print(stop, end="\n" if str(stop) else "", file=sys.stderr)
+        return 128 + stop.number
     except BaseException as error:
         if debug:
             raise
@@ -91,8 +92,6 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
 
 
 def _say(message: str, code: int) -> int:
-    if not message:
-        return code
     one_line = re.sub(r"\s*\n\s*", " ", message.strip())
     sys.stdout.flush()
     print(f"error: {one_line}", file=sys.stderr)

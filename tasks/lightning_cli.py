@@ -253,9 +253,10 @@ class TaskCLI(LightningCLI):
         try:
             with kept_if_started(self.folder):
                 self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.last, weights_only=True)
+            outcome = self.outcome(model, datamodule)
         except Stopped as stop:
-            raise farewell(stop, self.trainer.global_step, self.folder, self.app) from None
-        metrics = {**self.outcome(model, datamodule), **model.notes(), **left_out(datamodule)}
+            raise farewell(stop, self.trainer, self.folder, self.app) from None
+        metrics = {**outcome, **model.notes(), **left_out(datamodule)}
         recorded = not self.trainer.fast_dev_run  # type: ignore[attr-defined]
         if self.trainer.is_global_zero:
             seconds = time.perf_counter() - self.started

@@ -2,7 +2,9 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
+from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 
 from tasks.checkpoint_files import LAST, newest_checkpoint
@@ -45,12 +47,15 @@ def read_run(folder: Path, app: App) -> tuple[Options, Path | None, Path | None,
     return options, place / LAST if path != place / LAST else None, path, checkpoint
 
 
-def farewell(stop: Stopped, step: int, folder: Path, app: App) -> Stopped:
-    """The same stop with a message that says, once, how to go on with the run in `folder`, which came to `step`."""
-    if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
+def farewell(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> Stopped:
+    """The same stop with a message that says, once, how to go on with the run in `folder`."""
+    launcher: Any = trainer.strategy.launcher
+    for process in getattr(launcher, "procs", []):  # those that wait for this one; where all agreed there are none
+        process.terminate()
+    if not trainer.is_global_zero:
         return Stopped(stop.number, "")
     if not (folder / "config.yaml").exists():
         return stop
     name = signal.Signals(stop.number).name
-    message = f"stopped by {name} after step {step}; to go on: {program(app)} fit --resume {folder}"
-    return Stopped(stop.number, message)
+    to_go_on = f"{program(app)} fit --resume {folder}"
+    return Stopped(stop.number, f"stopped by {name} after step {trainer.global_step}; to go on: {to_go_on}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.tasks.cases import CASES, Wholes, assert_same, at, fill, first
-from tests.tasks.command import checkpoint
+from tests.tasks.command import checkpoint, same
 from tests.tasks.forked import Running, Server
 
 
@@ -68,3 +68,32 @@ def test_killed_again_and_again(server: Server, wholes: Wholes, tmp_path: Path) 
     print(f"{kills} kills, checkpoints of steps {sorted(steps)}")
     server.run(line, folder, "seq2seq")
     assert_same(folder / "r", wholes("both lengths"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_other_batches_are_refused_by_name(case: str, ranks: int, server: Server, wholes: Wholes) -> None:
+    """Another batch size in one process; another number of processes."""
+    folder = wholes(case)
+    size = "--data.loading.batch_tokens 128" if case == "tokens per batch" else "--data.batch_size 3"
+    two = "--trainer.accelerator cpu --trainer.devices 2 --trainer.strategy ddp"
+    more = "--trainer.max_epochs 9 --trainer.max_steps 99"
+    line = f"fit --resume r {more} {size if ranks == 1 else two}"
+    running = server.start(line, folder.parent, CASES[case][0], ranks=ranks)
+    assert end(running)[0] == 2, running.output()
+    named = ("batch_tokens 256" if "tokens" in size else "batch size") if ranks == 1 else "number of devices 1"
+    error = running.output().strip().splitlines()[-1]
+    assert error.startswith("error: the checkpoint was written with") and named in error
+
+
+@pytest.mark.slow
+def test_more_time(server: Server, wholes: Wholes, tmp_path: Path) -> None:
+    """A run that `max_time` ended, in the middle of an epoch, goes on where it stopped."""
+    folder, case = fill(tmp_path / "here"), "length buckets"
+    slow = at("step").replace("def strike(*_):", "def strike(*_):\n    import time; time.sleep(3); return")
+    server.run(f"{first(case)} --trainer.max_time 00:00:00:02", folder, "bert", before=slow)
+    assert checkpoint(folder / "r")["global_step"] == 2  # the eighth batch belongs to the third step
+    server.run("fit --resume r --trainer.max_time 00:01:00:00", folder, "bert")
+    ours, theirs = checkpoint(folder / "r"), checkpoint(wholes(case))
+    assert all(same(ours[part], theirs[part]) for part in ("state_dict", "optimizer_states", "lr_schedulers"))
