@@ -54,7 +54,8 @@ class FolderCheckpoint(ModelCheckpoint):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save where it is time."""
-        trainer.fit_loop.epoch_loop.validates = False  # type: ignore[attr-defined]
+        if not trainer.sanity_checking:
+            trainer.fit_loop.epoch_loop.validates = False  # type: ignore[attr-defined]
         super().on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
