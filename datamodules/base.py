@@ -1,5 +1,6 @@
 """What every datamodule of the suite shares: loaders in a fixed order, and the state to continue in mid-epoch."""
 
+import signal
 import warnings
 from typing import Any, Protocol
 
@@ -14,6 +15,8 @@ from datamodules.errors import UsageError
 for _message in (".*does not have many workers.*", ".*your dataloader is not resumable.*"):
     warnings.filterwarnings("ignore", _message)
 
+PATIENCE = 30  # seconds that a worker goes on after a SIGTERM
+
 
 class BatchedDataset(Protocol):
     """A data set that is asked for whole batches: `dataset[[3, 1, 4]]` is a dict of tensors, batch first."""
@@ -23,6 +26,24 @@ class BatchedDataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]: ...
+
+
+def leave_signals(worker: int) -> None:
+    """Leave it to a worker's parent to stop at a signal that all processes get: it still needs batches for a while."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(PATIENCE))
+
+
+def position(trainer: pl.Trainer) -> tuple[int, int]:
+    """Where a run goes on that ends now: its epoch, and how many batches of it went into complete optimizer steps.
+
+    Gradients are not saved: those of an optimizer step that lacks batches are computed again.
+    """
+    loop = trainer.fit_loop
+    done: int = loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
+    if done < trainer.num_training_batches:
+        done -= done % trainer.accumulate_grad_batches
+    return max(0, loop.epoch_progress.current.ready - 1), done
 
 
 class ResumableDataModule(pl.LightningDataModule):
@@ -84,14 +105,9 @@ class ResumableDataModule(pl.LightningDataModule):
         """Where training stands: `epoch` and `batch` come next; the rest says what they were counted with."""
         if self.trainer is None or self.trainer.fit_loop._combined_loader is None:
             return {}
-        loop = self.trainer.fit_loop
-        epochs: Any = loop.epoch_progress.current
-        batch = loop.epoch_loop.batch_progress.current.ready
-        epoch = epochs.processed
-        if epochs.processed > epochs.completed:  # saved at the end of an epoch, which is already counted
-            batch = 0
-        elif batch >= self.trainer.num_training_batches:  # saved after the last batch of an epoch
-            epoch, batch = epochs.ready, 0  # the epochs begun: counted already only where training has ended
+        epoch, batch = position(self.trainer)
+        if batch >= self.trainer.num_training_batches:
+            epoch, batch = epoch + 1, 0
         return {"epoch": epoch, "batch": batch, **self.counted(self.trainer.world_size)}
 
     def counted(self, world_size: int) -> dict[str, int]:
@@ -137,6 +153,7 @@ class ResumableDataModule(pl.LightningDataModule):
             sampler=sampler,
             batch_size=None,  # the sampler yields whole batches
             num_workers=workers,
+            worker_init_fn=leave_signals if workers else None,
             persistent_workers=workers > 0,
             pin_memory=on_gpu,
             generator=Generator().manual_seed(self.seed),  # an iterator then draws nothing from the global generator

@@ -125,6 +125,7 @@ class LastWeights(Averaging):
     def _forget(self) -> None:
         super()._forget()
         self.last: list[State] = []  # the oldest first
+        self.taken = False  # whether the newest is of a validation that goes on
 
     @property
     def ready(self) -> bool:
@@ -140,18 +141,24 @@ class LastWeights(Averaging):
 
     @torch.no_grad()
     def _average(self) -> None:
-        for parameter, name in self.names.items() if self.last else ():
-            self.other[parameter].copy_(sum(one[name] / len(self.last) for one in self.last))  # type: ignore[arg-type]
+        last = self.last[-self.count :]
+        for parameter, name in self.names.items() if last else ():
+            self.other[parameter].copy_(sum(one[name] / len(last) for one in last))  # type: ignore[arg-type]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the present weights into the mean and puts it in."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             taken = {name: parameter.detach().clone() for parameter, name in self.names.items()}
-            self.last = [*self.last, taken][-self.count :]
+            self.last, self.taken = [*self.last, taken], True
             self._average()
         super().on_validation_start(trainer, pl_module)
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Puts the trained weights back."""
+        self.last, self.taken = self.last[-self.count :], False
+        super().on_validation_end(trainer, pl_module)
+
     def state_dict(self) -> dict[str, Any]:
-        """As in the base class, and the weights of the latest validations."""
+        """As in the base class, and the weights of the latest validations; one that goes on will be done again."""
         state = super().state_dict()
-        return state | {"last": self.last} if state else {}
+        return state | {"last": self.last[:-1] if self.taken else self.last} if state else {}

@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import zipfile
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -70,12 +71,6 @@ def named(state: Checkpoint, names: list[str]) -> Checkpoint:
     return {"state": {by_number[number]: one for number, one in state["state"].items()}, "param_groups": groups}
 
 
-def last_checkpoint(folder: Path, options: dict[str, Any]) -> Path:
-    """The last checkpoint of the run in this folder with these options, which may not be there."""
-    chosen = (options.get("checkpoint") or {}).get("dirpath")
-    return Path(chosen or folder / "checkpoints", "last.ckpt")
-
-
 def load_tensors(file: Path, what: str) -> Any:
     """What `torch.save` wrote, if it is tensors and primitives.
 
@@ -88,7 +83,9 @@ def load_tensors(file: Path, what: str) -> Any:
         RunError: truncated, corrupt or of another format.
     """
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()  # torch reads parts that changed on the disk without a word
     except Exception as error:  # whatever bytes make of the unpickler
         pickled = re.search(CODE, str(error)) or file.open("rb").read(1) == b"\x80"
         if isinstance(error, pickle.UnpicklingError) and pickled:
@@ -96,6 +93,9 @@ def load_tensors(file: Path, what: str) -> Any:
                 f"{what} holds objects other than tensors and primitives; loading them could run code, so it is refused"
             ) from error
         raise RunError(f"{what} is truncated or not a checkpoint") from error
+    if damaged:
+        raise RunError(f"{what} is damaged: its part {damaged} is not what was written")
+    return content
 
 
 def net_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

@@ -1,6 +1,7 @@
 """The one place that prints errors: one line on stderr and an exit code, a traceback only on request."""
 
 import difflib
+import errno
 import os
 import re
 import signal
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from datamodules.errors import DataError, UsageError
+from tasks.signals import SIGNALS, Stopped
 
 __all__ = ["DataError", "RunError", "UsageError", "first_here", "guarded", "nearest", "refusals"]
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunError(RuntimeError):
@@ -22,34 +25,39 @@ def guarded(run: Callable[[], object], debug: bool) -> int:
 
     Args:
         run: what to do, without arguments.
-        debug: let exceptions through, with their traceback.
+        debug: let errors through, with their traceback.
 
     Returns:
         0 done, 1 it failed, 2 the user asked for something wrong, 130 interrupted, 141 unread, 143 terminated.
     """
-    if debug:
-        run()
-        return 0
     try:
-        run()
-    except UsageError as error:
+        with SIGNALS.handled():
+            run()
+    except Stopped as stop:
+        print(stop, end="\n" if str(stop) else "", file=sys.stderr)
+        return 128 + stop.number
+    except BaseException as error:
+        if debug:
+            raise
+        return _exit_code(error)
+    return 0
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, UsageError):
         return _say(str(error), 2)
-    except (DataError, RunError) as error:
+    if isinstance(error, DataError | RunError):
         return _say(str(error), 1)
-    except KeyboardInterrupt:
-        return _say("interrupted", 128 + signal.SIGINT)
-    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+    if isinstance(error, BrokenPipeError):  # whoever read the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush at exit
         return 128 + signal.SIGPIPE
-    except SystemExit as stop:
-        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning's, which would exit with 1
-            return _say("interrupted", 128 + signal.SIGINT)
-        if type(stop).__name__ == "SIGTERMException":  # Lightning's, which would exit with 0
-            return _say("terminated", 128 + signal.SIGTERM)
-        raise
-    except Exception as error:
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
+        return _say("interrupted", 128 + signal.SIGINT)  # Lightning's own, a SystemExit, would exit with 1
+    if isinstance(error, OSError) and error.errno in FULL:
+        return _say(f"{error}: make room; what was saved before is whole, and `fit --resume` goes on from there", 1)
+    if isinstance(error, Exception):
         return _say(f"{type(error).__name__}: {error} (add --debug for the traceback)", 1)
-    return 0
+    raise error
 
 
 @contextmanager

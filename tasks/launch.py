@@ -23,10 +23,9 @@ from pytorch_lightning.strategies import Strategy
 from pytorch_lightning.strategies.launchers import subprocess_script
 from pytorch_lightning.utilities import rank_zero_only
 
-from tasks.checkpoints import last_checkpoint
 from tasks.errors import RunError, UsageError, first_here
 from tasks.launchers import by_slurm, by_torchrun, fresh_store, started
-from tasks.parsing import given, read_config
+from tasks.parsing import given
 from tasks.run_folder import run_folder
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
@@ -39,14 +38,13 @@ PATIENCE = 10.0  # seconds for a process to end by itself after another one has
 def continued(task: str, command: str, arguments: list[str]) -> list[str]:
     """The command line that continues a `fit` which torchrun or SLURM starts again; any other as it is.
 
-    Its run folder holds the options; where that has no checkpoint yet, the run begins anew in it.
+    Its run folder holds the options; where that has no checkpoint yet, the run begins anew.
     """
     resume, rest = given(arguments, "--resume")
     if command != "fit" or resume or started() is None:
         return arguments
     folder = run_folder(task, given(rest, "--run_dir")[0])
-    config = folder / "config.yaml"  # written once all processes have come this far
-    if not config.is_file() or not last_checkpoint(folder, read_config(str(config))).exists():
+    if not (folder / "config.yaml").is_file():  # written once all processes have come this far
         return arguments
     rank_zero_only(print)(f"started again: continuing {folder}")
     return ["--resume", str(folder)]

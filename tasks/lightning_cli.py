@@ -9,18 +9,22 @@ import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.utilities import rank_zero_only
 
+from tasks.callbacks.interruption import Interruption
 from tasks.callbacks.progress import progress_bar
 from tasks.callbacks.record import RunRecord
-from tasks.checkpoints import KEY, last_checkpoint, read_checkpoint
+from tasks.checkpoint_files import AtomicCheckpointIO
+from tasks.checkpoints import KEY, read_checkpoint
 from tasks.cli import App, load, program
 from tasks.errors import UsageError, nearest, refusals
 from tasks.launch import as_one, continued, environment, settle, strategy
+from tasks.loops import with_own_loops
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config, typed_options
 from tasks.report import closing_table, left_out, show_texts
-from tasks.run_folder import AtomicCheckpointIO, MetricsCSV, kept_if_started, run_folder
-from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, fill_in, logger_place, refuse_ours
+from tasks.resume import farewell, read_run, say
+from tasks.run_folder import MetricsCSV, kept_if_started, run_folder
+from tasks.signals import Stopped
+from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, best_checkpoint, fill_in, logger_place, refuse_ours
 
 PLACES = {"fit": "runs/TASK/TIME", "predict": "the current folder", "validate": "nothing", "test": "nothing"}
 THIS_CALL = {"config", "run_dir", "debug", "ckpt_path", "resume", "compile", "text"}  # not part of a run's options
@@ -43,6 +47,8 @@ class TaskCLI(LightningCLI):
     def __init__(self, app: App, command: str, arguments: list[str]) -> None:
         self.app, self.command, self.started = app, command, time.perf_counter()
         self.checkpoint: dict[str, Any] | None = None
+        self.last: Path | None = None
+        self.damaged: Path | None = None  # a last checkpoint that another is used for
         self.base: Options = {}
         arguments = self.prepare(arguments)
         super().__init__(
@@ -109,15 +115,8 @@ class TaskCLI(LightningCLI):
         return merged(implied, {key: value for key, value in options.items() if key != "preset"})
 
     def resumed(self, folder: Path) -> Options:
-        """The options of the run in `folder`, and its last checkpoint."""
-        if not (folder / "config.yaml").is_file():
-            raise UsageError(
-                f"--resume {folder}: no run there (no config.yaml); give the folder a `fit` wrote, "
-                f"such as runs/{self.app.name}/latest"
-            )
-        options = read_config(str(folder / "config.yaml"))
-        self.last = last_checkpoint(folder, options)
-        self.checkpoint = read_checkpoint(self.last, self.app.name)
+        """The options of the run in `folder`, and its newest checkpoint."""
+        options, self.damaged, self.last, self.checkpoint = read_run(folder, self.app)
         return options
 
     def from_checkpoint(self) -> Options:
@@ -207,7 +206,7 @@ class TaskCLI(LightningCLI):
         now, then = flat(self.dumped()), flat(self.base)
         for name in now if self.source else ():
             if name in then and now[name] != then[name]:
-                rank_zero_only(print)(f"changed for the rest of the run: {name} {then[name]} -> {now[name]}")
+                say(f"changed for the rest of the run: {name} {then[name]} -> {now[name]}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A Trainer with this command's callbacks and loggers only."""
@@ -223,26 +222,24 @@ class TaskCLI(LightningCLI):
         if self.command == "fit":
             callbacks += self.fit_callbacks()
             kwargs |= {"enable_checkpointing": True, "logger": self.loggers(options.logger)}
-            kwargs["plugins"] = [*kwargs["plugins"], AtomicCheckpointIO()]
+            kwargs["plugins"] = [*kwargs["plugins"], AtomicCheckpointIO(self.damaged)]
             kwargs["default_root_dir"] = str(self.folder)
-        return self._instantiate_trainer({**options, **kwargs}, callbacks)
+        trainer = self._instantiate_trainer({**options, **kwargs}, callbacks)
+        return with_own_loops(trainer)
 
     def fit_callbacks(self) -> list[Callback]:
         """Best and last checkpoint, and the record of the run."""
         folder = str(self.folder / "checkpoints")
-        self.best = FolderCheckpoint(
-            folder, "best", monitor=self.model.monitor, mode=self.model.monitor_mode, enable_version_counter=False
-        )
+        self.best = best_checkpoint(folder, self.model)
         last = self._get(self.config_init, "checkpoint")
         last.dirpath = last.dirpath or folder
         self.record = RunRecord(self.folder, self.dumped())
-        return [self.best, last, self.record]
+        return [self.best, last, self.record, Interruption(last)]
 
     def loggers(self, chosen: Any) -> list[Any]:
         """CSV always, then those asked for, writing into the run folder."""
-        step = self.checkpoint["global_step"] if self.checkpoint else 0
         extra = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
-        return [MetricsCSV(self.folder, step), *extra]
+        return [MetricsCSV(self.folder, self.checkpoint), *extra]
 
     # The commands ---------------------------------------------------------------------------------------------------
 
@@ -253,13 +250,16 @@ class TaskCLI(LightningCLI):
     def fit(self, model: Any, datamodule: Any, **_: Any) -> None:
         """Train, test the best checkpoint unless no test batches are wanted, and say where everything is."""
         os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for the processes that Lightning launches
-        last = str(self.last) if self.source else None
         if self.checkpoint:
             model.restore(self.checkpoint)
             datamodule.adopt(model.facts)
-        with kept_if_started(self.folder):
-            self.trainer.fit(model, datamodule=datamodule, ckpt_path=last, weights_only=True)
-        metrics = {**self.outcome(model, datamodule), **model.notes(), **left_out(datamodule)}
+        try:
+            with kept_if_started(self.folder):
+                self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.last, weights_only=True)
+            outcome = self.outcome(model, datamodule)
+        except Stopped as stop:
+            raise farewell(stop, self.trainer, self.folder, self.app) from None
+        metrics = {**outcome, **model.notes(), **left_out(datamodule)}
         recorded = not self.trainer.fast_dev_run  # type: ignore[attr-defined]
         if self.trainer.is_global_zero:
             seconds = time.perf_counter() - self.started

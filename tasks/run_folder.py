@@ -8,24 +8,22 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from lightning_fabric.loggers.csv_logs import _ExperimentWriter
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
-from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.files import replacing, write_text
 from tasks import __version__
 from tasks.checkpoints import Checkpoint
-from tasks.errors import RunError, UsageError
+from tasks.errors import UsageError
 from tasks.launchers import by_slurm, by_torchrun, kept_store
 
 PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy")
@@ -134,29 +132,27 @@ def git_commit() -> str | None:
         return None
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write beside the target, sync, rename: a kill or a full disk leaves the previous checkpoint whole.
+class RowWriter(_ExperimentWriter):
+    """Lightning's writer, but for this: what is in the file stays there, also if the process is killed meanwhile."""
 
-    Lightning's own goes through the system's temporary folder, unsynced, with a second copy in memory.
-    """
+    def _check_log_dir_exists(self) -> None:
+        """Nothing: Lightning would delete the file."""
 
-    def save_checkpoint(self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None) -> None:
-        """Save `checkpoint` at `path`.
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        self.write(self.read(), fieldnames)
 
-        Raises:
-            RunError: it cannot be written; names the path. What was there before stays.
-        """
-        target = Path(path)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            for stale in target.parent.glob(f".{target.name}.*.tmp"):  # of a killed process
-                stale.unlink(missing_ok=True)
-            with replacing(target) as partial, open(partial, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-        except (OSError, RuntimeError) as error:
-            raise RunError(f"checkpoint {target} could not be written: {error}") from error
+    def read(self) -> list[dict[str, str]]:
+        """The rows of the file, without empty cells; a last one that was not written to its end is left out."""
+        text = Path(self.metrics_file_path).read_bytes().decode()
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        return [{name: value for name, value in row.items() if value} for row in csv.DictReader(lines)]
+
+    def write(self, rows: list[dict[str, str]], columns: list[str]) -> None:
+        """Replace the file."""
+        with replacing(Path(self.metrics_file_path)) as partial, open(partial, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 class MetricsCSV(CSVLogger):
@@ -164,12 +160,14 @@ class MetricsCSV(CSVLogger):
 
     Args:
         folder: run folder.
-        step: first optimizer step of this process; rows from it on are dropped and logged anew.
+        checkpoint: what this process goes on from; rows that are logged anew from there are dropped.
     """
 
-    def __init__(self, folder: Path, step: int = 0) -> None:
+    def __init__(self, folder: Path, checkpoint: Checkpoint | None = None) -> None:
         super().__init__(save_dir=folder, name="", version="", flush_logs_every_n_steps=50)
-        self._step = step
+        self._step = checkpoint["global_step"] if checkpoint else 0
+        loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"] if checkpoint else {}
+        self._validates = loop.get("validates", False)  # the validation after that step
 
     @property
     def log_dir(self) -> str:
@@ -184,17 +182,19 @@ class MetricsCSV(CSVLogger):
             raise AttributeError("metrics.csv is opened with its first row")
         return self._experiment
 
+    def _keeps(self, row: dict[str, str]) -> bool:
+        again = self._validates and any(name.startswith("val/") for name in row)
+        return int(row["step"]) < self._step - again
+
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Add a row; the first one opens the file."""
         if self._experiment is None:
-            path, rows = Path(self.save_dir, "metrics.csv"), list[dict[str, Any]]()
-            if path.exists():
-                with open(path, newline="") as file:
-                    rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(file)]
-            self._experiment = _ExperimentWriter(log_dir=self.save_dir)
-            self._experiment.metrics += [row for row in rows if int(row["step"]) < self._step]
-            self._experiment.save()
+            self._experiment = writer = RowWriter(log_dir=self.save_dir)
+            if Path(writer.metrics_file_path).exists():
+                rows = [row for row in writer.read() if self._keeps(row)]
+                writer.metrics_keys = sorted({"step"}.union(*rows))
+                writer.write(rows, writer.metrics_keys)
         super().log_metrics(metrics, step)
 
     @rank_zero_only
@@ -202,6 +202,12 @@ class MetricsCSV(CSVLogger):
         """Write the rows that wait."""
         if self._experiment is not None:
             super().save()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write the rows that wait; where the run failed already, as far as that works."""
+        with suppress(OSError) if status == "failed" else nullcontext():
+            super().finalize(status)
 
     @rank_zero_only
     def log_hyperparams(self, *_: Any, **__: Any) -> None:

@@ -36,17 +36,42 @@ OURS: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
 
 
 class FolderCheckpoint(ModelCheckpoint):
-    """A ModelCheckpoint whose `last` is the end of the run, and which finds its files again in a moved run folder."""
+    """A ModelCheckpoint whose `last` is always exact to go on from, and which finds its files in a moved run folder."""
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
         """Whether to save: of equally good checkpoints the latest, since small validation sets often see ties."""
         tied = current is not None and self.best_model_score is not None and bool(current == self.best_model_score)
         return tied or super().check_monitor_top_k(trainer, current)
 
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Nothing: see `after_step`."""
+
+    def after_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save where it is time, now that the optimizer step is complete and logged."""
+        super().on_train_batch_end(trainer, pl_module, None, None, 0)
+        if trainer.fit_loop.epoch_loop.validates:  # type: ignore[attr-defined]
+            self._last_global_step_saved = -1  # what comes after the validation is not saved yet
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save where it is time."""
+        if not trainer.sanity_checking:
+            trainer.fit_loop.epoch_loop.validates = False  # type: ignore[attr-defined]
+        super().on_validation_end(trainer, pl_module)
+
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the end, which `every_n_train_steps` need not meet; Lightning does so only where nothing was saved."""
-        if self.save_last and not self._should_skip_saving_checkpoint(trainer):
-            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        if self.save_last:
+            self.save_now(trainer)
+
+    def save_now(self, trainer: pl.Trainer) -> None:
+        """Save `last`, unless it was just saved."""
+        if not self._should_skip_saving_checkpoint(trainer):
+            self._save_checkpoint(trainer, str(Path(self.dirpath or "", f"{self.CHECKPOINT_NAME_LAST}.ckpt")))
+
+    def _save_topk_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict[str, torch.Tensor]) -> None:
+        super()._save_topk_checkpoint(trainer, monitor_candidates)
+        if self.save_last and self.save_top_k == 0:  # Lightning writes `last` only beside another one
+            self._last_global_step_saved = trainer.global_step
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the scores; paths in the old folder become paths in this one."""
@@ -58,6 +83,18 @@ class FolderCheckpoint(ModelCheckpoint):
             return value.replace(old, new, 1) if isinstance(value, str) and value.startswith(old) else value
 
         super().load_state_dict(moved(state_dict))
+
+
+def best_checkpoint(folder: str, task: Any) -> FolderCheckpoint:
+    """Saves `best.ckpt` after the validations that the task's `monitor` finds best."""
+    return FolderCheckpoint(
+        folder,
+        "best",
+        monitor=task.monitor,
+        mode=task.monitor_mode,
+        enable_version_counter=False,
+        save_on_train_epoch_end=False,  # training may end without a validation
+    )
 
 
 def refuse_ours(options: Mapping[str, Any], command: str) -> None:

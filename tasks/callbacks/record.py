@@ -49,6 +49,7 @@ class RunRecord(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write `config.yaml`; the data are known now, and what a continued run changed fits its checkpoint."""
         assert isinstance(pl_module, Task)
+        self.start_clock(pl_module)  # a run that goes on begins no epoch
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         make_run_folder(self.folder, pl_module.name)

@@ -1,5 +1,7 @@
 """Training that was stopped anywhere and continued from its checkpoint ends with the bits of training that was not."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from datamodules.base import ResumableDataModule
+from datamodules.batching import BucketBatchSampler, ResumableBatchSampler, StreamBatchSampler
 from datamodules.errors import UsageError
 
 BATCHES, EPOCHS = 5, 3  # 42 samples in batches of 8, the rest dropped
@@ -189,6 +192,58 @@ def test_iterators_leave_the_global_generator_alone() -> None:
     state = torch.get_rng_state()
     next(iter(data.train_dataloader()))
     assert torch.equal(state, torch.get_rng_state())
+
+
+SAMPLERS: dict[str, Callable[[int], ResumableBatchSampler]] = {
+    "plain": lambda size: ResumableBatchSampler(size, 8, 3, shuffle=True),
+    "stream": lambda size: StreamBatchSampler(size, 8, 3, shuffle=True),
+    "buckets": lambda size: BucketBatchSampler(torch.arange(size) % 50 + 1, 8, seed=3, training=True),
+    "tokens": lambda size: BucketBatchSampler(torch.arange(size) % 50 + 1, 8, 400, seed=3, training=True),
+    "both lengths": lambda size: BucketBatchSampler(
+        torch.stack([torch.arange(size) % 50 + 1, torch.arange(size) % 30 + 1], 1), 8, seed=3, training=True
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_the_place_is_found_without_what_is_before_it(kind: str) -> None:
+    """The same batches, and as quickly at the end of an epoch of many samples as at its beginning."""
+    small = SAMPLERS[kind](1000)
+    everything = list(small.batches(5))
+    for batch in (1, len(small) // 2, len(small) - 1):
+        small.start(5, batch)
+        assert list(small) == everything[batch:]
+
+    large = SAMPLERS[kind](1_000_000)
+
+    def seconds(batch: int) -> float:
+        start = time.perf_counter()
+        large.start(5, batch)
+        next(iter(large))
+        return time.perf_counter() - start
+
+    early, late = (min(seconds(batch) for _ in range(3)) for batch in (0, len(large) - 2))
+    assert late < 1.5 * early + 0.01
+
+
+def test_nothing_before_the_place_is_read() -> None:
+    data = NumberData()
+    data.numbers = Counting(in_memory=True)
+    data.load_state_dict({"epoch": 1, "batch": 4})
+    batch = next(iter(data.train_dataloader()))
+    assert data.numbers.read == batch["index"].tolist()
+
+
+class Counting(Numbers):
+    """Writes down what is read."""
+
+    def __init__(self, in_memory: bool) -> None:
+        super().__init__(in_memory)
+        self.read: list[int] = []
+
+    def __getitem__(self, indices: list[int]) -> dict[str, Any]:
+        self.read += indices
+        return super().__getitem__(indices)
 
 
 class Diary(Callback):

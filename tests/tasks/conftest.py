@@ -1,16 +1,33 @@
 """One short run that many tests look at, and a folder of its own for each test."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.tasks.cases import Wholes
 from tests.tasks.command import PAIRS, SHORT, SMALL_LM, SMALL_S2S, run, write_corpus, write_pairs
+from tests.tasks.forked import Server
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """Starts commands in processes of their own, at once."""
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def wholes(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Wholes:
+    """Runs that were never interrupted."""
+    return Wholes(server, tmp_path_factory.mktemp("wholes"))
 
 
 @pytest.fixture(scope="session")

@@ -2,16 +2,17 @@
 
 import errno
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tasks.checkpoint_files import AtomicCheckpointIO
 from tasks.checkpoints import KEY, read_checkpoint
 from tasks.errors import RunError, UsageError
-from tasks.run_folder import AtomicCheckpointIO
-from tests.tasks.command import Malicious, checkpoint, run, write_images
+from tests.tasks.command import Malicious, checkpoint, metrics, run, same, write_images
 
 
 def primitives_only(value: object) -> bool:
@@ -71,12 +72,60 @@ def test_resume_refuses_them_too(run_copy: Path, capsys: pytest.CaptureFixture[s
     last = run_copy / "checkpoints" / "last.ckpt"
     torch.save(torch.load(last) | {"extra": Malicious()}, last)
     assert run(f"fit --resume {run_copy}") == 2
-    last.write_bytes(last.read_bytes()[:1000])
+    for path in last.parent.iterdir():
+        path.write_bytes(path.read_bytes()[:1000])
     assert run(f"fit --resume {run_copy}") == 1
-    last.unlink()
-    assert run(f"fit --resume {run_copy}") == 2
-    assert capsys.readouterr().err.count("checkpoints/last.ckpt'") == 3
+    for path in last.parent.iterdir():
+        path.unlink()
+    assert run(f"fit --resume {run_copy}") == 2  # it was complete
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert all("checkpoints/last.ckpt'" in line for line in (first, second, third))
+    assert all(f"{name}.ckpt' is truncated" in second for name in ("last", "previous", "best"))
     assert not Path("pwned").exists()
+
+
+def flipped(content: bytes) -> bytes:
+    """One bit of it changed, in the middle: a weight."""
+    place = len(content) // 2
+    return content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :]
+
+
+DAMAGES = {
+    "truncated": lambda content: content[: len(content) * 9 // 10],
+    "empty": lambda content: b"",
+    "garbage": lambda content: bytes(len(content)),
+    "one bit": flipped,
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_one_before_a_damaged_one(damage: str, run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_copy / "checkpoints"
+    last, change = folder / "last.ckpt", DAMAGES[damage]
+    (folder / "best.ckpt").unlink()
+    assert [checkpoint(run_copy, name)["global_step"] for name in ("last", "previous")] == [8, 4]
+    if change is None:
+        last.unlink()
+    else:
+        last.write_bytes(change(last.read_bytes()))
+    capsys.readouterr()
+    assert run(f"fit --resume {run_copy}") == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "going on from" in line)
+    assert "last.ckpt" in line and "going on from previous.ckpt, step 4" in line
+    assert read_checkpoint(last)["global_step"] == 8  # and the damaged one has not become the one before
+    assert not (folder / "previous.ckpt").exists() or read_checkpoint(folder / "previous.ckpt")["global_step"] == 4
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint(
+    finished: Path, run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run_copy / "checkpoints")
+    (run_copy / "summary.json").unlink()
+    assert run(f"fit --resume {run_copy}") == 0
+    assert "starting from the beginning" in capsys.readouterr().out
+    assert same(checkpoint(run_copy)["state_dict"], checkpoint(finished)["state_dict"])
+    assert metrics(run_copy) == metrics(finished)
 
 
 class FullDisk:

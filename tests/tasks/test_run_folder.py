@@ -16,7 +16,7 @@ def test_files(finished: Path) -> None:
     files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     assert files == {
         "config.yaml", "metrics.csv", "summary.json", "confusion.png", "curves.png",
-        "checkpoints/best.ckpt", "checkpoints/last.ckpt",
+        "checkpoints/best.ckpt", "checkpoints/last.ckpt", "checkpoints/previous.ckpt",
     }  # fmt: skip
     assert not (finished.parent / "latest").exists()  # that is for runs/vit
     for name in ("confusion.png", "curves.png"):

@@ -1,0 +1,84 @@
+"""Ends a training run at SIGTERM or Ctrl-C, to any of its processes, with a checkpoint to go on from."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from pytorch_lightning.callbacks import Callback
+
+from tasks.signals import SIGNALS, Stopped
+from tasks.trainer_parts import FolderCheckpoint
+
+
+class Interruption(Callback):
+    """All ranks agree after each optimizer step, and after each batch of a validation, whether one of them was asked.
+
+    They save the latest optimizer step and stop. In a validation that is the step before it; it will be done again.
+
+    Args:
+        last: saves the checkpoint.
+    """
+
+    def __init__(self, last: FolderCheckpoint) -> None:
+        self.last = last
+        self.group: Any = None
+        self.shared = 0  # batches of a validation that every rank has
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let ranks that compute on GPUs agree without waiting for those."""
+        if trainer.world_size > 1 and dist.get_backend() != "gloo":
+            self.group = dist.new_group(backend="gloo")
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """From now on a signal waits for the end of a step."""
+        SIGNALS.waiting = True
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop where a signal came after the last step."""
+        number = self.agreed(trainer, SIGNALS.noted, "MAX")
+        SIGNALS.noted, SIGNALS.waiting = 0, False
+        if number:
+            raise Stopped(number)
+
+    def agreed(self, trainer: pl.Trainer, value: int, operation: str) -> int:
+        """The same number on all ranks: the "MAX" or "MIN" of theirs."""
+        if trainer.world_size == 1:
+            return value
+        number = torch.tensor(value)
+        dist.all_reduce(number, getattr(dist.ReduceOp, operation), self.group)
+        return int(number)
+
+    def stop_if_asked(self, trainer: pl.Trainer) -> None:
+        """Save and stop where a rank got a signal.
+
+        Raises:
+            Stopped: on every rank.
+        """
+        if number := self.agreed(trainer, SIGNALS.noted, "MAX"):
+            launcher: Any = trainer.strategy.launcher
+            getattr(launcher, "procs", []).clear()  # Lightning kills the first rank where another ends before it
+            self.last.save_now(trainer)
+            raise Stopped(number)
+
+    def after_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """After an optimizer step."""
+        self.stop_if_asked(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count the batches: a rank may have one less, and would not be there to agree after the last."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self.shared = self.agreed(trainer, int(sum(trainer.num_val_batches)), "MIN")
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """After a batch of a validation."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and batch_idx + 1 < self.shared:
+            self.stop_if_asked(trainer)

@@ -1,0 +1,111 @@
+"""Checkpoint files of a run: written whole or not at all, the latest two kept, and the newest whole one found."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning.plugins.io import TorchCheckpointIO
+
+from datamodules.files import replacing
+from tasks.checkpoints import Checkpoint, read_checkpoint
+from tasks.errors import RunError
+
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write beside the target, sync, rename: a kill or a full disk leaves the previous checkpoint whole.
+
+    The `last.ckpt` before the present one stays as `previous.ckpt`. Lightning's own goes through the system's temporary
+    folder, unsynced, with a second copy in memory.
+
+    Args:
+        damaged: a file that is not worth keeping.
+    """
+
+    def __init__(self, damaged: Path | None = None) -> None:
+        self.damaged = damaged
+
+    def save_checkpoint(self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None) -> None:
+        """Save `checkpoint` at `path`.
+
+        Raises:
+            RunError: it cannot be written; names the path. What was there before stays.
+        """
+        target = Path(path)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for stale in target.parent.glob(f".{target.name}.*.tmp"):  # of a killed process
+                stale.unlink(missing_ok=True)
+            with replacing(target) as partial:
+                with open(partial, "wb") as file:
+                    torch.save(checkpoint, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                if target.name == LAST and target != self.damaged:
+                    keep(target, target.with_name(PREVIOUS))
+            sync_folder(target.parent)
+        except (OSError, RuntimeError) as error:
+            raise RunError(f"checkpoint {target} could not be written: {error}") from error
+        self.damaged = None if target == self.damaged else self.damaged
+
+
+def keep(file: Path, name: Path) -> None:
+    """Give a file, if there is one, a second name; where the file system knows no such thing, in place of the first."""
+    if not file.is_file():
+        return
+    with replacing(name) as partial:
+        try:
+            partial.unlink(missing_ok=True)
+            os.link(file, partial)
+        except OSError:
+            file.replace(partial)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the folder's names on the disk, where the system can do that."""
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def newest_checkpoint(folder: Path, task: str, say: Callable[[str], object]) -> tuple[Path | None, Checkpoint | None]:
+    """The checkpoint to go on from: `last.ckpt`, or where that is damaged the newest of the others.
+
+    Args:
+        folder: folder of checkpoints.
+        task: task that they must belong to.
+        say: told of a damaged one, and of what is used instead.
+
+    Returns:
+        File and content; None and None where there is no checkpoint yet.
+
+    Raises:
+        UsageError: one holds code, or is of another task.
+        RunError: all are damaged; names them.
+    """
+    damaged: list[str] = []
+    found: list[tuple[Path, Checkpoint]] = []
+    for path in (folder / LAST, folder / PREVIOUS, folder / BEST):
+        if not path.exists():
+            continue
+        try:
+            found.append((path, read_checkpoint(path, task)))
+        except RunError as error:
+            damaged.append(str(error))
+        if path.name == LAST and found:
+            return found[0]
+    if not found and damaged:
+        raise RunError(f"no checkpoint can be read: {'; '.join(damaged)}")
+    if not found:
+        return None, None
+    path, checkpoint = max(found, key=lambda one: one[1]["global_step"])
+    reason = damaged[0] if damaged else f"there is no {folder / LAST}"
+    say(f"{reason}: going on from {path.name}, step {checkpoint['global_step']}")
+    return path, checkpoint

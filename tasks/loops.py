@@ -1,0 +1,121 @@
+"""Lightning's training loops, with places to go on from that are exact."""
+
+from typing import Any
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.loops.fit_loop import _FitLoop
+from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+
+from datamodules.base import position
+
+
+class EpochLoop(_TrainingEpochLoop):
+    """Calls `after_step` of the callbacks that have it once a step is complete and logged, before any validation.
+
+    A run that resumes does what was still to be done, such as a validation that had not ended. Lightning guesses that
+    from its counters, and leaves out a validation that was due or shifts the loggers' steps; it also asks all ranks
+    before each batch whether there was a SIGTERM, which callbacks do here.
+    """
+
+    def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
+        super().__init__(trainer, min_steps, max_steps)
+        self.validates = False  # whether the validation after the latest batch has yet to be done
+
+    def reset(self) -> None:
+        """Begin an epoch, or go on in it."""
+        super().reset()
+        self.restarting = False  # the counters are those of complete steps: nothing to put right
+
+    def on_run_start(self, data_fetcher: Any) -> None:
+        """Make good a validation that had not ended."""
+        super().on_run_start(data_fetcher)
+        if self.validates:
+            super().on_advance_end(data_fetcher)
+            self.validates = False
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """Tell the callbacks that an optimizer step is complete; then validate, if it is time."""
+        self.validates = self._should_check_val_fx(data_fetcher)
+        if not self._should_accumulate():
+            for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+                if hasattr(callback, "after_step"):
+                    callback.after_step(self.trainer, self.trainer.lightning_module)
+        super().on_advance_end(data_fetcher)
+        self.validates = False
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        """The loggers' next step, and whether to validate first."""
+        validates = self.validates and not self._should_accumulate()
+        return {"_batches_that_stepped": self.global_step - validates, "validates": validates}
+
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        """Take over the same."""
+        super().on_load_checkpoint(state_dict)
+        self.validates = state_dict.get("validates", False)
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Nothing: see the class."""
+
+
+class FitLoop(_FitLoop):
+    """Saves as progress what is complete, whenever it is asked: whole optimizer steps, and epochs whose end is over.
+
+    Args:
+        trainer: whose own loop it replaces.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        old = trainer.fit_loop
+        super().__init__(trainer, old.min_epochs, old.max_epochs)
+        self.epoch_loop = EpochLoop(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
+        self.open = False  # whether a loaded epoch has yet to be ended
+
+    @property
+    def done(self) -> bool:
+        """Whether training is over."""
+        return super().done and not self.open
+
+    def advance(self) -> None:
+        """Run an epoch, or the rest of one."""
+        self.open = False
+        super().advance()
+
+    def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
+        """Take over the progress of a checkpoint."""
+        super().load_state_dict(state_dict, prefix)
+        self.open = self.epoch_progress.current.completed < self.epoch_progress.current.ready
+
+    def state_dict(self, destination: dict[str, Any] | None = None, prefix: str = "") -> dict[str, Any]:
+        """The progress of this loop and of those in it."""
+        state = super().state_dict(destination, prefix)
+        epochs: Any = self.epoch_progress.current
+        batches: Any = self.epoch_loop.batch_progress
+        if not epochs.ready:
+            return state
+        epoch, batch = position(self.trainer)
+        full = batch >= self.trainer.num_training_batches
+        over = full and epochs.processed == epochs.ready  # else the end of the epoch has yet to be done
+        done, total = epoch + over, batches.total.processed - batches.current.processed + batch
+
+        def progress(total: dict[str, int], current: dict[str, int], **more: bool) -> dict[str, Any]:
+            return {"total": total, "current": current, **more}
+
+        counted = {"ready": epoch + 1, "started": epoch + 1, "processed": done, "completed": done}
+        state["epoch_progress"] = progress(counted, counted)
+        state["epoch_loop.batch_progress"] = progress(
+            evenly(total), evenly(0 if over else batch), is_last_batch=full and not over
+        )
+        state["epoch_loop.val_loop.batch_progress"] = progress(evenly(0), evenly(0), is_last_batch=False)
+        return state
+
+
+def with_own_loops(trainer: Trainer) -> Trainer:
+    """The same trainer with these loops, and without Lightning's handlers of signals."""
+    trainer.fit_loop = FitLoop(trainer)
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    return trainer
+
+
+def evenly(count: int) -> dict[str, int]:
+    """The counters of something that is begun and completed as often."""
+    return dict.fromkeys(("ready", "started", "processed", "completed"), count)

@@ -1,0 +1,61 @@
+"""Going on with a run that ended early: what it was asked for, how far it came, and how to say so."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_only
+
+from tasks.checkpoint_files import LAST, newest_checkpoint
+from tasks.checkpoints import Checkpoint, read_checkpoint
+from tasks.cli import App, program
+from tasks.errors import UsageError
+from tasks.parsing import Options, read_config
+from tasks.signals import Stopped
+
+say = rank_zero_only(print)  # once, whatever the number of processes
+
+
+def read_run(folder: Path, app: App) -> tuple[Options, Path | None, Path | None, Checkpoint | None]:
+    """A run to go on with.
+
+    Args:
+        folder: its run folder.
+        app: its task.
+
+    Returns:
+        Its options; its last checkpoint, if that is not the one to use; file and content of the one to use, None and
+        None where it ended before the first.
+
+    Raises:
+        UsageError: no run there, or a complete one without checkpoints, or a checkpoint that is refused.
+        RunError: its checkpoints are damaged.
+    """
+    if not (folder / "config.yaml").is_file():
+        raise UsageError(
+            f"--resume {folder}: no run there (no config.yaml); give the folder a `fit` wrote, such as "
+            f"runs/{app.name}/latest"
+        )
+    options = read_config(str(folder / "config.yaml"))
+    place = Path((options.get("checkpoint") or {}).get("dirpath") or folder / "checkpoints")
+    path, checkpoint = newest_checkpoint(place, app.name, say)
+    if checkpoint is None:
+        if (folder / "summary.json").exists():
+            read_checkpoint(place / LAST)  # says that it is missing
+        say(f"no checkpoint in {place} yet: starting from the beginning")
+    return options, place / LAST if path != place / LAST else None, path, checkpoint
+
+
+def farewell(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> Stopped:
+    """The same stop with a message that says, once, how to go on with the run in `folder`."""
+    launcher: Any = trainer.strategy.launcher
+    for process in getattr(launcher, "procs", []):  # those that wait for this one; where all agreed there are none
+        process.terminate()
+    if not trainer.is_global_zero:
+        return Stopped(stop.number, "")
+    if not (folder / "config.yaml").exists():
+        return stop
+    name = signal.Signals(stop.number).name
+    to_go_on = f"{program(app)} fit --resume {folder}"
+    return Stopped(stop.number, f"stopped by {name} after step {trainer.global_step}; to go on: {to_go_on}")

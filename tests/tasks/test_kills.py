@@ -1,0 +1,99 @@
+"""Runs that are killed, anywhere and any number of times, and resumed end with the bits of one that was not."""
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.tasks.cases import CASES, Wholes, assert_same, at, fill, first
+from tests.tasks.command import checkpoint, same
+from tests.tasks.forked import Running, Server
+
+
+def end(running: Running) -> list[int]:
+    """Exit codes once the first rank has ended; others may wait for it in vain."""
+    (code,) = running.wait(slice(1))
+    return [code, *running.kill(ranks=slice(1, None))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_killed_in_the_middle(case: str, ranks: int, server: Server, wholes: Wholes, tmp_path: Path) -> None:
+    """Of a step, of a checkpoint, of a validation, in one run."""
+    folder, task, line = fill(tmp_path / "here"), CASES[case][0], first(case, ranks)
+    for moment in ("step", "half-written checkpoint", "validation"):
+        running = server.start(line, folder, task, at(moment), ranks)
+        assert end(running)[0] == -signal.SIGKILL, running.output()
+        assert moment != "half-written checkpoint" or list((folder / "r" / "checkpoints").glob(".*.tmp"))
+        line = "fit --resume r"
+    out = server.run(line, folder, task, ranks=ranks)
+    assert "going on from" not in out
+    assert_same(folder / "r", wholes(case, ranks))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size, named", [(10, "make room"), (20_000, "last.ckpt could not be written")])
+def test_a_full_disk(size: int, named: str, server: Server, wholes: Wholes, tmp_path: Path) -> None:
+    """Stops the run, at a row of metrics or at a checkpoint; what was saved before is whole."""
+    folder = fill(tmp_path / "here")
+    running = server.start(first("plain"), folder, before=at("full disk", size))
+    assert running.wait() == [1]
+    errors = [line for line in running.output().splitlines() if line]
+    assert len(errors) == 1 and named in errors[0] and errors[0].startswith("error: ")
+    assert checkpoint(folder / "r")["global_step"] == 6
+    assert not list((folder / "r").rglob(".*.tmp"))
+    server.run("fit --resume r", folder)
+    assert_same(folder / "r", wholes("plain"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_killed_again_and_again(server: Server, wholes: Wholes, tmp_path: Path) -> None:
+    """One run, killed at 20 random moments."""
+    folder, moments, kills = fill(tmp_path / "here"), random.Random(0), 0
+    line, steps = first("both lengths"), set()
+    while kills < 20:
+        (code,) = server.start(line, folder, "seq2seq").kill(moments.uniform(0.3, 1.0))
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        kills += 1
+        if (folder / "r" / "config.yaml").exists():
+            line = "fit --resume r"
+        if (folder / "r" / "checkpoints" / "last.ckpt").exists():
+            steps.add(checkpoint(folder / "r")["global_step"])
+    print(f"{kills} kills, checkpoints of steps {sorted(steps)}")
+    server.run(line, folder, "seq2seq")
+    assert_same(folder / "r", wholes("both lengths"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_other_batches_are_refused_by_name(case: str, ranks: int, server: Server, wholes: Wholes) -> None:
+    """Another batch size in one process; another number of processes."""
+    folder = wholes(case)
+    size = "--data.loading.batch_tokens 128" if case == "tokens per batch" else "--data.batch_size 3"
+    two = "--trainer.accelerator cpu --trainer.devices 2 --trainer.strategy ddp"
+    more = "--trainer.max_epochs 9 --trainer.max_steps 99"
+    line = f"fit --resume r {more} {size if ranks == 1 else two}"
+    running = server.start(line, folder.parent, CASES[case][0], ranks=ranks)
+    assert end(running)[0] == 2, running.output()
+    named = ("batch_tokens 256" if "tokens" in size else "batch size") if ranks == 1 else "number of devices 1"
+    error = running.output().strip().splitlines()[-1]
+    assert error.startswith("error: the checkpoint was written with") and named in error
+
+
+@pytest.mark.slow
+def test_more_time(server: Server, wholes: Wholes, tmp_path: Path) -> None:
+    """A run that `max_time` ended, in the middle of an epoch, goes on where it stopped."""
+    folder, case = fill(tmp_path / "here"), "length buckets"
+    slow = at("step").replace("def strike(*_):", "def strike(*_):\n    import time; time.sleep(3); return")
+    server.run(f"{first(case)} --trainer.max_time 00:00:00:02", folder, "bert", before=slow)
+    assert checkpoint(folder / "r")["global_step"] == 2  # the eighth batch belongs to the third step
+    server.run("fit --resume r --trainer.max_time 00:01:00:00", folder, "bert")
+    ours, theirs = checkpoint(folder / "r"), checkpoint(wholes(case))
+    assert all(same(ours[part], theirs[part]) for part in ("state_dict", "optimizer_states", "lr_schedulers"))
