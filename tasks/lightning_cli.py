@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import Namespace
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
+from tasks.callbacks.gallery import Gallery
 from tasks.callbacks.progress import progress_bar
 from tasks.callbacks.record import RunRecord
 from tasks.checkpoints import KEY, read_checkpoint
 from tasks.cli import App, load, program
 from tasks.errors import UsageError, nearest, refusals
+from tasks.loggers import go_on
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config, typed_options
 from tasks.report import closing_table, left_out, show_texts
 from tasks.run_folder import AtomicCheckpointIO, MetricsCSV, kept_if_started, run_folder
-from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, fill_in, logger_place, refuse_ours
+from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, fill_in, place_loggers, refuse_ours
 
 PLACES = {"fit": "runs/TASK/TIME", "predict": "the current folder", "validate": "nothing", "test": "nothing"}
 THIS_CALL = {"config", "run_dir", "debug", "ckpt_path", "resume", "compile", "text"}  # not part of a run's options
@@ -203,9 +204,7 @@ class TaskCLI(LightningCLI):
         if self.source and options.run_dir:
             raise UsageError("--run_dir cannot go with --resume: a run is continued in its own folder")
         self.folder = Path(self.source).resolve() if self.source else run_folder(self.app.name, options.run_dir)
-        for logger in as_list(options.trainer.logger):
-            if hasattr(logger, "init_args"):
-                logger.init_args.update(Namespace(logger_place(self.folder, logger.class_path)))
+        place_loggers(as_list(options.trainer.logger), self.folder)
         now, then = flat(self.dumped()), flat(self.base)
         for name in now if self.source else ():
             if name in then and now[name] != then[name]:
@@ -237,12 +236,13 @@ class TaskCLI(LightningCLI):
         last = self._get(self.config_init, "checkpoint")
         last.dirpath = last.dirpath or folder
         self.record = RunRecord(self.folder, self.dumped())
-        return [self.best, last, self.record]
+        return [self.best, last, Gallery(), self.record]
 
     def loggers(self, chosen: Any) -> list[Any]:
         """CSV always, then those asked for, writing into the run folder."""
         step = self.checkpoint["global_step"] if self.checkpoint else 0
         extra = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
+        go_on(extra if self.checkpoint else [], self.folder, step)
         return [MetricsCSV(self.folder, step), *extra]
 
     # The commands ---------------------------------------------------------------------------------------------------
