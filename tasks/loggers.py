@@ -31,7 +31,7 @@ class TensorBoardLogger(loggers.TensorBoardLogger):
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **options: Any) -> None:
         """Log them once; TensorBoard keeps them as metrics of step 0."""
-        if "purge_step" not in self._kwargs:
+        if self._kwargs.get("purge_step") is None:
             super().log_hyperparams(*args, **options)
 
 
@@ -44,7 +44,7 @@ class WandbLogger(loggers.WandbLogger):
     with the aliases `best` and `latest`: "all" sends each that is saved, True those at the end.
     """
 
-    _begun, _folder, _first = False, Path(), 0
+    _folder, _first = Path(), 0
     _newest = -1  # the last step that W&B has of an earlier process
 
     def go_on(self, folder: Path, step: int) -> None:
@@ -56,14 +56,18 @@ class WandbLogger(loggers.WandbLogger):
     @rank_zero_experiment
     def experiment(self) -> Any:
         """W&B's run; begins it first, offline if W&B cannot be reached or knows no account here."""
-        import wandb
+        if self._experiment is None:
+            import wandb
 
-        if not self._begun:
-            self._begun = True
+            options: Any = self._wandb_init  # a parser gives None for all that nobody asked for
             limits: Any = {name: value for name, value in LIMITS.items() if f"WANDB_{name.upper()}" not in os.environ}
-            self._wandb_init.setdefault("settings", wandb.Settings(**limits))
+            options["settings"] = options.get("settings") or wandb.Settings(**limits)
+            if not (options.get("resume_from") or options.get("fork_from")):
+                options["resume"] = options.get("resume") or "allow"
+            if self._offline:
+                options["mode"] = "offline"
             try:
-                run = super().experiment
+                self._experiment = wandb.init(**self._wandb_init)
             except wandb.errors.Error as error:
                 reason = str(error).partition("\n")[0]
                 warnings.warn(
@@ -71,11 +75,13 @@ class WandbLogger(loggers.WandbLogger):
                     "from where `wandb sync` sends it",
                     stacklevel=2,
                 )
-                self._wandb_init["mode"] = "offline"
-                run = super().experiment
+                options["mode"] = "offline"
+                self._experiment = wandb.init(**self._wandb_init)
+            self._experiment.define_metric(STEP)
+            self._experiment.define_metric("*", step_metric=STEP, step_sync=True)
             if self._first:
-                self._catch_up(run)
-        return super().experiment
+                self._catch_up(self._experiment)
+        return self._experiment
 
     def _catch_up(self, run: Any) -> None:
         """Find out what W&B has of this run, and log what it misses."""
@@ -105,8 +111,7 @@ class WandbLogger(loggers.WandbLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log a row that W&B does not have yet."""
-        run = self.experiment  # which knows what W&B has
-        if run and not self._has(metrics, step):
+        if self.experiment and not self._has(metrics, step):
             super().log_metrics(metrics, step)
 
     # Checkpoints ----------------------------------------------------------------------------------------------------

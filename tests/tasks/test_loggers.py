@@ -125,6 +125,7 @@ def test_metrics_have_axes(tracked: Path) -> None:
     }
     assert axes["*"].step_metric == "trainer/global_step" and axes["*"].options.step_sync
     assert any(record.stats.item for record in found)  # of the machine
+    assert all(record.run.resume for record in found if record.run.run_id)  # "allow", so that it can be continued
 
 
 def test_config_and_code_version(tracked: Path) -> None:
@@ -145,6 +146,7 @@ def test_pictures_of_a_vit(tracked: Path) -> None:
     assert all(row[1] != row[2] for file in files for row in file["data"])
 
     events, counts = scalars(str(tracked))
+    assert events.Scalars("hp_metric") and "model.net.stack.depth" in (tracked / "tensorboard/hparams.yaml").read_text()
     assert {name for name, _ in counts} >= LOGGED and sum(n == "val/acc" for n, _ in counts) == 2
     assert set(events.Tags()["images"]) == {
         f"{split}/{name}" for split in ("val", "test") for name in ("misclassified", "confusion", "attention")
