@@ -11,12 +11,13 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from tasks.base import Task
+from tasks.callbacks.gallery import Exhibits, Picture, Table, drawn
 from tasks.optim import OptimConfig
 from tasks.parsing import merged
 from tasks.report import draw_confusion
 
 
-class ClassifierTask(Task):
+class ClassifierTask(Exhibits, Task):
     """A task whose data have class names; arguments as `Task`, and:
 
     Args:
@@ -51,6 +52,11 @@ class ClassifierTask(Task):
         """The run's options with the network and what the data decided filled in."""
         known = {name: self.facts[name] for name in self.known}
         return merged(super().resolved(), {"data": {"dataset": known}})
+
+    def exhibits(self, split: str) -> dict[str, Table | Picture]:
+        """The confusion matrix."""
+        counts = self.metrics[split]["confusion"].compute().cpu()
+        return {"confusion": drawn(lambda file: draw_confusion(counts, self.class_names, file))}
 
     def draw_results(self, folder: Path) -> None:
         """Draw `confusion.png` from the test just done."""

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import Namespace
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
+from tasks.callbacks.gallery import Gallery
 from tasks.callbacks.interruption import Interruption
 from tasks.callbacks.progress import progress_bar
 from tasks.callbacks.record import RunRecord
@@ -18,13 +18,14 @@ from tasks.checkpoints import KEY, read_checkpoint
 from tasks.cli import App, load, program
 from tasks.errors import UsageError, nearest, refusals
 from tasks.launch import as_one, continued, environment, settle, strategy
+from tasks.loggers import go_on
 from tasks.loops import with_own_loops
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config, typed_options
 from tasks.report import closing_table, left_out, show_texts
 from tasks.resume import farewell, read_run, say
 from tasks.run_folder import MetricsCSV, kept_if_started, run_folder
 from tasks.signals import Stopped
-from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, best_checkpoint, fill_in, logger_place, refuse_ours
+from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, best_checkpoint, fill_in, place_loggers, refuse_ours
 
 PLACES = {"fit": "runs/TASK/TIME", "predict": "the current folder", "validate": "nothing", "test": "nothing"}
 THIS_CALL = {"config", "run_dir", "debug", "ckpt_path", "resume", "compile", "text"}  # not part of a run's options
@@ -142,11 +143,8 @@ class TaskCLI(LightningCLI):
         add("--run_dir", type=str | None, help=f"Folder for all that the command writes; null: {PLACES[self.command]}.")
         add("--debug", action="store_true", help="Show the whole traceback of an error.")
         if self.command != "fit":
-            add(
-                "--ckpt_path",
-                type=str | None,
-                help="Checkpoint that `fit` wrote; it holds all that is needed. Required.",
-            )
+            held = "Checkpoint that `fit` wrote; it holds all that is needed. Required."
+            add("--ckpt_path", type=str | None, help=held)
             if self.command == "predict" and self.app.takes_text:
                 add("--text", type=str | None, help="One text to label; the answer is printed, nothing is written.")
             return
@@ -200,9 +198,7 @@ class TaskCLI(LightningCLI):
         if self.source and options.run_dir:
             raise UsageError("--run_dir cannot go with --resume: a run is continued in its own folder")
         self.folder = Path(self.source).resolve() if self.source else run_folder(self.app.name, options.run_dir)
-        for logger in as_list(options.trainer.logger):
-            if hasattr(logger, "init_args"):
-                logger.init_args.update(Namespace(logger_place(self.folder, logger.class_path)))
+        place_loggers(as_list(options.trainer.logger), self.folder)
         now, then = flat(self.dumped()), flat(self.base)
         for name in now if self.source else ():
             if name in then and now[name] != then[name]:
@@ -234,11 +230,13 @@ class TaskCLI(LightningCLI):
         last = self._get(self.config_init, "checkpoint")
         last.dirpath = last.dirpath or folder
         self.record = RunRecord(self.folder, self.dumped())
-        return [self.best, last, self.record, Interruption(last)]
+        return [self.best, last, Gallery(), self.record, Interruption(last)]
 
     def loggers(self, chosen: Any) -> list[Any]:
         """CSV always, then those asked for, writing into the run folder."""
         extra = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
+        if self.checkpoint:
+            go_on(extra, self.folder, self.checkpoint["global_step"])
         return [MetricsCSV(self.folder, self.checkpoint), *extra]
 
     # The commands ---------------------------------------------------------------------------------------------------

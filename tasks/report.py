@@ -5,7 +5,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from torch import Tensor
 
@@ -77,13 +77,13 @@ def draw_curves(metrics_csv: Path, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_confusion(counts: Tensor, names: Sequence[str], path: Path) -> None:
+def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) -> None:
     """Draw a confusion matrix with row shares as colour and, up to 20 classes, the counts as text.
 
     Args:
         counts: (K, K), true class by predicted class.
         names: the K class names.
-        path: PNG to write.
+        path: PNG to write, or a file to write it to.
     """
     import matplotlib.figure
 

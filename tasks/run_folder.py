@@ -113,6 +113,11 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     )
 
 
+def code_version() -> dict[str, str | None]:
+    """What ran: version and commit."""
+    return {"tessera": __version__, "git_commit": git_commit()}
+
+
 def git_commit() -> str | None:
     """The commit of the source tree, with "-dirty" where it has changes; None outside of a git checkout."""
     where = Path(__file__).resolve().parent

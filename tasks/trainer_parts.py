@@ -1,5 +1,6 @@
 """What a command's Trainer is made of, beside Lightning's own parts."""
 
+import os
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from tasks.errors import UsageError
-from tasks.parsing import Options
+from tasks.loggers import OUR_LOGGERS
 
 HIDDEN = {  # arguments of the Trainer's methods that are ours to fill in
     "fit": {"ckpt_path", "weights_only"},
@@ -115,12 +116,18 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
 
 
-def logger_place(folder: Path, class_path: str) -> Options:
-    """Where a logger writes: the run folder; W&B also needs an id, kept there, to continue the same run later."""
-    if not class_path.endswith("WandbLogger"):
-        return {"save_dir": str(folder)}
-    kept = folder / "wandb_id"
-    return {"save_dir": str(folder), "id": kept.read_text() if kept.exists() else uuid.uuid4().hex[:8]}
+def place_loggers(chosen: Iterable[Any], folder: Path) -> None:
+    """Let the loggers that options name write into the run folder, W&B's and TensorBoard's by classes that go on there.
+
+    W&B also needs an id, kept there, to continue the same run later; the agent of a sweep has given that of a new run.
+    """
+    for logger in chosen:
+        if hasattr(logger, "init_args"):
+            logger.class_path = OUR_LOGGERS.get(logger.class_path.rpartition(".")[2], logger.class_path)
+            logger.init_args["save_dir"] = str(folder)
+            if logger.class_path.endswith("WandbLogger"):
+                kept, given = folder / "wandb_id", os.environ.get("WANDB_RUN_ID")
+                logger.init_args["id"] = kept.read_text() if kept.exists() else given or uuid.uuid4().hex[:8]
 
 
 def fill_in(options: Any, epochs: int) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.trainer.states import TrainerFn
 
@@ -13,7 +14,7 @@ from datamodules.files import write_text
 from tasks.base import Task
 from tasks.parsing import flat
 from tasks.report import draw_curves
-from tasks.run_folder import make_run_folder, write_config, write_summary
+from tasks.run_folder import code_version, make_run_folder, write_config, write_summary
 
 
 class RunRecord(Callback):
@@ -56,8 +57,9 @@ class RunRecord(Callback):
         config = pl_module.resolved()
         write_config(self.folder, config)
         pl_module.keep_files(self.folder)
+        tracked = flat(config) | pl_module.notes() | code_version() if len(trainer.loggers) > 1 else {}
         for logger in trainer.loggers:
-            logger.log_hyperparams(flat(config) | pl_module.notes())
+            logger.log_hyperparams(tracked)
             if isinstance(logger, pl.loggers.WandbLogger):
                 write_text(self.folder / "wandb_id", str(logger.version))
 
@@ -72,6 +74,16 @@ class RunRecord(Callback):
     def start_clock(self, task: Any) -> None:
         """Count samples and seconds from now on."""
         self.since, self.unlogged, task.aside = time.perf_counter(), 0, 0.0
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Log the learning rate of each role of parameters, where they differ; `train/lr` is the largest."""
+        rates = dict[str, float]()
+        for group in optimizer.param_groups:
+            rates[group["name"]] = max(group["lr"], rates.get(group["name"], 0.0))
+        if len(set(rates.values())) > 1:
+            pl_module.log_dict({f"train/lr_{name}": rate for name, rate in rates.items()})
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -1,22 +1,20 @@
 """Texts that a language model in training writes, in the run folder and in the loggers that can show text."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from datamodules.files import write_text
-from tasks.callbacks.mistakes import senders
+from tasks.callbacks.gallery import Table, show
 
 Sample = tuple[str, str]  # prompt, and how it goes on
 
 
 class Samples(Callback):
-    """Every so many steps write `samples/step_N.txt`, and log its texts: a W&B table, TensorBoard text.
+    """Every so many steps write `samples/step_N.txt`, and show its texts in the loggers that can.
 
     The task's `sample_texts` makes them. Only the first rank does; the time is no training time.
 
@@ -43,8 +41,7 @@ class Samples(Callback):
         start = time.perf_counter()
         found: list[Sample] = task.sample_texts()
         write_samples(Path(trainer.default_root_dir), f"step_{step:07}", found)
-        for logger, send in senders(trainer, SHELVES):
-            send(logger, found, step)
+        show(trainer, {"samples": Table(("step", "prompt", "text"), [(step, *sample) for sample in found])})
         task.aside += time.perf_counter() - start
 
 
@@ -53,23 +50,3 @@ def write_samples(folder: Path, name: str, samples: list[Sample]) -> None:
     (folder / "samples").mkdir(exist_ok=True)
     texts = [prompt + text for prompt, text in samples]
     write_text(folder / "samples" / f"{name}.txt", f"\n{'-' * 80}\n".join(texts) + "\n")
-
-
-def to_wandb(logger: Any, samples: list[Sample], step: int) -> None:
-    """Log a W&B table: step, prompt and text."""
-    logger.log_table("samples", ["step", "prompt", "text"], [[step, *sample] for sample in samples], step=step)
-
-
-def to_tensorboard(logger: Any, samples: list[Sample], step: int) -> None:
-    """Log each text as it is, its prompt before it."""
-    for number, (prompt, text) in enumerate(samples, 1):
-        lines = "\n".join(
-            "    " + line for line in (prompt + text).splitlines()
-        )  # Markdown shows such lines as they are
-        logger.experiment.add_text(f"sample {number}", lines, step)
-
-
-SHELVES: dict[type[Logger], Callable[[Any, list[Sample], int], None]] = {
-    WandbLogger: to_wandb,
-    TensorBoardLogger: to_tensorboard,
-}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -94,14 +95,14 @@ def spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [text if text and BROKEN not in text else name for text, name in pairs]
 
 
-def draw(weights: Tensor, source: Sequence[str], target: Sequence[str], path: Path, kind: str) -> None:
+def draw(weights: Tensor, source: Sequence[str], target: Sequence[str], path: Path | BinaryIO, kind: str) -> None:
     """Draw a panel for each layer (rows) and head (columns), dark where a token looks.
 
     Args:
         weights: (L, H, N, M).
         source: M labels.
         target: N labels.
-        path: Picture to write.
+        path: Picture to write, or a file to write it to.
         kind: Its format.
     """
     import matplotlib.figure
@@ -116,7 +117,7 @@ def draw(weights: Tensor, source: Sequence[str], target: Sequence[str], path: Pa
         for head in range(heads):
             panel = panels[layer, head]
             panel.imshow(weights[layer, head].numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-            panel.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
+            panel.set_title(f"layer {layer + 1}" + (f", head {head + 1}" if heads > 1 else ""), fontsize=8)
             panel.set_xticks(range(len(source)), names[0], rotation=90, fontsize=7)
             panel.set_yticks(range(len(target)), names[1], fontsize=7)
     figure.savefig(path, dpi=100, format=kind)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -17,14 +18,15 @@ from modules.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from modules.translation import translate
 from tasks.averaging import LastWeights
 from tasks.base import Batch
+from tasks.callbacks.gallery import Exhibits, Picture, Table, drawn
 from tasks.errors import UsageError
 from tasks.optim import OptimConfig
-from tasks.seq2seq.architectures import build, fitted, writing
+from tasks.seq2seq.architectures import Model, build, fitted, writing
 from tasks.seq2seq.scores import TranslationScores, table
 from tasks.text import MeanOf, TextTask
 from tasks.throughput import TokenCount
 
-SHOWN = 3  # test sentences that a run ends with
+SHOWN, LOGGED = 3, 16  # test sentences that a run ends with; those of an evaluation that loggers show
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class DecodingConfig:
         )
 
 
-class Seq2SeqTask(TextTask):
+class Seq2SeqTask(Exhibits, TextTask):
     """Translation with an encoder-decoder (Vaswani 2017).
 
     Args:
@@ -98,6 +100,7 @@ class Seq2SeqTask(TextTask):
         self.net_config, self.label_smoothing, self.decoding = net, label_smoothing, decoding
         self.pretrained, self.average = pretrained, average
         self.trained = TokenCount()
+        self.looked: dict[str, Picture] = {}
 
     def build(self, facts: Mapping[str, Any]) -> Seq2Seq:
         """An encoder-decoder for the data's tokens and lengths."""
@@ -161,6 +164,26 @@ class Seq2SeqTask(TextTask):
     def rates(self, samples_per_s: float) -> dict[str, float]:
         """Target tokens/s, padding left out."""
         return {"train/tokens_per_s": samples_per_s * self.trained.per_sample()}
+
+    def look(self, batch: Batch, outputs: dict[str, Any]) -> None:
+        """Keep what the network looks at in the first source while it writes what it made of it."""
+        from tasks.seq2seq.attend import cross_weights, draw, given_translation, spelled
+
+        if self.looked or not any(outputs["texts"][:1]):
+            return
+        model = Model(self.net, self.tokenizer, self.facts)
+        source = batch["source"][0][batch["source_keep"][0]].tolist()
+        tokens = given_translation(model, outputs["texts"][0])
+        with self.trainer.precision_plugin.val_step_context(), torch.compiler.set_stance("force_eager"):
+            weights = cross_weights(model, source, tokens).float().mean(1, keepdim=True)  # (L, 1, N, M)
+        labels = spelled(self.tokenizer.source, source), spelled(self.tokenizer.target, tokens)
+        self.looked["attention"] = drawn(lambda file: draw(weights, *labels, file, "png"))
+
+    def exhibits(self, split: str) -> dict[str, Table | Picture]:
+        """Translations, and what `look` kept."""
+        looked, self.looked = self.looked, {}
+        rows: list[tuple[Any, ...]] = [row[1:] for row in self.metrics[split]["scores"].found[:LOGGED]]
+        return looked | ({"translations": Table(("source", "translation", "reference"), rows)} if rows else {})
 
     # What a run says and keeps --------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,10 +15,13 @@ from datamodules.files import write_text
 from datamodules.images import ImageData
 from modules.vit import VIT_PRESETS, ViT, ViTConfig
 from tasks.base import Batch
-from tasks.callbacks.mistakes import Mistakes
+from tasks.callbacks.gallery import Picture, Table, drawn
 from tasks.classification import ClassifierTask
 from tasks.optim import OptimConfig
+from tasks.vit.attend import draw, rollout
 from tasks.weights import filled
+
+LOOKED_AT, MISTAKES = 6, 32  # images that loggers show of an evaluation
 
 
 class ViTTask(ClassifierTask):
@@ -51,6 +55,8 @@ class ViTTask(ClassifierTask):
         super().__init__(optimizer, label_smoothing, ema, compile)
         self.net_config, self.pretrained = net, pretrained
         self.augment = Augment(augment)
+        self.looked: dict[str, Picture] = {}
+        self.mistakes: list[tuple[Any, ...]] = []
 
     def build(self, facts: Mapping[str, Any]) -> ViT:
         """A ViT for the data's classes and channels; refuses a typed number that contradicts the data."""
@@ -61,10 +67,6 @@ class ViTTask(ClassifierTask):
 
             load_pretrained(net, self.pretrained)
         return net
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        """The shared ones, and pictures of what was got wrong."""
-        return [*super().configure_callbacks(), Mistakes()]
 
     def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Loss (), logits (B, K) and labels (B,) of a batch of uint8 images (B, C, Y, X)."""
@@ -77,6 +79,28 @@ class ViTTask(ClassifierTask):
         logits = self.net(pixels)
         smoothing = self.label_smoothing if training else 0.0
         return F.cross_entropy(logits, targets, label_smoothing=smoothing), logits, labels
+
+    def look(self, batch: Batch, outputs: Tensor) -> None:
+        """Keep the first images got wrong, and where the network looks in the first images of all."""
+        images, labels = batch["image"], batch["label"]
+        confidence, found = outputs.softmax(-1).max(-1)
+        names = [(self.class_names[true], self.class_names[guess]) for true, guess in zip(labels, found, strict=True)]
+        if not self.looked:
+            few = slice(LOOKED_AT)
+            with self.trainer.precision_plugin.val_step_context():
+                shares = rollout(self.net, self.normalised(images[few]))
+            titles = [f"{true}\n(seen as {guess})" if true != guess else true for true, guess in names[few]]
+            self.looked["attention"] = drawn(lambda file: draw(images[few], shares, titles, file))
+        for i in torch.nonzero(found != labels).flatten()[: MISTAKES - len(self.mistakes)].tolist():
+            self.mistakes.append((images[i].cpu(), *names[i], float(confidence[i])))
+
+    def exhibits(self, split: str) -> dict[str, Table | Picture]:
+        """Also what `look` kept."""
+        shown = super().exhibits(split) | self.looked
+        if self.mistakes:
+            shown["misclassified"] = Table(("image", "label", "prediction", "probability"), self.mistakes)
+        self.looked, self.mistakes = {}, []
+        return shown
 
     def normalised(self, images: Tensor) -> Tensor:
         """uint8 (B, C, Y, X) to float with the training data's mean and standard deviation taken out."""

@@ -9,7 +9,8 @@ from tests.tasks.command import ROOT, metrics, run, write_corpus, write_images, 
 from tests.test_readme import write_parquet
 
 EVERY = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
-CONFIGS = [config for config in EVERY if not config.startswith("configs/trainer")]  # see test_launch.py
+ELSEWHERE = ("configs/trainer", "configs/sweep")  # see test_launch.py and test_loggers.py
+CONFIGS = [config for config in EVERY if not config.startswith(ELSEWHERE)]
 FEW = (
     "--trainer.limit_train_batches 2 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
     "--trainer.max_epochs 1 --trainer.max_time null --data.batch_size 4 --trainer.log_every_n_steps 1 --run_dir r"

@@ -1,7 +1,12 @@
 """What the loggers hold, read back with their own readers."""
 
 import json
+import os
+import signal
 import struct
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +15,33 @@ from typing import Any
 import pytest
 import torch
 import wandb
+import yaml
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from tasks.callbacks.mistakes import Mistakes
-from tasks.callbacks.samples import to_tensorboard
-from tests.tasks.command import SHORT, SMALL_LM, run, write_corpus
+from tasks import __version__
+from tasks.callbacks.gallery import Table, senders, to_tensorboard
+from tasks.run_folder import git_commit
+from tests.tasks.command import (
+    PAIRS,
+    ROOT,
+    SHORT,
+    SMALL_LM,
+    SMALL_S2S,
+    metrics,
+    process,
+    run,
+    write_corpus,
+    write_pairs,
+)
+from tests.tasks.test_resume import KILL
 
 LOGGED = {"train/loss", "val/loss", "val/acc", "test/acc", "train/lr", "train/grad_norm", "train/samples_per_s"}
+BOTH = "--config configs/logger/wandb.yaml --config configs/logger/tensorboard.yaml"
+SECRETS = {
+    "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
+    "HF_TOKEN": "hf_abcdefghijklmnopqrstuvwxyz0123",
+    "DATABASE_PASSWORD": "correct horse battery staple",
+}
 
 
 def entries(data: bytes) -> Iterator[bytes]:
@@ -39,29 +64,194 @@ def records(folder: Path) -> list[Any]:
     """All records of the W&B files in a run folder, by W&B's own description of them."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    return [Record.FromString(entry) for path in folder.rglob("*.wandb") for entry in entries(path.read_bytes())]
+    files = sorted(path for path in folder.rglob("*.wandb") if not path.parent.is_symlink())
+    return [Record.FromString(entry) for path in files for entry in entries(path.read_bytes())]
 
 
-def test_wandb() -> None:
-    assert run(f"fit {SHORT} --config configs/logger/wandb.yaml --run_dir r") == 0
-    wandb.finish()  # as the end of the process does
-    found = records(Path("r"))
-    history = [item for record in found for item in record.history.item]
-    keys = {item.key or "/".join(item.nested_key) for item in history}
-    assert keys >= LOGGED
-    values = {"/".join(item.nested_key): json.loads(item.value_json) for item in history if item.nested_key}
+def history(found: list[Any]) -> list[dict[str, Any]]:
+    """The rows that were logged, values by name."""
+    return [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for record in found
+        if record.history.item
+    ]
+
+
+def logged(rows: list[dict[str, Any]]) -> Counter[tuple[str, int]]:
+    """How often each name was logged at each step."""
+    inner = ("_", "trainer/", "epoch")
+    return Counter((n, row["trainer/global_step"]) for row in rows for n in row if not n.startswith(inner))
+
+
+def written(folder: str) -> Counter[tuple[str, int]]:
+    """The same of `metrics.csv`."""
+    return Counter((n, int(row["step"])) for row in metrics(folder) for n in row if n not in ("step", "epoch"))
+
+
+def scalars(folder: str) -> tuple[Any, Counter[tuple[str, int]]]:
+    """What TensorBoard shows of a run folder, and how often each scalar was logged at each step."""
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = event_accumulator.EventAccumulator(f"{folder}/tensorboard")
+    events.Reload()
+    names = [name for name in events.Tags()["scalars"] if name not in ("epoch", "hp_metric")]
+    return events, Counter((name, event.step) for name in names for event in events.Scalars(name))
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with W&B, which keeps checkpoints, and TensorBoard; not to be changed."""
+    pytest.importorskip("tensorboard")
+    folder = tmp_path_factory.mktemp("tracked")
+    line = f"{SHORT} --model.net.pool cls --model.optimizer.optimizer muon --model.optimizer.muon_lr 2e-3"
+    config = yaml.safe_load((ROOT / "configs/logger/wandb.yaml").read_text())
+    config["trainer"]["logger+"][0]["init_args"]["log_model"] = "all"
+    (folder / "wandb.yaml").write_text(yaml.safe_dump(config))
+    here = os.environ | {"WANDB_DATA_DIR": str(folder / "staging"), "WANDB_X_STATS_SAMPLING_INTERVAL": "0.1"}
+    line = f"fit {line} --config {folder}/wandb.yaml --config configs/logger/tensorboard.yaml --run_dir {folder}/run"
+    code = "import os; os.environ.update(" + repr({n: here[n] for n in here if n.startswith("WANDB")}) + ")"
+    done = process(line, code, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def test_metrics_have_axes(tracked: Path) -> None:
+    found = records(tracked)
+    rows = history(found)
+    assert {name for row in rows for name in row} >= LOGGED | {"train/lr_matrix", "train/lr_scalar", "epoch"}
+    numbers = {n: c for n, c in logged(rows).items() if not n[0].startswith(("val/mis", "test/mis", "val/con"))}
+    assert set(written(str(tracked))) <= set(numbers) and set(numbers.values()) == {1}
+    axes = {
+        record.metric.name or record.metric.glob_name: record.metric for record in found if record.metric.ByteSize()
+    }
+    assert axes["*"].step_metric == "trainer/global_step" and axes["*"].options.step_sync
+    assert any(record.stats.item for record in found)  # of the machine
+    assert all(record.run.resume for record in found if record.run.run_id)  # "allow", so that it can be continued
+
+
+def test_config_and_code_version(tracked: Path) -> None:
+    config = {item.key: json.loads(item.value_json) for r in records(tracked) for item in r.config.update}
+    assert config["model.net.stack.depth"] == 1 and config["model.net.num_classes"] == 10  # what the data decided, too
+    assert config["tessera"] == __version__ and config["git_commit"] == git_commit() is not None
+
+
+def test_pictures_of_a_vit(tracked: Path) -> None:
+    rows = history(records(tracked))
+    kinds = {name: value for row in rows for name, value in row.items()}
     for split in ("val", "test"):
-        assert values[f"{split}/misclassified/_type"] == "table-file" and values[f"{split}/misclassified/nrows"] > 0
-    files = [json.loads(path.read_text()) for path in Path("r").rglob("*.table.json")]
+        assert kinds[f"{split}/misclassified/_type"] == "table-file" and kinds[f"{split}/misclassified/nrows"] > 0
+        assert kinds[f"{split}/confusion/_type"] == kinds[f"{split}/attention/_type"] == "image-file"
+        assert kinds[f"{split}/attention/width"] > kinds[f"{split}/attention/height"] > 300
+    files = [json.loads(path.read_text()) for path in tracked.rglob("*.table.json")]
     assert files and files[0]["columns"] == ["image", "label", "prediction", "probability"]
     assert all(row[1] != row[2] for file in files for row in file["data"])
-    identity = Path("r/wandb_id").read_text()
-    assert {record.run.run_id for record in found if record.run.run_id} == {identity}
-    assert (Path("r") / "metrics.csv").exists()
 
-    assert run("fit --resume r --trainer.max_epochs 3") == 0
+    events, counts = scalars(str(tracked))
+    assert events.Scalars("hp_metric") and "model.net.stack.depth" in (tracked / "tensorboard/hparams.yaml").read_text()
+    assert {name for name, _ in counts} >= LOGGED and sum(n == "val/acc" for n, _ in counts) == 2
+    assert set(events.Tags()["images"]) == {
+        f"{split}/{name}" for split in ("val", "test") for name in ("misclassified", "confusion", "attention")
+    }
+
+
+def test_checkpoints_are_artifacts(tracked: Path) -> None:
+    import base64
+    import hashlib
+
+    sent = [record.artifact for record in records(tracked) if record.artifact.type == "model"]
+    (name,) = {artifact.name for artifact in sent}
+    assert name == f"model-{(tracked / 'wandb_id').read_text()}"
+    best = [number for number, artifact in enumerate(sent) if "best" in artifact.aliases]
+    assert best and "best" not in sent[-1].aliases and "latest" in sent[-1].aliases
+    for artifact, file in ((sent[best[-1]], "best"), (sent[-1], "last")):
+        digest = hashlib.md5((tracked / "checkpoints" / f"{file}.ckpt").read_bytes()).digest()
+        assert [item.digest for item in artifact.manifest.contents] == [base64.b64encode(digest).decode()]
+
+
+@pytest.mark.parametrize("ended", [pytest.param(False, marks=pytest.mark.slow), True], ids=["killed", "W&B ended"])
+def test_no_step_is_logged_twice(ended: bool, tmp_path: Path) -> None:
+    """W&B's last seconds are lost with a killed process, or they hold steps after the checkpoint."""
+    pytest.importorskip("tensorboard")
+    kill = KILL.format(step=7)
+    if ended:
+        kill = kill.replace("        os.kill(", "        sys.modules['wandb'].finish()\n        os.kill(")
+    line = f"{SHORT} --checkpoint.every_n_train_steps 3 --trainer.max_epochs 3 {BOTH} --run_dir r"
+    done = process(f"fit {line}", kill, cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    before = [row["trainer/global_step"] for row in history(records(Path("r")))]
+    assert max(before, default=-1) == (6 if ended else -1)
+    assert max(step for _, step in scalars("r")[1]) == 6  # the checkpoint has 6 steps, from 0 to 5
+    assert run("fit --resume r") == 0
     wandb.finish()
-    assert {record.run.run_id for record in records(Path("r")) if record.run.run_id} == {identity}
+    found = records(Path("r"))
+    assert {record.run.run_id for record in found if record.run.run_id} == {Path("r/wandb_id").read_text()}
+    rows, counts = history(found), written("r")
+    steps = [row["_step"] for row in rows]
+    assert steps == sorted(set(steps))  # as if it had been one process
+    assert max(step for _, step in counts) == 12 and set(counts.values()) == {1}
+    assert {n: c for n, c in logged(rows).items() if n in counts or n[0] == "train/samples_per_s"} == {
+        n: 1 for n in [*counts, *(("train/samples_per_s", step) for step in range(12))]
+    }
+    values = {(n, row["trainer/global_step"]): value for row in rows for n, value in row.items()}
+    for row in metrics("r"):
+        for name in row.keys() - {"step", "epoch"}:
+            assert values[name, int(row["step"])] == float(row[name])
+    pictures = [n for n in logged(rows) if n[0] == "val/confusion/_type"]
+    assert {step for _, step in pictures} >= {7, 11}
+    shown = scalars("r")[1]
+    assert {n: c for n, c in shown.items() if n[0] not in ("train/samples_per_s",)} == dict(counts)
+
+
+@pytest.mark.parametrize("key", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["no network", "no account"])
+def test_without_w_and_b_training_goes_on(key: bool, tmp_path: Path) -> None:
+    """And nothing that a run writes has a secret of the environment in it."""
+    secrets = SECRETS if key else {name: text for name, text in SECRETS.items() if name != "WANDB_API_KEY"}
+    more = {"WANDB_MODE": "online", "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "2"}
+    more |= {"HOME": str(tmp_path), "WANDB_SILENT": "false", **secrets}
+    code = f"import os; os.environ.update({more!r})"
+    done = process(f"fit {SHORT} {BOTH} --run_dir r", code, cwd=tmp_path, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("warning: W&B"))
+    assert ("refused" in line or "deadline" in line) if key else "API key" in line
+    assert "training goes on" in line and "wandb sync" in line
+    rows = history(records(Path("r")))
+    assert {name for row in rows for name in row} >= LOGGED
+    texts = [done.stdout.encode(), done.stderr.encode()]
+    texts += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(texts) > 15
+    for text in texts:
+        assert not [name for name, secret in SECRETS.items() if secret.encode() in text]
+
+
+def agent_command(sweep: dict[str, Any]) -> list[str]:
+    """The command line that W&B's agent makes of a sweep's first values, with W&B's own functions."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+    drawn = {name: {"value": p["values"][0] if "values" in p else p["min"]} for name, p in sweep["parameters"].items()}
+    known = create_sweep_command_args({"args": drawn})
+    known |= {"env": ["/usr/bin/env"], "program": [sweep["program"]], "interpreter": ["python"]}
+    parts = [known[part[2:-1]] if part[:2] == "${" else [part] for part in create_sweep_command(sweep["command"])]
+    return [word for part in parts for word in part]
+
+
+@pytest.mark.parametrize("task", ["vit", "bert", "mlm", "lm", "seq2seq"])
+def test_sweep(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = yaml.safe_load((ROOT / f"configs/sweep/{task}.yaml").read_text())
+    environment, python, flag, module, *words = agent_command(sweep)
+    assert [environment, python, flag, module] == ["/usr/bin/env", "python", "-m", f"tasks.{task}"]
+    assert (ROOT / sweep["program"]).is_file()
+    monkeypatch.setenv("WANDB_RUN_ID", f"of-{task}")
+    few = " ".join(f"--trainer.limit_{split}_batches 1" for split in ("train", "val", "test"))
+    small = {"lm": "--model.samples.every null", "seq2seq": "--data.loading.eval_batch_size 4"}.get(task, "")
+    assert run(f"{' '.join(words)} {few} {small} --data.batch_size 4 --trainer.max_epochs 1 --run_dir r", task) == 0
+    wandb.finish()
+    found = records(Path("r"))
+    assert {record.run.run_id for record in found if record.run.run_id} == {f"of-{task}"}
+    assert sweep["metric"]["name"] in {name for row in history(found) for name in row}
+    config = {item.key: json.loads(item.value_json) for record in found for item in record.config.update}
+    drawn = dict(word[2:].split("=") for word in words if word.startswith("--") and "=" in word)
+    assert drawn.keys() == sweep["parameters"].keys()
+    for name, value in drawn.items():
+        assert config[name] == yaml.safe_load(value)
 
 
 def test_texts_of_a_language_model() -> None:
@@ -69,7 +259,7 @@ def test_texts_of_a_language_model() -> None:
     line = f"fit {SMALL_LM} --data.source files --data.path texts --trainer.limit_train_batches 4"
     assert run(f"{line} --model.samples.every 2 --config configs/logger/wandb.yaml --run_dir r", "lm") == 0
     wandb.finish()
-    keys = {"/".join(item.nested_key) or item.key for record in records(Path("r")) for item in record.history.item}
+    keys = {name for row in history(records(Path("r"))) for name in row}
     assert keys >= {"train/loss", "train/tokens_per_s", "train/mfu", "val/perplexity", "val/bits_per_byte"}
     tables = [json.loads(path.read_text()) for path in sorted(Path("r").rglob("*.table.json"))]
     assert {tuple(table["columns"]) for table in tables} == {("step", "prompt", "text")}
@@ -80,19 +270,39 @@ def test_texts_of_a_language_model() -> None:
 
     shown: list[tuple[str, str, int]] = []
     logger = SimpleNamespace(experiment=SimpleNamespace(add_text=lambda *entry: shown.append(entry)))
-    to_tensorboard(logger, [("The", " end\nof")], 3)
-    assert shown == [("sample 1", "    The end\n    of", 3)]
+    to_tensorboard(logger, "samples", Table(("prompt", "text"), [("The", " end\nof")]), 3)
+    assert shown == [("samples", "1. prompt\n\n    The\n\n1. text\n\n     end\n    of", 3)]
 
 
-def test_tensorboard() -> None:
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    assert run(f"fit {SHORT} --config configs/logger/tensorboard.yaml --run_dir r") == 0
-    (folder,) = {path.parent for path in Path("r").rglob("events.out.tfevents.*")}
-    events = event_accumulator.EventAccumulator(str(folder))
-    events.Reload()
-    assert set(events.Tags()["scalars"]) >= LOGGED
-    assert any("misclassified" in name for name in events.Tags()["images"])
-    assert len(events.Scalars("val/acc")) == 2
+def test_translations() -> None:
+    write_pairs(Path("pairs"))
+    line = f"fit {SMALL_S2S} {PAIRS} --trainer.max_epochs 6 --trainer.check_val_every_n_epoch 6"
+    assert run(f"{line} --config configs/logger/wandb.yaml --run_dir r", "seq2seq") == 0
+    wandb.finish()
+    kinds = {name: value for row in history(records(Path("r"))) for name, value in row.items()}
+    for split in ("val", "test"):
+        assert kinds[f"{split}/translations/nrows"] == {"val": 16, "test": 12}[split]
+        assert kinds[f"{split}/attention/_type"] == "image-file"
+    tables = [json.loads(path.read_text()) for path in Path("r").rglob("*.table.json")]
+    assert {tuple(table["columns"]) for table in tables} == {("source", "translation", "reference")}
+    lines = Path("r/translations.tsv").read_text().splitlines()[1:]
+    test = next(table["data"] for table in tables if len(table["data"]) == 12)
+    assert [line.split("\t")[1:] for line in lines] == test
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_run_of_w_and_b(tmp_path: Path) -> None:
+    two = "--trainer.accelerator cpu --trainer.devices 2 --trainer.strategy ddp"
+    command = [sys.executable, "-m", "tasks.vit", "fit", *SHORT.split(), *two.split()]
+    command += ["--config", "configs/logger/wandb.yaml", "--run_dir", "r"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment.pop("TESSERA_RUN_DIR", None)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    files = [path for path in tmp_path.rglob("*.wandb") if not path.parent.is_symlink()]
+    assert len(files) == 1 and len(list(Path("r/wandb").glob("*run-*"))) == 2  # and the link to the latest
+    counts = logged(history(records(Path("r"))))
+    assert set(counts) >= set(written("r")) and set(counts.values()) == {1}
 
 
 def test_refused_runs_leave_no_logger_behind() -> None:
@@ -102,16 +312,26 @@ def test_refused_runs_leave_no_logger_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    "kinds, first, kept", [([CSVLogger], True, []), ([CSVLogger, TensorBoardLogger], True, [(1, 0), (2, 0)]),
-                           ([TensorBoardLogger], False, []), ([], True, [])]
-)  # fmt: skip
-def test_mistakes_are_kept_for_who_can_show_them(
-    kinds: list[type[Logger]], first: bool, kept: list[tuple[int, int]]
-) -> None:
+    "kinds, first, count",
+    [([CSVLogger], True, 0), ([CSVLogger, TensorBoardLogger], True, 1), ([TensorBoardLogger], False, 0), ([], True, 0)],
+)
+def test_things_are_kept_for_who_can_show_them(kinds: list[type[Logger]], first: bool, count: int) -> None:
     if TensorBoardLogger in kinds:
         pytest.importorskip("tensorboard")
     trainer: Any = SimpleNamespace(loggers=[kind("r") for kind in kinds], is_global_zero=first)
-    batch = {"image": torch.zeros(4, 1, 2, 2, dtype=torch.uint8), "label": torch.tensor([0, 1, 2, 3])}
-    mistakes = Mistakes(most=2)
-    mistakes.on_validation_batch_end(trainer, None, torch.eye(4)[[0, 0, 0, 0]], batch, 0)  # type: ignore[arg-type]
-    assert [(label, guess) for _, label, guess, _ in mistakes.found] == kept
+    assert len(senders(trainer)) == count
+
+
+def test_rollout_looks_where_all_attention_goes() -> None:
+    """Blocks that copy one patch into the class token, and nothing else anywhere."""
+    from tasks.vit.attend import rollout
+
+    weights = torch.eye(5)[None, None].repeat(1, 2, 1, 1)  # a class token and 2 x 2 patches
+    weights[:, :, 0] = torch.tensor([0.0, 0, 0, 1, 0])
+
+    def tokens(_: Any, record: Any) -> None:
+        record.own.extend([weights, weights])
+
+    config: Any = SimpleNamespace(prefix_tokens=1, pool="cls", grid=(2, 2))
+    net: Any = SimpleNamespace(tokens=tokens, config=config)
+    assert torch.equal(rollout(net, torch.zeros(1, 1, 4, 4)), torch.tensor([[[0.0, 0], [1, 0]]]))
