@@ -81,7 +81,6 @@ def tessera(dropout: float = 0.0, spread: float = 0.02) -> Any:
     """Our model with the weights of Hugging Face's; arguments as there."""
     from modules.pretrained.seq2seq import load_weights, to_tessera
     from modules.pretrained.seq2seq_configs import config_from_huggingface
-
     from modules.seq2seq import Seq2Seq
 
     theirs = hugging_face(dropout, spread)
