@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.benchmarks._compare import ROOT, save_plot
 
-WINDOWS, STEPS, EVERY = 32, 60, 10
+WINDOWS, STEPS, EVERY = 32, 30, 5
 LINE = (
     f"-m tasks.lm fit --trainer.accelerator cpu --trainer.max_steps {STEPS} --trainer.log_every_n_steps {EVERY} "
     "--trainer.limit_val_batches 0 --trainer.limit_test_batches 0 --data.max_length 128 --model.samples.every null "
