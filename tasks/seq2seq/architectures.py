@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypedDict
 from datamodules.tokenizers.pairs import PairTokenizer
 from modules.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
+from tasks.errors import UsageError
 from tasks.parsing import Options
 from tasks.text import with_vocabulary
 
@@ -23,10 +24,18 @@ def fitted(config: Seq2SeqConfig, facts: Mapping[str, Any]) -> Seq2SeqConfig:
     The length is that of the data where it is not given, and grows to it where positions need no learning.
 
     Raises:
-        UsageError: a tokenizer has more tokens than the network, or texts are longer than it has learned positions.
-        ValueError: one table is to be shared by two vocabularies.
+        UsageError: a tokenizer has more tokens than the network, texts are longer than it has learned positions, or
+            one table is to be shared by two tokenizers that number their tokens otherwise.
+        ValueError: one table is to be shared by vocabularies of two sizes.
     """
     config = with_vocabulary(with_vocabulary(config, facts, "source_vocabulary"), facts, "target_vocabulary")
+    tokenizer = PairTokenizer.from_facts(facts)
+    if config.tying in ("all", "inputs") and tokenizer.source.vocabulary != tokenizer.target.vocabulary:
+        raise UsageError(
+            f"--model.net.tying {config.tying} shares one table between source and target, whose tokenizers number "
+            "their tokens otherwise: set --model.net.tying target, or use one tokenizer for both "
+            "(--data.tokenizer.joint true)"
+        )
     return replace(config, max_length=max(config.max_length or 0, facts["max_length"]))
 
 

@@ -73,6 +73,12 @@ CASES: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # op
         USER,
         ("there are 18 source tokens and 17 target tokens", 'tying "target"'),
     ),
+    "one table for two vocabularies of one size": (
+        f"{FIT} --data.tokenizer.joint false",
+        pairs,
+        USER,
+        ("--model.net.tying all shares one table", "number their tokens otherwise", "set --model.net.tying target"),
+    ),
     "architecture": (f"{FIT} --model.net.architecture prefx", pairs, USER, ("did you mean prefix",)),
     "widths": (f"{FIT} --model.net.decoder.width 64", pairs, USER, ("32 wide and the decoder 64",)),
     "smoothing": (f"{FIT} --model.label_smoothing 1", pairs, USER, ("label_smoothing 1.0 must be from 0",)),
