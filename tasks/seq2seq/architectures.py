@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from datamodules.tokenizers.pairs import PairTokenizer
+from modules.translation import Rules
 from modules.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
@@ -50,11 +51,13 @@ class Ends(TypedDict):
     start: int
     stop: list[int]
     banned: list[int]
+    rules: Rules
 
 
 def writing(tokenizer: PairTokenizer) -> Ends:
     """Tokens that translations begin with, end with, and never have inside: padding, which some models mistake."""
-    return {"start": tokenizer.start, "stop": [tokenizer.end], "banned": [tokenizer.target.control("pad")]}
+    pad = tokenizer.target.control("pad")
+    return {"start": tokenizer.start, "stop": [tokenizer.end], "banned": [pad], "rules": Rules()}
 
 
 class Model(NamedTuple):
@@ -64,16 +67,19 @@ class Model(NamedTuple):
         net: The network, in evaluation mode.
         tokenizer: Those of both languages, and what they put around a text.
         facts: Of the data that it was trained on.
+        ends: How its texts begin and end.
     """
 
     net: Seq2Seq
     tokenizer: PairTokenizer
     facts: dict[str, Any]
+    ends: Ends
 
     @classmethod
-    def of(cls, net: Seq2Seq, facts: dict[str, Any]) -> "Model":
-        """A network with the tokenizers of its facts."""
-        return cls(net.eval(), PairTokenizer.from_facts(facts), facts)
+    def of(cls, net: Seq2Seq, facts: dict[str, Any], ends: Ends | None = None) -> "Model":
+        """A network with the tokenizers of its facts; it writes as one of ours, unless `ends` say otherwise."""
+        tokenizer = PairTokenizer.from_facts(facts)
+        return cls(net.eval(), tokenizer, facts, ends or writing(tokenizer))
 
 
 def load_model(source: str) -> Model:

@@ -13,7 +13,7 @@ from modules.translation import translate
 from tasks.devices import DeviceName, prepared
 from tasks.errors import UsageError, refusals
 from tasks.exporting import new_file
-from tasks.seq2seq.architectures import Model, load_model, writing
+from tasks.seq2seq.architectures import Model, load_model
 
 CELL, LABELS, WIDEST = 0.2, 0.9, 200.0  # inches: of a token, beside each panel, of a figure
 BROKEN = "\ufffd"  # what decoding makes of a part of a character
@@ -56,7 +56,7 @@ def attend(
 def own_translation(model: Model, source: list[int], beams: int) -> list[int]:
     """The tokens that the model itself writes."""
     config = GenerationConfig(model.net.max_length, temperature=0.0, beams=beams)
-    return translate(model.net, [source], config, **writing(model.tokenizer))[0][0].tokens
+    return translate(model.net, [source], config, **model.ends)[0][0].tokens
 
 
 def given_translation(model: Model, text: str) -> list[int]:

@@ -15,7 +15,7 @@ from modules.translation import Translation
 from modules.translation import translate as search
 from tasks.devices import DeviceName, prepared
 from tasks.lines import read_lines
-from tasks.seq2seq.architectures import Model, load_model, writing
+from tasks.seq2seq.architectures import Model, load_model
 
 UNFINISHED = " [...]"  # behind a translation that was not at its end
 
@@ -115,7 +115,7 @@ def translations(model: Model, lines: Sequence[str], options: TranslateOptions) 
         for first in range(0, len(order), options.batch_size):
             places = order[first : first + options.batch_size]
             sources, seeds = [rows[place] for place in places], [options.seed + numbers[place] for place in places]
-            made = search(model.net, sources, options, **writing(model.tokenizer), seeds=seeds)
+            made = search(model.net, sources, options, **model.ends, seeds=seeds)
             for place, best in zip(places, made, strict=True):
                 found[numbers[place]] = best
             advance(len(places))

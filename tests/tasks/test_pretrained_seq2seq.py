@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
 from modules.sampling import GenerationConfig
 from modules.translation import translate
-from tasks.seq2seq.architectures import Model, load_model
+from tasks.seq2seq.architectures import Model, load_model, writing
 from tasks.seq2seq.pretrained import published, read_folder
 from tests.datamodules.test_sentencepiece import marian
 from tests.tasks.command import PAIRS, SMALL_S2S, checkpoint, run, write_pairs
@@ -115,7 +115,7 @@ def test_hugging_face_and_back(family: str, capsys: pytest.CaptureFixture[str]) 
     config, options = read_folder(Path("theirs"))
     start, begin = EXPECTED[family]
     assert (options.start, options.begin) == (start % config.target_vocabulary, begin)  # type: ignore[operator]
-    net, facts = published("theirs")
+    net, facts, _ = published("theirs")
     assert facts["languages"] == (["en", "de"] if family == "marian" else [])
     assert ours(Model.of(net, facts))
     line = f"fit {LINE} {STILL} --model.pretrained theirs --run_dir r"
@@ -137,6 +137,61 @@ def test_hugging_face_and_back(family: str, capsys: pytest.CaptureFixture[str]) 
     best = Model.of(*published("theirs"))
     assert ours(again) == ours(best) == ours(load_model("r/checkpoints/best.ckpt"))
     assert again.tokenizer.sources(TEXTS, 24) == best.tokenizer.sources(TEXTS, 24)
+
+
+@pytest.mark.parametrize("said_in", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("family", FOLDERS)
+def test_beams_are_those_of_generate(family: str, said_in: str) -> None:
+    folder = Path("theirs").resolve()
+    folder.mkdir()
+    made = FOLDERS[family](folder)
+    end, pad, start = (getattr(made.config, f"{name}_token_id") for name in ("eos", "pad", "decoder_start"))
+    more: dict[str, dict[str, Any]] = {
+        "marian": {"bad_words_ids": [[pad]], "forced_eos_token_id": end},
+        "bart": {"forced_bos_token_id": 2, "forced_eos_token_id": end},
+        "t5": {},
+    }
+    with torch.no_grad():  # so that it matters what becomes of padding
+        (made.lm_head.weight if family == "t5" else made.final_logits_bias.T)[pad] += 1
+    made.save_pretrained(folder)
+    rules = {"eos_token_id": end, "pad_token_id": pad, "decoder_start_token_id": start, **more[family]}
+    (folder / "generation_config.json").unlink()
+    before = json.loads((folder / "config.json").read_text()) if said_in == "config.json" else {}
+    (folder / said_in).write_text(json.dumps(before | rules))
+    size, dice = made.config.vocab_size, torch.Generator().manual_seed(1)
+    rows = [torch.randint(7, size - 1, (4 + i % 5,), generator=dice).tolist() + [end] for i in range(20)]
+    inputs = {
+        "input_ids": torch.tensor([row + [pad] * (9 - len(row)) for row in rows]),
+        "attention_mask": torch.tensor([[1] * len(row) + [0] * (9 - len(row)) for row in rows]),
+    }
+    options = {"num_beams": 5, "length_penalty": 0.7, "max_new_tokens": 12, "early_stopping": False}
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    found = theirs.generate(**inputs, **options, return_dict_in_generate=True, output_scores=True)
+    texts = [row[: row.index(end) + 1] if end in row else row for row in found.sequences[:, 1:].tolist()]
+    model, config = (
+        load_model("theirs"),
+        GenerationConfig(12, 0.0, beams=5, length_penalty=0.7, early_stopping="likely"),
+    )
+    best = [some[0] for some in translate(model.net, rows, config, **model.ends)]
+    assert [one.tokens for one in best] == texts
+    assert [one.score for one in best] == pytest.approx(found.sequences_scores.tolist(), abs=1e-4)
+    assert {one.finished for one in best if len(one.tokens) == 12} <= {False}  # an end that was forced is none
+    usual = [some[0].score for some in translate(model.net, rows, config, **writing(model.tokenizer))]
+    assert usual != pytest.approx(found.sequences_scores.tolist(), abs=1e-3)
+
+
+def test_rules_that_will_not_do(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("theirs").mkdir()
+    marian_folder(Path("theirs"))
+    for said, words in (
+        ({"bad_words_ids": [[8, 9]]}, "bans phrases of several tokens (bad_words_ids)"),
+        ({"forced_eos_token_id": 4000}, "names token 4000"),
+    ):
+        Path("theirs/generation_config.json").write_text(json.dumps(said))
+        assert words in refused("translate --ckpt_path theirs --text a", capsys)
+    Path("theirs/generation_config.json").write_text(json.dumps({"no_repeat_ngram_size": 3, "min_length": 0}))
+    assert run("translate --ckpt_path theirs --text a --max_new_tokens 3", "seq2seq") == 0
+    assert "asks for no_repeat_ngram_size 3, which is not done here" in capsys.readouterr().err
 
 
 def test_others_translate_with_ours_as_we_do(translator: Path) -> None:
