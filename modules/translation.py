@@ -38,6 +38,9 @@ class Rules(NamedTuple):
     last: tuple[int, ...] = ()
 
 
+OWN_RULES = Rules()
+
+
 class SourceReader(Reader):
     """Reads source texts, then the target texts that are made from them.
 
@@ -66,7 +69,7 @@ class SourceReader(Reader):
         new: int,
         beams: int = 1,
         banned: Collection[int] = (),
-        rules: Rules = Rules(),
+        rules: Rules = OWN_RULES,
     ) -> None:
         self.rules, self.logs = rules, not rules.renormalise
         self.net, self.new, self.beams, self.size = net, min(new, net.max_length), beams, 1
@@ -110,7 +113,7 @@ def translate(
     stop: Collection[int],
     banned: Collection[int] = (),
     seeds: Sequence[int] | None = None,
-    rules: Rules = Rules(),
+    rules: Rules = OWN_RULES,
 ) -> list[list[Translation]]:
     """Target texts for a batch of source texts.
 
@@ -118,9 +121,9 @@ def translate(
     each source's with its own seed. Texts that are done leave the batch.
 
     Hugging Face's `generate` finds the same texts and scores, with `early_stopping` "likely" for its False, "first" for
-    True, and "never", if the `rules` are those of its model: it has `banned` tokens (`bad_words_ids`) keep their share of
-    probability unless `renormalize_logits` is set, and may force the first and the last token. What differs: of equals
-    it takes any; and with a `length_penalty` below 0 its "never" is a guess.
+    True, and "never", if the `rules` are those of its model: in it, `banned` tokens (`bad_words_ids`) keep their share
+    of probability unless `renormalize_logits` is set, and the first and the last token may be forced. What differs: of
+    equals it takes any; and with a `length_penalty` below 0 its "never" is a guess.
 
     Args:
         net: The model, in evaluation mode.

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from datamodules.tokenizers.pairs import PairTokenizer
-from modules.translation import Rules
 from modules.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
+from modules.translation import Rules
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
 from tasks.parsing import Options
