@@ -139,7 +139,7 @@ def published(source: str) -> tuple[Seq2Seq, dict[str, Any], Ends]:
     }
     with refusals(source):
         net = build(fitted(config, facts))
-        load_weights(net, folder_state(folder, converted))
+        load_weights(net, folder_state(folder, converted, CKPT_PATH))
     return net, facts, published_ends(folder, facts, net.vocabulary)
 
 

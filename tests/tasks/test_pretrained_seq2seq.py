@@ -15,7 +15,7 @@ from modules.translation import translate
 from tasks.seq2seq.architectures import Model, load_model, writing
 from tasks.seq2seq.pretrained import published, read_folder
 from tests.datamodules.test_sentencepiece import marian
-from tests.tasks.command import PAIRS, SMALL_S2S, checkpoint, run, write_pairs
+from tests.tasks.command import PAIRS, SMALL_S2S, Malicious, checkpoint, run, same, write_pairs
 
 transformers = pytest.importorskip("transformers")
 
@@ -267,12 +267,47 @@ def test_folders_that_will_not_do(capsys: pytest.CaptureFixture[str]) -> None:
     Path("theirs/target.spm").rename("target.spm")
     assert "target.spm does not exist" in refused(line, capsys)
     shutil.move("target.spm", "theirs")
-    Path("theirs/model.safetensors").rename("theirs/pytorch_model.bin")
-    assert "theirs has no model.safetensors" in refused(line, capsys)
+    Path("theirs/model.safetensors").unlink()
+    assert "theirs has neither model.safetensors nor pytorch_model.bin" in refused(line, capsys)
 
 
-def test_marians_files_are_downloaded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_files_of_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("theirs").mkdir()
+    model = marian_folder(Path("theirs").resolve())
+    expected, older = load_model("theirs").net.state_dict(), Path("theirs/pytorch_model.bin")
+    older.write_bytes(b"not read beside safetensors")
+    assert same(load_model("theirs").net.state_dict(), expected)
+    Path("theirs/model.safetensors").unlink()
+    for new in (True, False):
+        torch.save(model.state_dict(), older, _use_new_zipfile_serialization=new)
+        assert same(load_model("theirs").net.state_dict(), expected)
+        torch.save(model.state_dict() | {"extra": Malicious()}, older, _use_new_zipfile_serialization=new)
+        said = refused("translate --ckpt_path theirs --text a", capsys)
+        assert "--ckpt_path" in said and "could run code" in said and not Path("pwned").exists()
+
+
+def test_older_weights_are_downloaded_where_there_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("theirs").mkdir()
+    model = marian_folder(Path("theirs").resolve())
+    expected = load_model("theirs").net.state_dict()
+    torch.save(model.state_dict(), "pytorch_model.bin")
+    asked: list[bool] = []
+
+    def snapshot_download(_: str, allow_patterns: list[str]) -> str:
+        asked.append("pytorch_model.bin" in allow_patterns)
+        if asked[-1]:
+            shutil.copy("pytorch_model.bin", "theirs")
+        return "theirs"
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    load_model("hf/someone/model")
+    Path("theirs/model.safetensors").unlink()
+    assert same(load_model("hf/someone/model").net.state_dict(), expected) and asked == [False, False, True]
+
+
+def test_marians_files_are_downloaded_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[str] = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, allow_patterns: asked.extend(allow_patterns))
     run("fit --model.pretrained hf/someone/model", "seq2seq")
     assert {"source.spm", "target.spm", "vocab.json", "target_vocab.json", "model.safetensors"} <= set(asked)
+    assert "source.spm, target.spm and vocab.json" in capsys.readouterr().err
