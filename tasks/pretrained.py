@@ -17,13 +17,14 @@ FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),  # whole, or in parts
     *("vocab.txt", "vocab.json", "merges.txt"),  # of tokenizers from before tokenizer.json
-    *("source.spm", "target.spm", "target_vocab.json"),  # Marian's
+    *("source.spm", "target.spm", "target_vocab.json", "spiece.model"),  # Marian's, T5's
 )
+# Fetched where there are no others.
 OLDER = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
     "pytorch_model-*.bin",
-)  # fetched where there are no others
+)
 # Each run chooses these for itself: what suits pretraining on much text overfits few labels.
 RATES = ("dropout", "mlp_dropout", "attention_dropout", "drop_path", "head_dropout", "pooler_dropout", "token_dropout")
 OPTION = "--model.pretrained"  # which names such weights to train on
@@ -170,8 +171,8 @@ def local_folder(source: str, option: str = OPTION) -> Path:
             "model.safetensors and tokenizer.json"
         )
     raise UsageError(
-        f"{option} {source} has neither model.safetensors nor pytorch_model.bin: choose a model that has, or write this one anew "
-        "with save_pretrained(FOLDER) of transformers and give that FOLDER"
+        f"{option} {source} has neither model.safetensors nor pytorch_model.bin: choose a model that has, or write "
+        "this one anew with save_pretrained(FOLDER) of transformers and give that FOLDER"
     )
 
 
@@ -213,6 +214,6 @@ def downloaded(model: str, option: str = OPTION) -> Path:
     except Exception as error:  # of the download: urllib's, huggingface_hub's
         raise DataError(
             f"hf/{model} could not be downloaded ({type(error).__name__}): fetch its files elsewhere (config.json, "
-            "model.safetensors, and tokenizer.json or, of Marian, source.spm, target.spm and vocab.json) and give their "
-            f"folder as {option} FOLDER"
+            "model.safetensors, and tokenizer.json or, of Marian, source.spm, target.spm and vocab.json) and give "
+            f"their folder as {option} FOLDER"
         ) from error

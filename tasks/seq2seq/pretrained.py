@@ -32,6 +32,7 @@ from tasks.weights import State
 TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder
 SIDES = ("source", "target")
 FRAMES = ("start", "begin", "prompt")  # what a network learned of the control tokens and words around texts
+PIECES = "spiece.model"  # T5's tokenizer where there is no tokenizer.json
 TARGET = "target_tokenizer"  # the folder of the target's own tokenizer in an export
 
 
@@ -74,6 +75,8 @@ def read_folder(folder: Path, option: str = OPTION) -> tuple[Seq2SeqConfig, Pair
     start = start_token(folder, settings, usual)
     if (folder / "source.spm").is_file():
         return config, PairTokenizerConfig(**_files(folder / "source.spm", folder / "target.spm"), start=start)
+    if (folder / PIECES).is_file() and not (folder / "tokenizer.json").is_file():
+        return config, PairTokenizerConfig(**_files(folder / PIECES, folder / PIECES), start=start)
     files = _files(folder, folder / TARGET if (folder / TARGET).is_dir() else folder)
     return config, PairTokenizerConfig(**files, start=start, begin=opens(Tokenizer.from_file(folder)))
 

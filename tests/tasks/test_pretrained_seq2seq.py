@@ -14,7 +14,7 @@ from modules.sampling import GenerationConfig
 from modules.translation import translate
 from tasks.seq2seq.architectures import Model, load_model, writing
 from tasks.seq2seq.pretrained import published, read_folder
-from tests.datamodules.test_sentencepiece import marian
+from tests.datamodules.test_sentencepiece import ENGLISH, marian, train
 from tests.tasks.command import PAIRS, SMALL_S2S, Malicious, checkpoint, run, same, write_pairs
 
 transformers = pytest.importorskip("transformers")
@@ -269,6 +269,20 @@ def test_folders_that_will_not_do(capsys: pytest.CaptureFixture[str]) -> None:
     shutil.move("target.spm", "theirs")
     Path("theirs/model.safetensors").unlink()
     assert "theirs has neither model.safetensors nor pytorch_model.bin" in refused(line, capsys)
+
+
+def test_pieces_where_there_is_no_tokenizer_json() -> None:
+    import sentencepiece
+
+    Path("theirs").mkdir()
+    numbers = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "pad_piece": "<pad>"}
+    train(Path("theirs"), "spiece", ENGLISH, **numbers).rename("theirs/spiece.model")
+    pieces = sentencepiece.SentencePieceProcessor(model_file="theirs/spiece.model")
+    special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    random_model(Path("theirs").resolve(), "t5", {**T5_SIZES, "vocab_size": 128, **special})
+    model = load_model("theirs")
+    assert model.tokenizer.sources(ENGLISH[:3], 99)[0] == [[*pieces.encode(text), 1] for text in ENGLISH[:3]]
+    assert (model.tokenizer.start, model.tokenizer.end) == (0, 1) and ours(model, ENGLISH[:2])
 
 
 def test_older_files_of_weights(capsys: pytest.CaptureFixture[str]) -> None:
