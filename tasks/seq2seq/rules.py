@@ -76,7 +76,8 @@ def published_ends(folder: Path, facts: Settings, vocabulary: int) -> Ends:
 
 def generation_settings(ends: Ends) -> dict[str, Any]:
     """What a `generation_config.json` says of bans and forced tokens."""
-    rules, settings = ends["rules"], {}
+    rules = ends["rules"]
+    settings: dict[str, Any] = {}
     for name, tokens in (("forced_bos_token_id", rules.first), ("forced_eos_token_id", rules.last)):
         settings |= {name: tokens[0] if len(tokens) == 1 else [*tokens]} if tokens else {}
     bans = {"bad_words_ids": [[token] for token in ends["banned"]]} if ends["banned"] else {}

