@@ -168,10 +168,10 @@ class Seq2SeqTask(TextTask):
 
     # What a run says and keeps --------------------------------------------------------------------------------------
 
-    def notes(self) -> dict[str, str]:
+    def notes(self) -> dict[str, Any]:
         """How BLEU and chrF were computed, and how many translations did not end before the limit, if any."""
         cut = next((scores.unfinished for scores in self._scores("test", "val") if scores.found), 0)
-        return TranslationScores(self.language).signatures() | ({"unfinished": str(cut)} if cut else {})
+        return TranslationScores(self.language).signatures() | ({"unfinished": cut} if cut else {})
 
     def _scores(self, *splits: str) -> list[TranslationScores]:
         """The scores of these splits."""
