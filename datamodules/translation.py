@@ -9,6 +9,7 @@ from datamodules.batching import padded
 from datamodules.errors import UsageError
 from datamodules.packing import IGNORED
 from datamodules.sources import PARALLEL, Pairs, ParallelOptions, ParallelSource
+from datamodules.sources.parallel import pair_name
 from datamodules.text import Sequences, TextData, TextLoading, TokenRows
 from datamodules.token_cache import tokenised
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
@@ -77,7 +78,8 @@ class TranslationData(TextData):
             hub: a data set of the hub with such columns, or a column translation.
         path: File or folder to read; for the source hub a local copy (parquet files named by split). A single file is
             the training split, of which a share is held back for validation.
-        languages: Source and target, as the files or columns call them, such as en-de; null: en-fr for dates.
+        languages: Source and target, as the files or columns call them, such as en-de; with a colon where a name has a
+            hyphen, such as en:pt-BR; null: en-fr for dates.
         batch_size: Training pairs per step and device; not used where `loading.batch_tokens` is set.
         max_length: Tokens of either side at most, control tokens among them; longer texts are cut, and counted.
         dataset: What the files do not say: hub id, columns, validation share.
@@ -109,9 +111,12 @@ class TranslationData(TextData):
         if source not in PARALLEL:
             raise UsageError(f"source is {source}, but must be one of {', '.join(PARALLEL)}.")
         asked = languages or ("en-fr" if source == "dates" else "")
-        self.languages = asked.split("-")
+        self.languages = asked.split(":" if ":" in asked else "-")
         if len(self.languages) != 2 or "" in self.languages:
-            raise UsageError(f"--data.languages is {asked or 'missing'}, but must be source and target, such as en-de.")
+            raise UsageError(
+                f"--data.languages is {asked or 'missing'}, but must be source and target, such as en-de, or with a "
+                "colon where a name has a hyphen, such as en:pt-BR."
+            )
         self.source = PARALLEL[source](path, dataset, self.languages, self.skip_bad)
 
     # The tokenizers.
@@ -153,8 +158,8 @@ class TranslationData(TextData):
         """As in the base class; the languages must agree, too."""
         if self.languages != facts["languages"]:
             raise UsageError(
-                f"--data.languages is {'-'.join(self.languages)}, the checkpoint was trained with "
-                f"{'-'.join(facts['languages'])}: leave it out."
+                f"--data.languages is {pair_name(self.languages)}, the checkpoint was trained with "
+                f"{pair_name(facts['languages'])}: leave it out."
             )
         super().adopt(facts)
 

@@ -217,7 +217,7 @@ def search(reader: Reader, config: GenerationConfig, stop: Collection[int] = ())
     running.scores[:, 0] = 0.0  # the beams of a prompt are all the same as yet
     open_ = torch.ones_like(prompts, dtype=torch.bool)
     for step in range(1, new + 1):
-        top, beam, token = continued(scores, running.scores, beams * (1 + len(ends)))  # (P, C)
+        top, beam, token = continued(scores, running.scores, beams * (1 + len(ends)), reader.logs)  # (P, C)
         made = running.pick(beam).longer(token, top)
         ended = (token[..., None] == ends).any(-1) | (step == new)  # (P, C)
         done = done.best(made.where(ended & open_[:, None], step**config.length_penalty))
@@ -240,22 +240,23 @@ def search(reader: Reader, config: GenerationConfig, stop: Collection[int] = ())
     return found.listed()
 
 
-def continued(scores: Tensor, sums: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def continued(scores: Tensor, sums: Tensor, count: int, logs: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest ways to go on from P x K beams, C <= `count` for each prompt.
 
     Args:
         scores: Of the next token, (P K, V).
         sums: Of the log probabilities of the tokens before, (P, K).
         count: Number of ways.
+        logs: Scores are log probabilities, which need not sum to 1.
 
     Returns:
         The new sums, which beam goes on, and with which token, (P, C) each, best first.
     """
     scores = scores.float()
     tokens = leading(scores, count)[1]  # (P K, C')
-    logs = scores.log_softmax(1).gather(1, tokens).unflatten(0, sums.shape)  # (P, K, C')
-    top, place = leading((sums[..., None] + logs).flatten(1), count)  # of (P, K C')
-    return top, place // logs.shape[2], tokens.unflatten(0, sums.shape).flatten(1).gather(1, place)
+    shares = (scores if logs else scores.log_softmax(1)).gather(1, tokens).unflatten(0, sums.shape)  # (P, K, C')
+    top, place = leading((sums[..., None] + shares).flatten(1), count)  # of (P, K C')
+    return top, place // shares.shape[2], tokens.unflatten(0, sums.shape).flatten(1).gather(1, place)
 
 
 def hopeful(running: Texts, done: Texts, config: GenerationConfig, step: int, new: int) -> Tensor:

@@ -22,6 +22,7 @@ class Reader:
     size: int  # number of tokens of each text as yet
     new: int  # number of tokens that will follow
     beams: int
+    logs = False  # whether scores are logarithms of probabilities, to be taken as they are
 
     @property
     def seen(self) -> Tensor:

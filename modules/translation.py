@@ -11,7 +11,9 @@ from modules.reader import Reader, check_ready, check_texts
 from modules.sampling import GenerationConfig
 from modules.seq2seq import Seq2Seq
 
-__all__ = ["GenerationConfig", "SourceReader", "Translation", "translate"]
+__all__ = ["GenerationConfig", "Rules", "SourceReader", "Translation", "translate"]
+
+NEVER = float("-inf")
 
 
 class Translation(NamedTuple):
@@ -20,6 +22,23 @@ class Translation(NamedTuple):
     tokens: list[int]
     score: float
     finished: bool
+
+
+class Rules(NamedTuple):
+    """What else decides on tokens, as in `generate` of Hugging Face.
+
+    Args:
+        renormalise: The share of probability of banned tokens goes to the others; False: it is lost.
+        first: Every text begins with one of these, which counts as certain; none: with any token.
+        last: A text that has not ended before ends with one of these at the length limit, the same way.
+    """
+
+    renormalise: bool = True
+    first: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+
+
+OWN_RULES = Rules()
 
 
 class SourceReader(Reader):
@@ -34,6 +53,7 @@ class SourceReader(Reader):
         new: Number of tokens that will follow; not above `max_length` of the model.
         beams: Texts that go on from each source.
         banned: Tokens that never follow.
+        rules: What else decides.
 
     Raises:
         ValueError: A source is empty, longer than the model's limit, or has tokens that the model does not know.
@@ -49,11 +69,14 @@ class SourceReader(Reader):
         new: int,
         beams: int = 1,
         banned: Collection[int] = (),
+        rules: Rules = OWN_RULES,
     ) -> None:
+        self.rules, self.logs = rules, not rules.renormalise
         self.net, self.new, self.beams, self.size = net, min(new, net.max_length), beams, 1
         check_ready(net)
         check_texts("Source", sources, net.max_length, net.source_vocabulary)
-        check_texts("Start", [[start, *banned]], 1 + len(banned), net.vocabulary)
+        known = [start, *banned, *rules.first, *rules.last]
+        check_texts("Start", [known], len(known), net.vocabulary)
         device, longest = net.embed.weight.device, max(len(source) for source in sources)
         self.banned = torch.tensor([*banned], dtype=torch.int64, device=device)
         padded = torch.tensor([[*source] + [0] * (longest - len(source)) for source in sources], device=device)
@@ -68,7 +91,12 @@ class SourceReader(Reader):
 
     def scores(self, vectors: Tensor) -> Tensor:
         """Vectors (..., E) -> scores of the tokens that follow, (..., V)."""
-        return super().scores(vectors).index_fill_(-1, self.banned, float("-inf"))
+        scores = super().scores(vectors)
+        scores = (scores.float().log_softmax(-1) if self.logs else scores).index_fill_(-1, self.banned, NEVER)
+        forced = (self.size == self.new and self.rules.last) or (self.size == 1 and self.rules.first)
+        if not forced:
+            return scores
+        return scores.fill_(NEVER).index_fill_(-1, torch.tensor(forced, device=scores.device), 0.0)
 
     def select(self, prompts: Tensor) -> None:
         """Goes on with some of the sources only: (R,) of P."""
@@ -85,6 +113,7 @@ def translate(
     stop: Collection[int],
     banned: Collection[int] = (),
     seeds: Sequence[int] | None = None,
+    rules: Rules = OWN_RULES,
 ) -> list[list[Translation]]:
     """Target texts for a batch of source texts.
 
@@ -92,9 +121,9 @@ def translate(
     each source's with its own seed. Texts that are done leave the batch.
 
     Hugging Face's `generate` finds the same texts and scores, with `early_stopping` "likely" for its False, "first" for
-    True, and "never". What differs: of equals it takes any; its `banned` tokens (`bad_words_ids`) keep their share of
-    probability unless `renormalize_logits` is set; it may force the first and the last token; and with a
-    `length_penalty` below 0 its "never" is a guess.
+    True, and "never", if the `rules` are those of its model: in it, `banned` tokens (`bad_words_ids`) keep their share
+    of probability unless `renormalize_logits` is set, and the first and the last token may be forced. What differs: of
+    equals it takes any; and with a `length_penalty` below 0 its "never" is a guess.
 
     Args:
         net: The model, in evaluation mode.
@@ -104,18 +133,24 @@ def translate(
         stop: End tokens.
         banned: Tokens that are never made, as if their scores were -inf.
         seeds: Of each source's draws; None: `config.seed`, and one more for each next source.
+        rules: What else decides on tokens; of draws and their scores not what becomes of shares of probability.
 
     Returns:
         For each source up to `beams` translations, best first. A score is the sum of the tokens' log probabilities
-        divided by their number^`length_penalty`.
+        divided by their number^`length_penalty`. One whose end was forced at the limit is not finished.
 
     Raises:
         ValueError: As `SourceReader`.
     """
-    reader = SourceReader(net, sources, start, config.max_new_tokens, config.beams, banned)
     ranked = config.beams > 1 or (config.temperature == 0 and config.repetition_penalty == 1)
+    rules = rules if ranked else rules._replace(renormalise=True)
+    reader = SourceReader(net, sources, start, config.max_new_tokens, config.beams, banned, rules)
+    least = reader.new if rules.last else reader.new + 1  # tokens of a text that did not end by itself
     found = search(reader, config, stop) if ranked else drawn(reader, config, stop, seeds)
-    return [[Translation(tokens, score, tokens[-1] in stop) for tokens, score in texts] for texts in found]
+    return [
+        [Translation(tokens, score, tokens[-1] in stop and len(tokens) < least) for tokens, score in texts]
+        for texts in found
+    ]
 
 
 def drawn(

@@ -1,9 +1,11 @@
-"""Lines that a command reads from a file or from standard input."""
+"""Lines that a command reads from a file or from standard input, and those that it prints."""
 
 import sys
 from pathlib import Path
 
 from tasks.errors import UsageError
+
+UNFINISHED = " [...]"  # behind a text that was not at its end
 
 
 def read_lines(name: str, option: str, what: str) -> list[str]:
@@ -25,3 +27,13 @@ def read_lines(name: str, option: str, what: str) -> list[str]:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{option} {name} holds bytes that are not UTF-8 in line {line}") from error
+
+
+def flat(text: str) -> str:
+    """A text without tabs and line breaks."""
+    return " ".join(text.split())
+
+
+def printed(text: str, finished: bool) -> str:
+    """A text on one line, with a mark behind it if it was not at its end."""
+    return flat(text) + ("" if finished else UNFINISHED)

@@ -17,7 +17,13 @@ FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),  # whole, or in parts
     *("vocab.txt", "vocab.json", "merges.txt"),  # of tokenizers from before tokenizer.json
-    *("source.spm", "target.spm", "target_vocab.json"),  # Marian's
+    *("source.spm", "target.spm", "target_vocab.json", "spiece.model"),  # Marian's, T5's
+)
+# Fetched where there are no others.
+OLDER = (
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "pytorch_model-*.bin",
 )
 # Each run chooses these for itself: what suits pretraining on much text overfits few labels.
 RATES = ("dropout", "mlp_dropout", "attention_dropout", "drop_path", "head_dropout", "pooler_dropout", "token_dropout")
@@ -81,7 +87,7 @@ def folder_state(folder: Path, convert: Callable[[Settings, State], State], opti
     """The weights in a folder of Hugging Face's layout under our names; `convert` as in `pretrained_state`."""
     weights: State = {}
     for file in weight_files(folder):
-        weights |= read_weights(str(file))
+        weights |= read_weights(str(file), option)
     return read_settings(folder, lambda settings: convert(settings, weights), option)
 
 
@@ -143,7 +149,7 @@ def local_folder(source: str, option: str = OPTION) -> Path:
         option: What named it, for errors.
 
     Raises:
-        UsageError: no such folder, or none with weights as safetensors.
+        UsageError: no such folder, or none with weights.
         DataError: it could not be downloaded.
     """
     if source.startswith("hf/"):
@@ -165,20 +171,23 @@ def local_folder(source: str, option: str = OPTION) -> Path:
             "model.safetensors and tokenizer.json"
         )
     raise UsageError(
-        f"{option} {source} has no model.safetensors: choose a model that has, or write this one anew "
-        "with save_pretrained(FOLDER) of transformers and give that FOLDER"
+        f"{option} {source} has neither model.safetensors nor pytorch_model.bin: choose a model that has, or write "
+        "this one anew with save_pretrained(FOLDER) of transformers and give that FOLDER"
     )
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of safetensors in a folder: one, or those that the index names.
+    """The files of safetensors in a folder, else of PyTorch: one, or those that the index names.
 
     Raises:
         DataError: One of those is missing.
     """
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.is_file() or not index.is_file():
-        return [whole] if whole.is_file() else []
+    kinds = ((folder / name, folder / f"{name}.index.json") for name in ("model.safetensors", "pytorch_model.bin"))
+    whole, index = next((kind for kind in kinds if kind[0].is_file() or kind[1].is_file()), (None, None))
+    if whole is None or index is None:
+        return []
+    if whole.is_file():
+        return [whole]
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (KeyError, AttributeError, TypeError, ValueError) as error:
@@ -198,9 +207,13 @@ def downloaded(model: str, option: str = OPTION) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(FILES)))
+        folder = Path(snapshot_download(model, allow_patterns=list(FILES)))
+        return folder if weight_files(folder) else Path(snapshot_download(model, allow_patterns=[*FILES, *OLDER]))
+    except DataError:
+        raise
     except Exception as error:  # of the download: urllib's, huggingface_hub's
         raise DataError(
-            f"hf/{model} could not be downloaded ({type(error).__name__}): fetch config.json, model.safetensors and "
-            f"tokenizer.json elsewhere and give their folder as {option} FOLDER"
+            f"hf/{model} could not be downloaded ({type(error).__name__}): fetch its files elsewhere (config.json, "
+            "model.safetensors, and tokenizer.json or, of Marian, source.spm, target.spm and vocab.json) and give "
+            f"their folder as {option} FOLDER"
         ) from error

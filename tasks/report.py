@@ -24,8 +24,8 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
 
 
 def left_out(datamodule: Any) -> dict[str, int]:
-    """How many bad files were skipped, where there were any."""
-    return {"skipped_files": len(skipped)} if (skipped := getattr(datamodule, "skipped", [])) else {}
+    """How many bad files, texts or pairs were skipped, where there were any."""
+    return {"skipped": len(skipped)} if (skipped := getattr(datamodule, "skipped", [])) else {}
 
 
 def closing_table(metrics: Mapping[str, Any], folder: Path | None = None, follow: Sequence[str] = ()) -> None:

@@ -15,8 +15,8 @@ State = dict[str, Tensor]
 Config = TypeVar("Config")
 
 
-def read_weights(source: str) -> State:
-    """Tensors of a .safetensors file, or of a .pth file that holds nothing else.
+def read_weights(source: str, option: str = "--model.pretrained") -> State:
+    """Tensors of a .safetensors file, or of a .pth or .bin file that holds nothing else; `option` is what named it.
 
     Raises:
         UsageError: no such file, or it holds objects other than tensors.
@@ -24,8 +24,8 @@ def read_weights(source: str) -> State:
     """
     path = Path(source)
     if not path.is_file():
-        raise UsageError(f"--model.pretrained {source}: no such file; give one, or timm/<model name>")
-    what = f"--model.pretrained {source}"
+        raise UsageError(f"{option} {source}: no such file; give one, or timm/<model name>")
+    what = f"{option} {source}"
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 

@@ -43,6 +43,11 @@ class Expanded(io.RawIOBase):
         super().close()
 
 
+def ending(path: Path) -> str:
+    """The ending of a file's name in lower case, without .gz or .zst: .tsv for pairs.tsv.gz."""
+    return Path(path.stem if path.suffix.lower() in CODECS else path.name).suffix.lower()
+
+
 def opened(path: Path) -> IO[bytes]:
     """The content of a file to read, decompressed on the way where its name ends in .gz or .zst.
 

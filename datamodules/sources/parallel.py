@@ -79,6 +79,11 @@ class Pairs:
         return self.where.replace("{}", str(int(self.rows[i])), 1)
 
 
+def pair_name(languages: list[str]) -> str:
+    """Source and target as --data.languages takes them."""
+    return (":" if any("-" in name for name in languages) else "-").join(languages)
+
+
 READS = {".csv": "table", ".tsv": "table", ".jsonl": "table", ".ndjson": "table", ".parquet": "hub", ".arrow": "hub"}
 
 
@@ -168,7 +173,7 @@ class Dates(ParallelSource):
                 "files, table or hub."
             )
         if set(self.languages) != set(LANGUAGES):
-            raise UsageError(f"the source dates is en-fr or fr-en, not {'-'.join(self.languages)}.")
+            raise UsageError(f"the source dates is en-fr or fr-en, not {pair_name(self.languages)}.")
 
     @cached_property
     def _splits(self) -> dict[str, tuple[list[str], list[str]]]:

@@ -73,12 +73,19 @@ class AlignedFiles(ParallelSource):
         return files
 
     def _stems(self) -> dict[str, dict[str, Path]]:
-        """The files below the folder by their name without the language, and by the language."""
+        """The files below the folder by their name without the language, and by the language.
+
+        Raises:
+            UsageError: One is there twice, plain and compressed.
+        """
         stems: dict[str, dict[str, Path]] = {}
         for path in sorted(p for p in self._folder.rglob("*.*") if p.is_file() and not p.name.startswith(".")):
             name = path.relative_to(self._folder)
             name = name.with_suffix("") if name.suffix.lower() in CODECS else name
-            stems.setdefault(str(name.with_suffix("")), {})[name.suffix[1:]] = path
+            files, language = stems.setdefault(str(name.with_suffix("")), {}), name.suffix[1:]
+            if language in files and language in self.columns:
+                raise UsageError(f"{files[language]} and {path} are the same side of the same texts: remove one.")
+            files[language] = path
         return stems
 
     def _check(self, files: dict[str, list[Path]]) -> None:

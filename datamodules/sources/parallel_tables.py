@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.errors import UsageError
+from datamodules.sources.compressed import ending
 from datamodules.sources.parallel import Pairs, ParallelSource, hint
 from datamodules.sources.tables import HubTables, Tables
 from datamodules.sources.text_tables import CsvTables, JsonTables, LineTables
@@ -22,7 +23,7 @@ class PairCsv(CsvTables):
         return bool(self.options.header)
 
     def _cut(self, path: Path, file: Any) -> Any:
-        plain = path.suffix.lower() == ".tsv"
+        plain = ending(path) == ".tsv"
         return csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if plain else super()._cut(path, file)
 
 
@@ -38,7 +39,7 @@ class PairJson(JsonTables):
 
 
 class PairLines(LineTables):
-    """A file of one of these kinds for each split; a single file is the training split."""
+    """A file of one of these kinds for each split, also as .gz or .zst; a single file is the training split."""
 
     kind, endings = "CSV, TSV or JSON Lines", (*CsvTables.endings, *JsonTables.endings)
 
@@ -46,7 +47,7 @@ class PairLines(LineTables):
         return hint(path, self.endings)
 
     def good(self, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-        kind = PairJson if path.suffix.lower() in PairJson.endings else PairCsv
+        kind = PairJson if ending(path) in PairJson.endings else PairCsv
         return kind(self.path, self.options, self.bad).good(path)
 
 

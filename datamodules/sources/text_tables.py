@@ -15,7 +15,7 @@ from torch import Tensor
 
 from datamodules.errors import DataError, UsageError
 from datamodules.sources.base import Source
-from datamodules.sources.compressed import opened
+from datamodules.sources.compressed import ending, opened
 from datamodules.sources.tables import Tables, TableSource
 from datamodules.sources.texts import Texts, TextSource, arrow_texts
 from datamodules.splits import split_of
@@ -68,7 +68,9 @@ class TextHub(TextTable):
 
 
 class LineTables(Tables):
-    """Base: a file of rows for each split, in a folder and named by split; a single file is the training split."""
+    """Base: a file of rows for each split, in a folder and named by split; a single file is the training split. Also as
+    .gz or .zst.
+    """
 
     unit = "line"
     kind: str
@@ -82,10 +84,10 @@ class LineTables(Tables):
         path = Path(self.path)
         if not path.exists():
             raise UsageError(f"{path} does not exist: --data.path takes {want}.")
-        found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() in self.endings)
+        found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if ending(p) in self.endings)
         files: dict[str, Path] = {}
         for file in found:
-            if file.suffix.lower() not in self.endings:
+            if ending(file) not in self.endings:
                 raise UsageError(f"{file} is not {want}{self.hint(file)}.")
             split = "train" if path.is_file() else split_of(file.relative_to(path))
             if split in files:
@@ -136,16 +138,24 @@ class LineTables(Tables):
         return pa.schema([(name, pa.large_string()) for name in dict.fromkeys(chain.from_iterable(rows))])
 
     def good(self, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-        """(line, cells) of the rows that are well-formed; the others are bad."""
-        with io.TextIOWrapper(opened(path), "utf-8-sig", errors="surrogateescape", newline="") as file:
-            for line, row in self._parsed(path, file):
-                problem = row if isinstance(row, str) else None
-                if isinstance(row, dict) and any(map(broken, chain(row, row.values()))):
-                    line, problem = self._bad_line(line, row), NOT_TEXT
-                if problem:
-                    self.bad(f"line {line} of {path}", problem)
-                elif isinstance(row, dict):
-                    yield line, row
+        """(line, cells) of the rows that are well-formed; the others are bad.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        try:
+            with io.TextIOWrapper(opened(path), "utf-8-sig", errors="surrogateescape", newline="") as file:
+                for line, row in self._parsed(path, file):
+                    problem = row if isinstance(row, str) else None
+                    if isinstance(row, dict) and any(map(broken, chain(row, row.values()))):
+                        line, problem = self._bad_line(line, row), NOT_TEXT
+                    if problem:
+                        self.bad(f"line {line} of {path}", problem)
+                    elif isinstance(row, dict):
+                        yield line, row
+        except (OSError, EOFError) as error:
+            reason = str(error).splitlines()[0][:99]
+            raise DataError(f"{path} cannot be read ({reason}): fetch or write it again.") from error
 
     def _parsed(self, path: Path, file: Any) -> Iterator[tuple[int, dict[str, str] | str]]:
         """(line, cells) of each row, or (line, what is wrong with it)."""
@@ -186,7 +196,7 @@ class CsvTables(LineTables):
 
     def _cut(self, path: Path, file: Any) -> Any:
         """What gives the cells of each row, of Python's csv module."""
-        return csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        return csv.reader(file, delimiter="\t" if ending(path) == ".tsv" else ",", strict=True)
 
     def _bad_line(self, line: int, row: dict[str, str]) -> int:
         before = NOT_UTF8.split(",".join(row.values()), maxsplit=1)[0]

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple, TypedDict
 
 from datamodules.tokenizers.pairs import PairTokenizer
 from modules.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
+from modules.translation import Rules
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
+from tasks.errors import UsageError
 from tasks.parsing import Options
 from tasks.text import with_vocabulary
 
@@ -23,10 +25,18 @@ def fitted(config: Seq2SeqConfig, facts: Mapping[str, Any]) -> Seq2SeqConfig:
     The length is that of the data where it is not given, and grows to it where positions need no learning.
 
     Raises:
-        UsageError: a tokenizer has more tokens than the network, or texts are longer than it has learned positions.
-        ValueError: one table is to be shared by two vocabularies.
+        UsageError: a tokenizer has more tokens than the network, texts are longer than it has learned positions, or
+            one table is to be shared by two tokenizers that number their tokens otherwise.
+        ValueError: one table is to be shared by vocabularies of two sizes.
     """
     config = with_vocabulary(with_vocabulary(config, facts, "source_vocabulary"), facts, "target_vocabulary")
+    tokenizer = PairTokenizer.from_facts(facts)
+    if config.tying in ("all", "inputs") and tokenizer.source.vocabulary != tokenizer.target.vocabulary:
+        raise UsageError(
+            f"--model.net.tying {config.tying} shares one table between source and target, whose tokenizers number "
+            "their tokens otherwise: set --model.net.tying target, or use one tokenizer for both "
+            "(--data.tokenizer.joint true)"
+        )
     return replace(config, max_length=max(config.max_length or 0, facts["max_length"]))
 
 
@@ -41,11 +51,13 @@ class Ends(TypedDict):
     start: int
     stop: list[int]
     banned: list[int]
+    rules: Rules
 
 
 def writing(tokenizer: PairTokenizer) -> Ends:
     """Tokens that translations begin with, end with, and never have inside: padding, which some models mistake."""
-    return {"start": tokenizer.start, "stop": [tokenizer.end], "banned": [tokenizer.target.control("pad")]}
+    pad = tokenizer.target.control("pad")
+    return {"start": tokenizer.start, "stop": [tokenizer.end], "banned": [pad], "rules": Rules()}
 
 
 class Model(NamedTuple):
@@ -55,16 +67,19 @@ class Model(NamedTuple):
         net: The network, in evaluation mode.
         tokenizer: Those of both languages, and what they put around a text.
         facts: Of the data that it was trained on.
+        ends: How its texts begin and end.
     """
 
     net: Seq2Seq
     tokenizer: PairTokenizer
     facts: dict[str, Any]
+    ends: Ends
 
     @classmethod
-    def of(cls, net: Seq2Seq, facts: dict[str, Any]) -> "Model":
-        """A network with the tokenizers of its facts."""
-        return cls(net.eval(), PairTokenizer.from_facts(facts), facts)
+    def of(cls, net: Seq2Seq, facts: dict[str, Any], ends: Ends | None = None) -> "Model":
+        """A network with the tokenizers of its facts; it writes as one of ours, unless `ends` say otherwise."""
+        tokenizer = PairTokenizer.from_facts(facts)
+        return cls(net.eval(), tokenizer, facts, ends or writing(tokenizer))
 
 
 def load_model(source: str) -> Model:

@@ -10,12 +10,14 @@ from torch import Tensor
 from datamodules.tokenizers import Tokenizer
 from modules.memory import AttentionRecord
 from modules.sampling import GenerationConfig
-from modules.translation import translate
+from modules.translation import Translation, translate
 from tasks.devices import DeviceName, prepared
 from tasks.errors import UsageError, refusals
 from tasks.exporting import new_file
-from tasks.seq2seq.architectures import Model, load_model, writing
+from tasks.lines import printed
+from tasks.seq2seq.architectures import Model, load_model
 
+KINDS = ("pdf", "png", "svg")  # of pictures
 CELL, LABELS, WIDEST = 0.2, 0.9, 200.0  # inches: of a token, beside each panel, of a figure
 BROKEN = "\ufffd"  # what decoding makes of a part of a character
 
@@ -42,27 +44,36 @@ def attend(
         raise UsageError("--text is empty: give a sentence to translate")
     if beams < 1:
         raise UsageError(f"--beams {beams} must be at least 1")
+    kind = Path(out).suffix.removeprefix(".").lower() or "png"
+    if kind not in KINDS:
+        raise UsageError(f"--out {out} ends in .{kind}, which is no kind of picture here: use .png, .pdf or .svg")
     model = prepared(load_model(ckpt_path), device)
     (source,), (cut,) = model.tokenizer.sources([text], model.net.max_length)
     if cut:
         print(f"the text is longer than the {len(source)} tokens that the model reads, and is drawn without the rest")
-    tokens = own_translation(model, source, beams) if target is None else given_translation(model, target)
+    if target is None:
+        tokens, _, finished = own_translation(model, source, beams)
+    else:
+        tokens, finished = given_translation(model, target), True
     weights = cross_weights(model, source, tokens)
-    kind = Path(out).suffix.removeprefix(".") or "png"
     with new_file(Path(out)) as partial, refusals(f"--out {out}"):
         draw(weights, spelled(model.tokenizer.source, source), spelled(model.tokenizer.target, tokens), partial, kind)
-    print(f"{model.tokenizer.decode(tokens)}\nwrote {out}: {len(weights)} layers by {weights.shape[1]} heads")
+    print(printed(model.tokenizer.decode(tokens), finished))
+    print(f"wrote {out}: {len(weights)} layers by {weights.shape[1]} heads")
 
 
-def own_translation(model: Model, source: list[int], beams: int) -> list[int]:
-    """The tokens that the model itself writes."""
-    config = GenerationConfig(model.net.max_length, temperature=0.0, beams=beams)
-    return translate(model.net, [source], config, **writing(model.tokenizer))[0][0].tokens
+def own_translation(model: Model, source: list[int], beams: int) -> Translation:
+    """What the model itself writes, as `translate` would."""
+    config = GenerationConfig(model.net.max_length, temperature=0.0, beams=beams, early_stopping="likely")
+    return translate(model.net, [source], config, **model.ends)[0][0]
 
 
 def given_translation(model: Model, text: str) -> list[int]:
-    """The tokens of a translation, as the model would write them."""
+    """The tokens of a translation, as the model would write them; says if they are not all."""
     (ids,) = model.tokenizer.target.encode_batch([text])
+    if len(ids) + model.tokenizer.added > model.net.max_length:
+        most = model.net.max_length
+        print(f"--target is longer than the {most} tokens that the model writes, and is drawn without the rest")
     return model.tokenizer.frame_target(ids, model.net.max_length)[1:]
 
 

@@ -12,8 +12,9 @@ from datamodules.tokenizers import PairTokenizer
 from modules.pretrained.seq2seq import from_tessera
 from modules.pretrained.seq2seq_configs import config_to_huggingface, suited_family
 from tasks.exporting import TextFormat, export_texts, save_tokenizer, write_frame
-from tasks.seq2seq.architectures import load_model
+from tasks.seq2seq.architectures import Ends, load_model
 from tasks.seq2seq.pretrained import TARGET
+from tasks.seq2seq.rules import generation_settings
 
 
 def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:
@@ -28,7 +29,8 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
     """
     model = load_model(ckpt_path)
     translate = partial(to_huggingface, special=special_tokens(model.facts))
-    export_texts(model.net, model.facts, ckpt_path, format, output, translate, write_tokenizers)
+    beside = partial(write_tokenizers, ends=model.ends)
+    export_texts(model.net, model.facts, ckpt_path, format, output, translate, beside)
 
 
 def special_tokens(facts: dict[str, Any]) -> dict[str, int]:
@@ -48,7 +50,7 @@ def to_huggingface(net: Any, special: dict[str, int]) -> tuple[dict[str, Any], d
     return config_to_huggingface(family, net.config, special), from_tessera(family, net.state_dict(), net.config)
 
 
-def write_tokenizers(facts: dict[str, Any], folder: Path) -> None:
+def write_tokenizers(facts: dict[str, Any], folder: Path, ends: Ends) -> None:
     """The tokenizers, and a `generation_config.json` with which `generate` makes what `translate` does."""
     pair = PairTokenizer.from_facts(facts)
     sides = {folder: pair.source} if pair.joint else {folder: pair.source, folder / TARGET: pair.target}
@@ -60,8 +62,7 @@ def write_tokenizers(facts: dict[str, Any], folder: Path) -> None:
         save_tokenizer(content, tokenizer, facts["max_length"], place)
     settings = {
         **{f"{role}_token_id": number for role, number in special_tokens(facts).items()},
-        "bad_words_ids": [[facts["padding"]]],
-        "renormalize_logits": True,
+        **generation_settings(ends),
         "max_new_tokens": facts["max_length"],
         "num_beams": 5,
     }

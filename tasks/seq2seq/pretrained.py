@@ -25,11 +25,14 @@ from tasks.pretrained import (
     tokenizer_file,
     without_rates,
 )
+from tasks.seq2seq.architectures import Ends, build, fitted
+from tasks.seq2seq.rules import published_ends, start_token
 from tasks.weights import State
 
 TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder
 SIDES = ("source", "target")
 FRAMES = ("start", "begin", "prompt")  # what a network learned of the control tokens and words around texts
+PIECES = "spiece.model"  # T5's tokenizer where there is no tokenizer.json
 TARGET = "target_tokenizer"  # the folder of the target's own tokenizer in an export
 
 
@@ -69,10 +72,11 @@ def read_folder(folder: Path, option: str = OPTION) -> tuple[Seq2SeqConfig, Pair
     """
     (family, config), settings = read_settings(folder, lambda found: (config_from_huggingface(found), found), option)
     usual = settings.get("eos_token_id" if family == "bart" else "pad_token_id")  # in older files of BART and T5
-    start = settings.get("decoder_start_token_id")
-    start = usual if start is None else start
+    start = start_token(folder, settings, usual)
     if (folder / "source.spm").is_file():
         return config, PairTokenizerConfig(**_files(folder / "source.spm", folder / "target.spm"), start=start)
+    if (folder / PIECES).is_file() and not (folder / "tokenizer.json").is_file():
+        return config, PairTokenizerConfig(**_files(folder / PIECES, folder / PIECES), start=start)
     files = _files(folder, folder / TARGET if (folder / TARGET).is_dir() else folder)
     return config, PairTokenizerConfig(**files, start=start, begin=opens(Tokenizer.from_file(folder)))
 
@@ -120,15 +124,14 @@ def converted(settings: Settings, weights: State) -> State:
     return to_tessera(family, weights, config)
 
 
-def published(source: str) -> tuple[Seq2Seq, dict[str, Any]]:
-    """A model of `hf/<model>`, or of a folder of Hugging Face's layout, as it is, and what `TranslationData.facts` say.
+def published(source: str) -> tuple[Seq2Seq, dict[str, Any], Ends]:
+    """A model of `hf/<model>`, or of a folder of Hugging Face's layout, as it is, what `TranslationData.facts` say, and
+    how its texts begin and end, which are those of `generate`.
 
     Raises:
         UsageError: there is no such model, or it is no encoder-decoder of ours.
         DataError: it is damaged, or the hub cannot be reached.
     """
-    from tasks.seq2seq.architectures import build, fitted
-
     folder = local_folder(source, CKPT_PATH)
     config, options = read_folder(folder, CKPT_PATH)
     facts = {
@@ -139,8 +142,8 @@ def published(source: str) -> tuple[Seq2Seq, dict[str, Any]]:
     }
     with refusals(source):
         net = build(fitted(config, facts))
-        load_weights(net, folder_state(folder, converted))
-    return net, facts
+        load_weights(net, folder_state(folder, converted, CKPT_PATH))
+    return net, facts, published_ends(folder, facts, net.vocabulary)
 
 
 def languages(folder: Path) -> list[str]:

@@ -9,16 +9,19 @@ from sacrebleu.metrics import BLEU, CHRF
 from torch import Tensor
 from torchmetrics import Metric
 
+from tasks.lines import flat
+
 SPLITS = {"zh": "zh", "ja": "char", "ko": "char"}  # how BLEU cuts languages that part no words by spaces; others: 13a
 
 
 class Translated(NamedTuple):
-    """A source, its translation beside the one asked for, and the place of the pair in the data."""
+    """A source, its translation beside the one asked for, their place in the data, and whether it ended by itself."""
 
     place: int
     source: str
     text: str
     reference: str
+    finished: bool
 
 
 class TranslationScores(Metric):
@@ -49,9 +52,10 @@ class TranslationScores(Metric):
         self.texts.append(torch.zeros(0, dtype=torch.uint8, device=self.device))
 
     def update(self, outputs: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
-        """Takes the `texts` of a batch, with the `index`, the source and the reference of each."""
-        rows = zip(targets["index"], targets["sources"], outputs["texts"], targets["references"], strict=True)
-        lines = "".join(json.dumps([int(index), *texts]) + "\n" for index, *texts in rows)
+        """Takes the `texts` of a batch, with the `index`, source and reference of each, and which `finished`."""
+        sides = targets["sources"], outputs["texts"], targets["references"], outputs["finished"]
+        rows = zip(targets["index"], *sides, strict=True)
+        lines = "".join(json.dumps([int(index), *row]) + "\n" for index, *row in rows)
         if lines:
             self.texts.append(torch.frombuffer(bytearray(lines.encode()), dtype=torch.uint8).to(self.device))
 
@@ -74,6 +78,11 @@ class TranslationScores(Metric):
             "exact": sum(map(same, texts, references)) / len(texts),
         }
 
+    @property
+    def unfinished(self) -> int:
+        """How many of `found` did not end before the length limit."""
+        return sum(not row.finished for row in self.found)
+
     def signatures(self) -> dict[str, str]:
         """What sacrebleu says of how it scores, the number of references among it."""
         for metric in (self.bleu, self.chrf):
@@ -87,14 +96,9 @@ def same(text: str, reference: str) -> bool:
 
 
 def table(rows: Sequence[Translated]) -> str:
-    """Sources, translations and references as tab-separated values, a line each."""
+    """Sources, translations, references, and whether translations ended, as tab-separated values, a line each."""
     lines = [
-        ("index", "source", "translation", "reference"),
-        *((str(index), *map(flat, texts)) for index, *texts in rows),
+        ("index", "source", "translation", "reference", "finished"),
+        *((str(index), *map(flat, texts), "yes" if ended else "no") for index, *texts, ended in rows),
     ]
     return "".join("\t".join(line) + "\n" for line in lines)
-
-
-def flat(text: str) -> str:
-    """A text without tabs and line breaks."""
-    return " ".join(text.split())

@@ -20,6 +20,7 @@ from tasks.averaging import LastWeights
 from tasks.base import Batch
 from tasks.callbacks.gallery import Exhibits, Picture, Table, drawn
 from tasks.errors import UsageError
+from tasks.lines import printed
 from tasks.optim import OptimConfig
 from tasks.seq2seq.architectures import Model, build, fitted, writing
 from tasks.seq2seq.scores import TranslationScores, table
@@ -46,14 +47,15 @@ class DecodingConfig:
     max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("beams", "val_beams", "max_new_tokens"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise ValueError(f"decoding.{name} is {number}; it must be at least 1.")
+        for name in ("beams", "val_beams"):
+            try:
+                self.generation(getattr(self, name), self.max_new_tokens or 1)
+            except ValueError as error:
+                raise ValueError(f"decoding.{str(error).replace('beams', name, 1)}") from error
 
     def generation(self, beams: int, longest: int) -> GenerationConfig:
         """The same for `beams` beams and a network that writes up to `longest` tokens; nothing is drawn."""
-        new = min(self.max_new_tokens or longest, longest)
+        new = longest if self.max_new_tokens is None else min(self.max_new_tokens, longest)
         return GenerationConfig(
             new, temperature=0.0, beams=beams, length_penalty=self.length_penalty, early_stopping="likely"
         )
@@ -149,17 +151,19 @@ class Seq2SeqTask(Exhibits, TextTask):
         if training:
             self.trained.add(count, len(targets))
             return loss, {}, {"acc": count}
-        outputs = {"acc": right / count.clamp(min=1), "texts": self.translations(batch)}
+        texts, finished = self.translations(batch)
+        outputs = {"acc": right / count.clamp(min=1), "texts": texts, "finished": finished}
         pairs = {"index": batch["index"].tolist(), "sources": batch["text"], "references": batch["reference"]}
         return loss, outputs, {"acc": count, **pairs}
 
-    def translations(self, batch: Batch) -> list[str]:
-        """What the network makes of the sources of a batch, each without its padding."""
+    def translations(self, batch: Batch) -> tuple[list[str], list[bool]]:
+        """What the network makes of the sources of a batch, each without its padding, and of each whether it ended."""
         beams = self.decoding.beams if self.trainer.testing else self.decoding.val_beams
         config = self.decoding.generation(beams, self.net.max_length)
         sources = [row[keep].tolist() for row, keep in zip(batch["source"], batch["source_keep"], strict=True)]
         found = translate(self.net, sources, config, **writing(self.tokenizer))
-        return [self.tokenizer.decode(best.tokens) for best, *_ in found]
+        best = [some[0] for some in found]
+        return [self.tokenizer.decode(one.tokens) for one in best], [one.finished for one in best]
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
         """Target tokens/s, padding left out."""
@@ -187,9 +191,14 @@ class Seq2SeqTask(Exhibits, TextTask):
 
     # What a run says and keeps --------------------------------------------------------------------------------------
 
-    def notes(self) -> dict[str, str]:
-        """How BLEU and chrF were computed."""
-        return TranslationScores(self.language).signatures()
+    def notes(self) -> dict[str, Any]:
+        """How BLEU and chrF were computed, and how many translations did not end before the limit, if any."""
+        cut = next((scores.unfinished for scores in self._scores("test", "val") if scores.found), 0)
+        return TranslationScores(self.language).signatures() | ({"unfinished": cut} if cut else {})
+
+    def _scores(self, *splits: str) -> list[TranslationScores]:
+        """The scores of these splits."""
+        return [scores for split in splits if isinstance(scores := self.metrics[split]["scores"], TranslationScores)]
 
     def keep_files(self, folder: Path) -> None:
         """Write `source.tokenizer.json` and `target.tokenizer.json`, or `tokenizer.json` where they are one."""
@@ -206,5 +215,8 @@ class Seq2SeqTask(Exhibits, TextTask):
     def closing_texts(self, folder: Path) -> dict[str, str]:
         """Some translations of the test."""
         rows = self.metrics["test"]["scores"].found[:SHOWN]
-        lines = (f"{row.source}\n  translation: {row.text}\n  reference:   {row.reference}" for row in rows)
+        lines = (
+            f"{row.source}\n  translation: {printed(row.text, row.finished)}\n  reference:   {row.reference}"
+            for row in rows
+        )
         return {"translations": "\n".join(lines)} if rows else {}

@@ -14,10 +14,8 @@ from modules.sampling import GenerationConfig, StoppingName
 from modules.translation import Translation
 from modules.translation import translate as search
 from tasks.devices import DeviceName, prepared
-from tasks.lines import read_lines
-from tasks.seq2seq.architectures import Model, load_model, writing
-
-UNFINISHED = " [...]"  # behind a translation that was not at its end
+from tasks.lines import UNFINISHED, printed, read_lines
+from tasks.seq2seq.architectures import Model, load_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +60,14 @@ class TranslateOptions(GenerationConfig):
         for name in ("nbest", "batch_size"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1.")
         require(
+            self.temperature == 0 or self.beams == self.nbest == 1,
+            f"temperature is {self.temperature}, which draws one translation of each sentence, and beam search draws "
+            "nothing; set beams and nbest to 1, or leave temperature out.",
+        )
+        require(
             self.nbest <= self.beams,
             f"nbest is {self.nbest}, but beam search with {self.beams} beams ends with {self.beams} translations; "
             "raise beams.",
-        )
-        require(
-            self.beams == 1 or self.temperature == 0,
-            f"temperature is {self.temperature}, but beam search draws nothing; set beams to 1, or leave it out.",
         )
         require(
             self.temperature > 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None),
@@ -91,7 +90,7 @@ def translate(options: TranslateOptions) -> None:
             if options.json:
                 print_json(number, line, rank, one, text)
             else:
-                text += "" if one.finished else UNFINISHED
+                text = printed(text, one.finished)
                 print(text if options.nbest == 1 else f"{number}\t{one.score:.4f}\t{text}")
     print(f"{len(lines)} sentences in {seconds:.1f} s ({len(lines) / seconds:.1f}/s)", file=sys.stderr)
     if cut := sum(not one.finished for best in found for one in best[: options.nbest]):
@@ -115,7 +114,7 @@ def translations(model: Model, lines: Sequence[str], options: TranslateOptions) 
         for first in range(0, len(order), options.batch_size):
             places = order[first : first + options.batch_size]
             sources, seeds = [rows[place] for place in places], [options.seed + numbers[place] for place in places]
-            made = search(model.net, sources, options, **writing(model.tokenizer), seeds=seeds)
+            made = search(model.net, sources, options, **model.ends, seeds=seeds)
             for place, best in zip(places, made, strict=True):
                 found[numbers[place]] = best
             advance(len(places))

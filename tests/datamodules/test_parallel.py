@@ -13,7 +13,7 @@ from datamodules.errors import DataError, UsageError
 from datamodules.sources import PARALLEL, Pairs, ParallelOptions, ParallelSource
 
 ROWS = [(f'the dog, "number" {i}', f"der Hund,\u2028 „Nummer“ {i}\x85") for i in range(40)]
-FORMATS = ("plain", "gz", "csv", "tsv", "jsonl", "nested", "translation", "columns")
+FORMATS = ("plain", "gz", "csv", "tsv", "jsonl", "nested", "translation", "columns", "tsv.gz", "csv.zst", "jsonl.gz")
 SOURCES = {"plain": "files", "gz": "files", "translation": "hub", "columns": "hub"}  # else table
 
 
@@ -36,6 +36,13 @@ def write(folder: Path, name: str, split: str, rows: list[tuple[str, str]]) -> N
     elif name == "tsv":
         lines = ["en\tde", *(f"{en}\t{de}" for en, de in rows)]
         (folder / f"{split}.tsv").write_bytes("".join(f"{line}\r\n" for line in lines).encode())
+    elif name in ("tsv.gz", "csv.zst", "jsonl.gz"):
+        kind, _, codec = name.partition(".")
+        write(folder, kind, split, rows)
+        plain = folder / f"{split}.{kind}"
+        with pa.output_stream(f"{plain}.{codec}", compression={"gz": "gzip", "zst": "zstd"}[codec]) as file:
+            file.write(plain.read_bytes())
+        plain.unlink()
     elif name in ("jsonl", "nested"):
         objects = nested if name == "nested" else [{"de": de, "en": en} for en, de in rows]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in objects))
@@ -126,6 +133,22 @@ def test_columns_and_endings_of_other_names(tmp_path: Path) -> None:
     for name in named.values():
         (tmp_path / f"train.{name}").write_text("a\n" * 9)
     assert set(rows_of(source(tmp_path, **named).split("train"))) == {("a", "a")}
+
+
+def test_a_file_is_there_once(folder: Path) -> None:
+    content = (folder / "train.de").read_bytes()
+    (folder / "train.fr.gz").write_bytes(gzip.compress(content))
+    (folder / "train.fr").write_bytes(content)
+    assert rows_of(source(folder).split("train"))  # of languages that are not asked for
+    (folder / "train.de.gz").write_bytes(gzip.compress(content))
+    refused(UsageError, "train.de and", "train.de.gz", "remove one", folder=folder)
+
+
+def test_a_damaged_table(tmp_path: Path) -> None:
+    write(tmp_path, "tsv.gz", "train", ROWS)
+    whole = (tmp_path / "train.tsv.gz").read_bytes()
+    (tmp_path / "train.tsv.gz").write_bytes(whole[:40] + bytes(40) + whole[80:])
+    refused(DataError, "train.tsv.gz cannot be read", folder=tmp_path, kind="table")
 
 
 def test_test_sets_are_chosen_by_name(folder: Path) -> None:

@@ -48,6 +48,18 @@ def rows(batch: dict[str, Any]) -> Iterator[tuple[list[int], list[int], list[int
         yield source[keep].tolist(), tokens[real].tolist(), targets[real].tolist(), int(index)
 
 
+def test_languages_with_a_hyphen(folder: Path) -> None:
+    for split in ("train", "val"):
+        (folder / f"{split}.de").rename(folder / f"{split}.de-AT")
+    data = TranslationData("files", str(folder), "en:de-AT", tokenizer=SMALL)
+    data.prepare_data()
+    data.setup("fit")
+    assert data.facts()["languages"] == ["en", "de-AT"]
+    other = TranslationData("files", str(folder), "en-de", tokenizer=SMALL)
+    with pytest.raises(UsageError, match="languages is en-de, the checkpoint was trained with en:de-AT"):
+        other.adopt(data.facts())
+
+
 @pytest.mark.parametrize("joint", [True, False])
 def test_batches(joint: bool, folder: Path) -> None:
     data = data_of(folder, batch_size=16, tokenizer=replace(SMALL, joint=joint))

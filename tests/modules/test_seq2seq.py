@@ -252,6 +252,9 @@ def test_start_values() -> None:
 
 
 def test_published_sizes() -> None:
+    tiny = SEQ2SEQ_PRESETS["tiny"]
+    for stack in (tiny.encoder, tiny.decoder):
+        assert (stack.depth, stack.width, stack.mlp_width, stack.heads) == (4, 128, 256, 4)
     published = {"base": (512, 8, 2048), "big": (1024, 16, 4096)}
     assert {*SEQ2SEQ_PRESETS} == {"tiny", *published}
     for name, (width, heads, hidden) in published.items():

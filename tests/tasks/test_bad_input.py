@@ -120,8 +120,8 @@ def test_skip_bad_counts(switch: str, capsys: pytest.CaptureFixture[str]) -> Non
     broken(Path("images"))
     line = f"fit --preset digits --data.source folder --data.path images {switch} --data.batch_size 2"
     assert run(f"{line} --trainer.max_epochs 1 --run_dir r") == 0
-    assert '"skipped_files": 1,' in Path("r/summary.json").read_text()
-    assert "skipped_files" in capsys.readouterr().out
+    assert '"skipped": 1,' in Path("r/summary.json").read_text()
+    assert "skipped" in capsys.readouterr().out
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """What a translator cannot use: one sentence, an exit code, and nothing left behind."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,11 @@ def one_line_less() -> None:
     pairs()
     path = Path("pairs/train.up")
     path.write_text("\n".join(path.read_text().splitlines()[:-1]))
+
+
+def twice() -> None:
+    pairs()
+    Path("pairs/train.en.gz").write_bytes(gzip.compress(Path("pairs/train.en").read_bytes()))
 
 
 def one_word_more() -> None:
@@ -73,10 +79,38 @@ CASES: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # op
         USER,
         ("there are 18 source tokens and 17 target tokens", 'tying "target"'),
     ),
+    "one table for two vocabularies of one size": (
+        f"{FIT} --data.tokenizer.joint false",
+        pairs,
+        USER,
+        ("--model.net.tying all shares one table", "number their tokens otherwise", "set --model.net.tying target"),
+    ),
     "architecture": (f"{FIT} --model.net.architecture prefx", pairs, USER, ("did you mean prefix",)),
     "widths": (f"{FIT} --model.net.decoder.width 64", pairs, USER, ("32 wide and the decoder 64",)),
     "smoothing": (f"{FIT} --model.label_smoothing 1", pairs, USER, ("label_smoothing 1.0 must be from 0",)),
     "beams": (f"{FIT} --model.decoding.beams 0", pairs, USER, ("decoding.beams is 0",)),
+    "beams of validation": (f"{FIT} --model.decoding.val_beams 0", pairs, USER, ("decoding.val_beams is 0",)),
+    "too many beams": (f"{FIT} --model.decoding.beams 10001", pairs, USER, ("decoding.beams is 10001", "to 10000")),
+    "length penalty": (
+        f"{FIT} --model.decoding.length_penalty 11",
+        pairs,
+        USER,
+        ("decoding.length_penalty is 11", "from -10 to 10"),
+    ),
+    "no tokens": (f"{FIT} --model.decoding.max_new_tokens 0", pairs, USER, ("decoding.max_new_tokens is 0",)),
+    "too many tokens": (
+        f"{FIT} --model.decoding.max_new_tokens 1000001",
+        pairs,
+        USER,
+        ("decoding.max_new_tokens is 1000001",),
+    ),
+    "a language with a hyphen": (
+        FIT.replace("en-up", "en-pt-BR"),
+        pairs,
+        USER,
+        ("--data.languages is en-pt-BR", "such as en:pt-BR"),
+    ),
+    "plain and compressed": (FIT, twice, USER, ("pairs/train.en and", "pairs/train.en.gz", "remove one")),
     "an average of one": (f"{FIT} --model.average 1", pairs, USER, ("--model.average 1 must be at least 2",)),
     "two averages": (f"{FIT} --model.average 3 --model.ema 0.9", pairs, USER, ("leave one out",)),
     "preset": (f"{FIT} --preset tinny", pairs, USER, ("did you mean 'tiny'",)),
@@ -89,7 +123,13 @@ CASES: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # op
     "more than one": (f"{TRANSLATE} --beams 1 --nbest 2", nothing, USER, ("nbest is 2", "raise beams")),
     "no translation": (f"{TRANSLATE} --nbest 0", nothing, USER, ("nbest is 0",)),
     "no sentence at a time": (f"{TRANSLATE} --batch_size 0", nothing, USER, ("batch_size is 0",)),
-    "a drawn beam": (f"{TRANSLATE} --temperature 1", nothing, USER, ("beam search draws nothing", "beams to 1")),
+    "a drawn beam": (f"{TRANSLATE} --temperature 1", nothing, USER, ("draws nothing", "set beams and nbest to 1")),
+    "several drawn": (
+        f"{TRANSLATE} --beams 1 --nbest 2 --temperature 1",
+        nothing,
+        USER,
+        ("draws one translation of each sentence", "set beams and nbest to 1, or leave temperature out"),
+    ),
     "top-k with beams": (f"{TRANSLATE} --top_k 3", nothing, USER, ("top_k",)),
     "top-k without drawing": (f"{TRANSLATE} --beams 1 --top_k 3", nothing, USER, ("give a temperature",)),
     "no file": (f"{TRANSLATE} --file a.txt", nothing, USER, ("--file a.txt cannot be read",)),
@@ -97,7 +137,12 @@ CASES: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # op
     "misspelled": (f"{TRANSLATE} --beam 1", nothing, USER, ("did you mean --beams",)),
     "no text to look at": (f'{ATTEND} --text " "', nothing, USER, ("--text is empty",)),
     "no beam": (f"{ATTEND} --text two --beams 0", nothing, USER, ("--beams 0",)),
-    "no such picture": (f"{ATTEND} --text two --out a/b.xyz", nothing, USER, ("--out a/b.xyz", "xyz")),
+    "no such picture": (
+        f"{ATTEND} --text two --out a/b.xyz",
+        nothing,
+        USER,
+        ("--out a/b.xyz", "use .png, .pdf"),
+    ),
 }
 
 
@@ -122,4 +167,4 @@ def test_pairs_with_an_empty_side_are_left_out_and_counted(capsys: pytest.Captur
     lines[3], lines[7] = "", "   "
     Path("pairs/train.up").write_text("\n".join(lines) + "\n")
     assert run(f"{FIT} --trainer.limit_train_batches 1 --run_dir r", "seq2seq") == 0
-    assert "skipped_files" in capsys.readouterr().out
+    assert "skipped  " in capsys.readouterr().out

@@ -150,8 +150,8 @@ def test_texts_are_named_or_skipped(case: str, capsys: pytest.CaptureFixture[str
     line = f"{FIT} --data.source {source} --data.path texts"
     assert_refused(line, FAILED, (*words, "--data.skip_bad true"), capsys)
     assert run(f"{line} --data.skip_bad true --run_dir r", "bert") == 0
-    assert json.loads(Path("r/summary.json").read_text())["skipped_files"] == 1
-    assert "skipped_files" in capsys.readouterr().out
+    assert json.loads(Path("r/summary.json").read_text())["skipped"] == 1
+    assert "skipped" in capsys.readouterr().out
 
 
 def test_texts_to_label_are_named_or_skipped(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
 from modules.sampling import GenerationConfig
 from modules.translation import translate
-from tasks.seq2seq.architectures import Model, load_model
+from tasks.seq2seq.architectures import Model, load_model, writing
 from tasks.seq2seq.pretrained import published, read_folder
-from tests.datamodules.test_sentencepiece import marian
-from tests.tasks.command import PAIRS, SMALL_S2S, checkpoint, run, write_pairs
+from tests.datamodules.test_sentencepiece import ENGLISH, marian, train
+from tests.tasks.command import PAIRS, SMALL_S2S, Malicious, checkpoint, run, same, write_pairs
 
 transformers = pytest.importorskip("transformers")
 
@@ -115,7 +115,7 @@ def test_hugging_face_and_back(family: str, capsys: pytest.CaptureFixture[str]) 
     config, options = read_folder(Path("theirs"))
     start, begin = EXPECTED[family]
     assert (options.start, options.begin) == (start % config.target_vocabulary, begin)  # type: ignore[operator]
-    net, facts = published("theirs")
+    net, facts, _ = published("theirs")
     assert facts["languages"] == (["en", "de"] if family == "marian" else [])
     assert ours(Model.of(net, facts))
     line = f"fit {LINE} {STILL} --model.pretrained theirs --run_dir r"
@@ -137,6 +137,63 @@ def test_hugging_face_and_back(family: str, capsys: pytest.CaptureFixture[str]) 
     best = Model.of(*published("theirs"))
     assert ours(again) == ours(best) == ours(load_model("r/checkpoints/best.ckpt"))
     assert again.tokenizer.sources(TEXTS, 24) == best.tokenizer.sources(TEXTS, 24)
+
+
+@pytest.mark.parametrize("said_in", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("family", FOLDERS)
+def test_beams_are_those_of_generate(family: str, said_in: str) -> None:
+    folder = Path("theirs").resolve()
+    folder.mkdir()
+    made = FOLDERS[family](folder)
+    end, pad, start = (getattr(made.config, f"{name}_token_id") for name in ("eos", "pad", "decoder_start"))
+    more: dict[str, dict[str, Any]] = {
+        "marian": {"bad_words_ids": [[pad]], "forced_eos_token_id": end},
+        "bart": {"forced_bos_token_id": 2, "forced_eos_token_id": end},
+        "t5": {},
+    }
+    with torch.no_grad():  # so that it matters what becomes of padding
+        (made.lm_head.weight if family == "t5" else made.final_logits_bias.T)[pad] += 1
+    made.save_pretrained(folder)
+    rules = {"eos_token_id": end, "pad_token_id": pad, "decoder_start_token_id": start, **more[family]}
+    (folder / "generation_config.json").unlink()
+    before = json.loads((folder / "config.json").read_text()) if said_in == "config.json" else {}
+    (folder / said_in).write_text(json.dumps(before | rules))
+    size, dice = made.config.vocab_size, torch.Generator().manual_seed(1)
+    rows = [torch.randint(7, size - 1, (4 + i % 5,), generator=dice).tolist() + [end] for i in range(20)]
+    inputs = {
+        "input_ids": torch.tensor([row + [pad] * (9 - len(row)) for row in rows]),
+        "attention_mask": torch.tensor([[1] * len(row) + [0] * (9 - len(row)) for row in rows]),
+    }
+    options = {"num_beams": 5, "length_penalty": 0.7, "max_new_tokens": 12, "early_stopping": False}
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    found = theirs.generate(**inputs, **options, return_dict_in_generate=True, output_scores=True)
+    texts = [row[: row.index(end) + 1] if end in row else row for row in found.sequences[:, 1:].tolist()]
+    model, config = (
+        load_model("theirs"),
+        GenerationConfig(12, 0.0, beams=5, length_penalty=0.7, early_stopping="likely"),
+    )
+    best = [some[0] for some in translate(model.net, rows, config, **model.ends)]
+    assert [one.tokens for one in best] == texts
+    assert [one.score for one in best] == pytest.approx(found.sequences_scores.tolist(), abs=1e-4)
+    if family != "t5":  # an end that was forced is none
+        assert {one.tokens[-1] for one in best} == {end}
+        assert all(one.finished == (len(one.tokens) < 12) for one in best)
+    usual = [some[0].score for some in translate(model.net, rows, config, **writing(model.tokenizer))]
+    assert usual != pytest.approx(found.sequences_scores.tolist(), abs=1e-3)
+
+
+def test_rules_that_will_not_do(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("theirs").mkdir()
+    marian_folder(Path("theirs"))
+    for said, words in (
+        ({"bad_words_ids": [[8, 9]]}, "bans phrases of several tokens (bad_words_ids)"),
+        ({"forced_eos_token_id": 4000}, "names token 4000"),
+    ):
+        Path("theirs/generation_config.json").write_text(json.dumps(said))
+        assert words in refused("translate --ckpt_path theirs --text a", capsys)
+    Path("theirs/generation_config.json").write_text(json.dumps({"no_repeat_ngram_size": 3, "min_length": 0}))
+    assert run("translate --ckpt_path theirs --text a --max_new_tokens 3", "seq2seq") == 0
+    assert "asks for no_repeat_ngram_size 3, which is not done here" in capsys.readouterr().err
 
 
 def test_others_translate_with_ours_as_we_do(translator: Path) -> None:
@@ -212,12 +269,61 @@ def test_folders_that_will_not_do(capsys: pytest.CaptureFixture[str]) -> None:
     Path("theirs/target.spm").rename("target.spm")
     assert "target.spm does not exist" in refused(line, capsys)
     shutil.move("target.spm", "theirs")
-    Path("theirs/model.safetensors").rename("theirs/pytorch_model.bin")
-    assert "theirs has no model.safetensors" in refused(line, capsys)
+    Path("theirs/model.safetensors").unlink()
+    assert "theirs has neither model.safetensors nor pytorch_model.bin" in refused(line, capsys)
 
 
-def test_marians_files_are_downloaded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_where_there_is_no_tokenizer_json() -> None:
+    import sentencepiece
+
+    Path("theirs").mkdir()
+    numbers = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "pad_piece": "<pad>"}
+    train(Path("theirs"), "spiece", ENGLISH, **numbers).rename("theirs/spiece.model")
+    pieces = sentencepiece.SentencePieceProcessor(model_file="theirs/spiece.model")
+    special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    random_model(Path("theirs").resolve(), "t5", {**T5_SIZES, "vocab_size": 128, **special})
+    model = load_model("theirs")
+    assert model.tokenizer.sources(ENGLISH[:3], 99)[0] == [[*pieces.encode(text), 1] for text in ENGLISH[:3]]
+    assert (model.tokenizer.start, model.tokenizer.end) == (0, 1) and ours(model, ENGLISH[:2])
+
+
+def test_older_files_of_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("theirs").mkdir()
+    model = marian_folder(Path("theirs").resolve())
+    expected, older = load_model("theirs").net.state_dict(), Path("theirs/pytorch_model.bin")
+    older.write_bytes(b"not read beside safetensors")
+    assert same(load_model("theirs").net.state_dict(), expected)
+    Path("theirs/model.safetensors").unlink()
+    for new in (True, False):
+        torch.save(model.state_dict(), older, _use_new_zipfile_serialization=new)
+        assert same(load_model("theirs").net.state_dict(), expected)
+        torch.save(model.state_dict() | {"extra": Malicious()}, older, _use_new_zipfile_serialization=new)
+        said = refused("translate --ckpt_path theirs --text a", capsys)
+        assert "--ckpt_path" in said and "could run code" in said and not Path("pwned").exists()
+
+
+def test_older_weights_are_downloaded_where_there_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("theirs").mkdir()
+    model = marian_folder(Path("theirs").resolve())
+    expected = load_model("theirs").net.state_dict()
+    torch.save(model.state_dict(), "pytorch_model.bin")
+    asked: list[bool] = []
+
+    def snapshot_download(_: str, allow_patterns: list[str]) -> str:
+        asked.append("pytorch_model.bin" in allow_patterns)
+        if asked[-1]:
+            shutil.copy("pytorch_model.bin", "theirs")
+        return "theirs"
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    load_model("hf/someone/model")
+    Path("theirs/model.safetensors").unlink()
+    assert same(load_model("hf/someone/model").net.state_dict(), expected) and asked == [False, False, True]
+
+
+def test_marians_files_are_downloaded_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[str] = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, allow_patterns: asked.extend(allow_patterns))
     run("fit --model.pretrained hf/someone/model", "seq2seq")
     assert {"source.spm", "target.spm", "vocab.json", "target_vocab.json", "model.safetensors"} <= set(asked)
+    assert "source.spm, target.spm and vocab.json" in capsys.readouterr().err

@@ -9,17 +9,17 @@ from sacrebleu import corpus_bleu, corpus_chrf
 from tasks.seq2seq.scores import Translated, TranslationScores, table
 
 PAIRS = [
-    Translated(0, "A dog.", "Der Hund läuft über die Straße .", "Der Hund rennt über die Straße."),
-    Translated(1, "Two men", "Zwei Männer\tsitzen auf einer Bank", "Zwei Männer sitzen  auf einer Bank"),
-    Translated(2, "A child", "", "Ein Kind spielt im Sand."),
-    Translated(3, 'A\t"house"', 'Ein "Haus"\nam See\u2028!', 'Ein "Haus" am See!'),
+    Translated(0, "A dog.", "Der Hund läuft über die Straße .", "Der Hund rennt über die Straße.", True),
+    Translated(1, "Two men", "Zwei Männer\tsitzen auf einer Bank", "Zwei Männer sitzen  auf einer Bank", False),
+    Translated(2, "A child", "", "Ein Kind spielt im Sand.", True),
+    Translated(3, 'A\t"house"', 'Ein "Haus"\nam See\u2028!', 'Ein "Haus" am See!', True),
 ]
 
 
 def scored(batches: Sequence[Sequence[Translated]], language: str = "de") -> TranslationScores:
     metric = TranslationScores(language)
     for batch in batches:
-        outputs = {"texts": [row.text for row in batch], "acc": torch.tensor(0.5)}
+        outputs = {"texts": [row.text for row in batch], "finished": [row.finished for row in batch]}
         names = {"index": "place", "sources": "source", "references": "reference"}
         metric.update(outputs, {name: [getattr(row, own) for row in batch] for name, own in names.items()})
     return metric
@@ -28,7 +28,7 @@ def scored(batches: Sequence[Sequence[Translated]], language: str = "de") -> Tra
 def test_scores_are_those_of_sacrebleu() -> None:
     metric = scored([[PAIRS[2], PAIRS[0]], [], [PAIRS[3], PAIRS[1]]])
     found = metric.compute()
-    assert metric.found == PAIRS  # in the order of the data
+    assert metric.found == PAIRS and metric.unfinished == 1  # in the order of the data
     texts, references = [row.text for row in PAIRS], [[row.reference for row in PAIRS]]
     assert 1 < float(found["bleu"]) == pytest.approx(corpus_bleu(texts, references).score)
     assert 1 < float(found["chrf"]) == pytest.approx(corpus_chrf(texts, references).score)
@@ -60,5 +60,5 @@ def test_signatures_say_how(language: str, cut: str) -> None:
 
 def test_the_table_has_a_line_for_each() -> None:
     lines = table(PAIRS).splitlines()
-    assert lines[0] == "index\tsource\ttranslation\treference" and len(lines) == 1 + len(PAIRS)
-    assert lines[4] == '3\tA "house"\tEin "Haus" am See !\tEin "Haus" am See!'
+    assert lines[0] == "index\tsource\ttranslation\treference\tfinished" and len(lines) == 1 + len(PAIRS)
+    assert lines[4] == '3\tA "house"\tEin "Haus" am See !\tEin "Haus" am See!\tyes' and lines[2].endswith("\tno")

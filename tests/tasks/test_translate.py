@@ -12,9 +12,9 @@ import torch
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.sampling import GenerationConfig
 from modules.translation import translate
+from tasks.lines import UNFINISHED
 from tasks.seq2seq.architectures import Model, load_model, writing
-from tasks.seq2seq.attend import cross_weights, own_translation, spelled
-from tasks.seq2seq.translate import UNFINISHED
+from tasks.seq2seq.attend import cross_weights, draw, own_translation, spelled
 from tests.tasks.command import PAIRS, SMALL_S2S, run, write_pairs
 
 LINES = ["two three", "six five four three two one's", "", "four", "five five five", "  ", "one's six"]
@@ -52,6 +52,30 @@ def test_a_file_in_its_order(translator: Path, model: Model, capsys: pytest.Capt
     expected = [by_library(model, text, beams=3)[0][0] if text.strip() else "" for text in LINES]
     assert [line.removesuffix(UNFINISHED) for line in lines] == expected
     assert len(set(lines)) > 4 and "7 sentences in" in err
+
+
+def test_batches_are_of_like_lengths(
+    translator: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+
+    def spy(net: Any, sources: Any, *rest: Any, **ends: Any) -> Any:
+        seen.append([len(row) for row in sources])
+        return translate(net, sources, *rest, **ends)
+
+    monkeypatch.setattr("tasks.seq2seq.translate.search", spy)
+    Path("in.txt").write_text("\n".join(["two", "two two two", "two two"] * 3))
+    lines, _ = said(f"--ckpt_path {translator} --file in.txt --batch_size 3", capsys)
+    assert seen == [[4] * 3, [3] * 3, [2] * 3]
+    assert lines == lines[:3] * 3
+
+
+def test_a_translation_is_a_line(
+    translator: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datamodules.tokenizers.PairTokenizer.decode", lambda self, ids: "one\n two\tthree")
+    assert said(f"--ckpt_path {translator} --text two", capsys)[0][0].removesuffix(UNFINISHED) == "one two three"
+    assert objects(f"--ckpt_path {translator} --text two", capsys)[0]["translation"] == "one\n two\tthree"
 
 
 def test_text_and_standard_input(
@@ -111,7 +135,7 @@ def test_what_is_not_finished_is_marked(translator: Path, capsys: pytest.Capture
 
 def test_weights_are_those_of_the_steps(model: Model) -> None:
     (source,), _ = model.tokenizer.sources(["six five four"], model.net.max_length)
-    tokens = own_translation(model, source, 2)
+    tokens = own_translation(model, source, 2).tokens
     weights = cross_weights(model, source, tokens)
     assert weights.shape == (2, 2, len(tokens), len(source))  # layers, heads, target, source
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, len(tokens)))
@@ -133,6 +157,44 @@ def test_a_picture_of_them(translator: Path, capsys: pytest.CaptureFixture[str])
     assert "wrote new/a.png: 2 layers by 2 heads" in capsys.readouterr().out
     assert run(f'{line} b.svg --target "SIX FIVE"', "seq2seq") == 0
     assert capsys.readouterr().out.startswith("SIX FIVE\n") and "<svg" in Path("b.svg").read_text()
+    assert run(f'{line} c.png --target "{"SIX " * 30}"', "seq2seq") == 0
+    assert "--target is longer than the 24 tokens that the model writes" in capsys.readouterr().out
+
+
+def test_a_text_that_did_not_end_is_marked(
+    translator: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[GenerationConfig] = []
+
+    def cut(net: Any, sources: Any, config: GenerationConfig, **ends: Any) -> Any:
+        asked.append(config)
+        return translate(net, sources, GenerationConfig(2, temperature=0.0, beams=5), **ends)
+
+    monkeypatch.setattr("tasks.seq2seq.attend.translate", cut)
+    assert run(f'attend --ckpt_path {translator} --text "six five four three two"', "seq2seq") == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(UNFINISHED)
+    assert asked[0].early_stopping == "likely"  # as `translate`
+
+
+def test_what_is_drawn_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    made: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **options: made.append(self))
+    weights = torch.rand(2, 3, 4, 5)  # layers, heads, target, source
+    source, target = ["a", "b", "$c", "d", "e"], ["v", "w", "x", "y"]
+    draw(weights, source, target, tmp_path / "a.png", "png")
+    panels = made[0].axes
+    titles = [f"layer {layer}, head {head}" for layer in (1, 2) for head in (1, 2, 3)]
+    assert [panel.get_title() for panel in panels] == titles
+    for panel, expected in zip(panels, weights.flatten(0, 1), strict=True):
+        shown = panel.images[0].get_array()
+        assert shown is not None and torch.equal(
+            torch.as_tensor(shown.data), expected
+        )  # a row for each token of the target
+        assert [label.get_text() for label in panel.get_xticklabels()] == ["a", "b", r"\$c", "d", "e"]
+        assert [label.get_text() for label in panel.get_yticklabels()] == target
+        assert panel.get_ylim()[0] > panel.get_ylim()[1]  # the first on top
 
 
 def test_one_stack_that_reads_and_writes(capsys: pytest.CaptureFixture[str]) -> None:
