@@ -56,9 +56,9 @@ class WandbLogger(loggers.WandbLogger):
     @rank_zero_experiment
     def experiment(self) -> Any:
         """W&B's run; begins it first, offline if W&B cannot be reached or knows no account here."""
-        if self._experiment is None:
-            import wandb
+        import wandb
 
+        if self._experiment is None:
             options: Any = self._wandb_init  # a parser gives None for all that nobody asked for
             limits: Any = {name: value for name, value in LIMITS.items() if f"WANDB_{name.upper()}" not in os.environ}
             options["settings"] = options.get("settings") or wandb.Settings(**limits)

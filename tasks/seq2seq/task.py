@@ -175,7 +175,7 @@ class Seq2SeqTask(Exhibits, TextTask):
 
         if self.looked or not any(outputs["texts"][:1]):
             return
-        model = Model(self.net, self.tokenizer, self.facts)
+        model = Model(self.net, self.tokenizer, self.facts, writing(self.tokenizer))
         source = batch["source"][0][batch["source_keep"][0]].tolist()
         tokens = given_translation(model, outputs["texts"][0])
         with self.trainer.precision_plugin.val_step_context(), torch.compiler.set_stance("force_eager"):
@@ -186,7 +186,7 @@ class Seq2SeqTask(Exhibits, TextTask):
     def exhibits(self, split: str) -> dict[str, Table | Picture]:
         """Translations, and what `look` kept."""
         looked, self.looked = self.looked, {}
-        rows: list[tuple[Any, ...]] = [row[1:] for row in self.metrics[split]["scores"].found[:LOGGED]]
+        rows: list[tuple[Any, ...]] = [row[1:4] for row in self.metrics[split]["scores"].found[:LOGGED]]
         return looked | ({"translations": Table(("source", "translation", "reference"), rows)} if rows else {})
 
     # What a run says and keeps --------------------------------------------------------------------------------------

@@ -82,17 +82,19 @@ class ViTTask(ClassifierTask):
 
     def look(self, batch: Batch, outputs: Tensor) -> None:
         """Keep the first images got wrong, and where the network looks in the first images of all."""
-        images, labels = batch["image"], batch["label"]
-        confidence, found = outputs.softmax(-1).max(-1)
-        names = [(self.class_names[true], self.class_names[guess]) for true, guess in zip(labels, found, strict=True)]
+        if self.looked and len(self.mistakes) >= MISTAKES:
+            return
+        images, labels, names = batch["image"], batch["label"], self.class_names
+        confidence, guesses = (values.cpu() for values in outputs.float().softmax(-1).max(-1))
+        pairs = [(names[true], names[guess]) for true, guess in zip(labels.tolist(), guesses.tolist(), strict=True)]
         if not self.looked:
-            few = slice(LOOKED_AT)
+            few = images[:LOOKED_AT]
             with self.trainer.precision_plugin.val_step_context():
-                shares = rollout(self.net, self.normalised(images[few]))
-            titles = [f"{true}\n(seen as {guess})" if true != guess else true for true, guess in names[few]]
-            self.looked["attention"] = drawn(lambda file: draw(images[few], shares, titles, file))
-        for i in torch.nonzero(found != labels).flatten()[: MISTAKES - len(self.mistakes)].tolist():
-            self.mistakes.append((images[i].cpu(), *names[i], float(confidence[i])))
+                shares = rollout(self.net, self.normalised(few))
+            titles = [true if true == guess else f"{true}\n(seen as {guess})" for true, guess in pairs[:LOOKED_AT]]
+            self.looked["attention"] = drawn(lambda file: draw(few, shares, titles, file))
+        for i in torch.nonzero(guesses != labels.cpu()).flatten()[: MISTAKES - len(self.mistakes)].tolist():
+            self.mistakes.append((images[i].cpu(), *pairs[i], float(confidence[i])))
 
     def exhibits(self, split: str) -> dict[str, Table | Picture]:
         """Also what `look` kept."""

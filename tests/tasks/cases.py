@@ -10,7 +10,7 @@ from tests.tasks.forked import Server
 
 SHARED = (
     "--seed_everything 7 --trainer.log_every_n_steps 1 --trainer.limit_val_batches 3 --trainer.limit_test_batches 1 "
-    "--trainer.enable_progress_bar false --checkpoint.every_n_train_steps 2"
+    "--trainer.enable_progress_bar false --checkpoint.every_n_train_steps 2 --data.loading.eval_batch_size 16"
 )
 RANDOM = (
     "--model.net.stack.depth 2 --model.net.stack.dropout 0.1 --model.net.stack.drop_path 0.2 --model.ema 0.9 "
