@@ -34,6 +34,12 @@ class TensorBoardLogger(loggers.TensorBoardLogger):
         if self._kwargs.get("purge_step") is None:
             super().log_hyperparams(*args, **options)
 
+    @rank_zero_only
+    def save(self) -> None:
+        """Write what waits; `hparams.yaml` once and for all, so not before there are any."""
+        if self.hparams or self._kwargs.get("purge_step") is not None:
+            super().save()
+
 
 class WandbLogger(loggers.WandbLogger):
     """Lightning's; no step is logged twice, no network is needed, and checkpoints can be artifacts.
@@ -75,6 +81,7 @@ class WandbLogger(loggers.WandbLogger):
                     "from where `wandb sync` sends it",
                     stacklevel=2,
                 )
+                wandb.teardown()  # which still holds the run that could not begin
                 options["mode"] = "offline"
                 self._experiment = wandb.init(**self._wandb_init)
             self._experiment.define_metric(STEP)

@@ -171,8 +171,10 @@ class MetricsCSV(CSVLogger):
     def __init__(self, folder: Path, checkpoint: Checkpoint | None = None) -> None:
         super().__init__(save_dir=folder, name="", version="", flush_logs_every_n_steps=50)
         self._step = checkpoint["global_step"] if checkpoint else 0
-        loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"] if checkpoint else {}
-        self._validates = loop.get("validates", False)  # the validation after that step
+        loops = checkpoint["loops"]["fit_loop"] if checkpoint else {}
+        self._validates = loops.get("epoch_loop.state_dict", {}).get("validates", False)  # after that step
+        epochs = loops.get("epoch_progress", {}).get("current", {"completed": 0, "ready": 0})
+        self._ends = epochs["completed"] < epochs["ready"]  # whether the end of the epoch is still to come
 
     @property
     def log_dir(self) -> str:
@@ -188,8 +190,10 @@ class MetricsCSV(CSVLogger):
         return self._experiment
 
     def _keeps(self, row: dict[str, str]) -> bool:
-        again = self._validates and any(name.startswith("val/") for name in row)
-        return int(row["step"]) < self._step - again
+        step, latest = int(row["step"]), self._step - 1
+        if step != latest or "train/grad_norm" in row:
+            return step <= latest
+        return not (self._validates if any(name.startswith("val/") for name in row) else self._ends)
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:

@@ -80,7 +80,11 @@ MODULES = {
     "pandas",
     "transformers",
 }
-EXCEPT = {("tasks/checkpoints.py", "pickle")}  # for the name of an error
+EXCEPT = {  # for the name of an error, for checksums, and to read descriptions of parts and nothing else
+    ("tasks/checkpoints.py", "pickle"),
+    ("tasks/checkpoints.py", "zipfile"),
+    ("tasks/consolidate.py", "pickle"),
+}
 
 
 def unsafe(tree: ast.AST) -> Iterator[str]:
@@ -104,7 +108,8 @@ def test_no_line_could(path: Path) -> None:
     name, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text())
     assert {(name, what) for what in unsafe(tree)} <= EXCEPT
     pickles = [node for node in ast.walk(tree) if ast.unparse(node).startswith("pickle.")]
-    assert {ast.unparse(node) for node in pickles} <= {"pickle.UnpicklingError"}
+    strict = {"pickle.Unpickler"} if name == "tasks/consolidate.py" else set()  # see test_sharding.py
+    assert {ast.unparse(node) for node in pickles} <= {"pickle.UnpicklingError"} | strict
 
 
 def test_a_line_that_could_is_found() -> None:
@@ -138,7 +143,7 @@ def write_checkpoints() -> list[str]:
 @pytest.mark.parametrize("task", TASKS)
 def test_checkpoints_of_every_command(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = import_module(f"tasks.{task}.__main__").APP.commands.keys()
-    assert {line.split()[0] for line in READS[task]} | {"fit"} == set(commands)
+    assert {line.split()[0] for line in READS[task]} | {"fit", "consolidate"} == set(commands)  # see test_sharding.py
     for file in write_checkpoints():
         Path("r/checkpoints").mkdir(parents=True, exist_ok=True)
         Path("r/config.yaml").write_text("{}")

@@ -50,7 +50,8 @@ def test_stopped_and_resumed(
     command = out.strip().splitlines()[-1].partition("to go on: ")[2]
     assert command.startswith(f"python -m tasks.{task} fit --resume {folder}/r")
     state = checkpoint(folder / "r")["loops"]["fit_loop"]["epoch_loop.state_dict"]
-    assert state["validates"] == (moment == "validation")
+    due = moment == "validation" and case == "plain"  # the other one comes in the middle of a step, which is done again
+    assert state["validates"] == due
     server.run(command.partition(f"tasks.{task} ")[2], folder, task)
     assert_same(folder / "r", wholes(case))
 
