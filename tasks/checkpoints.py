@@ -84,8 +84,10 @@ def load_tensors(file: Path, what: str) -> Any:
     """
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-        with zipfile.ZipFile(file) as archive:
-            damaged = archive.testzip()  # torch reads parts that changed on the disk without a word
+        damaged = None
+        if zipfile.is_zipfile(file):  # not of an older torch
+            with zipfile.ZipFile(file) as archive:
+                damaged = archive.testzip()  # torch reads parts that changed on the disk without a word
     except Exception as error:  # whatever bytes make of the unpickler
         pickled = re.search(CODE, str(error)) or file.open("rb").read(1) == b"\x80"
         if isinstance(error, pickle.UnpicklingError) and pickled:

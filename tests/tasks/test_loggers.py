@@ -69,7 +69,7 @@ def records(folder: Path) -> list[Any]:
     return [Record.FromString(entry) for path in files for entry in entries(path.read_bytes())]
 
 
-def ended(folder: str = "r") -> None:
+def end_run(folder: str = "r") -> None:
     """End the W&B run as a process does, and wait until its file is written, which happens in another process."""
     wandb.finish()
     for _ in range(200):
@@ -193,7 +193,7 @@ def test_no_step_is_logged_twice(ended: bool, tmp_path: Path) -> None:
     assert max(before, default=-1) == (6 if ended else -1)
     assert max(step for _, step in scalars("r")[1]) == 6  # the checkpoint has 6 steps, from 0 to 5
     assert run("fit --resume r") == 0
-    ended()
+    end_run()
     found = records(Path("r"))
     assert {record.run.run_id for record in found if record.run.run_id} == {Path("r/wandb_id").read_text()}
     rows, counts = history(found), written("r")
@@ -256,7 +256,7 @@ def test_sweep(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"lm": "--model.samples.every null", "seq2seq": "--data.loading.eval_batch_size 4"}.get(task, "")
     small += "" if "data.batch_size" in sweep["parameters"] else " --data.batch_size 4"
     assert run(f"{' '.join(words)} {few} {small} --trainer.max_epochs 1 --run_dir r", task) == 0
-    ended()
+    end_run()
     found = records(Path("r"))
     assert {record.run.run_id for record in found if record.run.run_id} == {f"of-{task}"}
     assert sweep["metric"]["name"] in {name for row in history(found) for name in row}
@@ -271,7 +271,7 @@ def test_texts_of_a_language_model() -> None:
     write_corpus(Path("texts"))
     line = f"fit {SMALL_LM} --data.source files --data.path texts --trainer.limit_train_batches 4"
     assert run(f"{line} --model.samples.every 2 --config configs/logger/wandb.yaml --run_dir r", "lm") == 0
-    ended()
+    end_run()
     keys = {name for row in history(records(Path("r"))) for name in row}
     assert keys >= {"train/loss", "train/tokens_per_s", "train/mfu", "val/perplexity", "val/bits_per_byte"}
     tables = [json.loads(path.read_text()) for path in sorted(Path("r").rglob("*.table.json"))]
@@ -291,7 +291,7 @@ def test_translations() -> None:
     write_pairs(Path("pairs"))
     line = f"fit {SMALL_S2S} {PAIRS} --trainer.max_epochs 6 --trainer.check_val_every_n_epoch 6"
     assert run(f"{line} --config configs/logger/wandb.yaml --run_dir r", "seq2seq") == 0
-    ended()
+    end_run()
     kinds = {name: value for row in history(records(Path("r"))) for name, value in row.items()}
     for split in ("val", "test"):
         assert kinds[f"{split}/translations/nrows"] == {"val": 16, "test": 12}[split]
