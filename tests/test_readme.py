@@ -67,6 +67,9 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shakespeare.txt").write_text("To be, or not to be, that is the question: ROMEO\n" * 200)
     (tmp_path / "my_texts").mkdir()
     shutil.copy(tmp_path / "shakespeare.txt", tmp_path / "my_texts")
+    write_pairs(tmp_path / "my_pairs", languages=("en", "de"))
+    table = [f"{n} apples\t{n} Äpfel" for n in range(40)]
+    (tmp_path / "my_pairs.tsv").write_text("\n".join(["en\tde", *table]) + "\n")
     write_pairs(tmp_path / "multi30k", test="test_2016_flickr", languages=("en", "de"))
     shutil.copy(tmp_path / "lines.txt", tmp_path / "captions.txt")
     create = timm.create_model
