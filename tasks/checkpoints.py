@@ -35,7 +35,9 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         command = f"python -m tasks.{task or 'TASK'} consolidate --ckpt_path {path}"
         raise UsageError(f"checkpoint '{path}' is a folder of parts: make one file of it with `{command}`")
     if not file.is_file():
-        raise UsageError(f"no checkpoint '{path}': `fit` writes them to RUN_DIR/checkpoints/best.ckpt and last.ckpt")
+        names = sorted(found.name for found in file.parent.glob("*.ckpt"))
+        there = f"there is {', '.join(names)}" if names else "`fit` writes RUN_DIR/checkpoints/best.ckpt and last.ckpt"
+        raise UsageError(f"no checkpoint '{path}': {there}")
     checkpoint = load_tensors(file, f"checkpoint '{path}'")
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(

@@ -41,7 +41,7 @@ def closing_table(metrics: Mapping[str, Any], folder: Path | None = None, follow
     if folder is not None:
         names = (folder / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
         best = next((path for path in names if path.exists()), None)
-        rows |= {"run folder": folder, "best checkpoint": best}
+        rows |= {"run folder": folder, "best checkpoint" if best and best.stem == "best" else "checkpoint": best}
     table("Results", rows)
     if folder is not None and best is not None:
         print("next:", *(f"  {line.format(best=best, folder=folder)}" for line in follow), sep="\n")

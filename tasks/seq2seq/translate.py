@@ -93,6 +93,8 @@ def translate(options: TranslateOptions) -> None:
                 text = printed(text, one.finished)
                 print(text if options.nbest == 1 else f"{number}\t{one.score:.4f}\t{text}")
     print(f"{len(lines)} sentences in {seconds:.1f} s ({len(lines) / seconds:.1f}/s)", file=sys.stderr)
+    if not lines:
+        print("there was nothing to translate: the input is empty", file=sys.stderr)
     if cut := sum(not one.finished for best in found for one in best[: options.nbest]):
         say = "raise --max_new_tokens if the model can write more" if options.json else f"they end with{UNFINISHED}"
         print(f"{cut} translations were not finished at the length limit: {say}", file=sys.stderr)

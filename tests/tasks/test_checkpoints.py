@@ -182,3 +182,11 @@ def test_class_counts_differ(split: str, best: Path, tmp_path: Path, capsys: pyt
     assert run(f"{split} --ckpt_path {best} --data.source folder --data.path images") == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "cat" in error and "10 classes" in error
+
+
+def test_what_is_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="fit` writes RUN_DIR/checkpoints/best.ckpt"):
+        read_checkpoint(tmp_path / "best.ckpt")
+    (tmp_path / "last.ckpt").touch()
+    with pytest.raises(UsageError, match="there is last.ckpt"):
+        read_checkpoint(tmp_path / "best.ckpt")
