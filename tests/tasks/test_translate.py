@@ -209,3 +209,9 @@ def test_one_stack_that_reads_and_writes(capsys: pytest.CaptureFixture[str]) -> 
     assert run(f"translate --ckpt_path {best} --text two", "seq2seq") == 0
     assert run(f"attend --ckpt_path {best} --text two", "seq2seq") == 0
     assert Path("attention.png").exists()
+
+
+def test_nothing_to_translate_is_said(translator: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty.txt").touch()
+    lines, err = said(f"--ckpt_path {translator} --file empty.txt", capsys)
+    assert lines == [] and "nothing to translate" in err
