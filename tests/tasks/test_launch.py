@@ -54,7 +54,9 @@ def start(line: str, folder: Path, before: str = "", **environment: str) -> subp
     (folder / "spy.py").write_text(SPY)
     command = [*shlex.split(before), sys.executable, "-m", *shlex.split(line), "--trainer.callbacks+=spy.Spy"]
     own = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_RUN")}
-    environment = own | {"PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1", "TESSERA_TRUST": "spy,parts"} | environment
+    environment = (
+        own | {"PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1", "TESSERA_TRUST": "spy,parts"} | environment
+    )
     environment = {name: value for name, value in environment.items() if value}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
