@@ -185,11 +185,11 @@ def model(lm_letters: Path) -> Path:
         (folder / name).write_text(EVIL)
     for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt"):
         torch.save({"weight": Malicious()}, folder / name)
+    Path("t.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 60)
     return folder
 
 
 def test_code_and_pickles_beside_a_model_stay_unread(model: Path) -> None:
-    Path("t.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 60)
     few = "--trainer.max_steps 1 --trainer.limit_val_batches 0"
     line = f"fit --data.source files --data.path t.txt --data.max_length 32 --data.batch_size 4 {few}"
     assert run(f"{line} --model.pretrained model --trainer.limit_test_batches 0 --model.samples.every null", "lm") == 0
@@ -197,9 +197,10 @@ def test_code_and_pickles_beside_a_model_stay_unread(model: Path) -> None:
 
 
 def test_pickles_in_place_of_weights(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (model / "model.safetensors").unlink()
-    for task, line in [("lm", "fit --model.pretrained model"), ("lm", "generate --ckpt_path model --prompt a")]:
-        assert "has no model.safetensors" in refused(line, task, capsys)
+    (model / "model.safetensors").unlink()  # the next to be read is pytorch_model.bin
+    data = "--data.source files --data.path t.txt --data.max_length 32 --data.batch_size 4"
+    for line in (f"fit {data} --model.pretrained model", "generate --ckpt_path model --prompt a"):
+        assert "pytorch_model.bin holds objects other than tensors" in refused(line, "lm", capsys)
     torch.save({"weight": Malicious()}, model / "model.safetensors")
     for line in ("generate --ckpt_path model --prompt a", "score --ckpt_path model --data.path model/config.json"):
         assert "is truncated or not a file of weights" in refused(line, "lm", capsys)
