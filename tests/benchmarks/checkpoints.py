@@ -24,7 +24,7 @@ def worker(millions: int, folder: str) -> Callable[[], dict[str, float]]:
     import torch
 
     from tasks.checkpoints import KEY, read_checkpoint
-    from tasks.run_folder import AtomicCheckpointIO
+    from tasks.checkpoint_files import AtomicCheckpointIO
 
     names = [f"net.{number}" for number in range(millions * 10**6 // SIDE**2 + 1)]
     weights = {name: torch.randn(SIDE, SIDE) for name in names}
