@@ -141,7 +141,7 @@ def as_one(trainer: pl.Trainer) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if lost_another(error):
+        if trainer.world_size > 1 and lost_another(error):
             if not first_here():
                 raise SystemExit(1) from error
             raise RunError(obituary(getattr(trainer.strategy.launcher, "procs", []))) from error

@@ -235,8 +235,8 @@ class TaskCLI(LightningCLI):
     def loggers(self, chosen: Any) -> list[Any]:
         """CSV always, then those asked for, writing into the run folder."""
         extra = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
-        if self.checkpoint:
-            go_on(extra, self.folder, self.checkpoint["global_step"])
+        if self.source:
+            go_on(extra, self.folder, self.checkpoint["global_step"] if self.checkpoint else 0)
         return [MetricsCSV(self.folder, self.checkpoint), *extra]
 
     # The commands ---------------------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ class WandbLogger(loggers.WandbLogger):
     with the aliases `best` and `latest`: "all" sends each that is saved, True those at the end.
     """
 
-    _folder, _first = Path(), 0
+    _folder = Path()
+    _first: int | None = None  # step that a continued run goes on from
     _newest = -1  # the last step that W&B has of an earlier process
 
     def go_on(self, folder: Path, step: int) -> None:
@@ -86,11 +87,11 @@ class WandbLogger(loggers.WandbLogger):
                 self._experiment = wandb.init(**self._wandb_init)
             self._experiment.define_metric(STEP)
             self._experiment.define_metric("*", step_metric=STEP, step_sync=True)
-            if self._first:
-                self._catch_up(self._experiment)
+            if self._first is not None:
+                self._catch_up(self._experiment, self._first)
         return self._experiment
 
-    def _catch_up(self, run: Any) -> None:
+    def _catch_up(self, run: Any, first: int) -> None:
         """Find out what W&B has of this run, and log what it misses."""
         rows = list(history(Path(self.save_dir or "."), run.id))
         if run.resumed:  # W&B itself knows; tables of its summary may be of any step
@@ -105,7 +106,7 @@ class WandbLogger(loggers.WandbLogger):
             with open(path, newline="") as file:
                 for line in csv.DictReader(file):
                     values = {name: float(text) for name, text in line.items() if text and name != "step"}
-                    if (step := int(line["step"])) < self._first:
+                    if (step := int(line["step"])) < first:
                         self.log_metrics(values, step)
 
     def _has(self, row: Mapping[str, Any], step: int | None) -> bool:

@@ -1,5 +1,6 @@
 """Going on with a run that ended early: what it was asked for, how far it came, and how to say so."""
 
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -57,5 +58,5 @@ def farewell(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> Stopped
     if not (folder / "config.yaml").exists():
         return stop
     name = signal.Signals(stop.number).name
-    to_go_on = f"{program(app)} fit --resume {folder}"
+    to_go_on = f"{program(app)} fit --resume {shlex.quote(str(folder))}"
     return Stopped(stop.number, f"stopped by {name} after step {trainer.global_step}; to go on: {to_go_on}")

@@ -21,6 +21,7 @@ from modules.transformer import Block
 from tasks.averaging import Averaging
 from tasks.callbacks.samples import Samples
 from tasks.checkpoints import Checkpoint, named, numbered
+from tasks.consolidate import gathered
 from tasks.errors import UsageError
 
 
@@ -137,10 +138,11 @@ class Sharded(ModelParallelStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Checkpoint:
         """Load a checkpoint into network and optimizers, whichever strategy wrote it."""
-        if Path(checkpoint_path).is_dir():
-            return super().load_checkpoint(checkpoint_path, weights_only=True)
         assert isinstance(self.model, nn.Module)
-        checkpoint = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=True)
+        if Path(checkpoint_path).is_dir():  # torch's own reader of parts would run code that is in them
+            checkpoint = gathered(Path(checkpoint_path))
+        else:
+            checkpoint = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=True)
         options = StateDictOptions(full_state_dict=True)
         set_model_state_dict(self.model, checkpoint.pop("state_dict"), options=options)
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):  # none in a test

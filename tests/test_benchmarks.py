@@ -28,10 +28,13 @@ def test_benchmark(module: str, request: pytest.FixtureRequest, tmp_path: Path) 
         request.getfixturevalue("real_data")
     (tmp_path / "translations.tsv").write_text("translation\treference\n" + "ein guter Film\tein guter Film\n")
     command = [sys.executable, "-m", module, *SHORT.get(module, ["--rounds", "1"])]
+    plots = 'metavar="FILE.png"' in (ROOT / f"{module.replace('.', '/')}.py").read_text()
+    command += ["--plot", str(tmp_path / "plot.png")] if plots else []
     command = [str(tmp_path / word) if word == "translations.tsv" else word for word in command]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=590)
     assert done.returncode == 0, done.stderr[-2000:]
     assert re.search(r"\d+\.\d", done.stdout), done.stdout
+    assert (tmp_path / "plot.png").exists() == plots
     if module == "tests.benchmarks.bert_step":
         assert row(done.stdout, "train: tessera")["ratio"] > 1.3, done.stdout  # 2.5 on an idle machine
     if module in MOST:

@@ -213,6 +213,19 @@ def test_no_step_is_logged_twice(ended: bool, tmp_path: Path) -> None:
     assert {n: c for n, c in shown.items() if n[0] not in ("train/samples_per_s",)} == dict(counts)
 
 
+def test_a_run_that_begins_again_repeats_no_step(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    kill = KILL.format(step=2).replace("        os.kill(", "        sys.modules['wandb'].finish()\n        os.kill(")
+    done = process(f"fit {SHORT} --checkpoint.every_n_train_steps 3 {BOTH} --run_dir r", kill, cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL and not Path("r/checkpoints/last.ckpt").exists()
+    assert run("fit --resume r") == 0
+    end_run()
+    for counts in (logged(history(records(Path("r")))), scalars("r")[1]):
+        assert {step: count for (name, step), count in counts.items() if name == "train/loss"} == dict.fromkeys(
+            range(8), 1
+        )
+
+
 @pytest.mark.parametrize("key", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["no network", "no account"])
 def test_without_w_and_b_training_goes_on(key: bool, tmp_path: Path) -> None:
     """And nothing that a run writes has a secret of the environment in it."""
