@@ -1,6 +1,7 @@
 """What a run says at its end: a table, and two pictures in the run folder."""
 
 import csv
+import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,8 @@ def closing_table(metrics: Mapping[str, Any], folder: Path | None = None, follow
         rows |= {"run folder": folder, "best checkpoint" if best and best.stem == "best" else "checkpoint": best}
     table("Results", rows)
     if folder is not None and best is not None:
-        print("next:", *(f"  {line.format(best=best, folder=folder)}" for line in follow), sep="\n")
+        quoted = {"best": shlex.quote(str(best)), "folder": shlex.quote(str(folder))}
+        print("next:", *(f"  {line.format(**quoted)}" for line in follow), sep="\n")
 
 
 def show_texts(texts: Mapping[str, str]) -> None:

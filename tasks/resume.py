@@ -14,6 +14,7 @@ from tasks.cli import App, program
 from tasks.errors import UsageError
 from tasks.parsing import Options, read_config
 from tasks.signals import Stopped
+from tasks.trainer_parts import FolderCheckpoint
 
 say = rank_zero_only(print)  # once, whatever the number of processes
 
@@ -58,5 +59,7 @@ def farewell(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> Stopped
     if not (folder / "config.yaml").exists():
         return stop
     name = signal.Signals(stop.number).name
+    saved = any(one.last_saved(trainer) for one in trainer.checkpoint_callbacks if isinstance(one, FolderCheckpoint))
+    how = f"after step {trainer.global_step}" if saved else "at once, without saving"
     to_go_on = f"{program(app)} fit --resume {shlex.quote(str(folder))}"
-    return Stopped(stop.number, f"stopped by {name} after step {trainer.global_step}; to go on: {to_go_on}")
+    return Stopped(stop.number, f"stopped by {name} {how}; to go on: {to_go_on}")

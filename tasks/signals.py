@@ -1,10 +1,14 @@
 """SIGTERM and SIGINT (Ctrl-C): in training they wait for the end of a step, elsewhere they stop at once."""
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+TOGETHER = 2.0  # seconds
 
 
 class Stopped(BaseException):
@@ -24,16 +28,19 @@ class Signals:
     """Raises `Stopped`, or `KeyboardInterrupt`, where a signal arrives.
 
     While `waiting` is set the first signal is only `noted`, for the one who set it to stop in good time; a second one
-    stops at once.
+    stops at once, but for the one that torchrun passes on after a terminal has sent it to all.
     """
 
     def __init__(self) -> None:
         self.noted, self.waiting = 0, False
+        self.since = 0.0  # when it was noted
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         if self.waiting and not self.noted:
-            self.noted = number
+            self.noted, self.since = number, time.monotonic()
+        elif self.noted and "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self.since < TOGETHER:
+            return
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:

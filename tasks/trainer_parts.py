@@ -64,6 +64,10 @@ class FolderCheckpoint(ModelCheckpoint):
         if self.save_last:
             self.save_now(trainer)
 
+    def last_saved(self, trainer: pl.Trainer) -> bool:
+        """Whether `last` is of the trainer's step."""
+        return bool(self.save_last) and self._last_global_step_saved == trainer.global_step
+
     def save_now(self, trainer: pl.Trainer) -> None:
         """Save `last`, unless it was just saved."""
         if not self._should_skip_saving_checkpoint(trainer):

@@ -2,6 +2,7 @@
 
 import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -51,23 +52,25 @@ def test_a_full_disk(size: int, named: str, server: Server, wholes: Wholes, tmp_
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_killed_again_and_again(server: Server, wholes: Wholes, tmp_path: Path) -> None:
-    """One run, killed at 20 random moments."""
-    folder, moments, kills = fill(tmp_path / "here"), random.Random(0), 0
-    line, steps = first("both lengths"), set()
-    while kills < 20:
-        (code,) = server.start(line, folder, "seq2seq").kill(moments.uniform(0.3, 1.0))
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-        kills += 1
-        if (folder / "r" / "config.yaml").exists():
-            line = "fit --resume r"
-        if (folder / "r" / "checkpoints" / "last.ckpt").exists():
-            steps.add(checkpoint(folder / "r")["global_step"])
-    print(f"{kills} kills, checkpoints of steps {sorted(steps)}")
+def test_killed_again_and_again(server: Server, tmp_path: Path) -> None:
+    """One run, killed at 20 random moments of its training."""
+    folder, whole, moments = fill(tmp_path / "here"), fill(tmp_path / "whole"), random.Random(0)
+    line = long = first("both lengths").replace("--trainer.max_epochs 2", "--trainer.max_epochs 24")
+    server.run(long, whole, "seq2seq")
+    steps, seen, config = [0], 0, folder / "r" / "config.yaml"
+    for _ in range(20):
+        running = server.start(line, folder, "seq2seq")
+        running.wait_for("r/config.yaml")
+        while config.stat().st_mtime_ns == seen:  # written anew where training begins
+            time.sleep(0.005)
+        seen = config.stat().st_mtime_ns
+        assert running.kill(moments.uniform(0.0, 1.0)) == [-signal.SIGKILL]
+        line = "fit --resume r"
+        last = folder / "r" / "checkpoints" / "last.ckpt"
+        steps.append(checkpoint(folder / "r")["global_step"] if last.exists() else 0)
+    assert steps == sorted(steps) and len(set(steps)) > 5, steps
     server.run(line, folder, "seq2seq")
-    assert_same(folder / "r", wholes("both lengths"))
+    assert_same(folder / "r", whole / "r")
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.signals import Signals
 from tests.tasks.cases import CASES, Wholes, assert_same, at, fill, first
 from tests.tasks.command import ROOT, checkpoint
 from tests.tasks.forked import Server
@@ -121,3 +122,18 @@ def test_processes_that_lightning_launches(to: str, number: int, tmp_path: Path)
     print(f"stopped in {time.monotonic() - start:.1f} s")
     text = (tmp_path / "out").read_text()
     assert text.count("to go on: python -m tasks.vit fit --resume") == 1 and "Traceback" not in text
+
+
+def test_what_torchrun_passes_on_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for launcher in (False, True):
+        if launcher:
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+        signals = Signals()
+        signals.waiting = True
+        signals(signal.SIGINT, None)
+        if launcher:
+            signals(signal.SIGINT, None)
+            signals.since -= 10
+        with pytest.raises(KeyboardInterrupt):
+            signals(signal.SIGINT, None)
+        assert signals.noted == signal.SIGINT
