@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 
 import numpy as np
@@ -66,10 +67,8 @@ def _kept(content: str, parts: Iterable[Part], tokenizer: Tokenizer) -> TokenFil
 
     path = cache_folder("tokens") / f"{content_key(LAYOUT, __version__, tokenizer.digest, content)}.tokens"
     if path.is_file():
-        try:
+        with suppress(DataError):  # damaged: written anew
             return TokenFile(path)
-        except DataError:
-            pass
     ids = tokenizer.ids
     unknown = None if ids.unk in (ids.bos, ids.eos) else ids.unk  # GPT-2 has one token for all
     try:
