@@ -27,10 +27,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def end_of_process() -> Iterator[None]:
-    """End the W&B run of a test, as the end of a process does."""
+    """End the W&B run of a test and forget its environment variables, as the end of a process does."""
+    before = dict(os.environ)
     yield
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish()
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -113,15 +114,20 @@ def test_processes_that_lightning_launches(to: str, number: int, tmp_path: Path)
         running = subprocess.Popen(
             command, cwd=fill(tmp_path / "here"), env=environment, stdout=out, stderr=out, start_new_session=True
         )
-    while not (tmp_path / "here/r/checkpoints/previous.ckpt").exists():
-        assert running.poll() is None, (tmp_path / "out").read_text()
-        time.sleep(0.05)
-    start = time.monotonic()
-    os.killpg(running.pid, number) if to == "group" else running.send_signal(number)
-    assert running.wait(60) == 128 + number, (tmp_path / "out").read_text()
-    print(f"stopped in {time.monotonic() - start:.1f} s")
-    text = (tmp_path / "out").read_text()
-    assert text.count("to go on: python -m tasks.vit fit --resume") == 1 and "Traceback" not in text
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "here/r/checkpoints/previous.ckpt").exists():
+            assert running.poll() is None and time.monotonic() < deadline, (tmp_path / "out").read_text()
+            time.sleep(0.05)
+        start = time.monotonic()
+        os.killpg(running.pid, number) if to == "group" else running.send_signal(number)
+        assert running.wait(60) == 128 + number, (tmp_path / "out").read_text()
+        print(f"stopped in {time.monotonic() - start:.1f} s")
+        text = (tmp_path / "out").read_text()
+        assert text.count("to go on: python -m tasks.vit fit --resume") == 1 and "Traceback" not in text
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
 
 
 def test_what_torchrun_passes_on_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
