@@ -77,7 +77,8 @@ class Cache(StackMemory):
         """Which of the earlier and the `count` new tokens come before each new one, in its own text."""
         if self.lines is None:
             return super().order(count, device)
-        return Mask(self.lines[:, None, :, : self.filled])  # (B, 1, K, M)
+        mask = Mask(self.lines[:, None, :, : self.filled])  # (B, 1, K, M)
+        return mask.with_bias(torch.zeros(1, 1, 1, 1, device=device))  # so that blocks need not make -inf of it, each
 
     def _note(self, keep: Tensor | None, coords: Tensor | None) -> None:
         """Writes down which of the new tokens are padding and where they stand; what comes later goes on from there."""

@@ -244,7 +244,7 @@ def continued(scores: Tensor, sums: Tensor, count: int, logs: bool = False) -> t
     """The likeliest ways to go on from P x K beams, C <= `count` for each prompt.
 
     Args:
-        scores: Of the next token, (P K, V).
+        scores: Of the next token, (P K, V); they are overwritten.
         sums: Of the log probabilities of the tokens before, (P, K).
         count: Number of ways.
         logs: Scores are log probabilities, which need not sum to 1.
@@ -254,7 +254,8 @@ def continued(scores: Tensor, sums: Tensor, count: int, logs: bool = False) -> t
     """
     scores = scores.float()
     tokens = leading(scores, count)[1]  # (P K, C')
-    shares = (scores if logs else scores.log_softmax(1)).gather(1, tokens).unflatten(0, sums.shape)  # (P, K, C')
+    shares = scores if logs else torch.log_softmax(scores, 1, out=scores)
+    shares = shares.gather(1, tokens).unflatten(0, sums.shape)  # (P, K, C')
     top, place = leading((sums[..., None] + shares).flatten(1), count)  # of (P, K C')
     return top, place // shares.shape[2], tokens.unflatten(0, sums.shape).flatten(1).gather(1, place)
 

@@ -18,7 +18,7 @@ class Reader:
 
     net: Decoder
     cache: Cache
-    tokens: Tensor  # (rows, size and room for new tokens); before `start` (P, ...)
+    tokens: Tensor  # of one beam, (P, size and room for new tokens); what several beams write, their search keeps
     size: int  # number of tokens of each text as yet
     new: int  # number of tokens that will follow
     beams: int
@@ -26,7 +26,7 @@ class Reader:
 
     @property
     def seen(self) -> Tensor:
-        """The texts as yet, (rows, size); padded on the left with their first token."""
+        """The texts as yet, (P, size), with one beam; padded on the left with their first token."""
         return self.tokens[:, : self.size]
 
     def start(self) -> Tensor:
@@ -34,12 +34,13 @@ class Reader:
         scores = self.scores(self.begin())
         if self.beams > 1:
             self.cache = self.cache.branch(self.beams, self.new - 1)  # the last token is not read
-            scores, self.tokens = (x.repeat_interleave(self.beams, 0) for x in (scores, self.tokens))
+            scores = scores.repeat_interleave(self.beams, 0)  # (P, V) -> (rows, V)
         return scores
 
     def step(self, tokens: Tensor) -> Tensor:
         """Reads one more token in each row, (rows,): scores of those that follow, (rows, V)."""
-        self.tokens[:, self.size] = tokens
+        if self.beams == 1:
+            self.tokens[:, self.size] = tokens
         self.size += 1
         return self.scores(self.read(tokens.unflatten(0, (-1, self.beams))).flatten(0, 1))  # (P, K) -> (rows, E)
 
@@ -58,13 +59,11 @@ class Reader:
     def reorder(self, beams: Tensor) -> None:
         """Lets each text go on with another of the same prompt: (P, K) of K."""
         self.cache.reorder(beams)
-        texts = self.tokens.unflatten(0, (-1, self.beams))  # (P, K, size + new)
-        self.tokens = texts.gather(1, beams[..., None].expand_as(texts)).flatten(0, 1)
 
     def select(self, prompts: Tensor) -> None:
         """Goes on with some of the prompts only: (R,) of P."""
         self.cache = self.cache.select(prompts)
-        self.tokens = self.tokens.unflatten(0, (-1, self.beams))[prompts].flatten(0, 1)  # (P, K, ...) -> (R K, ...)
+        self.tokens = self.tokens[prompts]  # (R, ...)
 
 
 class TextReader(Reader):

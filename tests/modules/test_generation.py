@@ -323,7 +323,7 @@ class Scripted(Foreign):
         self.beams, self.new, self.steps, self.scores_of = beams, len(chances), 0, torch.tensor(chances).log()
 
     def start(self) -> Tensor:
-        return self.scores_of[self.steps].expand(self.beams, -1)
+        return self.scores_of[self.steps].repeat(self.beams, 1)
 
     def step(self, tokens: Tensor) -> Tensor:
         self.steps += 1
