@@ -23,11 +23,13 @@ from tasks import __version__
 from tasks.callbacks.gallery import Table, senders, to_tensorboard
 from tasks.run_folder import git_commit
 from tests.tasks.command import (
+    CLOCK,
     PAIRS,
     ROOT,
     SHORT,
     SMALL_LM,
     SMALL_S2S,
+    checkpoint,
     metrics,
     process,
     run,
@@ -224,6 +226,67 @@ def test_a_run_that_begins_again_repeats_no_step(tmp_path: Path) -> None:
         assert {step: count for (name, step), count in counts.items() if name == "train/loss"} == dict.fromkeys(
             range(8), 1
         )
+
+
+TEXTS = f"{SMALL_LM.replace('samples.every null', 'samples.every 2')} --data.source files --trainer.max_epochs 2"
+TEXTS += " --trainer.limit_train_batches 4 --trainer.limit_val_batches 2 --trainer.limit_test_batches 2"
+
+
+def shown(rows: list[dict[str, Any]]) -> dict[tuple[int, str], str]:
+    """The numbers that W&B has, by step and name, each once, without what a clock decides."""
+    found = [
+        ((row["trainer/global_step"], name), value)
+        for row in rows
+        for name, value in row.items()
+        if isinstance(value, float) and not name.startswith("_") and name not in CLOCK
+    ]
+    assert len(found) == len(dict(found)), [one for one, count in Counter(dict(found)).items() if count > 1]
+    return dict(found)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a language model, its corpus beside it; not to be changed."""
+    folder = tmp_path_factory.mktemp("texts")
+    line = f"fit {TEXTS} --data.path {write_corpus(folder / 'corpus')} {BOTH} --run_dir {folder}/run"
+    assert run(line, "lm") == 0
+    end_run(f"{folder}/run")
+    return folder
+
+
+@pytest.mark.parametrize("ended", [pytest.param(False, marks=pytest.mark.slow), True], ids=["killed", "W&B ended"])
+@pytest.mark.parametrize("every", [2, pytest.param(None, marks=pytest.mark.slow)], ids=["before", "after"])
+def test_a_validation_and_the_end_of_an_epoch_are_logged_once(
+    every: int | None, ended: bool, texts: Path, tmp_path: Path
+) -> None:
+    """The checkpoint is from before or after a validation that was logged, and the epoch's end was, too."""
+    pytest.importorskip("tensorboard")
+    kill = KILL.format(step=4)
+    if ended:
+        kill = kill.replace("        os.kill(", "        sys.modules['wandb'].finish()\n        os.kill(")
+    more = f"--checkpoint.every_n_train_steps {every}" if every else ""
+    done = process(f"fit {TEXTS} --data.path {texts}/corpus {BOTH} {more} --run_dir r", kill, "lm", cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    saved = checkpoint("r")
+    assert saved["global_step"] == 4
+    assert saved["loops"]["fit_loop"]["epoch_loop.state_dict"]["validates"] is bool(every)
+    names = {name for row in metrics("r") if row["step"] == "3" for name in row}
+    assert {"train/loss", "val/loss", "train/padding"} <= names
+    assert run("fit --resume r", "lm") == 0
+    end_run()
+    assert metrics("r") == metrics(texts / "run")
+    assert set(written("r").values()) == {1}
+    assert shown(history(records(Path("r")))) == shown(history(records(texts / "run")))
+    (events, counts), (whole, once) = scalars("r"), scalars(str(texts / "run"))
+    assert set(counts.values()) == {1} and counts == once
+    for name in {name for name, _ in counts} - set(CLOCK):
+        pairs = [[(event.step, event.value) for event in one.Scalars(name)] for one in (events, whole)]
+        assert pairs[0] == pairs[1], name
+    pairs = [
+        [(event.step, event.tensor_proto.string_val) for event in one.Tensors("samples/text_summary")]
+        for one in (events, whole)
+    ]
+    assert [step for step, _ in pairs[0]] == [1, 3, 5, 7] and pairs[0] == pairs[1]
 
 
 @pytest.mark.parametrize("key", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["no network", "no account"])
