@@ -110,11 +110,12 @@ class WandbLogger(loggers.WandbLogger):
         if self._offline:
             options["mode"] = "offline"
         try:
-            return wandb.init(**options)
+            return wandb.init(**self._wandb_init)
         except wandb.errors.Error as error:
             self._warn(f"W&B cannot be used ({reason(error)})", "the run is kept")
             wandb.teardown()  # which still holds the run that could not begin
-            return wandb.init(**options | {"mode": "offline"})
+            options["mode"] = "offline"
+            return wandb.init(**self._wandb_init)
 
     def _warn(self, what: str, kept: str) -> None:
         place = f"{self.save_dir}/wandb, from where `wandb sync` sends it"
@@ -195,6 +196,8 @@ class WandbLogger(loggers.WandbLogger):
             if not self.experiment.offline:
                 started(lambda: [artifact.wait() for artifact in last]).result(UPLOAD)
         except Exception as error:
+            self._log_model = False
+            self._checkpoint_callbacks.clear()
             self._warn(f"W&B did not take the checkpoints ({reason(error)})", "what it has yet to send is kept")
 
     def _send(self) -> list[Any]:
