@@ -3,7 +3,7 @@
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -29,35 +29,33 @@ PATIENCE, UPLOAD = 10.0, 300.0  # seconds for an answer, and for the last checkp
 
 
 class TensorBoardLogger(loggers.TensorBoardLogger):
-    """Lightning's; in a continued run readers drop what is logged again after its checkpoint."""
+    """Lightning's; a continued run takes out of the files what it logs again, since not all readers can tell."""
 
-    _kept: Iterable[Any] = ()
+    _folder = Path()
+    _continued: Continued | None = None
 
     def go_on(self, folder: Path, continued: Continued) -> None:
         """Go on where a checkpoint is; see `go_on` below."""
-        self._kwargs["purge_step"] = max(continued.latest, 0)
-        self._kept = kept_events(Path(self.log_dir), folder, continued)
+        self._folder, self._continued = folder, continued
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """TensorBoard's writer; begins with what is kept of the step that readers are to drop."""
-        kept, self._kept = list(self._kept), ()  # read before there is another file
-        writer = super().experiment
-        for event in kept:
-            writer.file_writer.add_event(event, walltime=event.wall_time)
-        return writer
+        """TensorBoard's writer."""
+        if self._experiment is None and self._continued:
+            keep_events(Path(self.log_dir), self._folder, self._continued)
+        return super().experiment
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **options: Any) -> None:
         """Log them once; TensorBoard keeps them as metrics of step 0."""
-        if self._kwargs.get("purge_step") is None:
+        if self._continued is None or self._continued.latest < 0:
             super().log_hyperparams(*args, **options)
 
     @rank_zero_only
     def save(self) -> None:
         """Write what waits; `hparams.yaml` once and for all, so not before there are any."""
-        if self.hparams or self._kwargs.get("purge_step") is not None:
+        if self.hparams or self._continued:
             super().save()
 
 
@@ -262,16 +260,25 @@ def reason(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def kept_events(place: Path, folder: Path, continued: Continued) -> Iterator[Any]:
-    """The events of the checkpoint's step in TensorBoard's files at `place` that the continued run does not repeat."""
-    loader: Any = import_module("tensorboard.backend.event_processing.event_file_loader").LegacyEventFileLoader
+def keep_events(place: Path, folder: Path, continued: Continued) -> None:
+    """Leave in TensorBoard's files at `place` what the continued run in `folder` does not log again."""
+    reading: Any = import_module("tensorboard.backend.event_processing.event_file_loader")
+    writing: Any = import_module("tensorboard.summary.writer.record_writer")
+    protocol: Any = import_module("tensorboard.compat.proto.event_pb2")
     rows = [row for row in read_rows(folder / "metrics.csv") if int(row["step"]) == continued.latest]
     again = {name for row in rows if not continued.keeps(row) for name in row}
-    found = dict[str, Any]()  # by tag: files of earlier processes may repeat it
+
+    def keeps(event: Any) -> bool:
+        tag = event.summary.value[0].tag if event.summary.value else ""
+        if not tag or event.step != continued.latest:
+            return not tag or bool(event.step < continued.latest)
+        return tag not in again and not (continued.validates and tag.startswith("val/"))  # pictures are in no row
+
     for path in sorted(place.glob("events.out.tfevents.*")):
-        for event in loader(str(path)).Load():
-            if event.step == continued.latest and event.summary.value:
-                found[event.summary.value[0].tag] = event
-    for tag, event in found.items():
-        if tag not in again and not (continued.validates and tag.startswith("val/")):  # pictures too
-            yield event
+        partial = path.with_name(".kept")
+        with open(partial, "wb") as file:
+            writer = writing.RecordWriter(file)
+            for record in reading.RawEventFileLoader(str(path)).Load():
+                if keeps(protocol.Event.FromString(record)):
+                    writer.write(record)
+        partial.replace(path)
