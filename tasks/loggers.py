@@ -4,7 +4,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, TimeoutError
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -26,6 +26,25 @@ LIMITS = {
     "finish_timeout": 30.0,
 }  # seconds that W&B may keep a run waiting
 PATIENCE, UPLOAD = 10.0, 300.0  # seconds for an answer, and for the last checkpoints to be sent
+
+
+def started(call: Callable[[], Any]) -> "Future[Any]":
+    """The result to come of a call in a thread of its own, which keeps no process from ending."""
+    future: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
+def reason(error: BaseException) -> str:
+    """An error's first line; one without words is that of waiting in vain."""
+    return str(error).partition("\n")[0] or "no answer"
 
 
 class TensorBoardLogger(loggers.TensorBoardLogger):
@@ -72,8 +91,9 @@ class WandbLogger(loggers.WandbLogger):
     _folder = Path()
     _continued: Continued | None = None
     _newest = -1  # the last step that W&B has of an earlier process
-    _lost = False
-    _sending: "Future[None] | None" = None  # of checkpoints
+    _lost = _silent = False  # W&B's process, and its server
+
+    _asked: "Future[Any] | None" = None  # of the server
 
     def go_on(self, folder: Path, continued: Continued) -> None:
         """Go on where a checkpoint is; see `go_on` below."""
@@ -120,18 +140,36 @@ class WandbLogger(loggers.WandbLogger):
         warnings.warn(f"{what}: training goes on, and {kept} in {place}", stacklevel=2)
 
     def _call(self, call: Callable[[], Any]) -> None:
-        """Ask something of W&B's process; where that is gone, or hangs, go on without it."""
+        """Tell W&B's process something; where that is gone, or hangs, go on without it."""
         try:
             started(call).result(PATIENCE)
         except Exception as error:
-            if self._lost:
-                return
-            import wandb
+            self._lose(error)
 
-            self._lost = True
-            self._warn(f"W&B was lost ({reason(error)})", "what it had by then is kept")
-            with suppress(Exception):
-                started(wandb.teardown).result(PATIENCE)  # or it would wait, and complain, at the end
+    def _ask(self, call: Callable[[], Any], wait: bool = True) -> None:
+        """Do what W&B's server has to answer, one at a time; as long as it owes an answer, no more of it."""
+        if self._asked and not self._asked.done() and (self._silent or not wait):
+            return
+        try:
+            if self._asked:
+                self._asked.result(PATIENCE)
+            self._asked, self._silent = started(call), False
+            if wait:
+                self._asked.result(PATIENCE)
+        except TimeoutError:
+            if not self._silent:
+                self._warn("W&B does not answer", "all but pictures and checkpoints is kept")
+            self._silent = True
+        except Exception as error:
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        import wandb
+
+        self._lost = True
+        self._warn(f"W&B was lost ({reason(error)})", "what it had by then is kept")
+        with suppress(Exception):
+            started(wandb.teardown).result(PATIENCE)  # or it would wait, and complain, at the end
 
     def _catch_up(self, run: Any, continued: Continued) -> None:
         """Find out what W&B has of this run, and log what it misses."""
@@ -158,8 +196,10 @@ class WandbLogger(loggers.WandbLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log a row that W&B does not have yet."""
-        if self.experiment and not self._lost and not self._has(metrics, step):
-            self._call(partial(super().log_metrics, metrics, step))
+        if not self.experiment or self._lost or self._has(metrics, step):
+            return
+        numbers = all(isinstance(value, int | float) for value in metrics.values())
+        (self._call if numbers else self._ask)(partial(super().log_metrics, metrics, step))
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
@@ -177,31 +217,22 @@ class WandbLogger(loggers.WandbLogger):
     @rank_zero_only
     def save(self) -> None:
         """Send what was saved since, where every checkpoint is wanted; Lightning calls this after each row."""
-        if self._log_model == "all" and (self._sending is None or self._sending.done()):
-            self._send()
+        if self._log_model == "all":
+            self._deliver()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Send what was saved since, and wait for it."""
-        if status != "success" or self._lost or not self._checkpoint_callbacks:
-            return
-        try:
-            if self._sending:
-                self._sending.result(PATIENCE)
-            last = self._send()
-            if self._sending:
-                self._sending.result(PATIENCE)  # asks W&B: without an answer there is nothing to wait for
-            if not self.experiment.offline:
-                started(lambda: [artifact.wait() for artifact in last]).result(UPLOAD)
-        except Exception as error:
-            self._log_model = False
-            self._checkpoint_callbacks.clear()
-            self._warn(f"W&B did not take the checkpoints ({reason(error)})", "what it has yet to send is kept")
+        if status == "success":
+            self._deliver(wait=True)
 
-    def _send(self) -> list[Any]:
+    def _deliver(self, wait: bool = False) -> None:
         """Make new checkpoints versions of the artifact; W&B calls `latest` what came last, so the best goes first."""
         import wandb
 
+        owed = self._asked and not self._asked.done()
+        if self._lost or (owed and (self._silent or not wait)):
+            return
         run, new = self.experiment, list[tuple[Any, str]]()
         callbacks: list[Any] = list(self._checkpoint_callbacks.values())
         found = [("best", c.best_model_path, c.best_model_score) for c in callbacks if c.monitor]
@@ -213,15 +244,15 @@ class WandbLogger(loggers.WandbLogger):
                 continue
             about = {"file": os.path.basename(path)} | ({} if score is None else {"score": float(score)})
             artifact = wandb.Artifact(self._checkpoint_name or f"model-{self.version}", "model", metadata=about)
-            if os.path.isdir(path):  # in parts
-                artifact.add_dir(path, name="model.ckpt", policy=self.add_file_policy)
-            else:
-                artifact.add_file(path, name="model.ckpt", policy=self.add_file_policy)
+            add = artifact.add_dir if os.path.isdir(path) else artifact.add_file  # a folder has its parts
+            add(path, name="model.ckpt", policy=self.add_file_policy)
             new.append((artifact, alias))
             self._logged_model_time[path] = time
         if new:
-            self._sending = started(lambda: [run.log_artifact(one, aliases=[alias]) for one, alias in new])
-        return [artifact for artifact, _ in new]
+            self._ask(lambda: [run.log_artifact(one, aliases=[alias]) for one, alias in new], wait)
+        if new and wait and not (self._silent or self._lost or run.offline):
+            with suppress(Exception):  # W&B says what it could not send
+                started(lambda: [artifact.wait() for artifact, _ in new]).result(UPLOAD)
 
 
 CONTINUED = (TensorBoardLogger, WandbLogger)
@@ -239,25 +270,6 @@ def go_on(chosen: Iterable[Logger], folder: Path, continued: Continued) -> None:
     for logger in chosen:
         if isinstance(logger, CONTINUED):
             logger.go_on(folder, continued)
-
-
-def started(call: Callable[[], Any]) -> "Future[Any]":
-    """The result to come of a call in a thread of its own, which keeps no process from ending."""
-    future: Future[Any] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return future
-
-
-def reason(error: BaseException) -> str:
-    """An error's first line, or its kind."""
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def keep_events(place: Path, folder: Path, continued: Continued) -> None:

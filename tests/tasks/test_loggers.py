@@ -390,14 +390,14 @@ def test_a_connection_lost_on_the_way_stops_nothing(trouble: str, finished: Path
         line = f"fit {SHORT} --config wandb.yaml --run_dir r"
         done = process(line, code, cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=120)
         assert done.returncode == 0, done.stderr
-        assert time.monotonic() - start < 60
+        assert time.monotonic() - start < 75  # 10 for an answer, 3 for the end, 15 of its own, on a busy machine
         assert "UpsertBucket" in server.asked and "Traceback" not in done.stderr, done.stderr
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 1 and "training goes on" in warnings[0] and "wandb sync" in warnings[0], done.stderr
     assert metrics("r") == metrics(finished) and Path("r/summary.json").exists()
     if trouble != "killed":  # what the server did not take lies in the run folder
-        rows = history(records(Path("r")))
-        assert {row["trainer/global_step"] for row in rows if "train/loss" in row} == set(range(8))
+        counts = logged(history(records(Path("r"))))
+        assert counts.items() >= dict.fromkeys(written("r"), 1).items()
 
 
 def test_checkpoints_in_parts_are_artifacts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
