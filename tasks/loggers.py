@@ -92,7 +92,6 @@ class WandbLogger(loggers.WandbLogger):
     _continued: Continued | None = None
     _newest = -1  # the last step that W&B has of an earlier process
     _lost = _silent = False  # W&B's process, and its server
-
     _asked: "Future[Any] | None" = None  # of the server
 
     def go_on(self, folder: Path, continued: Continued) -> None:
