@@ -406,7 +406,7 @@ def test_checkpoints_in_parts_are_artifacts(monkeypatch: pytest.MonkeyPatch, tmp
     folder.mkdir()
     for part in ("meta.pt", "__0_0.distcp"):
         (folder / part).write_text(part)
-    logger = WandbLogger(save_dir="r", id="parts", project="tessera", log_model="all")
+    logger = WandbLogger(save_dir=tmp_path / "r", id="parts", project="tessera", log_model="all")
     saved: Any = SimpleNamespace(monitor=None, best_model_path="", last_model_path=str(folder))
     logger.after_save_checkpoint(saved)
     logger.save()
