@@ -23,7 +23,7 @@ from tasks.loops import with_own_loops
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config, typed_options
 from tasks.report import closing_table, left_out, show_texts
 from tasks.resume import farewell, read_run, say
-from tasks.run_folder import MetricsCSV, kept_if_started, run_folder
+from tasks.run_folder import Continued, MetricsCSV, kept_if_started, run_folder
 from tasks.signals import Stopped
 from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, best_checkpoint, fill_in, place_loggers, refuse_ours
 
@@ -235,9 +235,10 @@ class TaskCLI(LightningCLI):
     def loggers(self, chosen: Any) -> list[Any]:
         """CSV always, then those asked for, writing into the run folder."""
         extra = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
-        if self.source:
-            go_on(extra, self.folder, self.checkpoint["global_step"] if self.checkpoint else 0)
-        return [MetricsCSV(self.folder, self.checkpoint), *extra]
+        continued = Continued(self.checkpoint) if self.source else None
+        if continued:
+            go_on(extra, self.folder, continued)
+        return [MetricsCSV(self.folder, continued), *extra]
 
     # The commands ---------------------------------------------------------------------------------------------------
 

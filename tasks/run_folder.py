@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from importlib.metadata import version
@@ -137,6 +137,37 @@ def git_commit() -> str | None:
         return None
 
 
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a `metrics.csv`, without empty cells; a last one that was not written to its end is left out."""
+    if not path.exists():
+        return []
+    text = path.read_bytes().decode()
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    return [{name: value for name, value in row.items() if value} for row in csv.DictReader(lines)]
+
+
+class Continued:
+    """What the loggers of a continued run keep: all from before its checkpoint that the run does not log again.
+
+    Args:
+        checkpoint: what it goes on from; None where it begins again.
+    """
+
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        self.latest = (checkpoint["global_step"] if checkpoint else 0) - 1  # step that was logged
+        loops = checkpoint["loops"]["fit_loop"] if checkpoint else {}
+        self.validates = loops.get("epoch_loop.state_dict", {}).get("validates", False)  # after that step
+        epochs = loops.get("epoch_progress", {}).get("current", {"completed": 0, "ready": 0})
+        self.ends = epochs["completed"] < epochs["ready"]  # whether the end of the epoch is still to come
+
+    def keeps(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row of metrics stays."""
+        step = int(row["step"])
+        if step != self.latest or "train/grad_norm" in row:
+            return step <= self.latest
+        return not (self.validates if any(name.startswith("val/") for name in row) else self.ends)
+
+
 class RowWriter(_ExperimentWriter):
     """Lightning's writer, but for this: what is in the file stays there, also if the process is killed meanwhile."""
 
@@ -144,13 +175,7 @@ class RowWriter(_ExperimentWriter):
         """Nothing: Lightning would delete the file."""
 
     def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        self.write(self.read(), fieldnames)
-
-    def read(self) -> list[dict[str, str]]:
-        """The rows of the file, without empty cells; a last one that was not written to its end is left out."""
-        text = Path(self.metrics_file_path).read_bytes().decode()
-        lines = text[: text.rfind("\n") + 1].splitlines()
-        return [{name: value for name, value in row.items() if value} for row in csv.DictReader(lines)]
+        self.write(read_rows(Path(self.metrics_file_path)), fieldnames)
 
     def write(self, rows: list[dict[str, str]], columns: list[str]) -> None:
         """Replace the file."""
@@ -161,20 +186,16 @@ class RowWriter(_ExperimentWriter):
 
 
 class MetricsCSV(CSVLogger):
-    """`metrics.csv` in the run folder; a continued run keeps the rows from before its checkpoint.
+    """`metrics.csv` in the run folder.
 
     Args:
         folder: run folder.
-        checkpoint: what this process goes on from; rows that are logged anew from there are dropped.
+        continued: what a run that goes on keeps of an earlier file; None drops all.
     """
 
-    def __init__(self, folder: Path, checkpoint: Checkpoint | None = None) -> None:
+    def __init__(self, folder: Path, continued: Continued | None = None) -> None:
         super().__init__(save_dir=folder, name="", version="", flush_logs_every_n_steps=50)
-        self._step = checkpoint["global_step"] if checkpoint else 0
-        loops = checkpoint["loops"]["fit_loop"] if checkpoint else {}
-        self._validates = loops.get("epoch_loop.state_dict", {}).get("validates", False)  # after that step
-        epochs = loops.get("epoch_progress", {}).get("current", {"completed": 0, "ready": 0})
-        self._ends = epochs["completed"] < epochs["ready"]  # whether the end of the epoch is still to come
+        self._continued = continued or Continued(None)
 
     @property
     def log_dir(self) -> str:
@@ -189,19 +210,14 @@ class MetricsCSV(CSVLogger):
             raise AttributeError("metrics.csv is opened with its first row")
         return self._experiment
 
-    def _keeps(self, row: dict[str, str]) -> bool:
-        step, latest = int(row["step"]), self._step - 1
-        if step != latest or "train/grad_norm" in row:
-            return step <= latest
-        return not (self._validates if any(name.startswith("val/") for name in row) else self._ends)
-
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Add a row; the first one opens the file."""
         if self._experiment is None:
             self._experiment = writer = RowWriter(log_dir=self.save_dir)
-            if Path(writer.metrics_file_path).exists():
-                rows = [row for row in writer.read() if self._keeps(row)]
+            path = Path(writer.metrics_file_path)
+            if path.exists():
+                rows = [row for row in read_rows(path) if self._continued.keeps(row)]
                 writer.metrics_keys = sorted({"step"}.union(*rows))
                 writer.write(rows, writer.metrics_keys)
         super().log_metrics(metrics, step)

@@ -56,6 +56,7 @@ def process(line: str, before: str = "", task: str = "vit", **options: Any) -> s
         "print('imported', *{name.partition('.')[0] for name in sys.modules})\nsys.exit(code)"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    environment.pop("WANDB_SERVICE", None)  # W&B's process of this one, which would keep a killed run open
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, **options)
 
 

@@ -3,13 +3,17 @@
 import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,13 +25,16 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from tasks import __version__
 from tasks.callbacks.gallery import Table, senders, to_tensorboard
+from tasks.loggers import WandbLogger
 from tasks.run_folder import git_commit
 from tests.tasks.command import (
+    CLOCK,
     PAIRS,
     ROOT,
     SHORT,
     SMALL_LM,
     SMALL_S2S,
+    checkpoint,
     metrics,
     process,
     run,
@@ -73,11 +80,11 @@ def end_run(folder: str = "r") -> None:
     """End the W&B run as a process does, and wait until its file is written, which happens in another process."""
     wandb.finish()
     for _ in range(200):
-        last = max((path.stat().st_mtime, path) for path in Path(folder).rglob("*.wandb"))[1]
-        if any(record.HasField("exit") for record in records(last.parent)):
+        found = [(path.stat().st_mtime, path) for path in Path(folder).rglob("*.wandb")]
+        if found and any(record.HasField("exit") for record in records(max(found)[1].parent)):
             return
         time.sleep(0.05)
-    raise AssertionError(f"{last} is not complete")
+    raise AssertionError(f"the newest of {found} is not complete")
 
 
 def history(found: list[Any]) -> list[dict[str, Any]]:
@@ -119,10 +126,12 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config["trainer"]["logger+"][0]["init_args"]["log_model"] = "all"
     (folder / "wandb.yaml").write_text(yaml.safe_dump(config))
     here = os.environ | {"WANDB_DATA_DIR": str(folder / "staging"), "WANDB_X_STATS_SAMPLING_INTERVAL": "0.1"}
+    here["WANDB_SILENT"] = "false"
     line = f"fit {line} --config {folder}/wandb.yaml --config configs/logger/tensorboard.yaml --run_dir {folder}/run"
     code = "import os; os.environ.update(" + repr({n: here[n] for n in here if n.startswith("WANDB")}) + ")"
     done = process(line, code, cwd=folder)
     assert done.returncode == 0, done.stderr
+    assert "wandb: " in done.stderr and "warning" not in done.stderr.lower(), done.stderr
     return folder / "run"
 
 
@@ -226,13 +235,74 @@ def test_a_run_that_begins_again_repeats_no_step(tmp_path: Path) -> None:
         )
 
 
+TEXTS = f"{SMALL_LM.replace('samples.every null', 'samples.every 2')} --data.source files --trainer.max_epochs 2"
+TEXTS += " --trainer.limit_train_batches 4 --trainer.limit_val_batches 2 --trainer.limit_test_batches 2"
+
+
+def shown(rows: list[dict[str, Any]]) -> dict[tuple[int, str], str]:
+    """The numbers that W&B has, by step and name, each once, without what a clock decides."""
+    found = [
+        ((row["trainer/global_step"], name), value)
+        for row in rows
+        for name, value in row.items()
+        if isinstance(value, float) and not name.startswith("_") and name not in CLOCK
+    ]
+    assert len(found) == len(dict(found)), [one for one, count in Counter(dict(found)).items() if count > 1]
+    return dict(found)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a language model, its corpus beside it; not to be changed."""
+    folder = tmp_path_factory.mktemp("texts")
+    line = f"fit {TEXTS} --data.path {write_corpus(folder / 'corpus')} {BOTH} --run_dir {folder}/run"
+    assert run(line, "lm") == 0
+    end_run(f"{folder}/run")
+    return folder
+
+
+@pytest.mark.parametrize("ended", [pytest.param(False, marks=pytest.mark.slow), True], ids=["killed", "W&B ended"])
+@pytest.mark.parametrize("every", [2, pytest.param(None, marks=pytest.mark.slow)], ids=["before", "after"])
+def test_a_validation_and_the_end_of_an_epoch_are_logged_once(
+    every: int | None, ended: bool, texts: Path, tmp_path: Path
+) -> None:
+    """The checkpoint is from before or after a validation that was logged, and the epoch's end was, too."""
+    pytest.importorskip("tensorboard")
+    kill = KILL.format(step=4)
+    if ended:
+        kill = kill.replace("        os.kill(", "        sys.modules['wandb'].finish()\n        os.kill(")
+    more = f"--checkpoint.every_n_train_steps {every}" if every else ""
+    done = process(f"fit {TEXTS} --data.path {texts}/corpus {BOTH} {more} --run_dir r", kill, "lm", cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    saved = checkpoint("r")
+    assert saved["global_step"] == 4
+    assert saved["loops"]["fit_loop"]["epoch_loop.state_dict"]["validates"] is bool(every)
+    names = {name for row in metrics("r") if row["step"] == "3" for name in row}
+    assert {"train/loss", "val/loss", "train/padding"} <= names
+    assert run("fit --resume r", "lm") == 0
+    end_run()
+    assert metrics("r") == metrics(texts / "run")
+    assert set(written("r").values()) == {1}
+    assert shown(history(records(Path("r")))) == shown(history(records(texts / "run")))
+    (events, counts), (whole, once) = scalars("r"), scalars(str(texts / "run"))
+    assert set(counts.values()) == {1} and counts == once
+    for name in {name for name, _ in counts} - set(CLOCK):
+        pairs = [[(event.step, event.value) for event in one.Scalars(name)] for one in (events, whole)]
+        assert pairs[0] == pairs[1], name
+    pairs = [
+        [(event.step, event.tensor_proto.string_val) for event in one.Tensors("samples/text_summary")]
+        for one in (events, whole)
+    ]
+    assert [step for step, _ in pairs[0]] == [1, 3, 5, 7] and pairs[0] == pairs[1]
+
+
 @pytest.mark.parametrize("key", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["no network", "no account"])
 def test_without_w_and_b_training_goes_on(key: bool, tmp_path: Path) -> None:
     """And nothing that a run writes has a secret of the environment in it."""
     secrets = SECRETS if key else {name: text for name, text in SECRETS.items() if name != "WANDB_API_KEY"}
     more = {"WANDB_MODE": "online", "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "2"}
     more |= {"HOME": str(tmp_path), "WANDB_SILENT": "false", **secrets}
-    code = f"import os; os.environ.pop('WANDB_SERVICE', 0); os.environ.update({more!r})"  # a service of its own
+    code = f"import os; os.environ.update({more!r})"
     done = process(f"fit {SHORT} {BOTH} --run_dir r", code, cwd=tmp_path, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("warning: W&B"))
@@ -245,6 +315,106 @@ def test_without_w_and_b_training_goes_on(key: bool, tmp_path: Path) -> None:
     assert len(texts) > 15
     for text in texts:
         assert not [name for name, secret in SECRETS.items() if secret.encode() in text]
+
+
+class StandIn(BaseHTTPRequestHandler):
+    """W&B's server as far as a run needs it, until someone asks for `/trouble`."""
+
+    protocol_version, timeout = "HTTP/1.1", 60
+    bucket = {"id": "b", "name": "r", "displayName": "r", "description": "", "config": "{}", "sweepName": None}
+    bucket |= {"project": {"id": "p", "name": "tessera", "entity": {"id": "e", "name": "me"}}, "historyLineCount": 0}
+    answers = {
+        "UpsertBucket": {"upsertBucket": {"bucket": bucket, "inserted": True}},
+        "RunResumeStatus": {"model": None},
+        "CreateRunFiles": {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": []}},
+        "ServerFeatures": {"serverInfo": {"features": []}},
+        "Viewer": {"viewer": {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}},
+    }
+
+    def do_POST(self) -> None:
+        server: Any = self.server
+        asked = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode(errors="replace")
+        if server.in_trouble.is_set() and server.trouble == "cut":
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        if server.in_trouble.is_set() and server.trouble == "silent":
+            server.over.wait(60)
+        if self.path == "/trouble":
+            server.in_trouble.set()
+        server.asked.append(next((name for name in self.answers if name in asked), self.path))
+        said = json.dumps({"data": self.answers.get(server.asked[-1], {})}).encode()
+        self.send_response(500 if server.in_trouble.is_set() and self.path != "/trouble" else 200)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    do_GET = do_PUT = do_POST
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def stand_in(trouble: str) -> Iterator[Any]:
+    """A server of W&B's on this machine."""
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
+    server.trouble, server.asked, server.in_trouble, server.over = trouble, [], Event(), Event()
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.over.set()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    "trouble", ["killed", *(pytest.param(one, marks=pytest.mark.slow) for one in ("error", "cut", "silent"))]
+)
+def test_a_connection_lost_on_the_way_stops_nothing(trouble: str, finished: Path, tmp_path: Path) -> None:
+    """W&B's server fails after the third step, or W&B's process on this machine, which sends to it, is killed."""
+    kill = "from wandb.sdk import wandb_setup; wandb_setup.singleton()._connection._proc._process.kill()"
+    with stand_in(trouble) as server:
+        address = f"http://127.0.0.1:{server.server_port}"
+        request = f"import urllib.request; urllib.request.urlopen({address + '/trouble'!r}, b'')"
+        more = {"WANDB_MODE": "online", "WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40, "HOME": str(tmp_path)}
+        more |= {"WANDB_SILENT": "false", "WANDB_FINISH_TIMEOUT": "3", "WANDB_DATA_DIR": str(tmp_path)}
+        code = f"import os; os.environ.update({more!r})"
+        code += KILL.format(step=3).replace(
+            "os.kill(os.getpid(), signal.SIGKILL)", kill if trouble == "killed" else request
+        )
+        config = yaml.safe_load((ROOT / "configs/logger/wandb.yaml").read_text())
+        config["trainer"]["logger+"][0]["init_args"]["log_model"] = "all"
+        (tmp_path / "wandb.yaml").write_text(yaml.safe_dump(config))
+        start = time.monotonic()
+        line = f"fit {SHORT} --config wandb.yaml --run_dir r"
+        done = process(line, code, cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert time.monotonic() - start < 75  # 10 for an answer, 3 for the end, 15 of its own, on a busy machine
+        assert "UpsertBucket" in server.asked and "Traceback" not in done.stderr, done.stderr
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 1 and "training goes on" in warnings[0] and "wandb sync" in warnings[0], done.stderr
+    assert metrics("r") == metrics(finished) and Path("r/summary.json").exists()
+    if trouble != "killed":  # what the server did not take lies in the run folder
+        counts = logged(history(records(Path("r"))))
+        assert counts.items() >= dict.fromkeys(written("r"), 1).items()
+
+
+def test_checkpoints_in_parts_are_artifacts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
+    folder = tmp_path / "last.ckpt"
+    folder.mkdir()
+    for part in ("meta.pt", "__0_0.distcp"):
+        (folder / part).write_text(part)
+    logger = WandbLogger(save_dir=tmp_path / "r", id="parts", project="tessera", log_model="all")
+    saved: Any = SimpleNamespace(monitor=None, best_model_path="", last_model_path=str(folder))
+    logger.after_save_checkpoint(saved)
+    logger.save()
+    logger.finalize("success")
+    end_run()
+    (sent,) = [record.artifact for record in records(Path("r")) if record.artifact.type == "model"]
+    assert {item.path for item in sent.manifest.contents} == {"model.ckpt/meta.pt", "model.ckpt/__0_0.distcp"}
+    assert list(sent.aliases) == ["latest"]
 
 
 def agent_command(sweep: dict[str, Any]) -> list[str]:
