@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from torch import Generator
 from torch.utils.data import DataLoader
 
-from datamodules.batching import ResumableBatchSampler
+from datamodules.batching import DealtBatches, ResumableBatchSampler
 from datamodules.errors import UsageError
 
 # Both are wrong here: data in memory need no workers, and the order of batches does survive a resume.
@@ -93,13 +93,13 @@ class ResumableDataModule(pl.LightningDataModule):
         return self._loader(dataset, sampler)
 
     def eval_loader(self, dataset: BatchedDataset) -> DataLoader:
-        """Each sample once over all ranks."""
-        return self._loader(dataset, self.eval_sampler(dataset))
+        """Each sample once over all ranks, in the batches that one process has."""
+        world_size, rank = self._ranks()
+        return self._loader(dataset, DealtBatches(self.eval_sampler(dataset), rank, world_size))
 
     def eval_sampler(self, dataset: BatchedDataset) -> ResumableBatchSampler:
-        """The order of evaluation: that of the data set."""
-        world_size, rank = self._ranks()
-        return ResumableBatchSampler(len(dataset), self.eval_batch_size, rank=rank, world_size=world_size)
+        """The order of evaluation, over all ranks: that of the data set."""
+        return ResumableBatchSampler(len(dataset), self.eval_batch_size)
 
     def state_dict(self) -> dict[str, int]:
         """Where training stands: `epoch` and `batch` come next; the rest says what they were counted with."""
@@ -145,7 +145,7 @@ class ResumableDataModule(pl.LightningDataModule):
     def _ranks(self) -> tuple[int, int]:
         return (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
 
-    def _loader(self, dataset: BatchedDataset, sampler: ResumableBatchSampler) -> DataLoader:
+    def _loader(self, dataset: BatchedDataset, sampler: ResumableBatchSampler | DealtBatches) -> DataLoader:
         workers = 0 if dataset.in_memory else self.num_workers
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return DataLoader(

@@ -240,6 +240,35 @@ class BucketBatchSampler(ResumableBatchSampler):
         return cuts
 
 
+class DealtBatches(SequentialSampler):
+    """The batches of evaluation, dealt to the ranks in turn: each comes out as with one process, to the bit.
+
+    All ranks have as many: who would have none in the last round gets its last batch, too, which does not count.
+
+    Args:
+        whole: All batches.
+        rank, world_size: This process, of how many.
+    """
+
+    def __init__(self, whole: ResumableBatchSampler, rank: int = 0, world_size: int = 1) -> None:
+        self.whole, self.rank, self.world_size = whole, rank, world_size
+
+    def counts(self, number: int) -> bool:
+        """Whether this rank's batch of that number, from 0 on, is its own."""
+        return number * self.world_size + self.rank < len(self.whole)
+
+    def __len__(self) -> int:
+        return -(-len(self.whole) // self.world_size)
+
+    def __iter__(self) -> Iterator[list[int]]:  # type: ignore[override]
+        batch: list[int] = []
+        for number, batch in enumerate(self.whole):
+            if number % self.world_size == self.rank:
+                yield batch
+        if not self.counts(len(self) - 1):
+            yield batch
+
+
 def _by_both(lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Of two lengths (S, 2) the longer (S,), and what samples are sorted by (S,): that, then the difference.
 

@@ -39,7 +39,8 @@ class MaskConfig:
 
 
 class Masker:
-    """Chooses tokens anew at each call, by the generator that `torch.manual_seed` sets; control tokens never.
+    """Chooses tokens anew at each call, by the generator that `torch.manual_seed` sets, or by seeds of the sequences;
+    control tokens never.
 
     Args:
         config: Which and how.
@@ -62,12 +63,13 @@ class Masker:
         if len(self._ordinary) == 0:
             raise UsageError("the tokenizer knows control tokens only: train one on more text.")
 
-    def __call__(self, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: Tensor, keep: Tensor, seeds: list[int] | None = None) -> tuple[Tensor, Tensor]:
         """Hides some tokens of each sequence, at least one where it has any but control tokens.
 
         Args:
             tokens: int64 (B, N).
             keep: bool (B, N), False at padding.
+            seeds: Of the B sequences: what is drawn for one then follows from its seed alone, whatever the batch.
 
         Returns:
             The tokens as the model shall see them (B, N), and bool (B, N): where it has to guess.
@@ -76,22 +78,26 @@ class Masker:
             table.to(tokens.device) for table in (self._control, self._starts, self._ordinary)
         )
         free = keep & ~self._control[tokens]
-        luck = torch.rand(tokens.shape, device=tokens.device)
+        luck, fate, other = self._draws(tokens, seeds)
         if self.config.whole_words:
             luck = luck.gather(1, self._words(tokens))  # (B, words) -> (B, N): pieces of a word share its luck
         lowest = luck.masked_fill(~free, 2.0).amin(1, keepdim=True)
         where = free & ((luck < self.config.share) | (luck == lowest))
-        return self._hide(tokens, where), where
+        hidden = torch.where(where & (fate < self.config.mask), self.mask, tokens)
+        changed = where & (fate >= self.config.mask) & (fate < self.config.mask + self.config.random)
+        others = self._ordinary[(other * len(self._ordinary)).long()]
+        return torch.where(changed, others, hidden), where
+
+    @staticmethod
+    def _draws(tokens: Tensor, seeds: list[int] | None) -> Tensor:
+        """Numbers from 0 to below 1: (B, N) -> (3, B, N)."""
+        if seeds is None:
+            return torch.rand(3, *tokens.shape, device=tokens.device)
+        rows = [torch.rand(tokens.shape[1], 3, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        return torch.stack(rows).to(tokens.device).movedim(2, 0)
 
     def _words(self, tokens: Tensor) -> Tensor:
         """Number of each token's word in its sequence: (B, N) -> (B, N). A control token begins a word, too."""
         begins = self._starts[tokens]
         begins[:, 0] = True
         return begins.cumsum(1) - 1
-
-    def _hide(self, tokens: Tensor, where: Tensor) -> Tensor:
-        fate = torch.rand(tokens.shape, device=tokens.device)
-        others = self._ordinary[torch.randint(len(self._ordinary), tokens.shape, device=tokens.device)]
-        hidden = torch.where(where & (fate < self.config.mask), self.mask, tokens)
-        changed = where & (fate >= self.config.mask) & (fate < self.config.mask + self.config.random)
-        return torch.where(changed, others, hidden)

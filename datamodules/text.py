@@ -132,8 +132,7 @@ class TextData(TokenizedData):
         """The order of evaluation: longest first; "index" says which sample is which."""
         if not self.loading.buckets:
             return super().eval_sampler(dataset)
-        world_size, rank = self._ranks()
-        return BucketBatchSampler(dataset.lengths, self.eval_batch_size, rank=rank, world_size=world_size)
+        return BucketBatchSampler(dataset.lengths, self.eval_batch_size)
 
     def counted(self, world_size: int) -> dict[str, int]:
         """As in the base class, with what decides how long a batch is."""

@@ -15,6 +15,7 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 from tasks import __version__, optim
 from tasks.checkpoints import KEY, Checkpoint, net_weights
 from tasks.errors import RunError, refusals
+from tasks.evaluation import count
 from tasks.parsing import merged
 from tasks.precision import float32_by_default
 from tasks.seeds import position_seed, run_seed
@@ -100,7 +101,8 @@ class Task(pl.LightningModule):
             for part in self.compiled():
                 part.compile()
         for split in ("val", "test"):
-            self.metrics[split] = MetricCollection(dict(self.make_metrics()), prefix=f"{split}/")
+            found = MetricCollection(dict(self.make_metrics()), prefix=f"{split}/", compute_groups=False)
+            self.metrics[split] = found  # without groups, which means that begin alike would share
             self.metrics[f"{split}_loss"] = MeanMetric()
 
     @property
@@ -196,11 +198,14 @@ class Task(pl.LightningModule):
 
     # Evaluation -----------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, batch: Batch, split: str) -> Any:
+    def _evaluate(self, batch: Batch, split: str, batch_idx: int) -> Any:
+        loader: Any = getattr(self.trainer, f"{split}_dataloaders")
         with float32_by_default():
             loss, outputs, targets = self.step(batch, training=False)
-            self.metrics[f"{split}_loss"].update(loss, self.weight(targets))
-            self.metrics[split].update(outputs, targets)
+            counts = loader.sampler.counts(batch_idx)
+            count(self.metrics[f"{split}_loss"], (loss, self.weight(targets)), counts)
+            for metric in self.metrics[split].values():
+                count(metric, (outputs, targets), counts)
         return outputs
 
     @staticmethod
@@ -210,7 +215,7 @@ class Task(pl.LightningModule):
 
     def _log_evaluation(self, split: str) -> None:
         values = self.metrics[split].compute() | {f"{split}/loss": self.metrics[f"{split}_loss"].compute()}
-        values = {name: value for name, value in values.items() if value.ndim == 0}
+        values = {name: value.float() for name, value in values.items() if value.ndim == 0}
         self.log_dict(values | self.derived(values, split), prog_bar=split == "val")
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
@@ -218,8 +223,8 @@ class Task(pl.LightningModule):
         return {}
 
     def _start_evaluation(self, split: str) -> None:
-        if str(self.trainer.precision).endswith("16-true"):
-            self.metrics.to(torch.float32)  # which became 16 bits with the weights, too few for a sum
+        exact = torch.float32 if self.device.type == "mps" else torch.float64  # sums then do not depend on their order
+        self.metrics.to(exact)
         self.metrics[split].reset()
         self.metrics[f"{split}_loss"].reset()
 
@@ -239,19 +244,13 @@ class Task(pl.LightningModule):
         """Log the `test/` metrics, reduced over ranks."""
         self._log_evaluation("test")
 
-    def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Draw the same numbers, such as masked positions, in every validation and in every test."""
-        torch.manual_seed(position_seed(run_seed(), -1, batch_idx, self.global_rank))
-
-    on_test_batch_start = on_validation_batch_start
-
     def validation_step(self, batch: Batch, batch_idx: int) -> Any:
         """Update the `val/` metrics; the step's outputs."""
-        return self._evaluate(batch, "val")
+        return self._evaluate(batch, "val", batch_idx)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Any:
         """Update the `test/` metrics; the step's outputs."""
-        return self._evaluate(batch, "test")
+        return self._evaluate(batch, "test", batch_idx)
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
         """Figures that follow from samples/s over all devices, by the names they are logged under."""

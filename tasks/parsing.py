@@ -6,6 +6,7 @@ set of options below all typed ones, wherever they stand; among those sets the l
 
 import difflib
 import json
+import math
 import os
 import re
 from collections import deque
@@ -26,11 +27,16 @@ PACKAGES = [  # whose classes options may name; importing any other would run wh
     *("pytorch_lightning", "lightning_fabric", "tasks", "modules", "datamodules"),
     *("torch.nn", "torch.optim", "torch.distributed", "torch.profiler"),
 ]
+MOST = 10**7  # characters of a text of options, aliases written out
 jsonargparse.set_parsing_settings(
     import_path_denylist=["*"],
     import_path_allowlist=[*PACKAGES, *filter(None, os.environ.get(TRUST, "").split(","))],
     instantiate_subclass_spec_in_any=False,
 )
+
+
+plain_yaml = jsonargparse.get_loader("yaml")
+jsonargparse.set_loader("yaml", lambda text: plain_yaml(bounded(text)), (yaml.YAMLError,), json_superset=True)
 
 
 class PlainErrors(jsonargparse.ArgumentParser):
@@ -177,12 +183,33 @@ def read_config(value: str) -> Options:
     if not path.is_file():
         raise UsageError(f"no config file '{value}': give the path of a YAML file, as in configs/vit/cifar10.yaml")
     try:
-        options = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        options = yaml.safe_load(bounded(path.read_text()))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"config file '{value}' is not valid YAML: {error}") from error
     if not isinstance(options, dict):
         raise UsageError(f"config file '{value}' must hold options by name, as in `trainer: {{max_epochs: 10}}`")
     return options
+
+
+def bounded(text: str) -> str:
+    """The same YAML, whose aliases must not make it immense ("billion laughs").
+
+    Raises:
+        yaml.YAMLError: more than `MOST` characters with each alias written out, or an alias inside of what it names.
+    """
+    sizes: dict[int, float] = {}
+
+    def size(node: Any) -> float:
+        if id(node) not in sizes:
+            sizes[id(node)] = math.inf  # until all that is inside is counted
+            parts = [] if isinstance(node.value, str) else node.value
+            inner = (size(one) for part in parts for one in (part if isinstance(part, tuple) else (part,)))
+            sizes[id(node)] = len(node.value) + 1 + sum(inner)
+        return sizes[id(node)]
+
+    if "&" in text and "*" in text and (node := yaml.compose(text, yaml.SafeLoader)) and size(node) > MOST:
+        raise yaml.YAMLError(f"its aliases stand for more than {MOST:,} characters")
+    return text
 
 
 def names_data(arguments: list[str]) -> bool:

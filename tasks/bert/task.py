@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAUROC, MulticlassCalibrationError, MulticlassF1Score
+from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.files import write_text
 from datamodules.reviews import ReviewData
@@ -20,6 +21,15 @@ from tasks.classification import ClassifierTask
 from tasks.errors import UsageError
 from tasks.optim import OptimConfig
 from tasks.text import TextTask
+
+
+class CalibrationError(MulticlassCalibrationError):
+    """The same, summed in the metric's own type: in float64 the order of the samples does not show."""
+
+    def compute(self) -> Tensor:
+        """The error over all samples, ()."""
+        self.confidences = [dim_zero_cat(self.confidences).to(self.dtype)]
+        return super().compute()
 
 
 class BertTask(TextTask, ClassifierTask):
@@ -72,7 +82,7 @@ class BertTask(TextTask, ClassifierTask):
             **super().make_metrics(),
             "f1": MulticlassF1Score(classes, average="macro"),
             "auroc": MulticlassAUROC(classes),
-            "ece": MulticlassCalibrationError(classes),
+            "ece": CalibrationError(classes),
         }
 
     def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:

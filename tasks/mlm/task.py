@@ -14,6 +14,7 @@ from modules.bert import BertConfig, BertMaskedLM
 from tasks.base import Batch
 from tasks.bert.architectures import fitted, load_pretrained
 from tasks.optim import OptimConfig
+from tasks.seeds import position_seed, run_seed
 from tasks.text import MeanOf, TextTask
 
 
@@ -23,7 +24,7 @@ class MaskedLMTask(TextTask):
     Args:
         net: The network. The number of tokens comes from the data where it is null.
         optimizer: Optimizer, schedule and clipping.
-        mask: Which tokens are masked, anew in each epoch.
+        mask: Which tokens are masked, anew in each epoch; in evaluation always the same of a sample.
         pretrained: Weights to go on from, tokenizer included: a checkpoint of `python -m tasks.mlm`, `hf/<model>` of
             the Hugging Face hub, or a local folder of its layout; null starts from random weights.
         ema: Decay of a running average of the weights, per optimizer step, such as 0.999; evaluation and the saved
@@ -76,7 +77,8 @@ class MaskedLMTask(TextTask):
     def step(self, batch: Batch, training: bool) -> tuple[Tensor, dict[str, Tensor], dict[str, int]]:
         """Loss (), figures by name and how many guesses each is the mean of, for a batch of tokens (B, N)."""
         tokens, keep, segments = batch["tokens"], batch["keep"], batch.get("segments")
-        masked, where = self.masker(tokens, keep)
+        evaluated = None if training else [position_seed(run_seed(), -1, i, 0) for i in batch["index"].tolist()]
+        masked, where = self.masker(tokens, keep, evaluated)
         hidden = self.net.encoder(masked, keep, segments)
         targets = tokens[where]  # (S,)
         loss, right = self.net.loss(hidden, targets, where)

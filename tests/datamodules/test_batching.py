@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from datamodules.batching import ResumableBatchSampler, epoch_order
+from datamodules.batching import DealtBatches, ResumableBatchSampler, epoch_order
 
 SHAPES = [(size, batch, world) for size in (1, 2, 7, 16, 33) for batch in (1, 2, 5) for world in (1, 2, 3)]
 
@@ -69,3 +69,13 @@ def test_start_deep_in_a_large_epoch_is_as_fast_as_at_its_beginning() -> None:
 def test_impossible_requests_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1|is not one of"):
         ResumableBatchSampler(**{"size": 5, "batch_size": 2, **options})
+
+
+@pytest.mark.parametrize(("size", "batch", "world"), SHAPES)
+def test_evaluation_deals_the_batches_of_one_process(size: int, batch: int, world: int) -> None:
+    whole = ResumableBatchSampler(size, batch)
+    samplers = [DealtBatches(whole, rank, world) for rank in range(world)]
+    assert {len(list(sampler)) for sampler in samplers} == {len(sampler) for sampler in samplers}
+    rounds = enumerate(zip(*samplers, strict=True))
+    dealt = [taken for number, row in rounds for s, taken in zip(samplers, row, strict=True) if s.counts(number)]
+    assert dealt == list(whole)

@@ -136,6 +136,18 @@ def test_the_seed_fixes_the_draws() -> None:
     assert not torch.equal(first[1], second[1])  # another epoch hides other tokens
 
 
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_seeds_fix_the_draws_of_each_sequence_whatever_the_batch(whole_words: bool) -> None:
+    masker, (tokens, keep) = Masker(MaskConfig(whole_words=whole_words), CONTROL_IDS, V, STARTS), batch()
+    seeds = list(range(100, 164))
+    masked, where = masker(tokens, keep, seeds)
+    for rows in (torch.arange(63, 31, -1), torch.arange(3, 9)):
+        length = int(keep[rows].sum(1).max())  # less padding
+        some = masker(tokens[rows, :length], keep[rows, :length], [seeds[row] for row in rows])
+        assert torch.equal(some[0], masked[rows, :length]) and torch.equal(some[1], where[rows, :length])
+    assert not torch.equal(masker(tokens, keep, seeds[::-1])[1], where)
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match=r"no \[MASK\] token"):
         Masker(MaskConfig(), ControlIds(pad=0), V, STARTS)

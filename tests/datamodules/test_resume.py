@@ -49,14 +49,14 @@ class NumberData(ResumableDataModule):
 class Line(pl.LightningModule):
     def __init__(self, ask_for_steps: bool = False) -> None:
         super().__init__()
-        self.net, self.ask, self.seen = nn.Linear(2, 1), ask_for_steps, []
+        self.net, self.ask, self.seen, self.validated = nn.Linear(2, 1), ask_for_steps, [], []
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         self.seen.append(batch["index"].tolist())
         return F.mse_loss(self.net(batch["x"]).squeeze(1), batch["index"] / 42)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        pass
+        self.validated.append(batch["index"].tolist())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         steps = self.trainer.estimated_stepping_batches if self.ask else 1  # sets the loader up early
@@ -184,7 +184,9 @@ def test_evaluation_takes_any_batch_size(whole: tuple[Line, Path]) -> None:
         enable_model_summary=False,
         enable_checkpointing=False,
     )
-    trainer.validate(Line(), NumberData(batch_size=7), ckpt_path=whole[1] / "step=7.ckpt", verbose=False)
+    line = Line()
+    trainer.validate(line, NumberData(batch_size=7), ckpt_path=whole[1] / "step=7.ckpt", verbose=False)
+    assert line.validated == [list(range(16)), list(range(16, 32)), list(range(32, 42))]
 
 
 def test_iterators_leave_the_global_generator_alone() -> None:

@@ -9,6 +9,17 @@ import torch
 from tests.tasks.command import Malicious, process, run, write_images
 
 
+def nothing() -> None:
+    """No file at all."""
+
+
+def settings() -> None:
+    """A model of a kind that is unknown here."""
+    Path("theirs").mkdir()
+    Path("theirs/config.json").write_text('{"model_type": "mamba"}')
+    Path("theirs/model.safetensors").touch()
+
+
 def broken(folder: Path) -> None:
     write_images(folder)
     (folder / "train" / "cat" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no image")
@@ -87,13 +98,18 @@ FOLDERS: dict[Callable[[Path], None], tuple[str, int, str]] = {
 }
 
 
-def assert_refused(line: str, code: int, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def assert_refused(
+    line: str, code: int, words: str | tuple[str, ...], capsys: pytest.CaptureFixture[str], task: str = "vit"
+) -> None:
     before = sorted(Path().rglob("*"))
-    found = run(line)
+    capsys.readouterr()
+    found = run(line, task)
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith("error: ") and named in error
+    assert error.count("\n") == 1 and error.startswith("error: ") and "Traceback" not in error, error
+    for word in (words,) if isinstance(words, str) else words:
+        assert word in error
     assert found == code
-    assert sorted(Path().rglob("*")) == before
+    assert sorted(Path().rglob("*")) == before  # no run folder, no half-written file
 
 
 @pytest.mark.parametrize("line", CASES)

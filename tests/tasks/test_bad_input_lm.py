@@ -7,13 +7,9 @@ import pytest
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from tests.tasks.command import SHORT, SMALL_LM, run, write_corpus
-from tests.tasks.test_bad_input import FAILED, USER
+from tests.tasks.test_bad_input import FAILED, USER, assert_refused, nothing, settings
 
 FIT = f"fit {SMALL_LM} --data.source files --data.path texts"
-
-
-def nothing() -> None:
-    """No file at all."""
 
 
 def corpus() -> None:
@@ -45,12 +41,6 @@ def numbers() -> None:
 def corpus_and_tokenizer() -> None:
     corpus()
     Path("t.json").write_text(Tokenizer.train(["the lazy dog"], TokenizerConfig("bpe", 300)).to_json())
-
-
-def settings() -> None:
-    Path("theirs").mkdir()
-    Path("theirs/config.json").write_text('{"model_type": "mamba"}')
-    Path("theirs/model.safetensors").touch()
 
 
 def empty() -> None:
@@ -141,16 +131,8 @@ CASES: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # op
 def test_refusals(case: str, lm_letters: Path, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line, make, code, words = CASES[case]
     make()
-    before = sorted(Path().rglob("*"))
-    capsys.readouterr()
     line = line.replace("LETTERS", str(lm_letters)).replace("VIT", str(best))
-    found = run(line.replace("RUN", str(lm_letters.parents[1])), "lm")
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1, error
-    for word in words:
-        assert word in error
-    assert found == code
-    assert sorted(Path().rglob("*")) == before  # no run folder, no half-written file
+    assert_refused(line.replace("RUN", str(lm_letters.parents[1])), code, words, capsys, "lm")
 
 
 def test_vit_is_not_exported_as_a_language_model(best: Path, capsys: pytest.CaptureFixture[str]) -> None:

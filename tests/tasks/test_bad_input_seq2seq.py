@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.tasks.command import PAIRS, SMALL_S2S, run, write_pairs
-from tests.tasks.test_bad_input import FAILED, USER
+from tests.tasks.test_bad_input import FAILED, USER, assert_refused, nothing, settings
 
 FIT = f"fit {SMALL_S2S} {PAIRS}"
-
-
-def nothing() -> None:
-    """No file at all."""
 
 
 def pairs() -> None:
@@ -45,12 +41,6 @@ def not_text() -> None:
 
 def broken_lines() -> None:
     Path("a.txt").write_bytes(b"two\n\xff\n")
-
-
-def settings() -> None:
-    Path("theirs").mkdir()
-    Path("theirs/config.json").write_text('{"model_type": "mamba"}')
-    Path("theirs/model.safetensors").touch()
 
 
 TRANSLATE = "translate --ckpt_path TRANSLATOR --text two"
@@ -150,15 +140,8 @@ CASES: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # op
 def test_refusals(case: str, translator: Path, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line, make, code, words = CASES[case]
     make()
-    before = sorted(Path().rglob("*"))
-    capsys.readouterr()
-    found = run(line.replace("TRANSLATOR", str(translator)).replace("VIT", str(best)), "seq2seq")
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1, error
-    for word in words:
-        assert word in error
-    assert found == code
-    assert sorted(Path().rglob("*")) == before  # no run folder, no half-written file
+    line = line.replace("TRANSLATOR", str(translator)).replace("VIT", str(best))
+    assert_refused(line, code, words, capsys, "seq2seq")
 
 
 def test_pairs_with_an_empty_side_are_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:

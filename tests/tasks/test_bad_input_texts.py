@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.tasks.command import process, run
-from tests.tasks.test_bad_input import FAILED, USER
+from tests.tasks.test_bad_input import FAILED, USER, assert_refused, nothing
 
 FIT = (
     "fit --model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 --trainer.max_epochs 1 "
@@ -60,10 +60,6 @@ def files(content: bytes) -> Callable[[], None]:
 
 def one_class() -> None:
     Path("one.csv").write_text("text,label\nfilm one,bad\nfilm two,bad\n")
-
-
-def nothing() -> None:
-    """No file at all."""
 
 
 CSV, JSONL = "texts/train.csv", "texts/train.jsonl"
@@ -125,22 +121,11 @@ OTHERS: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # o
 }
 
 
-def assert_refused(line: str, code: int, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    before = sorted(Path().rglob("*"))
-    found = run(line, "bert")
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith("error: ") and "Traceback" not in error, error
-    for word in words:
-        assert word in error
-    assert found == code
-    assert sorted(Path().rglob("*")) == before  # no run folder, no half-written file
-
-
 @pytest.mark.parametrize("case", OTHERS)
 def test_what_was_said_is_wrong(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     options, make, code, words = OTHERS[case]
     make()
-    assert_refused(f"{FIT} --data.source {options}", code, words, capsys)
+    assert_refused(f"{FIT} --data.source {options}", code, words, capsys, "bert")
 
 
 @pytest.mark.parametrize("case", SKIPPABLE)
@@ -148,7 +133,7 @@ def test_texts_are_named_or_skipped(case: str, capsys: pytest.CaptureFixture[str
     source, make, words = SKIPPABLE[case]
     make()
     line = f"{FIT} --data.source {source} --data.path texts"
-    assert_refused(line, FAILED, (*words, "--data.skip_bad true"), capsys)
+    assert_refused(line, FAILED, (*words, "--data.skip_bad true"), capsys, "bert")
     assert run(f"{line} --data.skip_bad true --run_dir r", "bert") == 0
     assert json.loads(Path("r/summary.json").read_text())["skipped"] == 1
     assert "skipped" in capsys.readouterr().out
@@ -160,8 +145,8 @@ def test_texts_to_label_are_named_or_skipped(capsys: pytest.CaptureFixture[str])
     Path("asked.txt").write_bytes(b"fine\n \ncaf\xe9\n")
     capsys.readouterr()
     line = "predict --ckpt_path r/checkpoints/best.ckpt --data.predict_path"
-    assert_refused(f"{line} nowhere.txt", USER, ("nowhere.txt does not exist",), capsys)
-    assert_refused(f"{line} asked.txt", FAILED, ("line 3 of asked.txt", "UTF-8"), capsys)
+    assert_refused(f"{line} nowhere.txt", USER, ("nowhere.txt does not exist",), capsys, "bert")
+    assert_refused(f"{line} asked.txt", FAILED, ("line 3 of asked.txt", "UTF-8"), capsys, "bert")
     assert run(f"{line} asked.txt --data.skip_bad true", "bert") == 0
     assert "1 texts labelled" in (said := capsys.readouterr().out) and "2 bad lines skipped" in said
     assert len(Path("predictions.csv").read_text().splitlines()) == 2

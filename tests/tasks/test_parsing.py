@@ -147,3 +147,43 @@ def test_functions_refuse_alike(capsys: pytest.CaptureFixture[str]) -> None:
 def test_any_text_is_an_option(text: str) -> None:
     value = {"stop": [text, ""], text: 1}
     assert yaml.safe_load(in_yaml(value)) == value
+
+
+def laughs(item: str, levels: int = 9) -> str:
+    """YAML of a few hundred characters that stands for 10^levels values, each level being ten times the one below."""
+    lines = [
+        "a0: &a0 {x: 1}",
+        *(f"a{n}: &a{n} {item.format(', '.join([f'*a{n - 1}'] * 10))}" for n in range(1, levels)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+BOMBS = {
+    "lists": laughs("[{}]"),
+    "mappings": laughs("{{x: [{}]}}"),
+    "merged": laughs("{{<<: [{}]}}"),
+    "in itself": "model: &a {net: [*a]}\n",
+    "long text": f"a: &a {'x' * 10**6}\nb: [{', '.join(['*a'] * 11)}]\n",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize("option", ["--config", "--model.net"])
+def test_aliases_that_make_a_config_immense_are_refused(
+    bomb: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bomb.yaml").write_text(BOMBS[bomb])
+    assert run(f"fit {option} {tmp_path}/bomb.yaml") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "bomb.yaml" in error and len(error) < 500
+
+
+def test_too_deep_a_config_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "deep.yaml").write_text("a: " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(UsageError, match="not valid YAML"):
+        read_config(str(tmp_path / "deep.yaml"))
+
+
+def test_aliases_of_a_sane_size_are_fine(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("base: &base {x: 1}\none: *base\ntwo: {<<: *base, y: 2}\n")
+    assert read_config(str(tmp_path / "a.yaml")) == {"base": {"x": 1}, "one": {"x": 1}, "two": {"x": 1, "y": 2}}

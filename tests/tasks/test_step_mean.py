@@ -91,5 +91,4 @@ def test_two_ranks_equal_one_process(task: str, data: Path, monkeypatch: pytest.
     monkeypatch.setattr("tasks.lightning_cli.closing_table", lambda metrics, *_: found.update(metrics))
     assert run(f"test --ckpt_path two/checkpoints/{chosen}.ckpt --trainer.accelerator cpu", task) == 0
     for name in (name for name in found if name.startswith("test/")):
-        counted = name.split("/")[1] in ("acc", "f1", "bleu", "chrf", "exact_match")  # of samples, not sums of floats
-        assert summary[name] == (found[name] if counted else pytest.approx(found[name], rel=1e-5)), name
+        assert summary[name] == pytest.approx(found[name], rel=1e-6), name  # to the bit where threads are as many, too

@@ -43,9 +43,10 @@ def test_a_pair_that_belongs_together_has_label_0_as_in_hugging_face() -> None:
     task, texts = MaskedLMTask(), batch("bert")
     task.net = BertMaskedLM(config).eval()
     assert load_weights(task.net, to_tessera("bert", model.state_dict(), config)) == []
-    task.masker = lambda tokens, keep: (tokens, keep)  # type: ignore[assignment]
+    task.masker = lambda tokens, keep, seeds: (tokens, keep)  # type: ignore[assignment]
     expected = run_theirs(judge, texts, labels=torch.tensor([0, 1, 0]))
-    loss, figures, counts = task.step(texts | {"is_next": torch.tensor([1, 0, 1])}, training=False)
+    pairs = texts | {"index": torch.arange(3), "is_next": torch.tensor([1, 0, 1])}
+    loss, figures, counts = task.step(pairs, training=False)
     torch.testing.assert_close(loss - figures["token_loss"], expected.loss, atol=1e-5, rtol=0)
     guesses = expected.logits.argmax(1)
     assert counts["next_acc"] == 3 and figures["next_acc"] == (guesses == torch.tensor([0, 1, 0])).float().mean()
@@ -59,8 +60,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     steps: Drawn = []
     mask = Masker.__call__
 
-    def keep(self: Masker, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        masked, where = mask(self, tokens, keep)
+    def keep(self: Masker, tokens: Tensor, keep: Tensor, seeds: list[int] | None) -> tuple[Tensor, Tensor]:
+        masked, where = mask(self, tokens, keep, seeds)
         if torch.is_grad_enabled():
             steps.append((tokens, masked, where))
         return masked, where

@@ -1,0 +1,29 @@
+"""Counting batches in metrics, on ranks that may have one less than others."""
+
+from typing import Any
+
+from torchmetrics import Metric
+
+
+def count(metric: Metric, batch: tuple[Any, ...], counts: bool) -> None:
+    """Update a metric.
+
+    Args:
+        metric: of one rank.
+        batch: what its `update` takes.
+        counts: False for a batch that another rank counts: nothing is added then, but in the shapes that the batch has,
+            in which all ranks must agree where their states are put together.
+    """
+    before = {} if counts else {name: size(state) for name, state in metric.metric_state.items()}
+    metric.update(*batch)
+    for name, state in before.items():
+        if isinstance(state, int):
+            parts = getattr(metric, name)
+            parts[state:] = [part[:0] for part in parts[state:]]
+        else:
+            setattr(metric, name, state)
+
+
+def size(state: Any) -> Any:
+    """Length of a state that grows, or a copy of one that does not."""
+    return len(state) if isinstance(state, list) else state.clone()
