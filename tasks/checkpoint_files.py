@@ -39,8 +39,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target = Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            for stale in target.parent.glob(f".{target.name}.*.tmp"):  # of a killed process
-                discard(stale)
+            clear(target)
             with replacing(target) as partial:
                 with open(partial, "wb") as file:
                     torch.save(checkpoint, file)
@@ -89,6 +88,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
             return gathered(Path(path))
         return super().load_checkpoint(path, *args, **kwargs)
+
+
+def clear(target: Path) -> None:
+    """Remove what a process that was killed, or failed, had begun to write beside `target`."""
+    for name in (target.name, PREVIOUS):
+        for begun in target.parent.glob(f".{name}.*.tmp"):
+            discard(begun)
 
 
 def discard(path: Path) -> None:

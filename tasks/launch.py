@@ -57,20 +57,20 @@ def continued(task: str, command: str, arguments: list[str]) -> list[str]:
 def as_started(command: str) -> str:
     """A command line with `fit` as torchrun or srun has to start it for as many processes; any other as it is.
 
-    HOST:PORT, where torchrun's meet, are the machine of the first process and torchrun's own default.
+    Several machines meet at that of the first process, and at torchrun's usual port.
     """
     others = started()
     if others is None or " fit " not in command:
         return command
-    several = others.machines > 1
     if others.by == "srun":
         return f"srun --nodes {others.machines} --ntasks-per-node {others.here} --kill-on-bad-exit {command}"
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    many = f"--nproc_per_node {others.here}" + (f" --max-restarts {restarts}" if restarts != "0" else "")
+    module = command.removeprefix("python ")
+    if others.machines == 1:
+        return f"torchrun --standalone {many} {module}"
     meet = f"--rdzv_backend c10d --rdzv_endpoint {os.environ['MASTER_ADDR']}:29500"
-    parts = ["torchrun", f"--nnodes {others.machines} {meet}" if several else "--standalone"]
-    parts.append(f"--nproc_per_node {others.here}")
-    if (restarts := os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":
-        parts.append(f"--max-restarts {restarts}")
-    return " ".join([*parts, command.removeprefix("python "), *(["# on each machine"] if several else [])])
+    return f"torchrun --nnodes {others.machines} {many} {meet} {module} # on each machine"
 
 
 class SameStart(Callback):

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from modules.transformer import Block
 from tasks.averaging import Averaging
 from tasks.callbacks.samples import Samples
-from tasks.checkpoint_files import discard
+from tasks.checkpoint_files import clear
 from tasks.checkpoints import META, Checkpoint, in_parts, load_tensors, named, numbered
 from tasks.errors import RunError, UsageError
 from tasks.parts import causes, load_parts
@@ -122,7 +122,7 @@ class Sharded(ModelParallelStrategy):
             return
         partial = target.with_name(f".{target.name}.parts.tmp")
         if self.is_global_zero:
-            discard(partial)  # of a killed run
+            clear(target)
         self.barrier()
         try:
             super().save_checkpoint(checkpoint, partial, storage_options)
@@ -131,7 +131,7 @@ class Sharded(ModelParallelStrategy):
                 files.name_parts(partial, target)  # type: ignore[attr-defined]  # of ours
         except (OSError, CheckpointException) as error:
             if self.is_global_zero:
-                discard(partial)
+                clear(target)
             raise RunError(f"checkpoint {target} could not be written: {causes(error)[0]}") from error
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Checkpoint:

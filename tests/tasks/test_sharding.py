@@ -1,21 +1,25 @@
 """Weights in parts, here on two CPU processes, train as whole ones do; checkpoints in parts become one file."""
 
+import errno
 import json
 import pickle
 import re
 import shutil
 from pathlib import Path
+from traceback import StackSummary
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.trainer.states import TrainerFn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tasks.callbacks.samples import Samples
 from tasks.checkpoints import named, numbered
 from tasks.ema import EMA
-from tasks.errors import UsageError
+from tasks.errors import RunError, UsageError
 from tasks.parts import gathered, read_parts
 from tasks.sharding import Sharded
 from tests.tasks.command import Malicious, metrics, run, same
@@ -203,6 +207,21 @@ def test_what_is_not_in_parts(finished: Path, capsys: pytest.CaptureFixture[str]
     assert run("consolidate --ckpt_path a --output one.ckpt") == 2
     assert "there is a/last.ckpt" in capsys.readouterr().err
     assert not Path("one.ckpt").exists()
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch tells of it; the parts before stay."""
+    (tmp_path / "last.ckpt").mkdir()
+    strategy = Sharded(save_distributed_checkpoint=True)
+
+    def save(self: Sharded, checkpoint: object, path: Path, options: object) -> None:
+        path.mkdir()
+        raise CheckpointException("failed", {1: (OSError(errno.ENOSPC, "No space left on device"), StackSummary())})
+
+    monkeypatch.setattr(ModelParallelStrategy, "save_checkpoint", save)
+    with pytest.raises(RunError, match="last.ckpt could not be written: .*No space left on device"):
+        strategy.save_checkpoint({}, tmp_path / "last.ckpt")
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
 
 
 def test_what_needs_whole_weights() -> None:
