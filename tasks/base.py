@@ -17,7 +17,7 @@ from tasks.checkpoints import KEY, Checkpoint, net_weights
 from tasks.errors import RunError, refusals
 from tasks.evaluation import count
 from tasks.parsing import merged
-from tasks.precision import float32_by_default
+from tasks.precision import float32_by_default, total_norm
 from tasks.seeds import position_seed, run_seed
 from tasks.step_mean import StepMean
 from tasks.weights import load_weights
@@ -171,7 +171,7 @@ class Task(pl.LightningModule):
         limit = self.optimizer_config.gradient_clip if gradient_clip_val is None else gradient_clip_val
         if limit and gradient_clip_algorithm == "value":
             nn.utils.clip_grad_value_(parameters, limit)
-        norm = nn.utils.get_total_norm([p.grad for p in parameters])
+        norm = total_norm([p.grad for p in parameters if p.grad is not None])
         if limit and gradient_clip_algorithm != "value":
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         self.log("train/grad_norm", getattr(norm, "full_tensor", lambda: norm)())  # of gradients in parts: over all

@@ -4,9 +4,10 @@ import os
 import pickle
 import re
 import zipfile
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import IO, Any, TypeVar, get_args, get_type_hints
 
 import torch
 
@@ -38,7 +39,15 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         names = sorted(found.name for found in file.parent.glob("*.ckpt"))
         there = f"there is {', '.join(names)}" if names else "`fit` writes RUN_DIR/checkpoints/best.ckpt and last.ckpt"
         raise UsageError(f"no checkpoint '{path}': {there}")
-    checkpoint = load_tensors(file, f"checkpoint '{path}'")
+    return belonging(load_tensors(file, f"checkpoint '{path}'"), file, task)
+
+
+def belonging(checkpoint: Checkpoint, path: Path, task: str | None) -> Checkpoint:
+    """The same checkpoint, read from `path`.
+
+    Raises:
+        UsageError: it is not of this project, or of another task (None: any is right).
+    """
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(
             f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; "
@@ -53,6 +62,18 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
 def in_parts(path: Path) -> bool:
     """Whether this is the folder of a checkpoint that several processes wrote in parts."""
     return (path / META).is_file()
+
+
+def aside(path: Path) -> Path:
+    """The name that a checkpoint has while another takes its own, where that cannot be done at once."""
+    return path.with_name(f".{path.name}.old")
+
+
+def recover(path: Path) -> None:
+    """Give a checkpoint of a run that has ended its name back, where the run was killed before another had taken it."""
+    with suppress(OSError):  # there is none, or another process was quicker
+        if not path.exists():
+            aside(path).rename(path)
 
 
 def numbered(state: Checkpoint) -> Checkpoint:
@@ -86,10 +107,7 @@ def load_tensors(file: Path, what: str) -> Any:
     """
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-        damaged = None
-        if zipfile.is_zipfile(file):  # not of an older torch
-            with zipfile.ZipFile(file) as archive:
-                damaged = archive.testzip()  # torch reads parts that changed on the disk without a word
+        damaged = altered(file) if zipfile.is_zipfile(file) else None  # not of an older torch
     except Exception as error:  # whatever bytes make of the unpickler
         pickled = re.search(CODE, str(error)) or file.open("rb").read(1) == b"\x80"
         if isinstance(error, pickle.UnpicklingError) and pickled:
@@ -100,6 +118,16 @@ def load_tensors(file: Path, what: str) -> Any:
     if damaged:
         raise RunError(f"{what} is damaged: its part {damaged} is not what was written")
     return content
+
+
+def altered(file: Path | IO[bytes]) -> str | None:
+    """The first part of what `torch.save` wrote that changed on the disk, which torch reads without a word.
+
+    Raises:
+        BadZipFile: it is not whole.
+    """
+    with zipfile.ZipFile(file) as archive:
+        return archive.testzip()
 
 
 def net_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ Lightning starts the processes of one machine by itself; `torchrun` and SLURM's 
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,15 +15,18 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning import Callback
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.strategies import Strategy
 from pytorch_lightning.strategies.launchers import subprocess_script
 from pytorch_lightning.utilities import rank_zero_only
 
+from tasks.checkpoints import Checkpoint
 from tasks.errors import RunError, UsageError, first_here
 from tasks.launchers import by_slurm, by_torchrun, fresh_store, started
 from tasks.parsing import given
@@ -48,6 +52,53 @@ def continued(task: str, command: str, arguments: list[str]) -> list[str]:
         return arguments
     rank_zero_only(print)(f"started again: continuing {folder}")
     return ["--resume", str(folder)]
+
+
+def as_started(command: str) -> str:
+    """A command line with `fit` as torchrun or srun has to start it for as many processes; any other as it is.
+
+    Several machines meet at that of the first process, and at torchrun's usual port.
+    """
+    others = started()
+    if others is None or " fit " not in command:
+        return command
+    if others.by == "srun":
+        return f"srun --nodes {others.machines} --ntasks-per-node {others.here} --kill-on-bad-exit {command}"
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    many = f"--nproc_per_node {others.here}" + (f" --max-restarts {restarts}" if restarts != "0" else "")
+    module = command.removeprefix("python ")
+    if others.machines == 1:
+        return f"torchrun --standalone {many} {module}"
+    meet = f"--rdzv_backend c10d --rdzv_endpoint {os.environ['MASTER_ADDR']}:29500"
+    return f"torchrun --nnodes {others.machines} {many} {meet} {module} # on each machine"
+
+
+class SameStart(Callback):
+    """All processes of a run begin where the first does, or one that does not see the same checkpoint ends the run.
+
+    Machines without a common disk would train as many networks at once.
+
+    Args:
+        path: what this process goes on from, None from the beginning.
+        checkpoint: its content.
+    """
+
+    def __init__(self, path: Path | None, checkpoint: Checkpoint | None) -> None:
+        self.place = f"{path}, step {checkpoint['global_step']}" if checkpoint else ""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Compare, now that the processes are connected.
+
+        Raises:
+            UsageError: this one does not see the checkpoint of the first.
+        """
+        first = trainer.strategy.broadcast(self.place) if stage == "fit" else self.place
+        if first != self.place:
+            raise UsageError(
+                f"the first process of this run goes on from {first or 'the beginning'}, which {socket.gethostname()} "
+                f"does not see (it has {self.place or 'no checkpoint'}): a run that is to continue needs a run folder "
+                "on a disk that all machines share"
+            )
 
 
 def settle(options: Any, command: str) -> None:

@@ -17,7 +17,7 @@ from tasks.checkpoint_files import AtomicCheckpointIO
 from tasks.checkpoints import KEY, read_checkpoint
 from tasks.cli import App, load, program
 from tasks.errors import UsageError, nearest, refusals
-from tasks.launch import as_one, continued, environment, settle, strategy
+from tasks.launch import SameStart, as_one, as_started, continued, environment, settle, strategy
 from tasks.loggers import go_on
 from tasks.loops import with_own_loops
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config, typed_options
@@ -230,7 +230,8 @@ class TaskCLI(LightningCLI):
         last = self._get(self.config_init, "checkpoint")
         last.dirpath = last.dirpath or folder
         self.record = RunRecord(self.folder, self.dumped())
-        return [self.best, last, Gallery(), self.record, Interruption(last)]
+        start = SameStart(self.last, self.checkpoint)
+        return [start, self.best, last, Gallery(), self.record, Interruption(last)]
 
     def loggers(self, chosen: Any) -> list[Any]:
         """CSV always, then those asked for, writing into the run folder."""
@@ -263,7 +264,7 @@ class TaskCLI(LightningCLI):
         if self.trainer.is_global_zero:
             seconds = time.perf_counter() - self.started
             show_texts(self.record.finish(self.trainer, model, metrics, seconds) if recorded else {})
-            follow = [f"{program(self.app)} {line}" for line in self.app.follow]
+            follow = [as_started(f"{program(self.app)} {line}") for line in self.app.follow]
             closing_table(metrics, self.folder if recorded else None, follow)
 
     def outcome(self, model: Any, datamodule: Any) -> dict[str, float]:

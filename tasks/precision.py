@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor, nn
 
 
 @contextmanager
@@ -18,3 +19,11 @@ def float32_by_default() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def total_norm(gradients: list[Tensor]) -> Tensor:
+    """Norm (scalar) of all gradients together, in 32 bits at least: in bfloat16 it is 0.4 % off."""
+    if all(gradient.dtype.itemsize >= 4 for gradient in gradients):
+        return nn.utils.get_total_norm(gradients)
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms))

@@ -12,6 +12,7 @@ from tasks.checkpoint_files import LAST, newest_checkpoint
 from tasks.checkpoints import Checkpoint, read_checkpoint
 from tasks.cli import App, program
 from tasks.errors import UsageError
+from tasks.launch import as_started
 from tasks.parsing import Options, read_config
 from tasks.signals import Stopped
 from tasks.trainer_parts import FolderCheckpoint
@@ -61,5 +62,5 @@ def farewell(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> Stopped
     name = signal.Signals(stop.number).name
     saved = any(one.last_saved(trainer) for one in trainer.checkpoint_callbacks if isinstance(one, FolderCheckpoint))
     how = f"after step {trainer.global_step}" if saved else "at once, without saving"
-    to_go_on = f"{program(app)} fit --resume {shlex.quote(str(folder))}"
+    to_go_on = as_started(f"{program(app)} fit --resume {shlex.quote(str(folder))}")
     return Stopped(stop.number, f"stopped by {name} {how}; to go on: {to_go_on}")

@@ -1,6 +1,5 @@
 """Weights, gradients and optimizer states in parts, one on each GPU: `--trainer.strategy fsdp`."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +8,24 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from modules.transformer import Block
 from tasks.averaging import Averaging
 from tasks.callbacks.samples import Samples
-from tasks.checkpoints import Checkpoint, named, numbered
-from tasks.consolidate import gathered
-from tasks.errors import UsageError
+from tasks.checkpoint_files import clear
+from tasks.checkpoints import META, Checkpoint, in_parts, load_tensors, named, numbered
+from tasks.errors import RunError, UsageError
+from tasks.parts import causes, load_parts
 
 
 class Sharded(ModelParallelStrategy):
@@ -54,9 +57,7 @@ class Sharded(ModelParallelStrategy):
         task: Any = self.lightning_module
         self.refuse(trainer, task)
         if not isinstance(task.net, FSDPModule):
-            mesh = self.device_mesh["data_parallel"]
-            for part in [module for module in task.net.modules() if isinstance(module, Block)] + [task.net]:
-                fully_shard(part, mesh=mesh)
+            shard(task.net, self.device_mesh["data_parallel"])
         super().setup(trainer)
 
     def refuse(self, trainer: Trainer, task: Any) -> None:
@@ -114,35 +115,31 @@ class Sharded(ModelParallelStrategy):
 
     def save_checkpoint(self, checkpoint: Checkpoint, filepath: Any, storage_options: Any = None) -> None:
         """Write a checkpoint; a folder of parts takes its name when all processes have written theirs."""
-        target = Path(self.broadcast(filepath))
-        partial, old = (target.with_name(f".{target.name}.{ending}") for ending in ("tmp", "old"))
+        target, files = Path(self.broadcast(filepath)), self.checkpoint_io
         if not self._save_distributed_checkpoint:
-            if self.is_global_zero and target.is_dir():
-                shutil.rmtree(target)
-            self.barrier()
-            super().save_checkpoint(checkpoint, target, storage_options)
+            if self.is_global_zero:
+                files.save_checkpoint(checkpoint, target)
             return
+        partial = target.with_name(f".{target.name}.parts.tmp")
         if self.is_global_zero:
-            shutil.rmtree(partial, ignore_errors=True)
+            clear(target)
         self.barrier()
-        super().save_checkpoint(checkpoint, partial, storage_options)
-        self.barrier()
-        if self.is_global_zero:
-            if target.is_dir():
-                shutil.rmtree(old, ignore_errors=True)
-                target.replace(old)
-            target.unlink(missing_ok=True)
-            partial.replace(target)
-            shutil.rmtree(old, ignore_errors=True)
-        self.barrier()
+        try:
+            super().save_checkpoint(checkpoint, partial, storage_options)
+            self.barrier()
+            if self.is_global_zero:
+                files.name_parts(partial, target)  # type: ignore[attr-defined]  # of ours
+        except (OSError, CheckpointException) as error:
+            if self.is_global_zero:
+                clear(target)
+            raise RunError(f"checkpoint {target} could not be written: {causes(error)[0]}") from error
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Checkpoint:
         """Load a checkpoint into network and optimizers, whichever strategy wrote it."""
         assert isinstance(self.model, nn.Module)
-        if Path(checkpoint_path).is_dir():  # torch's own reader of parts would run code that is in them
-            checkpoint = gathered(Path(checkpoint_path))
-        else:
-            checkpoint = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=True)
+        if in_parts(Path(checkpoint_path)):
+            return self.load_parts(Path(checkpoint_path))
+        checkpoint: Checkpoint = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=True)
         options = StateDictOptions(full_state_dict=True)
         set_model_state_dict(self.model, checkpoint.pop("state_dict"), options=options)
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):  # none in a test
@@ -150,3 +147,20 @@ class Sharded(ModelParallelStrategy):
             state = named(saved, [name for group in groups for name in group["params"]])
             set_optimizer_state_dict(self.model, optimizer, state, options=options)
         return checkpoint
+
+    def load_parts(self, folder: Path) -> Checkpoint:
+        """The same from parts, of which this process reads its own."""
+        assert isinstance(self.model, nn.Module)
+        states = {f"optimizer_{i}": get_optimizer_state_dict(self.model, one) for i, one in enumerate(self.optimizers)}
+        weights = get_model_state_dict(self.model)
+        load_parts(folder, {"state_dict": weights, **states})
+        set_model_state_dict(self.model, weights)
+        for optimizer, state in zip(self.optimizers, states.values(), strict=True):
+            set_optimizer_state_dict(self.model, optimizer, state)
+        return load_tensors(folder / META, f"checkpoint '{folder}'")
+
+
+def shard(net: nn.Module, mesh: DeviceMesh) -> None:
+    """Part each block and what is around them among the processes of `mesh`; gradients are summed in 32 bits."""
+    for part in [module for module in net.modules() if isinstance(module, Block)] + [net]:
+        fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))

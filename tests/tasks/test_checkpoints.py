@@ -1,16 +1,20 @@
 """Checkpoints are whole or absent, hold no code, and belong to one task and one set of classes."""
 
 import errno
+import itertools
+import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import save
 
-from tasks.checkpoint_files import AtomicCheckpointIO
-from tasks.checkpoints import KEY, read_checkpoint
+from tasks.checkpoint_files import AtomicCheckpointIO, clear, newest_checkpoint
+from tasks.checkpoints import KEY, META, read_checkpoint
 from tasks.errors import RunError, UsageError
 from tests.tasks.command import Malicious, checkpoint, metrics, run, same, write_images
 
@@ -190,3 +194,101 @@ def test_what_is_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "last.ckpt").touch()
     with pytest.raises(UsageError, match="there is last.ckpt"):
         read_checkpoint(tmp_path / "best.ckpt")
+
+
+# Files and folders of parts -----------------------------------------------------------------------------------------
+
+CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.link", "os.mkdir")  # that Python tells of beforehand
+
+
+def write(kind: str, step: int, target: Path, damaged: Path | None = None) -> None:
+    """A checkpoint in one file or in parts, as a run writes it; its weight is the step."""
+    writer, weights = AtomicCheckpointIO(damaged), {"weight": torch.full((1000,), float(step))}
+    rest = {KEY: {"task": "vit"}, "global_step": step}
+    if kind == "file":
+        writer.save_checkpoint(rest | {"state_dict": weights, "optimizer_states": []}, target)
+        return
+    partial = target.with_name(f".{target.name}.parts.tmp")
+    clear(target)
+    save({"state_dict": weights, "optimizer_0": {"lr": 0.1}}, checkpoint_id=partial, no_dist=True)
+    torch.save(rest, partial / META)
+    writer.name_parts(partial, target)
+
+
+def killed(kind: str, step: int, target: Path, changes: int) -> bool:
+    """Whether a process that writes a checkpoint was killed before its nth change of names."""
+    if pid := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code in (0, 9)
+        return code == 9
+    left = changes
+
+    def kill(event: str, _: Any) -> None:
+        nonlocal left
+        if event in CHANGES:
+            left -= 1
+            if left == 0:
+                os._exit(9)
+
+    try:
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        sys.addaudithook(kill)
+        write(kind, step, target)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def found(folder: Path) -> tuple[Path, int]:
+    """Path and step of the checkpoint that a run goes on from; its weights are those of the step."""
+    path, checkpoint = newest_checkpoint(folder, "vit", print)
+    assert path and checkpoint
+    weights = AtomicCheckpointIO().load_checkpoint(path, weights_only=True)["state_dict"]["weight"]
+    assert torch.equal(weights, torch.full((1000,), float(checkpoint["global_step"])))
+    return path, checkpoint["global_step"]
+
+
+@pytest.mark.parametrize("name", ["last", "best"])
+@pytest.mark.parametrize("kinds", ["file file", "parts parts", "file parts", "parts file"])
+def test_killed_between_any_two_changes(kinds: str, name: str, tmp_path: Path) -> None:
+    """A run in which the second kind of checkpoints takes the place of the first."""
+    before, after = kinds.split()
+    for changes in itertools.count(1):
+        target = tmp_path / str(changes) / f"{name}.ckpt"
+        target.parent.mkdir()
+        write(before, 4, target)
+        write(before, 8, target)
+        if not killed(after, 12, target, changes):
+            assert found(target.parent) == (target, 12)
+            break
+        path, step = found(target.parent)
+        assert step in (8, 12) and (step == 8 or path == target)
+        write(after, 12, target, None if path == target else target)
+        assert found(target.parent) == (target, 12)
+        assert not [left for left in target.parent.iterdir() if left.name.startswith(".")]
+    assert changes > (2 if "parts" in kinds or name == "last" else 1)
+
+
+PARTS = {
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-100]),
+    "one bit": lambda file: file.write_bytes(flipped(file.read_bytes())),
+    "no part": Path.unlink,
+    "no description": lambda file: (file.parent / ".metadata").unlink(),
+    "half removed": lambda file: (file.parent / META).unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", PARTS)
+def test_the_parts_before_damaged_ones(damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = tmp_path / "last.ckpt"
+    write("parts", 4, last)
+    write("parts", 8, last)
+    assert found(tmp_path) == (last, 8)
+    PARTS[damage](last / "__0_0.distcp")
+    assert found(tmp_path) == (tmp_path / "previous.ckpt", 4)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert f"checkpoint '{last}' lacks" in line and "going on from previous.ckpt, step 4" in line
+    write("parts", 12, last, damaged=last)
+    assert found(tmp_path) == (last, 12)
+    shutil.rmtree(last)
+    assert found(tmp_path) == (tmp_path / "previous.ckpt", 4)  # the damaged one has not become the one before

@@ -138,6 +138,29 @@ def test_sharded_weights_need_gpus(chosen: str, capsys: pytest.CaptureFixture[st
     assert error.count("\n") == 1 and not Path("r").exists()
 
 
+@pytest.mark.parametrize(
+    "variables, started",
+    [
+        ({}, "python -m tasks.vit fit --resume r"),
+        (
+            TORCHRUN_SETS | {"LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_MAX_RESTARTS": "3"},
+            "torchrun --standalone --nproc_per_node 8 --max-restarts 3 -m tasks.vit fit --resume r",
+        ),
+        (
+            TORCHRUN_SETS | {"MASTER_ADDR": "one", "TORCHELASTIC_MAX_RESTARTS": "0"},
+            "torchrun --nnodes 2 --nproc_per_node 4 --rdzv_backend c10d --rdzv_endpoint one:29500 "
+            "-m tasks.vit fit --resume r # on each machine",
+        ),
+        (SRUN_SETS, "srun --nodes 2 --ntasks-per-node 3 --kill-on-bad-exit python -m tasks.vit fit --resume r"),
+    ],
+)
+def test_how_to_go_on(variables: dict[str, str], started: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launch.as_started("python -m tasks.vit fit --resume r") == started
+    assert launch.as_started("python -m tasks.vit test --ckpt_path c") == "python -m tasks.vit test --ckpt_path c"
+
+
 def test_predictions_are_made_by_one(best: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SRUN_SETS.items():
         monkeypatch.setenv(name, value)
@@ -361,19 +384,39 @@ def two_machines() -> Iterator[list[str]]:
         yield starts
 
 
+def on_each(folder: Path, starts: list[str], line: str, *, options: str = "", **environment: str) -> list[str]:
+    """What two machines say that run `fit LINE` by torchrun together, each in a folder of its own."""
+    name = re.findall(r"exec (\S+)", starts[0])[0]
+    torchrun = f"torch.distributed.run --nnodes 2 --nproc_per_node 1 --rdzv_backend c10d {options}"
+    many = f"{torchrun} --rdzv_endpoint {name}:29500 -m tasks.vit fit --config configs/trainer/multinode.yaml {line}"
+    processes = [
+        start(many, folder / side, before, **environment) for side, before in zip(("a", "b"), starts, strict=True)
+    ]
+    return [*finish(*processes), str([process.returncode for process in processes])]
+
+
+@pytest.mark.slow
+def test_machines_without_a_common_disk_do_not_start_again(tmp_path: Path) -> None:
+    """The second would begin anew."""
+    line = f"{SHORT} --checkpoint.every_n_train_steps 1 --run_dir r"
+    with two_machines() as starts:
+        starts[1] += f" unshare --mount sh -c 'mount -t tmpfs none {tmp_path}/a && exec \"$@\"' -"  # hidden
+        first, second, codes = on_each(tmp_path, starts, line, options="--max-restarts 1", END="1 2 SIGKILL")
+    assert codes == "[1, 1]", first + second
+    (error,) = (line for line in second.splitlines() if line.startswith("error: "))
+    last = tmp_path / "a" / "r" / "checkpoints" / "last.ckpt"
+    assert f"the first process of this run goes on from {last}, step 2, which tessera-" in error, error
+    assert "does not see (it has no checkpoint)" in error and "on a disk that all machines share" in error
+    assert checkpoint(tmp_path / "a" / "r")["global_step"] == 2
+
+
 @pytest.mark.slow
 def test_two_machines_are_one_run(tmp_path: Path) -> None:
     line = f"{SHORT} --trainer.max_epochs 2"
     with two_machines() as starts:
         name = re.findall(r"exec (\S+)", starts[0])[0]
-        torchrun = "torch.distributed.run --nnodes 2 --nproc_per_node 1 --rdzv_backend c10d"
-        many = f"{torchrun} --rdzv_endpoint {name}:29500 -m tasks.vit fit --config configs/trainer/multinode.yaml"
-        processes = [
-            start(f"{many} {line} --data.batch_size 32", tmp_path / side, before)
-            for side, before in zip(("a", "b"), starts, strict=True)
-        ]
-        first, second = finish(*processes)
-    assert [process.returncode for process in processes] == [0, 0], first + second
+        first, second, codes = on_each(tmp_path, starts, f"{line} --data.batch_size 32")
+    assert codes == "[0, 0]", first + second
     assert [first.count(word) for word in ("Results", "run folder", "next:", "epoch 2/2")] == [1, 1, 1, 1], first
     assert "epoch" not in second and "error" not in first + second, second
     assert [(rank["host"] == name) for rank in spied(tmp_path / "a") + spied(tmp_path / "b")] == [True, False]

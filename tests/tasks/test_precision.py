@@ -180,3 +180,22 @@ def test_losses_sum_in_float32(precision: str) -> None:
         loss, _ = chunked_cross_entropy(*given, None, targets)
     assert loss.dtype == torch.float32
     assert abs(loss.double() - exact) / exact < 2e-4, (loss, exact)
+
+
+def test_norms_of_gradients_are_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that clip, and that are logged, of gradients in bfloat16."""
+    seen: list[tuple[float, float]] = []
+    scale = torch.nn.utils.clip_grads_with_norm_
+
+    def spy(parameters: list[Tensor], limit: float, norm: Tensor) -> None:
+        exact = torch.cat([one.grad.double().flatten() for one in parameters if one.grad is not None]).norm()
+        assert {one.grad.dtype for one in parameters if one.grad is not None} == {torch.bfloat16}
+        seen.append((float(norm), float(exact)))
+        scale(parameters, limit, norm)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grads_with_norm_", spy)
+    assert run(f"fit {TWO_STEPS} --model.net.stack.depth 1 --trainer.precision bf16-true --run_dir r") == 0
+    logged = [float(row["train/grad_norm"]) for row in metrics("r") if "train/grad_norm" in row]
+    assert len(seen) == len(logged) == 2
+    for (norm, exact), value in zip(seen, logged, strict=True):
+        assert norm == pytest.approx(exact, rel=1e-5) and value == pytest.approx(exact, rel=1e-5)

@@ -1,26 +1,33 @@
 """Weights in parts, here on two CPU processes, train as whole ones do; checkpoints in parts become one file."""
 
+import errno
 import json
 import pickle
 import re
 import shutil
 from pathlib import Path
+from traceback import StackSummary
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.trainer.states import TrainerFn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tasks.callbacks.samples import Samples
 from tasks.checkpoints import named, numbered
 from tasks.ema import EMA
-from tasks.errors import UsageError
+from tasks.errors import RunError, UsageError
+from tasks.parts import gathered
 from tasks.sharding import Sharded
 from tests.tasks.command import Malicious, metrics, run, same
-from tests.tasks.test_launch import SHORT, finish, start
+from tests.tasks.forked import Server
+from tests.tasks.test_launch import SHORT, TORCHRUN, finish, spied, start
 
-LINE = f"{SHORT} --model.optimizer.gradient_clip 0.5 --trainer.limit_test_batches 2"
+LINE = f"{SHORT} --model.optimizer.gradient_clip 0.5 --trainer.limit_test_batches 2 --checkpoint.every_n_train_steps 2"
 ON_CPU = "from tasks.sharding import Sharded\nclass OnCPU(Sharded):\n    pass\n"
 PARTS = "--trainer.strategy parts.OnCPU --trainer.strategy.init_args.save_distributed_checkpoint"
 
@@ -41,6 +48,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert [said.count(word) for word in ("Results", "next:", "epoch 1/1")] == [1, 1, 1], said
     fit(f"{LINE} --trainer.devices 2 --run_dir whole", folder)
     shutil.copytree(folder / "parts" / "checkpoints" / "last.ckpt", folder / "kept")
+    shutil.copy(folder / "parts" / "metrics.csv", folder / "kept")
     return folder
 
 
@@ -70,9 +78,6 @@ def test_parts_train_as_the_whole(both: Path, capsys: pytest.CaptureFixture[str]
     assert len(list(folder.glob("*.distcp"))) == 2
     assert run(f"test --ckpt_path {folder}") == 2
     assert f"`python -m tasks.vit consolidate --ckpt_path {folder}`" in capsys.readouterr().err
-    assert run(f"fit --resume {parts}") == 2
-    assert "tasks.vit consolidate" in capsys.readouterr().err
-
     assert run(f"consolidate --ckpt_path {folder} --output one.ckpt") == 0
     ours, theirs = torch.load("one.ckpt", weights_only=True), last(whole)
     for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
@@ -105,7 +110,7 @@ def test_parts_train_as_the_whole(both: Path, capsys: pytest.CaptureFixture[str]
         ("code in a part", 2, "holds other things than tensors and primitives"),
         ("no part", 1, "lacks a part"),
         ("cut part", 1, "lacks a part, or one is damaged"),
-        ("no meta.pt", 2, "no folder of a checkpoint's parts"),
+        ("no meta.pt", 2, "is a folder without a checkpoint's parts (no meta.pt in it)"),
     ],
 )
 def test_damaged_parts(
@@ -135,6 +140,94 @@ def test_damaged_parts(
     error = capsys.readouterr().err
     assert told in error and error.count("\n") == 1, error
     assert not Path("pwned").exists() and not Path("one.ckpt").exists()
+
+
+@pytest.mark.slow
+def test_whole_weights_go_on_from_parts(both: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As many processes, each with all weights; another number is refused, as for a checkpoint in one file."""
+    folder = both / "again"
+    shutil.copytree(both / "parts", folder, ignore=shutil.ignore_patterns("*.ckpt*"))
+    shutil.copytree(both / "kept", folder / "checkpoints" / "last.ckpt")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["trainer"] |= {"callbacks": None, "strategy": {"class_path": "tasks.sharding.Sharded"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    more = f"--resume {folder} --trainer.max_epochs 2 --trainer.limit_test_batches 0"
+    assert run(f"fit {more} --trainer.strategy auto --trainer.devices 1") == 2
+    assert "written with number of devices 2, this run has 1" in capsys.readouterr().err
+    fit(f"{more} --trainer.strategy ddp", both)
+    assert [int(row["step"]) for row in metrics(folder) if "train/loss" in row] == list(range(8))
+    state = last(folder)["optimizer_states"][0]["state"]
+    assert state[0]["step"] == 8 and gathered(both / "kept")["optimizer_states"][0]["state"].keys() == state.keys()
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_from_parts(both: Path) -> None:
+    """Bit by bit as if nothing had happened."""
+    line = f"{LINE} {PARTS} true --run_dir killed"
+    process = start(f"{TORCHRUN} --max-restarts 1 -m tasks.vit fit {line}", both, END="1 3 SIGKILL")
+    (said,) = finish(process)
+    assert process.returncode == 0 and said.count("started again: continuing") == 1, said
+    assert [rank["first"] for rank in spied(both)] == [2, 2]
+    ours, theirs = gathered(both / "killed" / "checkpoints" / "last.ckpt"), gathered(both / "kept")
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
+        assert same(ours[part], theirs[part]), part
+    assert metrics(both / "killed") == metrics(both / "kept")
+
+
+REDUCED = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from tasks.sharding import shard
+dist.init_process_group("gloo", rank=rank, world_size=4)
+net = torch.nn.Linear(4096, 1, bias=False).bfloat16()
+shard(net, init_device_mesh("cpu", (4,)))
+inputs = torch.randn(4, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
+net(inputs[rank : rank + 1]).sum().backward()
+gradient = net.weight.grad.full_tensor()[0]
+assert gradient.dtype == torch.bfloat16
+different = int((gradient != inputs.float().mean(0).bfloat16()).sum())
+assert not different, f"{different} differ"
+"""
+
+
+def test_gradients_are_summed_in_float32(server: Server, tmp_path: Path) -> None:
+    """Those of weights in bfloat16, over four processes."""
+    server.run("--version", tmp_path, before=REDUCED, ranks=4)
+
+
+def test_what_is_not_in_parts(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = finished / "checkpoints" / "best.ckpt"
+    Path("a/last.ckpt").mkdir(parents=True)
+    Path("text").write_text("no checkpoint")
+    for path, code, told in (
+        ("none", 2, "none: no such folder; with parts, `fit` writes RUN_DIR/checkpoints/last.ckpt"),
+        (file, 2, f"is one file already: `python -m tasks.vit test --ckpt_path {file}`"),
+        ("text", 1, "'text' is truncated or not a checkpoint"),
+        ("a", 2, "a is a folder without a checkpoint's parts (no meta.pt in it): `fit` writes RUN_DIR"),
+    ):
+        assert run(f"consolidate --ckpt_path {path} --output one.ckpt") == code
+        error = capsys.readouterr().err
+        assert told in error and error.count("\n") == 1, error
+    Path("a/last.ckpt/meta.pt").touch()
+    assert run("consolidate --ckpt_path a --output one.ckpt") == 2
+    assert "there is a/last.ckpt" in capsys.readouterr().err
+    assert not Path("one.ckpt").exists()
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch tells of it; the parts before stay."""
+    (tmp_path / "last.ckpt").mkdir()
+    strategy = Sharded(save_distributed_checkpoint=True)
+
+    def save(self: Sharded, checkpoint: object, path: Path, options: object) -> None:
+        path.mkdir()
+        raise CheckpointException("failed", {1: (OSError(errno.ENOSPC, "No space left on device"), StackSummary())})
+
+    monkeypatch.setattr(ModelParallelStrategy, "save_checkpoint", save)
+    with pytest.raises(RunError, match="last.ckpt could not be written: .*No space left on device"):
+        strategy.save_checkpoint({}, tmp_path / "last.ckpt")
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
 
 
 def test_what_needs_whole_weights() -> None:
