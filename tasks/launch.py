@@ -192,6 +192,11 @@ def as_one(trainer: pl.Trainer) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if "EADDRINUSE" in str(error) and isinstance(error, torch.distributed.DistError):
+            raise RunError(
+                f"port {os.environ.get('MASTER_PORT')}, where the processes of a run meet, is taken already: "
+                "set MASTER_PORT to a free one, or leave it unset where Lightning starts the processes"
+            ) from error
         if trainer.world_size > 1 and lost_another(error):
             if not first_here():
                 raise SystemExit(1) from error

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -265,6 +266,16 @@ def test_one_that_ends_takes_all_down(end: str, told: list[str], tmp_path: Path)
         time.sleep(0.5)
     cores = len(os.sched_getaffinity(0))
     assert [rank["threads"] for rank in seen] == [max(1, cores // 2)] * 2  # shared out fairly
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start(f"tasks.vit fit {SHORT} {DDP} --run_dir r", tmp_path, MASTER_PORT=str(port))
+        (said,) = finish(process)
+    assert process.returncode == 1 and said.startswith(f"error: port {port}, where the processes"), said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.slow
