@@ -120,6 +120,11 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
 
 
+def our_class(path: str) -> str:
+    """The class that stands for a logger's where there is one that goes on with its runs, else the same."""
+    return OUR_LOGGERS.get(path.rpartition(".")[2], path)
+
+
 def place_loggers(chosen: Iterable[Any], folder: Path) -> None:
     """Let the loggers that options name write into the run folder, W&B's and TensorBoard's by classes that go on there.
 
@@ -127,7 +132,7 @@ def place_loggers(chosen: Iterable[Any], folder: Path) -> None:
     """
     for logger in chosen:
         if hasattr(logger, "init_args"):
-            logger.class_path = OUR_LOGGERS.get(logger.class_path.rpartition(".")[2], logger.class_path)
+            logger.class_path = our_class(logger.class_path)
             logger.init_args["save_dir"] = str(folder)
             if logger.class_path.endswith("WandbLogger"):
                 kept, given = folder / "wandb_id", os.environ.get("WANDB_RUN_ID")
@@ -135,11 +140,16 @@ def place_loggers(chosen: Iterable[Any], folder: Path) -> None:
 
 
 def fill_in(options: Any, epochs: int) -> None:
-    """Trainer options that nobody gave: the precision, and an end of training."""
+    """Trainer options that nobody gave, the precision and an end of training; of loggers of one class, the last.
+
+    A run that is continued with the configuration of its logger once more has it twice.
+    """
     if options.precision is None:
         options.precision = default_precision(options.accelerator)
     if options.max_epochs is None and options.max_steps == -1 and options.max_time is None:
         options.max_epochs = epochs
+    if isinstance(options.logger, list):
+        options.logger = list({our_class(logger.class_path): logger for logger in options.logger}.values())
 
 
 def default_precision(accelerator: str) -> str:

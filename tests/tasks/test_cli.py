@@ -119,7 +119,9 @@ def test_only_one_place_makes_parsers_plain() -> None:
 
 
 def test_a_run_without_an_end_gets_one() -> None:
-    options = Namespace(precision="32-true", accelerator="cpu", max_epochs=None, max_steps=-1, max_time=None)
+    options = Namespace(
+        precision="32-true", accelerator="cpu", max_epochs=None, max_steps=-1, max_time=None, logger=None
+    )
     fill_in(options, 7)
     assert options.max_epochs == 7
     for name, value in (("max_epochs", 3), ("max_steps", 9), ("max_time", "00:00:01:00")):

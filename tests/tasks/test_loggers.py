@@ -21,12 +21,14 @@ import pytest
 import torch
 import wandb
 import yaml
+from jsonargparse import Namespace
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from tasks import __version__
 from tasks.callbacks.gallery import Table, senders, to_tensorboard
 from tasks.loggers import WandbLogger
 from tasks.run_folder import git_commit
+from tasks.trainer_parts import fill_in
 from tests.tasks.command import (
     CLOCK,
     PAIRS,
@@ -499,6 +501,34 @@ def test_two_processes_are_one_run_of_w_and_b(tmp_path: Path) -> None:
     assert len(files) == 1 and len(list(Path("r/wandb").glob("*run-*-*"))) == 1
     counts = logged(history(records(Path("r"))))
     assert set(counts) >= set(written("r")) and set(counts.values()) == {1}
+
+
+@pytest.mark.slow
+def test_a_logger_that_is_configured_again_logs_once(tmp_path: Path) -> None:
+    again = f"{BOTH} --trainer.limit_test_batches 0"
+    assert run(f"fit {SHORT} {again} --run_dir r") == 0
+    end_run()
+    assert run(f"fit --resume r --trainer.max_epochs 3 {again}") == 0
+    end_run()
+    assert len(yaml.safe_load(Path("r/config.yaml").read_text())["trainer"]["logger"]) == 2
+    for counts in (logged(history(records(Path("r")))), scalars("r")[1]):
+        losses = {step: count for (name, step), count in counts.items() if name == "train/loss"}
+        assert losses == dict.fromkeys(range(12), 1)
+
+
+def wandb_options(**given: Any) -> Namespace:
+    """Options of a W&B logger, as a parser makes them."""
+    given = {"save_dir": ".", "version": None, "id": None} | given
+    return Namespace(class_path="pytorch_lightning.loggers.WandbLogger", init_args=Namespace(**given))
+
+
+def test_one_logger_of_each_class() -> None:
+    board = Namespace(class_path="tasks.loggers.TensorBoardLogger", init_args=Namespace())
+    first, second = wandb_options(), wandb_options(name="second")
+    first.class_path = "tasks.loggers.WandbLogger"
+    options = Namespace(precision="32-true", max_epochs=1, logger=[first, board, second])
+    fill_in(options, 1)
+    assert options.logger == [second, board]
 
 
 def test_refused_runs_leave_no_logger_behind() -> None:
