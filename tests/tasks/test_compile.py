@@ -10,7 +10,7 @@ from tests.tasks.command import SHORT, checkpoint, metrics, run
 TASKS = ("vit", "bert", "mlm", "lm")
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["vit", "lm", *(pytest.param(one, marks=pytest.mark.slow) for one in ("bert", "mlm"))])
 def test_steps_call_what_is_compiled(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
 

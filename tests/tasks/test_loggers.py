@@ -224,6 +224,7 @@ def test_no_step_is_logged_twice(ended: bool, tmp_path: Path) -> None:
     assert {n: c for n, c in shown.items() if n[0] not in ("train/samples_per_s",)} == dict(counts)
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_again_repeats_no_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     kill = KILL.format(step=2).replace("        os.kill(", "        sys.modules['wandb'].finish()\n        os.kill(")
@@ -263,8 +264,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("ended", [pytest.param(False, marks=pytest.mark.slow), True], ids=["killed", "W&B ended"])
-@pytest.mark.parametrize("every", [2, pytest.param(None, marks=pytest.mark.slow)], ids=["before", "after"])
+@pytest.mark.slow
+@pytest.mark.parametrize("ended", [False, True], ids=["killed", "W&B ended"])
+@pytest.mark.parametrize("every", [2, None], ids=["before", "after"])
 def test_a_validation_and_the_end_of_an_epoch_are_logged_once(
     every: int | None, ended: bool, texts: Path, tmp_path: Path
 ) -> None:
@@ -298,7 +300,8 @@ def test_a_validation_and_the_end_of_an_epoch_are_logged_once(
     assert [step for step, _ in pairs[0]] == [1, 3, 5, 7] and pairs[0] == pairs[1]
 
 
-@pytest.mark.parametrize("key", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["no network", "no account"])
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [True, False], ids=["no network", "no account"])
 def test_without_w_and_b_training_goes_on(key: bool, tmp_path: Path) -> None:
     """And nothing that a run writes has a secret of the environment in it."""
     secrets = SECRETS if key else {name: text for name, text in SECRETS.items() if name != "WANDB_API_KEY"}
@@ -370,9 +373,8 @@ def stand_in(trouble: str) -> Iterator[Any]:
         server.server_close()
 
 
-@pytest.mark.parametrize(
-    "trouble", ["killed", *(pytest.param(one, marks=pytest.mark.slow) for one in ("error", "cut", "silent"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("trouble", ["killed", "error", "cut", "silent"])
 def test_a_connection_lost_on_the_way_stops_nothing(trouble: str, finished: Path, tmp_path: Path) -> None:
     """W&B's server fails after the third step, or W&B's process on this machine, which sends to it, is killed."""
     kill = "from wandb.sdk import wandb_setup; wandb_setup.singleton()._connection._proc._process.kill()"
