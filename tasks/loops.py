@@ -80,6 +80,15 @@ class FitLoop(_FitLoop):
         self.open = False
         super().advance()
 
+    def on_advance_end(self) -> None:
+        """End an epoch; then tell the callbacks that have `after_epoch`, as long as it still is `current_epoch`."""
+        super().on_advance_end()
+        self.epoch_progress.current.completed -= 1
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "after_epoch"):
+                callback.after_epoch(self.trainer, self.trainer.lightning_module)
+        self.epoch_progress.current.completed += 1
+
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
         """Take over the progress of a checkpoint."""
         super().load_state_dict(state_dict, prefix)

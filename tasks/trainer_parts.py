@@ -53,6 +53,13 @@ class FolderCheckpoint(ModelCheckpoint):
         if trainer.fit_loop.epoch_loop.validates:  # type: ignore[attr-defined]
             self._last_global_step_saved = -1  # what comes after the validation is not saved yet
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Nothing: see `after_epoch`."""
+
+    def after_epoch(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save where it is time, now that the end of the epoch is complete and logged."""
+        super().on_train_epoch_end(trainer, pl_module)
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save where it is time."""
         if not trainer.sanity_checking:
