@@ -159,6 +159,19 @@ def test_the_end_is_saved_and_can_be_continued(whole: Path, tmp_path: Path) -> N
     assert_same_run("two", Path("four"))
 
 
+def test_stopped_early_is_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that is continued after its EarlyStopping stopped it stays so, until there is more patience."""
+    stopping = "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss --trainer.callbacks.min_delta 9"
+    assert run(f"fit {SHORT} {stopping} --trainer.callbacks.patience 1 --trainer.max_epochs 8 --run_dir r") == 0
+    before = Path("r/metrics.csv").read_bytes()
+    assert checkpoint("r")["global_step"] == 8 and "stopped early" not in capsys.readouterr().out
+    assert run("fit --resume r --trainer.limit_test_batches 0") == 0
+    assert checkpoint("r")["global_step"] == 8 and Path("r/metrics.csv").read_bytes() == before
+    assert "stopped early by EarlyStopping on val/loss" in capsys.readouterr().out
+    assert run("fit --resume r --trainer.callbacks.patience 2") == 0
+    assert checkpoint("r")["global_step"] == 12
+
+
 def test_checkpoints_elsewhere_are_found_again() -> None:
     assert run(f"fit {SHORT} --run_dir r --checkpoint.dirpath elsewhere") == 0
     assert Path("elsewhere/last.ckpt").exists() and not Path("r/checkpoints/last.ckpt").exists()
