@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from tasks import launch
-from tasks.errors import UsageError
+from tasks.errors import RunError, UsageError
 from tests.tasks.command import ROOT, checkpoint, metrics, run, same
 
 SHORT = (
@@ -268,14 +269,45 @@ def test_one_that_ends_takes_all_down(end: str, told: list[str], tmp_path: Path)
     assert [rank["threads"] for rank in seen] == [max(1, cores // 2)] * 2  # shared out fairly
 
 
+NCCL = "NCCL error in: c10d.cpp:1, invalid usage\nncclInvalidUsage: This is wrong.\nLast error:\nDuplicate GPU detected"
+
+
+@pytest.mark.parametrize(
+    "connected, error, said",
+    [
+        (False, RuntimeError("no address for: nope"), r"connected at here:1 \(no address for: nope\): MASTER_ADDR"),
+        (False, torch.distributed.DistStoreError("timed out\nframe 0"), r"at here:1 \(timed out\): MASTER_ADDR"),
+        (False, ValueError("of the data"), "^of the data$"),
+        (True, RuntimeError("Connection reset by peer"), r"another process .*, too \(Connection reset by peer\)$"),
+        (True, torch.distributed.DistBackendError(NCCL), r"another process .*, too \(Duplicate GPU detected\)$"),
+        (True, RuntimeError("nccl and gloo are words of ours"), "^nccl and gloo are words of ours$"),
+    ],
+)
+def test_why_processes_are_not_connected(
+    connected: bool, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch.subprocess_script, "_launch_process_observer", None)
+    monkeypatch.setattr(launch, "PATIENCE", 0.0)
+    monkeypatch.setattr(launch, "first_to_say", lambda _: True)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: connected)
+    monkeypatch.setenv("MASTER_ADDR", "here")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    trainer: Any = SimpleNamespace(world_size=2, strategy=SimpleNamespace(launcher=None))
+    with pytest.raises((RunError, type(error)), match=said), launch.as_one(trainer):
+        raise error
+
+
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", ["port", "network"])
+def test_processes_that_cannot_be_connected_say_why(wrong: str, tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
-        process = start(f"tasks.vit fit {SHORT} {DDP} --run_dir r", tmp_path, MASTER_PORT=str(port))
+        port = str(taken.getsockname()[1])
+        variables = {"MASTER_PORT": port} if wrong == "port" else {"GLOO_SOCKET_IFNAME": "nope"}
+        process = start(f"tasks.vit fit {SHORT} {DDP} --run_dir r", tmp_path, **variables)
         (said,) = finish(process)
-    assert process.returncode == 1 and said.startswith(f"error: port {port}, where the processes"), said
-    assert said.count("\n") == 1
+    assert process.returncode == 1 and said.startswith("error: the processes of this run cannot be connected at"), said
+    assert ("EADDRINUSE" in said and f":{port} (" in said) if wrong == "port" else "address for: nope" in said
+    assert said.count("\n") == len(re.findall("^error: the processes of", said, re.MULTILINE)), said
 
 
 @pytest.mark.slow
@@ -286,7 +318,7 @@ def test_torchrun_shows_its_own_error_first(tmp_path: Path) -> None:
     assert process.returncode == 1
     first, *others = (line for line in said.splitlines() if line.startswith("error: "))
     assert said.startswith(first) and first.startswith("error: ValueError: a bad sample"), said
-    assert set(others) <= {"error: another process of this run ended, so this one ends, too"}
+    assert all(line.startswith("error: another process of this run ended, so this one ends, too (") for line in others)
 
 
 @pytest.mark.slow
@@ -336,7 +368,9 @@ def test_slurms_processes_are_one_run_and_continue_it(tmp_path: Path) -> None:
 
     processes, said = attempt(0)
     assert [process.returncode for process in processes] == [1, -signal.SIGKILL], said
-    assert said.splitlines() == ["error: another process of this run ended, so this one ends, too"]
+    assert (
+        said.startswith("error: another process of this run ended, so this one ends, too (") and said.count("\n") == 1
+    )
     processes, said = attempt(1)
     assert [process.returncode for process in processes] == [0, 0], said
     assert said.count("started again: continuing") == 1
