@@ -376,10 +376,33 @@ def test_slurms_processes_are_one_run_and_continue_it(tmp_path: Path) -> None:
     assert said.count("started again: continuing") == 1
     assert_once(said)
     (folder,) = {path.parent for path in tmp_path.rglob("metrics.csv")}
-    assert folder == tmp_path / "runs" / "vit" / "slurm_4711_0"
+    assert re.fullmatch(r"slurm_4711_0_[0-9a-f]{8}", folder.name) and folder.parent == tmp_path / "runs" / "vit"
     assert [int(row["step"]) for row in metrics(folder) if "train/loss" in row] == [0, 1, 2, 3]
     assert [rank["first"] for rank in spied(tmp_path)] == [2, 2]
     assert not list(tmp_path.rglob("hpc_ckpt*"))
+
+
+def test_several_runs_of_one_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each continues its own after the job was queued again, and none that of another."""
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_JOB_NAME": "fit"}.items():
+        monkeypatch.setenv(name, value)
+    lines = [["--model.optimizer.lr", lr] for lr in ("0.1", "0.2")]
+
+    def asked(line: list[str]) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["vit", "fit", *line])
+        return launch.continued("vit", "fit", line)
+
+    folders = []
+    for line in lines:
+        assert asked(line) == line
+        folders.append(launch.run_folder("vit", None))
+        folders[-1].mkdir(parents=True)
+        (folders[-1] / "config.yaml").write_text("{}")
+    with pytest.raises(UsageError, match="holds a run already"):
+        asked(lines[0])
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert [asked(line) for line in lines] == [["--resume", str(folder)] for folder in folders]
+    assert asked(["--trainer.max_steps", "1"]) == ["--trainer.max_steps", "1"]
 
 
 @pytest.mark.slow
@@ -391,7 +414,7 @@ def test_one_process_of_slurm(tmp_path: Path) -> None:
     (said,) = finish(process)
     assert process.returncode == 0, said
     assert_once(said)
-    assert (tmp_path / "runs/vit/slurm_1_0/summary.json").exists()
+    assert len(list(tmp_path.glob("runs/vit/slurm_1_0_*/summary.json"))) == 1
     assert [rank["threads"] for rank in spied(tmp_path)] == [3]
 
 
