@@ -245,8 +245,9 @@ def watch(children: list[subprocess.Popen]) -> None:
             if all(child.poll() == 0 for child in children):
                 return
             time.sleep(0.5)
-        stopped = {child.poll() for child in children} & {128 + signal.SIGINT, 128 + signal.SIGTERM}
-        time.sleep(3 * PATIENCE if stopped else PATIENCE)  # a run that was told to stop may have a checkpoint to write
+        time.sleep(PATIENCE)
+        if not children:  # forgotten meanwhile: all stop at a signal, this one with a checkpoint to write perhaps
+            return
         print(f"error: {obituary(children)}", file=sys.stderr, flush=True)
         for child in children:
             child.kill()

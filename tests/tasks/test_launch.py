@@ -224,6 +224,23 @@ def test_one_that_hangs_is_ended(end: str, told: str, monkeypatch: pytest.Monkey
     assert gone(int(Path("pid").read_text()))
 
 
+def test_one_that_stops_by_itself_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where all stop at a signal, and the first has yet to write a checkpoint."""
+    monkeypatch.setattr(launch, "PATIENCE", 0.5)
+
+    def work() -> None:
+        children = [subprocess.Popen(["sh", "-c", "exit 143"])]
+        children[0].wait()
+        launch.watch(children)
+        children.clear()
+        time.sleep(1.5)
+        Path("lived").touch()
+        os._exit(0)
+
+    _, status = os.waitpid(forked(work), 0)
+    assert os.waitstatus_to_exitcode(status) == 0 and Path("lived").exists()
+
+
 def test_one_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "PATIENCE", 0.2)
 
