@@ -101,9 +101,8 @@ class FitLoop(_FitLoop):
             stopping.patience = patience
             if had_stopped(stopping):
                 self.trainer.should_stop = True
-                rank_zero_only(print)(
-                    f"stopped early by EarlyStopping on {stopping.monitor}: to train on, give it more patience"
-                )
+                more = "to train on, give it more patience or leave it out"
+                rank_zero_only(print)(f"stopped early by EarlyStopping on {stopping.monitor}: {more}")
 
     def state_dict(self, destination: dict[str, Any] | None = None, prefix: str = "") -> dict[str, Any]:
         """The progress of this loop and of those in it."""
@@ -137,7 +136,7 @@ def with_own_loops(trainer: Trainer) -> Trainer:
 
 
 def had_stopped(stopping: EarlyStopping) -> bool:
-    """Whether it has ended the run that its state is of; patience it has now, if not then, does not count as lost."""
+    """Whether it has ended the run that its state is of, by the patience that it has now."""
     if stopping.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
         return stopping.wait_count >= stopping.patience
     return stopping.stopping_reason != EarlyStoppingReason.NOT_STOPPED
