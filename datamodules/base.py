@@ -78,7 +78,7 @@ class ResumableDataModule(pl.LightningDataModule):
 
     def train_sampler(self, dataset: BatchedDataset) -> ResumableBatchSampler:
         """The order of training; its length is the number of batches of an epoch on this rank."""
-        world_size, rank = self._ranks()
+        world_size, rank = self.train_ranks(dataset)
         whole = len(dataset) >= self.batch_size * world_size
         return ResumableBatchSampler(
             len(dataset), self.batch_size, self.seed, shuffle=True, drop_last=whole, rank=rank, world_size=world_size
@@ -141,6 +141,20 @@ class ResumableDataModule(pl.LightningDataModule):
                 f"set it to {state[name]} to resume, or start a new run."
             )
         return state["epoch"], state["batch"]
+
+    def train_ranks(self, dataset: BatchedDataset) -> tuple[int, int]:
+        """Number of processes that share the samples of training, and which this one is.
+
+        Raises:
+            UsageError: There are fewer samples: some processes would wait for batches of the others in vain.
+        """
+        world_size, rank = self._ranks()
+        if len(dataset) < world_size:
+            raise UsageError(
+                f"the training split has {len(dataset)} samples, too few for {world_size} processes: train in fewer, "
+                f"as with --trainer.devices {max(1, len(dataset))}, or give more data."
+            )
+        return world_size, rank
 
     def _ranks(self) -> tuple[int, int]:
         return (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)

@@ -175,7 +175,7 @@ class CorpusData(TokenizedData):
         """The order of training: the rows of a step are the same on any number of ranks. An epoch takes every packed
         row, so that its last step may be smaller; where it has fewer rows than ranks, it borrows from the one before.
         """
-        world_size, rank = self._ranks()
+        world_size, rank = self.train_ranks(dataset)
         enough = len(dataset) >= self.batch_size * world_size
         drop_last = enough and (self.packing == "windows" or self.batch_size == 1)  # else ranks might go without
         return StreamBatchSampler(len(dataset), self.batch_size, self.seed, True, drop_last, rank, world_size)

@@ -123,7 +123,7 @@ class TextData(TokenizedData):
     def train_sampler(self, dataset: Any) -> ResumableBatchSampler:
         """The order of training: batches of like length, by texts or by tokens; without buckets all count as alike."""
         lengths = dataset.lengths if self.loading.buckets else torch.ones_like(dataset.lengths)
-        world_size, rank = self._ranks()
+        world_size, rank = self.train_ranks(dataset)
         return BucketBatchSampler(
             lengths, self.batch_size, self.loading.batch_tokens, self.seed, True, rank, world_size
         )

@@ -97,6 +97,7 @@ class Task(pl.LightningModule):
             optim.freeze(self.net, self.optimizer_config.freeze)
         if self.restored is not None:
             load_weights(self.net, net_weights(self.restored), self.restored[KEY]["net"])
+            self.restored = None  # frees its memory
         if self.compile_net and self.trainer.state.fn == "fit":
             for part in self.compiled():
                 part.compile()

@@ -35,7 +35,7 @@ from tasks.run_folder import run_folder
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 SHARDED = {"fsdp", "Sharded"}  # they need GPUs
 FOREIGN = {"FSDPStrategy": "fsdp", "ModelParallelStrategy": "fsdp", "DeepSpeedStrategy": "fsdp"}  # and what to give
-LOST = r"(?i)connection (closed|reset|refused)|timed out|gloo|nccl|broken pipe|failed to recv"  # what the others see
+LOST = r"(?i)connection (closed|reset|refused)|timed out|broken pipe|failed to recv|pair closure"  # what the others see
 PATIENCE = 10.0  # seconds for a process to end by itself after another one has
 
 
@@ -180,7 +180,7 @@ def as_one(trainer: pl.Trainer) -> Iterator[None]:
     error that all of them have is said by one. A process that was killed says nothing: the one that launched it does.
 
     Raises:
-        RunError: in the first process of a machine, where another one ended.
+        RunError: the processes could not be connected; in the first one of a machine, where another one ended.
         SystemExit: where another one has said it.
     """
     main = int(os.environ.get("TESSERA_MAIN", 0))
@@ -192,15 +192,16 @@ def as_one(trainer: pl.Trainer) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if "EADDRINUSE" in str(error) and isinstance(error, torch.distributed.DistError):
+        if trainer.world_size > 1 and not torch.distributed.is_initialized() and of_torch(error):
+            meet = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise RunError(
-                f"port {os.environ.get('MASTER_PORT')}, where the processes of a run meet, is taken already: "
-                "set MASTER_PORT to a free one, or leave it unset where Lightning starts the processes"
+                f"the processes of this run cannot be connected at {meet} ({cause(error)}): MASTER_ADDR has to be the "
+                "machine of the first, and MASTER_PORT one of its ports that is free"
             ) from error
         if trainer.world_size > 1 and lost_another(error):
             if not first_here():
                 raise SystemExit(1) from error
-            raise RunError(obituary(getattr(trainer.strategy.launcher, "procs", []))) from error
+            raise RunError(f"{obituary(getattr(trainer.strategy.launcher, 'procs', []))} ({cause(error)})") from error
         if not first_to_say(str(error)):
             raise SystemExit(2 if isinstance(error, UsageError) else 1) from error
         if isinstance(error, UsageError) and not first_here():  # which says nothing of options, as all have the same
@@ -208,11 +209,20 @@ def as_one(trainer: pl.Trainer) -> Iterator[None]:
         raise
 
 
+def of_torch(error: Exception) -> bool:
+    """Whether an error may be one of a connection."""
+    return isinstance(error, torch.distributed.DistError) or type(error) is RuntimeError
+
+
 def lost_another(error: Exception) -> bool:
     """Whether an error only says that another process cannot be reached any more."""
-    return isinstance(error, torch.distributed.DistError) or (
-        type(error) is RuntimeError and re.search(LOST, str(error)) is not None
-    )
+    return of_torch(error) and (type(error) is not RuntimeError or re.search(LOST, str(error)) is not None)
+
+
+def cause(error: Exception) -> str:
+    """The line of a connection's error that says why; NCCL's comes last."""
+    text = str(error)
+    return (text.partition("Last error:")[2] or text).strip().partition("\n")[0]
 
 
 def obituary(children: list[subprocess.Popen]) -> str:
@@ -235,8 +245,9 @@ def watch(children: list[subprocess.Popen]) -> None:
             if all(child.poll() == 0 for child in children):
                 return
             time.sleep(0.5)
-        stopped = {child.poll() for child in children} & {128 + signal.SIGINT, 128 + signal.SIGTERM}
-        time.sleep(3 * PATIENCE if stopped else PATIENCE)  # a run that was told to stop may have a checkpoint to write
+        time.sleep(PATIENCE)
+        if not children:  # forgotten meanwhile: all stop at a signal, this one with a checkpoint to write perhaps
+            return
         print(f"error: {obituary(children)}", file=sys.stderr, flush=True)
         for child in children:
             child.kill()

@@ -82,7 +82,7 @@ class TaskCLI(LightningCLI):
         self.source, arguments = given(continued(self.app.name, self.command, arguments), name)
         self.typed = typed_options(arguments)
         if self.command == "fit" and self.source:
-            self.base = self.resumed(Path(self.source))
+            self.base, self.damaged, self.last, self.checkpoint = read_run(Path(self.source), self.app)
         elif self.command != "fit":
             self.base = self.from_checkpoint()
         elif self.app.default_config and not names_data(arguments):
@@ -114,11 +114,6 @@ class TaskCLI(LightningCLI):
         if pretrained and self.app.pretrained:
             implied = merged(implied, load(self.app.pretrained)(pretrained))
         return merged(implied, {key: value for key, value in options.items() if key != "preset"})
-
-    def resumed(self, folder: Path) -> Options:
-        """The options of the run in `folder`, and its newest checkpoint."""
-        options, self.damaged, self.last, self.checkpoint = read_run(folder, self.app)
-        return options
 
     def from_checkpoint(self) -> Options:
         """The model and data options kept in the checkpoint."""
@@ -247,12 +242,17 @@ class TaskCLI(LightningCLI):
         with as_one(self.trainer):
             super()._run_subcommand(subcommand)
 
-    def fit(self, model: Any, datamodule: Any, **_: Any) -> None:
-        """Train, test the best checkpoint unless no test batches are wanted, and say where everything is."""
-        os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for the processes that Lightning launches
+    def restore(self, model: Any, datamodule: Any) -> None:
+        """Hand over the checkpoint, if there is one, and let go of it."""
         if self.checkpoint:
             model.restore(self.checkpoint)
             datamodule.adopt(model.facts)
+        self.checkpoint = None
+
+    def fit(self, model: Any, datamodule: Any, **_: Any) -> None:
+        """Train, test the best checkpoint unless no test batches are wanted, and say where everything is."""
+        os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for the processes that Lightning launches
+        self.restore(model, datamodule)
         try:
             with kept_if_started(self.folder):
                 self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.last, weights_only=True)
@@ -277,8 +277,7 @@ class TaskCLI(LightningCLI):
         return dict(tested[0]) if tested else {}
 
     def _evaluate(self, model: Any, datamodule: Any) -> None:
-        model.restore(self.checkpoint)
-        datamodule.adopt(model.facts)
+        self.restore(model, datamodule)
         found = getattr(self.trainer, self.command)(model, datamodule=datamodule, verbose=False)
         if self.trainer.is_global_zero:
             closing_table({**(found[0] if found else {}), **model.notes(), **left_out(datamodule)})
@@ -293,8 +292,7 @@ class TaskCLI(LightningCLI):
 
     def predict(self, model: Any, datamodule: Any, **_: Any) -> None:
         """Label files and write `predictions.csv`."""
-        model.restore(self.checkpoint)
-        datamodule.adopt(model.facts)
+        self.restore(model, datamodule)
         if self.app.takes_text:
             datamodule.predict_text = self.config[self.command].text
         model.write_predictions(self.trainer, datamodule, self.folder)

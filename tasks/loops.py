@@ -3,8 +3,10 @@
 from typing import Any
 
 from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.base import position
 
@@ -69,6 +71,8 @@ class FitLoop(_FitLoop):
         super().__init__(trainer, old.min_epochs, old.max_epochs)
         self.epoch_loop = EpochLoop(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
         self.open = False  # whether a loaded epoch has yet to be ended
+        stopping: list[Any] = [one for one in trainer.callbacks if isinstance(one, EarlyStopping)]  # type: ignore
+        self.patience = {one: one.patience for one in stopping}  # a checkpoint's would win
 
     @property
     def done(self) -> bool:
@@ -80,10 +84,25 @@ class FitLoop(_FitLoop):
         self.open = False
         super().advance()
 
+    def on_advance_end(self) -> None:
+        """End an epoch; then tell the callbacks that have `after_epoch`, as long as it still is `current_epoch`."""
+        super().on_advance_end()
+        self.epoch_progress.current.completed -= 1
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "after_epoch"):
+                callback.after_epoch(self.trainer, self.trainer.lightning_module)
+        self.epoch_progress.current.completed += 1
+
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
         """Take over the progress of a checkpoint."""
         super().load_state_dict(state_dict, prefix)
         self.open = self.epoch_progress.current.completed < self.epoch_progress.current.ready
+        for stopping, patience in self.patience.items():
+            stopping.patience = patience
+            if had_stopped(stopping):
+                self.trainer.should_stop = True
+                more = "to train on, give it more patience or leave it out"
+                rank_zero_only(print)(f"stopped early by EarlyStopping on {stopping.monitor}: {more}")
 
     def state_dict(self, destination: dict[str, Any] | None = None, prefix: str = "") -> dict[str, Any]:
         """The progress of this loop and of those in it."""
@@ -114,6 +133,13 @@ def with_own_loops(trainer: Trainer) -> Trainer:
     trainer.fit_loop = FitLoop(trainer)
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     return trainer
+
+
+def had_stopped(stopping: EarlyStopping) -> bool:
+    """Whether it has ended the run that its state is of, by the patience that it has now."""
+    if stopping.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
+        return stopping.wait_count >= stopping.patience
+    return stopping.stopping_reason != EarlyStoppingReason.NOT_STOPPED
 
 
 def evenly(count: int) -> dict[str, int]:

@@ -53,8 +53,10 @@ def read_run(folder: Path, app: App) -> tuple[Options, Path | None, Path | None,
 def farewell(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> Stopped:
     """The same stop with a message that says, once, how to go on with the run in `folder`."""
     launcher: Any = trainer.strategy.launcher
-    for process in getattr(launcher, "procs", []):  # those that wait for this one; where all agreed there are none
+    children = getattr(launcher, "procs", [])
+    for process in children:  # those that wait for this one; where all agreed there are none
         process.terminate()
+    children.clear()
     if not trainer.is_global_zero:
         return Stopped(stop.number, "")
     if not (folder / "config.yaml").exists():

@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
@@ -33,7 +34,8 @@ def run_folder(task: str, chosen: str | None) -> Path:
     """The folder of this run: as chosen, else `runs/TASK/<time>`; the same one in every process of the run.
 
     Lightning's processes inherit it from the one that launched them; those of torchrun get it from their first, also
-    when they are started again; those of SLURM know it by the number of their job.
+    when they are started again; those of SLURM know it by the number of their job and by their command line, since a
+    job may have several.
 
     Raises:
         UsageError: the chosen folder is a file, or holds a run already.
@@ -47,7 +49,8 @@ def run_folder(task: str, chosen: str | None) -> Path:
     if by_slurm():
         job = "_".join(os.environ.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
         again = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
-        return new_folder(task, chosen or str(Path("runs", task, f"slurm_{job}")), again)
+        line = zlib.crc32("\0".join(sys.argv[1:]).encode())
+        return new_folder(task, chosen or str(Path("runs", task, f"slurm_{job}_{line:08x}")), again)
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
     return new_folder(task, chosen)

@@ -53,6 +53,13 @@ class FolderCheckpoint(ModelCheckpoint):
         if trainer.fit_loop.epoch_loop.validates:  # type: ignore[attr-defined]
             self._last_global_step_saved = -1  # what comes after the validation is not saved yet
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Nothing: see `after_epoch`."""
+
+    def after_epoch(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save where it is time, now that the end of the epoch is complete and logged."""
+        super().on_train_epoch_end(trainer, pl_module)
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save where it is time."""
         if not trainer.sanity_checking:
@@ -65,11 +72,14 @@ class FolderCheckpoint(ModelCheckpoint):
             self.save_now(trainer)
 
     def last_saved(self, trainer: pl.Trainer) -> bool:
-        """Whether `last` is of the trainer's step."""
-        return bool(self.save_last) and self._last_global_step_saved == trainer.global_step
+        """Whether `last` is of the trainer's step; a signal may have it saved also where `save_last` is off."""
+        ours = bool(self.save_last) or Path(self._last_checkpoint_saved).stem == self.CHECKPOINT_NAME_LAST
+        return ours and self._last_global_step_saved == trainer.global_step
 
     def save_now(self, trainer: pl.Trainer) -> None:
         """Save `last`, unless it was just saved."""
+        if not self.last_saved(trainer):
+            self._last_global_step_saved = -1  # if it was of this step, it was of another file
         if not self._should_skip_saving_checkpoint(trainer):
             self._save_checkpoint(trainer, str(Path(self.dirpath or "", f"{self.CHECKPOINT_NAME_LAST}.ckpt")))
 

@@ -23,7 +23,6 @@ class Interruption(Callback):
     def __init__(self, last: FolderCheckpoint) -> None:
         self.last = last
         self.group: Any = None
-        self.shared = 0  # batches of a validation that every rank has
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let ranks that compute on GPUs agree without waiting for those."""
@@ -36,17 +35,20 @@ class Interruption(Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop where a signal came after the last step."""
-        number = self.agreed(trainer, SIGNALS.noted, "MAX")
+        number = self.agreed(trainer)
         SIGNALS.noted, SIGNALS.waiting = 0, False
         if number:
             raise Stopped(number)
 
-    def agreed(self, trainer: pl.Trainer, value: int, operation: str) -> int:
-        """The same number on all ranks: the "MAX" or "MIN" of theirs."""
+    def agreed(self, trainer: pl.Trainer) -> int:
+        """The signal that a rank got, the same number on all of them; 0 for none."""
         if trainer.world_size == 1:
-            return value
-        number = torch.tensor(value)
-        dist.all_reduce(number, getattr(dist.ReduceOp, operation), self.group)
+            return SIGNALS.noted
+        number = torch.tensor(SIGNALS.noted)
+        dist.all_reduce(number, dist.ReduceOp.MAX, self.group)
+        if number:
+            launcher: Any = trainer.strategy.launcher
+            getattr(launcher, "procs", []).clear()  # else the first is ended where another ends before it
         return int(number)
 
     def stop_if_asked(self, trainer: pl.Trainer) -> None:
@@ -55,20 +57,13 @@ class Interruption(Callback):
         Raises:
             Stopped: on every rank.
         """
-        if number := self.agreed(trainer, SIGNALS.noted, "MAX"):
-            launcher: Any = trainer.strategy.launcher
-            getattr(launcher, "procs", []).clear()  # Lightning kills the first rank where another ends before it
+        if number := self.agreed(trainer):
             self.last.save_now(trainer)
             raise Stopped(number)
 
     def after_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """After an optimizer step."""
         self.stop_if_asked(trainer)
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count the batches: a rank may have one less, and would not be there to agree after the last."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self.shared = self.agreed(trainer, int(sum(trainer.num_val_batches)), "MIN")
 
     def on_validation_batch_end(
         self,
@@ -79,6 +74,6 @@ class Interruption(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """After a batch of a validation."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and batch_idx + 1 < self.shared:
+        """After a batch of a validation, of which all ranks have as many."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self.stop_if_asked(trainer)

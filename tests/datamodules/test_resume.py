@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from torch.utils.data import DataLoader
 
 from datamodules.base import ResumableDataModule
 from datamodules.batching import BucketBatchSampler, ResumableBatchSampler, StreamBatchSampler
+from datamodules.corpus import CorpusData
 from datamodules.errors import UsageError
+from datamodules.images import ImageData
+from datamodules.reviews import ReviewData
 
 BATCHES, EPOCHS = 5, 3  # 42 samples in batches of 8, the rest dropped
 
@@ -174,6 +178,26 @@ def test_state_is_numbers_only(whole: tuple[Line, Path]) -> None:
 def test_another_batch_size_is_refused_by_name(whole: tuple[Line, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="batch size 8, this run has 7"):
         fit(tmp_path, NumberData(batch_size=7), whole[1] / "step=7.ckpt")
+
+
+class Two:
+    """Two samples."""
+
+    lengths = torch.ones(2, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize("kind", [ImageData, ReviewData, CorpusData])
+def test_fewer_samples_than_processes_are_refused(kind: Any) -> None:
+    """Some would have no batch, and the others would wait for them."""
+    data = kind()
+    data.trainer = SimpleNamespace(world_size=2, global_rank=1)
+    assert len(data.train_sampler(Two())) == 1
+    data.trainer.world_size = 3
+    with pytest.raises(UsageError, match="has 2 samples, too few for 3 processes: .* --trainer.devices 2"):
+        data.train_sampler(Two())
 
 
 def test_evaluation_takes_any_batch_size(whole: tuple[Line, Path]) -> None:

@@ -5,6 +5,7 @@ import itertools
 import os
 import pickle
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,26 @@ def test_killed_between_any_two_changes(kinds: str, name: str, tmp_path: Path) -
         assert found(target.parent) == (target, 12)
         assert not [left for left in target.parent.iterdir() if left.name.startswith(".")]
     assert changes > (2 if "parts" in kinds or name == "last" else 1)
+
+
+@pytest.mark.parametrize("kind", ["file", "parts"])
+def test_all_is_on_the_disk_before_it_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[int, int] | str] = []
+    sync, rename, target = os.fsync, os.replace, tmp_path / "last.ckpt"
+
+    def what(status: os.stat_result) -> tuple[int, int]:
+        return status.st_ino, 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append(what(os.fstat(file))), sync(file)))
+    write(kind, 4, target)
+    done.clear()
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append(Path(new).name), rename(old, new)))
+    write(kind, 8, target)
+    folders = [target, tmp_path] if kind == "parts" else [tmp_path]
+    *inner, outer = (what(folder.stat()) for folder in folders)
+    content = what((target / META if kind == "parts" else target).stat())
+    assert done[-len(folders) - 3 :] == [content, *inner, "previous.ckpt", "last.ckpt", outer]
+    assert kind == "file" or what((target / "__0_0.distcp").stat()) in done
 
 
 PARTS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tasks.cases import CASES, Wholes, assert_same, at, fill, first
-from tests.tasks.command import checkpoint, same
+from tests.tasks.command import checkpoint, metrics, same
 from tests.tasks.forked import Running, Server
 
 
@@ -33,6 +33,35 @@ def test_killed_in_the_middle(case: str, ranks: int, server: Server, wholes: Who
     out = server.run(line, folder, task, ranks=ranks)
     assert "going on from" not in out
     assert_same(folder / "r", wholes(case, ranks))
+
+
+KILL_AFTER_SAVING = """
+import os, pathlib
+import tasks.checkpoint_files as files
+real = files.sync_folder
+def sync(folder):
+    real(folder)
+    if (pathlib.Path(folder) / "last.ckpt").exists():
+        os.kill(os.getpid(), 9)
+files.sync_folder = sync
+"""
+
+
+@pytest.mark.slow
+def test_killed_after_the_checkpoint_of_an_epoch(server: Server, tmp_path: Path) -> None:
+    """As checkpoints are saved by default: neither the epoch's row is lost, nor is its end done twice."""
+    line = first("documents").replace("--checkpoint.every_n_train_steps 2", "--trainer.callbacks+=EarlyStopping")
+    line = line.replace("--trainer.check_val_every_n_epoch 2", "--trainer.limit_train_batches 4")
+    line += " --trainer.callbacks.monitor val/loss --trainer.callbacks.patience 9 --trainer.callbacks.min_delta 9"
+    whole, folder = fill(tmp_path / "whole"), fill(tmp_path / "here")
+    server.run(line, whole, "lm")
+    assert server.start(line, folder, "lm", KILL_AFTER_SAVING).wait() == [-signal.SIGKILL]
+    server.run("fit --resume r", folder, "lm")
+    assert_same(folder / "r", whole / "r")
+    assert sum("train/padding" in row for row in metrics(folder / "r")) == 2
+    ours, theirs = (checkpoint(place / "r")["callbacks"] for place in (folder, whole))
+    (stopping,) = (key for key in theirs if key.startswith("EarlyStopping"))
+    assert same(ours[stopping], theirs[stopping]) and theirs[stopping]["wait_count"] == 1
 
 
 @pytest.mark.slow

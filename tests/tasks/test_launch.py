@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from tasks import launch
-from tasks.errors import UsageError
+from tasks.errors import RunError, UsageError
 from tests.tasks.command import ROOT, checkpoint, metrics, run, same
 
 SHORT = (
@@ -223,6 +224,23 @@ def test_one_that_hangs_is_ended(end: str, told: str, monkeypatch: pytest.Monkey
     assert gone(int(Path("pid").read_text()))
 
 
+def test_one_that_stops_by_itself_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where all stop at a signal, and the first has yet to write a checkpoint."""
+    monkeypatch.setattr(launch, "PATIENCE", 0.5)
+
+    def work() -> None:
+        children = [subprocess.Popen(["sh", "-c", "exit 143"])]
+        children[0].wait()
+        launch.watch(children)
+        children.clear()
+        time.sleep(1.5)
+        Path("lived").touch()
+        os._exit(0)
+
+    _, status = os.waitpid(forked(work), 0)
+    assert os.waitstatus_to_exitcode(status) == 0 and Path("lived").exists()
+
+
 def test_one_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "PATIENCE", 0.2)
 
@@ -268,14 +286,45 @@ def test_one_that_ends_takes_all_down(end: str, told: list[str], tmp_path: Path)
     assert [rank["threads"] for rank in seen] == [max(1, cores // 2)] * 2  # shared out fairly
 
 
+NCCL = "NCCL error in: c10d.cpp:1, invalid usage\nncclInvalidUsage: This is wrong.\nLast error:\nDuplicate GPU detected"
+
+
+@pytest.mark.parametrize(
+    "connected, error, said",
+    [
+        (False, RuntimeError("no address for: nope"), r"connected at here:1 \(no address for: nope\): MASTER_ADDR"),
+        (False, torch.distributed.DistStoreError("timed out\nframe 0"), r"at here:1 \(timed out\): MASTER_ADDR"),
+        (False, ValueError("of the data"), "^of the data$"),
+        (True, RuntimeError("Connection reset by peer"), r"another process .*, too \(Connection reset by peer\)$"),
+        (True, torch.distributed.DistBackendError(NCCL), r"another process .*, too \(Duplicate GPU detected\)$"),
+        (True, RuntimeError("nccl and gloo are words of ours"), "^nccl and gloo are words of ours$"),
+    ],
+)
+def test_why_processes_are_not_connected(
+    connected: bool, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch.subprocess_script, "_launch_process_observer", None)
+    monkeypatch.setattr(launch, "PATIENCE", 0.0)
+    monkeypatch.setattr(launch, "first_to_say", lambda _: True)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: connected)
+    monkeypatch.setenv("MASTER_ADDR", "here")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    trainer: Any = SimpleNamespace(world_size=2, strategy=SimpleNamespace(launcher=None))
+    with pytest.raises((RunError, type(error)), match=said), launch.as_one(trainer):
+        raise error
+
+
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", ["port", "network"])
+def test_processes_that_cannot_be_connected_say_why(wrong: str, tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
-        process = start(f"tasks.vit fit {SHORT} {DDP} --run_dir r", tmp_path, MASTER_PORT=str(port))
+        port = str(taken.getsockname()[1])
+        variables = {"MASTER_PORT": port} if wrong == "port" else {"GLOO_SOCKET_IFNAME": "nope"}
+        process = start(f"tasks.vit fit {SHORT} {DDP} --run_dir r", tmp_path, **variables)
         (said,) = finish(process)
-    assert process.returncode == 1 and said.startswith(f"error: port {port}, where the processes"), said
-    assert said.count("\n") == 1
+    assert process.returncode == 1 and said.startswith("error: the processes of this run cannot be connected at"), said
+    assert ("EADDRINUSE" in said and f":{port} (" in said) if wrong == "port" else "address for: nope" in said
+    assert said.count("\n") == len(re.findall("^error: the processes of", said, re.MULTILINE)), said
 
 
 @pytest.mark.slow
@@ -286,7 +335,7 @@ def test_torchrun_shows_its_own_error_first(tmp_path: Path) -> None:
     assert process.returncode == 1
     first, *others = (line for line in said.splitlines() if line.startswith("error: "))
     assert said.startswith(first) and first.startswith("error: ValueError: a bad sample"), said
-    assert set(others) <= {"error: another process of this run ended, so this one ends, too"}
+    assert all(line.startswith("error: another process of this run ended, so this one ends, too (") for line in others)
 
 
 @pytest.mark.slow
@@ -336,16 +385,41 @@ def test_slurms_processes_are_one_run_and_continue_it(tmp_path: Path) -> None:
 
     processes, said = attempt(0)
     assert [process.returncode for process in processes] == [1, -signal.SIGKILL], said
-    assert said.splitlines() == ["error: another process of this run ended, so this one ends, too"]
+    assert (
+        said.startswith("error: another process of this run ended, so this one ends, too (") and said.count("\n") == 1
+    )
     processes, said = attempt(1)
     assert [process.returncode for process in processes] == [0, 0], said
     assert said.count("started again: continuing") == 1
     assert_once(said)
     (folder,) = {path.parent for path in tmp_path.rglob("metrics.csv")}
-    assert folder == tmp_path / "runs" / "vit" / "slurm_4711_0"
+    assert re.fullmatch(r"slurm_4711_0_[0-9a-f]{8}", folder.name) and folder.parent == tmp_path / "runs" / "vit"
     assert [int(row["step"]) for row in metrics(folder) if "train/loss" in row] == [0, 1, 2, 3]
     assert [rank["first"] for rank in spied(tmp_path)] == [2, 2]
     assert not list(tmp_path.rglob("hpc_ckpt*"))
+
+
+def test_several_runs_of_one_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each continues its own after the job was queued again, and none that of another."""
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_JOB_NAME": "fit"}.items():
+        monkeypatch.setenv(name, value)
+    lines = [["--model.optimizer.lr", lr] for lr in ("0.1", "0.2")]
+
+    def asked(line: list[str]) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["vit", "fit", *line])
+        return launch.continued("vit", "fit", line)
+
+    folders = []
+    for line in lines:
+        assert asked(line) == line
+        folders.append(launch.run_folder("vit", None))
+        folders[-1].mkdir(parents=True)
+        (folders[-1] / "config.yaml").write_text("{}")
+    with pytest.raises(UsageError, match="holds a run already"):
+        asked(lines[0])
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert [asked(line) for line in lines] == [["--resume", str(folder)] for folder in folders]
+    assert asked(["--trainer.max_steps", "1"]) == ["--trainer.max_steps", "1"]
 
 
 @pytest.mark.slow
@@ -357,7 +431,7 @@ def test_one_process_of_slurm(tmp_path: Path) -> None:
     (said,) = finish(process)
     assert process.returncode == 0, said
     assert_once(said)
-    assert (tmp_path / "runs/vit/slurm_1_0/summary.json").exists()
+    assert len(list(tmp_path.glob("runs/vit/slurm_1_0_*/summary.json"))) == 1
     assert [rank["threads"] for rank in spied(tmp_path)] == [3]
 
 

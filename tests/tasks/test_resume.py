@@ -1,7 +1,9 @@
 """The seed decides every bit, and a killed run that is continued ends with those of one that was not."""
 
+import gc
 import json
 import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,38 @@ def test_the_end_is_saved_and_can_be_continued(whole: Path, tmp_path: Path) -> N
     assert run(f"fit {EVERYTHING} {constant} --run_dir two") == 0
     assert run("fit --resume two --trainer.max_epochs 4") == 0
     assert_same_run("two", Path("four"))
+
+
+def test_stopped_early_is_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that is continued after its EarlyStopping stopped it stays so, until there is more patience."""
+    stopping = "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss --trainer.callbacks.min_delta 9"
+    assert run(f"fit {SHORT} {stopping} --trainer.callbacks.patience 1 --trainer.max_epochs 8 --run_dir r") == 0
+    before = Path("r/metrics.csv").read_bytes()
+    assert checkpoint("r")["global_step"] == 8 and "stopped early" not in capsys.readouterr().out
+    assert run("fit --resume r --trainer.limit_test_batches 0") == 0
+    assert checkpoint("r")["global_step"] == 8 and Path("r/metrics.csv").read_bytes() == before
+    assert "stopped early by EarlyStopping on val/loss" in capsys.readouterr().out
+    assert run("fit --resume r --trainer.callbacks.patience 2") == 0
+    assert checkpoint("r")["global_step"] == 12
+
+
+def test_the_checkpoint_does_not_stay_in_memory(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+    restore, step = ViTTask.restore, ViTTask.step
+
+    def restored(self: ViTTask, checkpoint: dict[str, Any]) -> None:
+        seen.extend(map(weakref.ref, checkpoint["state_dict"].values()))
+        restore(self, checkpoint)
+
+    def stepped(self: ViTTask, batch: Any, training: bool) -> Any:
+        gc.collect()
+        assert seen and not any(tensor() is not None for tensor in seen)
+        return step(self, batch, training)
+
+    monkeypatch.setattr(ViTTask, "restore", restored)
+    monkeypatch.setattr(ViTTask, "step", stepped)
+    assert run(f"fit --resume {run_copy} --trainer.max_epochs 3") == 0
+    assert run(f"validate --ckpt_path {run_copy}/checkpoints/best.ckpt --trainer.limit_val_batches 1") == 0
 
 
 def test_checkpoints_elsewhere_are_found_again() -> None:

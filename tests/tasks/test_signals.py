@@ -8,12 +8,14 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tasks.base import Task
 from tasks.signals import Signals
 from tests.tasks.cases import CASES, Wholes, assert_same, at, fill, first
-from tests.tasks.command import ROOT, checkpoint
+from tests.tasks.command import ROOT, SHORT, checkpoint, run
 from tests.tasks.forked import Server
 
 BEFORE = """
@@ -128,6 +130,23 @@ def test_processes_that_lightning_launches(to: str, number: int, tmp_path: Path)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("more", ["", "--checkpoint.every_n_train_steps 1 --checkpoint.save_top_k 1"])
+def test_saves_also_where_last_is_not_asked_for(
+    more: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = Task.training_step
+
+    def struck(self: Task, batch: Any, number: int) -> Any:
+        if self.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch, number)
+
+    monkeypatch.setattr(Task, "training_step", struck)
+    assert run(f"fit {SHORT} --checkpoint.save_last false {more} --run_dir r") == 143
+    assert "stopped by SIGTERM after step 3; to go on: " in capsys.readouterr().err
+    assert checkpoint("r")["global_step"] == 3
 
 
 def test_what_torchrun_passes_on_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
