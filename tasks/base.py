@@ -17,7 +17,7 @@ from tasks.checkpoints import KEY, Checkpoint, net_weights
 from tasks.errors import RunError, refusals
 from tasks.evaluation import count
 from tasks.parsing import merged
-from tasks.precision import float32_by_default, total_norm
+from tasks.precision import float32_by_default, sum_in_float32, total_norm
 from tasks.seeds import position_seed, run_seed
 from tasks.step_mean import StepMean
 from tasks.weights import load_weights
@@ -134,6 +134,10 @@ class Task(pl.LightningModule):
         return min(ends, default=math.inf)
 
     # Training -------------------------------------------------------------------------------------------------------
+
+    def on_train_start(self) -> None:
+        """Let gradients lose no digits between processes."""
+        sum_in_float32(self.trainer.strategy.model)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Let every random draw of this step follow from the seed and the position in training."""

@@ -177,23 +177,31 @@ def test_torchrun_starts_again_from_parts(both: Path) -> None:
 REDUCED = """
 import torch
 import torch.distributed as dist
+from types import SimpleNamespace
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from tasks.base import Task
 from tasks.sharding import shard
 dist.init_process_group("gloo", rank=rank, world_size=4)
-net = torch.nn.Linear(4096, 1, bias=False).bfloat16()
-shard(net, init_device_mesh("cpu", (4,)))
+model = net = torch.nn.Linear(4096, 1, bias=False).bfloat16()
+if {parts}:
+    shard(net, init_device_mesh("cpu", (4,)))
+else:
+    model = DistributedDataParallel(net)
+    Task.on_train_start(SimpleNamespace(trainer=SimpleNamespace(strategy=SimpleNamespace(model=model))))
 inputs = torch.randn(4, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
-net(inputs[rank : rank + 1]).sum().backward()
-gradient = net.weight.grad.full_tensor()[0]
+model(inputs[rank : rank + 1]).sum().backward()
+gradient = (net.weight.grad.full_tensor() if {parts} else net.weight.grad)[0]
 assert gradient.dtype == torch.bfloat16
 different = int((gradient != inputs.float().mean(0).bfloat16()).sum())
-assert not different, f"{different} differ"
+assert not different, f"{{different}} differ"
 """
 
 
-def test_gradients_are_summed_in_float32(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("parts", [True, False], ids=["fsdp", "ddp"])
+def test_gradients_are_summed_in_float32(parts: bool, server: Server, tmp_path: Path) -> None:
     """Those of weights in bfloat16, over four processes."""
-    server.run("--version", tmp_path, before=REDUCED, ranks=4)
+    server.run("--version", tmp_path, before=REDUCED.format(parts=parts), ranks=4)
 
 
 def test_what_is_not_in_parts(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
