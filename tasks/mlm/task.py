@@ -57,7 +57,7 @@ class MaskedLMTask(TextTask):
         return net
 
     def compiled(self) -> list[nn.Module]:
-        """The encoder: a step calls it and the loss, not the network as a whole."""
+        """The encoder: a step has it run and then the loss, not the network as a whole."""
         return [self.net.encoder]
 
     def make_metrics(self) -> dict[str, Metric]:
@@ -79,7 +79,7 @@ class MaskedLMTask(TextTask):
         tokens, keep, segments = batch["tokens"], batch["keep"], batch.get("segments")
         evaluated = None if training else [position_seed(run_seed(), -1, i, 0) for i in batch["index"].tolist()]
         masked, where = self.masker(tokens, keep, evaluated)
-        hidden = self.net.encoder(masked, keep, segments)
+        hidden = self.net.hidden(masked, keep, segments)
         targets = tokens[where]  # (S,)
         loss, right = self.net.loss(hidden, targets, where)
         count = max(1, len(targets))

@@ -23,7 +23,7 @@ from tasks.ema import EMA
 from tasks.errors import RunError, UsageError
 from tasks.parts import gathered
 from tasks.sharding import Sharded
-from tests.tasks.command import Malicious, metrics, run, same
+from tests.tasks.command import PAIRS, SMALL_LM, SMALL_S2S, Malicious, metrics, run, same, write_corpus, write_pairs
 from tests.tasks.forked import Server
 from tests.tasks.test_launch import SHORT, TORCHRUN, finish, spied, start
 
@@ -172,6 +172,46 @@ def test_torchrun_starts_again_from_parts(both: Path) -> None:
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
         assert same(ours[part], theirs[part]), part
     assert metrics(both / "killed") == metrics(both / "kept")
+
+
+TEXT = (
+    "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 --model.net.stack.dropout 0 "
+    "--data.max_length 32 --data.batch_size 4 --data.tokenizer.vocabulary 300"
+)
+TASKS = {
+    "bert": TEXT,
+    "mlm": f"{TEXT} --data.next_sentence true --model.net.segments 2",
+    "lm": f"{SMALL_LM} --data.source files --data.path texts --model.net.stack.dropout 0",
+    "seq2seq": f"{SMALL_S2S} {PAIRS}",
+}
+THREE_STEPS = (
+    "--trainer.accelerator cpu --trainer.devices 2 --trainer.limit_train_batches 3 --trainer.limit_val_batches 1 "
+    "--trainer.limit_test_batches 1 --trainer.max_epochs 1 --trainer.log_every_n_steps 1 "
+    "--model.optimizer.optimizer adamw --run_dir r"
+)
+
+
+GPUS = "import tasks.launch; tasks.launch.SHARDED = set()"  # as if there were some
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_trains_in_parts(task: str, server: Server, tmp_path: Path) -> None:
+    """As with whole weights: losses, norms of gradients, and what comes of them."""
+    found = []
+    for name, strategy in (("parts", "fsdp"), ("whole", "ddp")):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_corpus(folder / "texts", 40)
+        write_pairs(folder / "pairs")
+        line = f"fit {TASKS[task]} {THREE_STEPS} --trainer.strategy {strategy}"
+        server.run(line, folder, task, before=GPUS, ranks=2)
+        found.append(metrics(folder / "r"))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            assert float(ours[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), key
+    assert sum("train/loss" in row for row in found[0]) == 3
 
 
 REDUCED = """
