@@ -246,7 +246,11 @@ class BertMaskedLM(nn.Module):
         Returns:
             Logits (S, V), in the order of `where`; with None (B x N, V).
         """
-        return self.head(chosen(self.encoder(tokens, keep, segments), where))
+        return self.head(chosen(self.hidden(tokens, keep, segments), where))
+
+    def hidden(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """(B, N) -> vectors (B, N, E), for `loss` and `sentence_logits`; arguments as in `forward`."""
+        return self.encoder(tokens, keep, segments)
 
     def loss(
         self, hidden: Tensor, targets: Tensor, where: Tensor | None = None, smoothing: float = 0.0
@@ -254,7 +258,7 @@ class BertMaskedLM(nn.Module):
         """Mean cross entropy at the chosen places and number of right guesses, without ever holding all logits.
 
         Args:
-            hidden: The encoder's vectors (B, N, E).
+            hidden: Vectors (B, N, E) of `hidden`.
             targets: Right tokens (S,) at the chosen places, in order; -100 does not count.
             where: Places as in `forward`.
             smoothing: Label smoothing.

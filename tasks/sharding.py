@@ -1,5 +1,7 @@
 """Weights, gradients and optimizer states in parts, one on each GPU: `--trainer.strategy fsdp`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,14 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from modules.transformer import Block
-from tasks.averaging import Averaging
-from tasks.callbacks.samples import Samples
 from tasks.checkpoint_files import clear
 from tasks.checkpoints import META, Checkpoint, in_parts, load_tensors, named, numbered
 from tasks.errors import RunError, UsageError
@@ -61,18 +66,15 @@ class Sharded(ModelParallelStrategy):
         super().setup(trainer)
 
     def refuse(self, trainer: Trainer, task: Any) -> None:
-        """Refuse what does not work with parts of weights."""
-        callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
-        for name, found in {
-            "an average of weights (--model.ema, --model.average)": any(
-                isinstance(one, Averaging) for one in callbacks
-            ),
-            "texts written during training (--model.samples.every)": any(isinstance(one, Samples) for one in callbacks),
-            "--model.optimizer.optimizer muon": task.optimizer_config.optimizer == "muon",
-            "--compile": task.compile_net,
-        }.items():
-            if found and trainer.state.fn == TrainerFn.FITTING:
-                raise UsageError(f"{name} cannot go with weights in parts (--trainer.strategy fsdp): leave one out")
+        """Refuse what does not work with parts of weights, and say what to give."""
+        wrong = {
+            "--model.ema null": getattr(task, "ema", None) is not None,
+            "--model.average null": getattr(task, "average", None) is not None,
+            "--model.compile false": task.compile_net,
+        }
+        if any(wrong.values()) and trainer.state.fn == TrainerFn.FITTING:
+            given = " ".join(option for option, found in wrong.items() if found)
+            raise UsageError(f"weights in parts (--trainer.strategy fsdp) are not averaged nor compiled: give {given}")
 
     # Whole and in parts ---------------------------------------------------------------------------------------------
 
@@ -86,6 +88,13 @@ class Sharded(ModelParallelStrategy):
                 part.unshard()
             else:
                 part.reshard()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """All weights in every process for a while, in a training that goes on with parts."""
+        self.gather(True)
+        yield
+        self.gather(False)
 
     def on_validation_start(self) -> None:
         """Gather the weights."""
@@ -164,3 +173,5 @@ def shard(net: nn.Module, mesh: DeviceMesh) -> None:
     """Part each block and what is around them among the processes of `mesh`; gradients are summed in 32 bits."""
     for part in [module for module in net.modules() if isinstance(module, Block)] + [net]:
         fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    if hasattr(net, "hidden"):  # what a step calls in the place of `forward` gathers the same weights
+        register_fsdp_forward_method(net, "hidden")

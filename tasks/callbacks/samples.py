@@ -1,6 +1,7 @@
 """Texts that a language model in training writes, in the run folder and in the loggers that can show text."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ Sample = tuple[str, str]  # prompt, and how it goes on
 class Samples(Callback):
     """Every so many steps write `samples/step_N.txt`, and show its texts in the loggers that can.
 
-    The task's `sample_texts` makes them. Only the first rank does; the time is no training time.
+    The task's `sample_texts` makes them. Only the first rank does, or all of them where they hold the weights in parts;
+    the time is no training time.
 
     Args:
         every: number of optimizer steps.
@@ -35,11 +37,15 @@ class Samples(Callback):
         if step % self.every or step == self.latest or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self.latest = step
-        if not trainer.is_global_zero:
+        whole = getattr(trainer.strategy, "whole", None)
+        if not (trainer.is_global_zero or whole):
             return
         task: Any = pl_module
         start = time.perf_counter()
-        found: list[Sample] = task.sample_texts()
+        with whole() if whole else nullcontext():
+            found: list[Sample] = task.sample_texts()
+        if not trainer.is_global_zero:
+            return
         write_samples(Path(trainer.default_root_dir), f"step_{step:07}", found)
         show(trainer, {"samples": Table(("step", "prompt", "text"), [(step, *sample) for sample in found])})
         task.aside += time.perf_counter() - start

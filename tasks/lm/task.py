@@ -158,7 +158,9 @@ class LMTask(TextTask):
         return list(zip(config.prompts, texts, strict=True))
 
     def closing_texts(self, folder: Path) -> dict[str, str]:
-        """A text by the tested network, kept as `samples/best.txt`."""
+        """A text by the tested network, kept as `samples/best.txt`; none where this process has a part of it only."""
+        if hasattr(self.net, "unshard"):
+            return {}
         self.net.to(self.trainer.strategy.root_device)
         found = self.sample_texts()
         write_samples(folder, "best", found)

@@ -57,7 +57,7 @@ class MaskedLMTask(TextTask):
         return net
 
     def compiled(self) -> list[nn.Module]:
-        """The encoder: a step calls it and the loss, not the network as a whole."""
+        """The encoder: a step has it run and then the loss, not the network as a whole."""
         return [self.net.encoder]
 
     def make_metrics(self) -> dict[str, Metric]:
@@ -75,17 +75,22 @@ class MaskedLMTask(TextTask):
         return {f"{split}/perplexity": values.get(f"{split}/token_loss", values[f"{split}/loss"]).exp()}
 
     def step(self, batch: Batch, training: bool) -> tuple[Tensor, dict[str, Tensor], dict[str, int]]:
-        """Loss (), figures by name and how many guesses each is the mean of, for a batch of tokens (B, N)."""
+        """Loss (), figures by name and how many guesses each is the mean of, for a batch of tokens (B, N).
+
+        The loss is a mean over masked tokens, of each its own and that of its pair. So a pair counts as often as it has
+        masked tokens, and micro-batches and processes add up; Devlin (2019) takes a mean over pairs.
+        """
         tokens, keep, segments = batch["tokens"], batch["keep"], batch.get("segments")
         evaluated = None if training else [position_seed(run_seed(), -1, i, 0) for i in batch["index"].tolist()]
         masked, where = self.masker(tokens, keep, evaluated)
-        hidden = self.net.encoder(masked, keep, segments)
+        hidden = self.net.hidden(masked, keep, segments)
         targets = tokens[where]  # (S,)
         loss, right = self.net.loss(hidden, targets, where)
         count = max(1, len(targets))
         figures, counts = {"acc": right / count, "token_loss": loss}, {"acc": count, "token_loss": count}
         if "is_next" in batch:
             logits, label = self.net.sentence_logits(hidden), 1 - batch["is_next"]  # (B, 2), (B,); 0: it follows
-            loss = loss + F.cross_entropy(logits, label)
+            judged = F.cross_entropy(logits.float(), label, reduction="none")  # (B,)
+            loss = loss + (judged * where.sum(1)).sum() / count
             figures["next_acc"], counts["next_acc"] = (logits.argmax(-1) == label).float().mean(), len(label)
         return loss, figures, counts

@@ -3,7 +3,6 @@
 import errno
 import json
 import pickle
-import re
 import shutil
 from pathlib import Path
 from traceback import StackSummary
@@ -17,13 +16,23 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from tasks.callbacks.samples import Samples
+from tasks import launch
 from tasks.checkpoints import named, numbered
-from tasks.ema import EMA
 from tasks.errors import RunError, UsageError
 from tasks.parts import gathered
 from tasks.sharding import Sharded
-from tests.tasks.command import Malicious, metrics, run, same
+from tests.tasks.command import (
+    PAIRS,
+    ROOT,
+    SMALL_LM,
+    SMALL_S2S,
+    Malicious,
+    metrics,
+    run,
+    same,
+    write_corpus,
+    write_pairs,
+)
 from tests.tasks.forked import Server
 from tests.tasks.test_launch import SHORT, TORCHRUN, finish, spied, start
 
@@ -174,6 +183,50 @@ def test_torchrun_starts_again_from_parts(both: Path) -> None:
     assert metrics(both / "killed") == metrics(both / "kept")
 
 
+TEXT = (
+    "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 --model.net.stack.dropout 0 "
+    "--data.max_length 32 --data.batch_size 4 --data.tokenizer.vocabulary 300"
+)
+TASKS = {
+    "bert": TEXT,
+    "mlm": f"{TEXT} --data.next_sentence true --model.net.segments 2",
+    "lm": f"{SMALL_LM} --data.source files --data.path texts --model.net.stack.dropout 0 --model.samples.every 2",
+    "seq2seq": f"{SMALL_S2S} {PAIRS}",
+}
+THREE_STEPS = (
+    "--trainer.accelerator cpu --trainer.devices 2 --trainer.limit_train_batches 3 --trainer.limit_val_batches 1 "
+    "--trainer.limit_test_batches 1 --trainer.max_epochs 1 --trainer.log_every_n_steps 1 "
+    "--run_dir r"
+)
+
+
+GPUS = "import tasks.launch; tasks.launch.SHARDED = set()"  # as if there were some
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_trains_in_parts(task: str, server: Server, tmp_path: Path) -> None:
+    """By its default recipe, as with whole weights."""
+    found = []
+    for name, strategy in (("parts", "fsdp"), ("whole", "ddp")):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_corpus(folder / "texts", 40)
+        write_pairs(folder / "pairs")
+        line = f"fit {TASKS[task]} {THREE_STEPS} --trainer.strategy {strategy}"
+        server.run(line, folder, task, before=GPUS, ranks=2)
+        found.append(metrics(folder / "r"))
+    parts, whole = ([row for row in rows if "train/grad_norm" in row] for rows in found)
+    assert len(parts) == len(whole) == 3
+    for number, (ours, theirs) in enumerate(zip(parts, whole, strict=True)):
+        assert ours.keys() == theirs.keys()
+        assert float(ours["train/loss"]) == pytest.approx(float(theirs["train/loss"]), rel=1e-3 if number else 1e-5)
+        rounded = 2e-2 if number else 1e-5  # Muon computes in bfloat16, in another order in parts
+        assert float(ours["train/grad_norm"]) == pytest.approx(float(theirs["train/grad_norm"]), rel=rounded)
+    if task == "lm":
+        assert all((tmp_path / name / "r" / "samples" / "step_0000002.txt").exists() for name in ("parts", "whole"))
+
+
 REDUCED = """
 import torch
 import torch.distributed as dist
@@ -239,20 +292,36 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_needs_whole_weights() -> None:
-    def refuse(*callbacks: Any, optimizer: str = "adamw", compile_net: bool = False) -> None:
-        trainer = SimpleNamespace(callbacks=callbacks, state=SimpleNamespace(fn=TrainerFn.FITTING))
-        task = SimpleNamespace(optimizer_config=SimpleNamespace(optimizer=optimizer), compile_net=compile_net)
-        Sharded().refuse(trainer, task)  # type: ignore[arg-type]
+    """The line names the options that let it go on."""
+
+    def refuse(ema: float | None = None, average: int | None = None, compile_net: bool = False) -> None:
+        trainer: Any = SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING))
+        Sharded().refuse(trainer, SimpleNamespace(ema=ema, average=average, compile_net=compile_net))
 
     refuse()
     for arguments, told in (
-        ({"callbacks": [EMA(0.9)]}, "--model.ema"),
-        ({"callbacks": [Samples(10)]}, "--model.samples.every"),
-        ({"optimizer": "muon"}, "muon"),
-        ({"compile_net": True}, "--compile"),
+        ({"ema": 0.9}, "give --model.ema null"),
+        ({"average": 5}, "give --model.average null"),
+        ({"ema": 0.9, "compile_net": True}, "give --model.ema null --model.compile false"),
     ):
-        with pytest.raises(UsageError, match=re.escape(told)):
-            refuse(*arguments.pop("callbacks", ()), **arguments)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=f"{told}$"):
+            refuse(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", ["vit", "bert", "mlm", "lm", "seq2seq"])
+def test_defaults_go_with_parts(task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`configs/trainer/fsdp.yaml` needs no further option."""
+
+    def stop(self: Sharded) -> None:
+        trainer: Any = self.lightning_module.trainer
+        self.refuse(trainer, self.lightning_module)
+        raise UsageError("accepted")
+
+    monkeypatch.setattr(launch, "SHARDED", set())  # as if there were GPUs
+    monkeypatch.setattr(Sharded, "setup_environment", stop)
+    config = ROOT / "configs" / "trainer" / "fsdp.yaml"
+    assert run(f"fit --config {config} --trainer.accelerator cpu --trainer.devices 1 --run_dir r", task) == 2
+    assert "error: accepted" in capsys.readouterr().err
 
 
 def test_names_and_numbers_of_an_optimizers_state() -> None:

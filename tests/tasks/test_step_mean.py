@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from datamodules.base import ResumableDataModule
+from datamodules.masking import Masker
 from tests.tasks.command import PAIRS, SMALL_LM, SMALL_S2S, checkpoint, metrics, run, write_corpus, write_pairs
-from tests.tasks.test_ddp import python
+from tests.tasks.forked import Server
 
 # Nothing random but the order, and an AdamW whose steps show how long a gradient is instead of the noise where it is 0.
 CALM = (
@@ -22,14 +23,31 @@ STILL = "--model.net.stack.depth 1 --model.net.stack.dropout 0 --model.net.stack
 TASKS = {
     "vit": f"{STILL} --model.augment.crop_padding 0 --trainer.limit_val_batches 2",
     "bert": f"{STILL} --model.net.stack.width 32 --model.net.stack.heads 2 --trainer.limit_val_batches 2",
+    "mlm": f"{STILL} --model.net.stack.width 32 --model.net.stack.heads 2 --model.net.segments 2 "
+    "--data.source txt --data.path texts --data.dataset.val_fraction 0.4 --data.next_sentence true "
+    "--data.max_length 48 --data.tokenizer.vocabulary 300",
     "lm": f"{SMALL_LM} {STILL} --data.source files --data.path texts --data.packing documents",
     "seq2seq": f"{SMALL_S2S} {PAIRS}",
 }
 
 
+def same_draws(tokens: torch.Tensor, seeds: list[int] | None) -> torch.Tensor:
+    """What decides on a token's mask (3, B, N) follows from the token and its place, whatever the batch."""
+    numbers = tokens * 7 + torch.arange(tokens.shape[1]) * 31
+    return torch.stack([numbers * factor % 101 / 101 for factor in (3, 5, 11)])
+
+
+SAME_DRAWS = """
+from datamodules.masking import Masker
+from tests.tasks.test_step_mean import same_draws
+Masker._draws = staticmethod(same_draws)
+"""
+
+
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Masker, "_draws", staticmethod(same_draws))
     write_corpus(tmp_path / "texts", 40)
     return write_pairs(tmp_path / "pairs", 130)
 
@@ -78,17 +96,16 @@ def test_micro_batches_equal_a_large_batch(task: str, data: Path, monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
-def test_two_ranks_equal_one_process(task: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_equal_one_process(task: str, data: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     line = f"fit {TASKS[task]} {CALM} --trainer.max_steps 20"
     assert run(f"{line} --data.batch_size 16 --run_dir one", task) == 0
-    two = "--trainer.devices 2 --trainer.strategy ddp --data.batch_size 8 --run_dir two"
-    done = python(f"tasks.{task} {line} {two}", data.parent)
-    assert done.returncode == 0, done.stderr
-    assert_equal_runs("two", "one", 20)
-    summary = json.loads(Path("two/summary.json").read_text())
-    chosen = "best" if Path("two/checkpoints/best.ckpt").exists() else "last"
+    two = "--trainer.devices 2 --trainer.strategy ddp --data.batch_size 8 --run_dir r"
+    server.run(f"{line} {two}", data.parent, task, before=SAME_DRAWS, ranks=2)
+    assert_equal_runs("r", "one", 20)
+    summary = json.loads(Path("r/summary.json").read_text())
+    chosen = "best" if Path("r/checkpoints/best.ckpt").exists() else "last"
     found: dict[str, float] = {}
     monkeypatch.setattr("tasks.lightning_cli.closing_table", lambda metrics, *_: found.update(metrics))
-    assert run(f"test --ckpt_path two/checkpoints/{chosen}.ckpt --trainer.accelerator cpu", task) == 0
+    assert run(f"test --ckpt_path r/checkpoints/{chosen}.ckpt --trainer.accelerator cpu", task) == 0
     for name in (name for name in found if name.startswith("test/")):
         assert summary[name] == pytest.approx(found[name], rel=1e-6), name  # to the bit where threads are as many, too
