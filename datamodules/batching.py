@@ -284,8 +284,8 @@ def padded(lengths: Tensor, multiple: int, most: int) -> Tensor:
     return lengths.add(multiple - 1).div(multiple, rounding_mode="floor").mul(multiple).clamp(max=most)
 
 
-def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> float:
-    """Share of the cells of some batches that are padding.
+def cells(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> tuple[int, int]:
+    """How many cells of some batches hold a token, and how many there are.
 
     Args:
         batches: Sample indices of each.
@@ -293,8 +293,14 @@ def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) ->
             greatest of its samples.
         own: (S,) or (S, K) tokens that each sample has.
     """
-    cells = kept = 0
+    filled = total = 0
     for batch in batches:
-        cells += int(lengths[batch].amax(0).sum()) * len(batch)
-        kept += int(own[batch].sum())
-    return 1 - kept / cells
+        total += int(lengths[batch].amax(0).sum()) * len(batch)
+        filled += int(own[batch].sum())
+    return filled, total
+
+
+def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> float:
+    """Share of the cells of some batches that are padding; arguments as `cells`."""
+    filled, total = cells(batches, lengths, own)
+    return 1 - filled / total
