@@ -27,8 +27,8 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from tasks import __version__
 from tasks.callbacks.gallery import Table, senders, to_tensorboard
 from tasks.errors import UsageError
-from tasks.loggers import WandbLogger
-from tasks.run_folder import git_commit
+from tasks.loggers import STEP, WandbLogger
+from tasks.run_folder import Continued, git_commit
 from tasks.trainer_parts import fill_in, place_loggers
 from tests.tasks.command import (
     CLOCK,
@@ -403,6 +403,25 @@ def test_a_connection_lost_on_the_way_stops_nothing(trouble: str, finished: Path
     if trouble != "killed":  # what the server did not take lies in the run folder
         counts = logged(history(records(Path("r"))))
         assert counts.items() >= dict.fromkeys(written("r"), 1).items()
+
+
+@pytest.mark.parametrize("had", [False, True])
+def test_a_run_resumed_online_gets_what_w_and_b_lacks(had: bool) -> None:
+    """W&B has the last step; its validation, one figure of which is that of the one before, may be missing."""
+    rows = [{"step": 1, "val/acc": 0.5, "val/loss": 2.0}, {"step": 3, "train/loss": 1.0, "train/grad_norm": 3.0}]
+    rows += [{"step": 3, "val/acc": 0.5, "val/loss": 1.5}]
+    names = sorted({name for row in rows for name in row})
+    lines = [",".join(names), *(",".join(str(row.get(name, "")) for name in names) for row in rows)]
+    Path("metrics.csv").write_text("\n".join(lines) + "\n")
+    summary = {"val/acc": 0.5, "val/loss": 1.5 if had else 2.0, "train/loss": 1.0, "train/grad_norm": 3.0, STEP: 3}
+    sent: list[dict[str, Any]] = []
+    online: Any = SimpleNamespace(resumed=True, id="r", summary=summary, log=lambda values, **_: sent.append(values))
+    logger = WandbLogger(save_dir="r", id="r")
+    logger._experiment = online
+    saved = {"global_step": 4, "loops": {"fit_loop": {"epoch_loop.state_dict": {"validates": False}}}}
+    logger.go_on(Path(), Continued(saved))
+    logger._catch_up(online, Continued(saved))
+    assert sent == ([] if had else [{"val/acc": 0.5, "val/loss": 1.5, STEP: 3}])
 
 
 def test_checkpoints_in_parts_are_artifacts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
