@@ -24,7 +24,7 @@ import yaml
 from jsonargparse import Namespace
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from tasks import __version__
+from tasks import __version__, wandb_files
 from tasks.callbacks.gallery import Table, senders, to_tensorboard
 from tasks.errors import UsageError
 from tasks.loggers import STEP, WandbLogger
@@ -150,6 +150,20 @@ def test_metrics_have_axes(tracked: Path) -> None:
     assert axes["*"].step_metric == "trainer/global_step" and axes["*"].options.step_sync
     assert any(record.stats.item for record in found)  # of the machine
     assert all(record.run.resume for record in found if record.run.run_id)  # "allow", so that it can be continued
+
+
+def test_a_damaged_file_ends_there(tracked: Path, tmp_path: Path) -> None:
+    whole, found = list(wandb_files.history(tracked, (tracked / "wandb_id").read_text())), set()
+    (path,) = (path for path in tracked.rglob("*.wandb") if not path.parent.is_symlink())
+    copy = tmp_path / "wandb" / path.parent.name / path.name
+    copy.parent.mkdir(parents=True)
+    data = path.read_bytes()
+    for place in range(100, len(data), len(data) // 40):
+        copy.write_bytes(data[:place] + bytes(255 - byte for byte in data[place : place + 20]) + data[place + 20 :])
+        rows = list(wandb_files.history(tmp_path, path.stem.removeprefix("run-")))
+        assert rows == whole[: len(rows)]
+        found.add(len(rows))
+    assert len(found) > 5
 
 
 def test_config_and_code_version(tracked: Path) -> None:
