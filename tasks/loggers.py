@@ -25,7 +25,7 @@ LIMITS = {"init_timeout": 30.0, "finish_timeout": 30.0}  # seconds that W&B may 
 PATIENCE, UPLOAD = 10.0, 300.0  # seconds for an answer, and for the last checkpoints to be sent
 
 
-def started(call: Callable[[], Any]) -> "Future[Any]":
+def in_background(call: Callable[[], Any]) -> "Future[Any]":
     """The result to come of a call in a thread of its own, which keeps no process from ending."""
     future: Future[Any] = Future()
 
@@ -139,7 +139,7 @@ class WandbLogger(loggers.WandbLogger):
     def _call(self, call: Callable[[], Any]) -> None:
         """Tell W&B's process something; where that is gone, or hangs, go on without it."""
         try:
-            started(call).result(PATIENCE)
+            in_background(call).result(PATIENCE)
         except Exception as error:
             self._lose(error)
 
@@ -150,7 +150,7 @@ class WandbLogger(loggers.WandbLogger):
         try:
             if self._asked:
                 self._asked.result(PATIENCE)
-            self._asked, self._silent = started(call), False
+            self._asked, self._silent = in_background(call), False
             if wait:
                 self._asked.result(PATIENCE)
         except TimeoutError:
@@ -166,7 +166,7 @@ class WandbLogger(loggers.WandbLogger):
         self._lost = True
         self._warn(f"W&B was lost ({reason(error)})", "what it had by then is kept")
         with suppress(Exception):
-            started(wandb.teardown).result(PATIENCE)  # or it would wait, and complain, at the end
+            in_background(wandb.teardown).result(PATIENCE)  # or it would wait, and complain, at the end
 
     def _catch_up(self, run: Any, continued: Continued) -> None:
         """Find out what W&B has of this run, and log what it misses."""
@@ -252,7 +252,7 @@ class WandbLogger(loggers.WandbLogger):
             self._ask(lambda: [run.log_artifact(one, aliases=[alias]) for one, alias in new], wait)
         if new and wait and not (self._silent or self._lost or run.offline):
             with suppress(Exception):  # W&B says what it could not send
-                started(lambda: [artifact.wait() for artifact, _ in new]).result(UPLOAD)
+                in_background(lambda: [artifact.wait() for artifact, _ in new]).result(UPLOAD)
 
 
 CONTINUED = (TensorBoardLogger, WandbLogger)
