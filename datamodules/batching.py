@@ -284,17 +284,18 @@ def padded(lengths: Tensor, multiple: int, most: int) -> Tensor:
     return lengths.add(multiple - 1).div(multiple, rounding_mode="floor").mul(multiple).clamp(max=most)
 
 
-def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> float:
-    """Share of the cells of some batches that are padding.
+def cells(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> tuple[int, int]:
+    """How many cells of some batches hold a token, and how many there are: a batch is as long as its longest sample.
 
     Args:
         batches: Sample indices of each.
-        lengths: (S,) or (S, K) what each sample would be padded to alone, in each of its K texts; a batch has the
-            greatest of its samples.
-        own: (S,) or (S, K) tokens that each sample has.
+        lengths, own: (S,) or (S, K) what each sample would be padded to alone, in each of its K texts; its tokens.
     """
-    cells = kept = 0
-    for batch in batches:
-        cells += int(lengths[batch].amax(0).sum()) * len(batch)
-        kept += int(own[batch].sum())
-    return 1 - kept / cells
+    counts = [(int(own[batch].sum()), int(lengths[batch].amax(0).sum()) * len(batch)) for batch in batches]
+    return sum(filled for filled, _ in counts), sum(total for _, total in counts)
+
+
+def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> float:
+    """Share of the cells of some batches that are padding; arguments as `cells`."""
+    filled, total = cells(batches, lengths, own)
+    return 1 - filled / total

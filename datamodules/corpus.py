@@ -169,6 +169,10 @@ class CorpusData(TokenizedData):
         dataset = self.dataset("train")
         return dataset.padding_share() if isinstance(dataset, Rows) else 0.0
 
+    def cells(self) -> tuple[float, int]:
+        """What share of the cells holds a token, of 1; rows are as long on any number of ranks."""
+        return 1 - self.padding_share(), 1
+
     # Batches.
 
     def train_sampler(self, dataset: Any) -> ResumableBatchSampler:

@@ -9,7 +9,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamodules.base import BatchedDataset
-from datamodules.batching import BucketBatchSampler, ResumableBatchSampler, padded, padding_share
+from datamodules.batching import BucketBatchSampler, ResumableBatchSampler, cells, padded
 from datamodules.errors import UsageError
 from datamodules.sources import TextDatasetOptions, TextSource
 from datamodules.tokenized import TokenizedData
@@ -113,10 +113,15 @@ class TextData(TokenizedData):
                 f"(keeping {kept})."
             )
 
+    def cells(self) -> tuple[int, int]:
+        """How many of this rank's cells in the present training epoch hold a token, and how many there are."""
+        dataset, epoch = self.dataset("train"), self.trainer.current_epoch if self.trainer else 0
+        return cells(self.train_sampler(dataset).batches(epoch), dataset.lengths, dataset.own)
+
     def padding_share(self) -> float:
         """Share of this rank's cells in the present training epoch that are padding."""
-        dataset, epoch = self.dataset("train"), self.trainer.current_epoch if self.trainer else 0
-        return padding_share(self.train_sampler(dataset).batches(epoch), dataset.lengths, dataset.own)
+        filled, total = self.cells()
+        return 1 - filled / total
 
     # Batches.
 

@@ -193,8 +193,9 @@ class TaskCLI(LightningCLI):
         if self.source and options.run_dir:
             raise UsageError("--run_dir cannot go with --resume: a run is continued in its own folder")
         self.folder = Path(self.source).resolve() if self.source else run_folder(self.app.name, options.run_dir)
+        self.options = self.dumped()  # before what belongs to this folder only, such as W&B's id
         place_loggers(as_list(options.trainer.logger), self.folder)
-        now, then = flat(self.dumped()), flat(self.base)
+        now, then = flat(self.options), flat(self.base)
         for name in now if self.source else ():
             if name in then and now[name] != then[name]:
                 say(f"changed for the rest of the run: {name} {then[name]} -> {now[name]}")
@@ -215,8 +216,7 @@ class TaskCLI(LightningCLI):
             kwargs |= {"enable_checkpointing": True, "logger": self.loggers(options.logger)}
             kwargs["plugins"] = [*kwargs["plugins"], AtomicCheckpointIO(self.damaged)]
             kwargs["default_root_dir"] = str(self.folder)
-        trainer = self._instantiate_trainer({**options, **kwargs}, callbacks)
-        return with_own_loops(trainer)
+        return with_own_loops(self._instantiate_trainer({**options, **kwargs}, callbacks))
 
     def fit_callbacks(self) -> list[Callback]:
         """Best and last checkpoint, and the record of the run."""
@@ -224,7 +224,7 @@ class TaskCLI(LightningCLI):
         self.best = best_checkpoint(folder, self.model)
         last = self._get(self.config_init, "checkpoint")
         last.dirpath = last.dirpath or folder
-        self.record = RunRecord(self.folder, self.dumped())
+        self.record = RunRecord(self.folder, self.options)
         start = SameStart(self.last, self.checkpoint)
         return [start, self.best, last, Gallery(), self.record, Interruption(last)]
 

@@ -21,14 +21,11 @@ from tasks.run_folder import Continued, read_rows
 from tasks.wandb_files import history
 
 STEP = "trainer/global_step"  # Lightning's name of W&B's x axis
-LIMITS = {
-    "init_timeout": 30.0,
-    "finish_timeout": 30.0,
-}  # seconds that W&B may keep a run waiting
+LIMITS = {"init_timeout": 30.0, "finish_timeout": 30.0}  # seconds that W&B may keep a run waiting
 PATIENCE, UPLOAD = 10.0, 300.0  # seconds for an answer, and for the last checkpoints to be sent
 
 
-def started(call: Callable[[], Any]) -> "Future[Any]":
+def in_background(call: Callable[[], Any]) -> "Future[Any]":
     """The result to come of a call in a thread of its own, which keeps no process from ending."""
     future: Future[Any] = Future()
 
@@ -98,6 +95,7 @@ class WandbLogger(loggers.WandbLogger):
         """Go on where a checkpoint is; see `go_on` below."""
         self._folder, self._continued = folder, continued
         self._values: dict[str, Any] = {}  # what W&B has of its last step
+        self._unsure = set[str]()  # which of them may be of an earlier step
 
     @property
     @rank_zero_experiment
@@ -141,7 +139,7 @@ class WandbLogger(loggers.WandbLogger):
     def _call(self, call: Callable[[], Any]) -> None:
         """Tell W&B's process something; where that is gone, or hangs, go on without it."""
         try:
-            started(call).result(PATIENCE)
+            in_background(call).result(PATIENCE)
         except Exception as error:
             self._lose(error)
 
@@ -152,7 +150,7 @@ class WandbLogger(loggers.WandbLogger):
         try:
             if self._asked:
                 self._asked.result(PATIENCE)
-            self._asked, self._silent = started(call), False
+            self._asked, self._silent = in_background(call), False
             if wait:
                 self._asked.result(PATIENCE)
         except TimeoutError:
@@ -168,11 +166,11 @@ class WandbLogger(loggers.WandbLogger):
         self._lost = True
         self._warn(f"W&B was lost ({reason(error)})", "what it had by then is kept")
         with suppress(Exception):
-            started(wandb.teardown).result(PATIENCE)  # or it would wait, and complain, at the end
+            in_background(wandb.teardown).result(PATIENCE)  # or it would wait, and complain, at the end
 
     def _catch_up(self, run: Any, continued: Continued) -> None:
         """Find out what W&B has of this run, and log what it misses."""
-        rows = list(history(Path(self.save_dir or "."), run.id))
+        rows, lines = list(history(Path(self.save_dir or "."), run.id)), read_rows(self._folder / "metrics.csv")
         if run.resumed:  # W&B itself knows; tables of its summary may be of any step
             rows = [{name: value for name, value in dict(run.summary).items() if isinstance(value, int | float)}]
         elif rows:
@@ -180,7 +178,9 @@ class WandbLogger(loggers.WandbLogger):
         self._newest = max((row.get(STEP, -1) for row in rows), default=-1)
         for row in rows:
             self._values |= row if row.get(STEP) == self._newest else {}
-        for line in read_rows(self._folder / "metrics.csv"):
+        before = {name: text for line in lines if int(line["step"]) < self._newest for name, text in line.items()}
+        self._unsure = {name for name, text in before.items() if run.resumed and float(text) == self._values.get(name)}
+        for line in lines:
             if continued.keeps(line):
                 values = {name: float(text) for name, text in line.items() if name != "step"}
                 self.log_metrics(values, int(line["step"]))
@@ -190,7 +190,8 @@ class WandbLogger(loggers.WandbLogger):
         if step is None or step != self._newest:
             return step is not None and step < self._newest
         names = self._values.keys() & row.keys() - {"epoch"}
-        return any(self._values[name] == row[name] or not isinstance(row[name], float) for name in names)
+        same = {name for name in names if self._values[name] == row[name] or not isinstance(row[name], float)}
+        return bool(same - self._unsure) or (bool(same) and same == names)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -251,7 +252,7 @@ class WandbLogger(loggers.WandbLogger):
             self._ask(lambda: [run.log_artifact(one, aliases=[alias]) for one, alias in new], wait)
         if new and wait and not (self._silent or self._lost or run.offline):
             with suppress(Exception):  # W&B says what it could not send
-                started(lambda: [artifact.wait() for artifact, _ in new]).result(UPLOAD)
+                in_background(lambda: [artifact.wait() for artifact, _ in new]).result(UPLOAD)
 
 
 CONTINUED = (TensorBoardLogger, WandbLogger)

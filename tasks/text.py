@@ -46,8 +46,9 @@ class TextTask(Task):
         write_text(folder / "tokenizer.json", self.facts["tokenizer"])
 
     def on_train_epoch_end(self) -> None:
-        """Log the share of the epoch's cells that are padding; over ranks, the mean of theirs."""
-        self.log("train/padding", self.datamodule.padding_share(), sync_dist=True)
+        """Log the share of the epoch's cells that are padding, of those of all ranks."""
+        filled, cells = self.datamodule.cells()
+        self.log("train/padding", 1 - filled / cells, sync_dist=True, batch_size=cells)  # which weights a mean
 
 
 def with_vocabulary(config: Config, facts: Mapping[str, Any], name: str = "vocabulary") -> Config:

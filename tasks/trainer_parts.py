@@ -138,15 +138,33 @@ def our_class(path: str) -> str:
 def place_loggers(chosen: Iterable[Any], folder: Path) -> None:
     """Let the loggers that options name write into the run folder, W&B's and TensorBoard's by classes that go on there.
 
-    W&B also needs an id, kept there, to continue the same run later; the agent of a sweep has given that of a new run.
+    Raises:
+        UsageError: another folder, or for W&B's run another id than it has, was asked for.
     """
     for logger in chosen:
         if hasattr(logger, "init_args"):
-            logger.class_path = our_class(logger.class_path)
-            logger.init_args["save_dir"] = str(folder)
+            logger.class_path, given = our_class(logger.class_path), logger.init_args
+            asked, new = str(given.get("save_dir") or "."), not (folder / "config.yaml").exists()
+            if logger.class_path in OUR_LOGGERS.values() and new and asked not in (".", str(folder)):
+                name = logger.class_path.rpartition(".")[2]
+                raise UsageError(f"{name} cannot have the save_dir {asked}: logs go into the run folder, see --run_dir")
+            given["save_dir"] = str(folder)
             if logger.class_path.endswith("WandbLogger"):
-                kept, given = folder / "wandb_id", os.environ.get("WANDB_RUN_ID")
-                logger.init_args["id"] = kept.read_text() if kept.exists() else given or uuid.uuid4().hex[:8]
+                given["id"] = wandb_id(folder, given.get("version") or given.get("id"))
+                given["version"] = None  # Lightning's other name of it
+
+
+def wandb_id(folder: Path, chosen: str | None) -> str:
+    """The id of a run in W&B: that of the run so far, or as chosen, or as the agent of a sweep gave it, or a new one.
+
+    Raises:
+        UsageError: the run has another id than that chosen.
+    """
+    file = folder / "wandb_id"
+    kept = file.read_text() if file.exists() else None
+    if kept and chosen and kept != chosen:
+        raise UsageError(f"the run in {folder} is {kept} in W&B and goes on there: leave the id {chosen} out")
+    return kept or chosen or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
 
 
 def fill_in(options: Any, epochs: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import zlib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -22,17 +23,18 @@ def history(folder: Path, identity: str) -> Iterator[dict[str, Any]]:
 
 
 def entries(data: bytes) -> Iterator[bytes]:
-    """The entries of a .wandb file: LevelDB's log format, blocks of 32 KiB; one cut short by a kill is left out."""
+    """The entries of a .wandb file: LevelDB's log format, blocks of 32 KiB; up to one that is damaged or cut."""
     place, entry = 7, b""  # after W&B's own header
     while place + HEADER.size <= len(data):
         if BLOCK - place % BLOCK < HEADER.size:  # too short for another part: the rest of the block is empty
             place += BLOCK - place % BLOCK
             continue
-        _, length, kind = HEADER.unpack_from(data, place)
+        checksum, length, kind = HEADER.unpack_from(data, place)
         place += HEADER.size
-        if kind == 0 or place + length > len(data):
+        part = data[place : place + length]
+        if zlib.crc32(bytes([kind]) + part) != checksum:
             return
-        entry += data[place : place + length]
+        entry += part
         place += length
         if kind in (WHOLE, LAST):
             yield entry

@@ -164,7 +164,7 @@ tokenised(TEXTS, Tokenizer.from_file(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_killed_writer_leaves_nothing_that_looks_whole(
     how: signal.Signals, tokenizer: Tokenizer, tmp_path: Path, cache: Path
 ) -> None:

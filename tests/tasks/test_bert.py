@@ -125,7 +125,7 @@ def test_the_tokens_shown_are_those_of_the_run(capsys: pytest.CaptureFixture[str
     assert shown(f"--text '{words}' --tokenizer.vocabulary 100")[1] == "9 tokens; vocabulary 100"
 
 
-@pytest.mark.parametrize("task", ("bert", "mlm"))
+@pytest.mark.parametrize("task", ("bert", pytest.param("mlm", marks=pytest.mark.slow)))
 def test_killed_in_mid_epoch_and_continued_ends_with_the_same_bits(task: str, tmp_path: Path) -> None:
     write_reviews(Path("hub"))
     line = f"fit {SMALL} --data.source hub --data.path hub --data.max_length 16 --data.batch_size 4 "

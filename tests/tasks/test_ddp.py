@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch.nn import functional as F
 
 from datamodules.augment import normalise
+from datamodules.batching import padding_share
 from datamodules.images import ImageData, LoadingOptions
 from datamodules.reviews import ReviewData
 from datamodules.text import TextLoading
@@ -140,6 +142,15 @@ def test_two_processes_share_all_texts(tmp_path: Path) -> None:
     seen = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     assert [len(rank) for rank in seen] == [27, 27]
     assert sorted(index for rank in seen for batch in rank for index in batch) == list(range(8000))
+    options = yaml.safe_load((folder / "config.yaml").read_text())["data"]
+    facts = checkpoint(folder)[KEY]["facts"]
+    tokenizer = TokenizerConfig(**facts["tokenizer_options"])
+    data = ReviewData(max_length=facts["max_length"], tokenizer=tokenizer, loading=TextLoading(**options["loading"]))
+    data.adopt(facts)
+    data.setup("fit")
+    dataset = data.dataset("train")
+    (share,) = (float(row["train/padding"]) for row in rows if "train/padding" in row)
+    assert share == pytest.approx(padding_share([*seen[0], *seen[1]], dataset.lengths, dataset.own), rel=1e-6)
     assert "tested 1000\n" in done.stdout
     for name, value in figures_of_texts(folder).items():
         assert summary[name] == pytest.approx(value, abs=1e-4 if name == "test/auroc" else 1e-5), (

@@ -469,11 +469,18 @@ def two_machines() -> Iterator[list[str]]:
         yield starts
 
 
-def on_each(folder: Path, starts: list[str], line: str, *, options: str = "", **environment: str) -> list[str]:
-    """What two machines say that run `fit LINE` by torchrun together, each in a folder of its own."""
+def on_each(folder: Path, starts: list[str], line: str, *, restarts: int = 3, **environment: str) -> list[str]:
+    """What two machines say that run `fit LINE` by the README's torchrun together, each in a folder of its own."""
     name = re.findall(r"exec (\S+)", starts[0])[0]
-    torchrun = f"torch.distributed.run --nnodes 2 --nproc_per_node 1 --rdzv_backend c10d {options}"
-    many = f"{torchrun} --rdzv_endpoint {name}:29500 -m tasks.vit fit --config configs/trainer/multinode.yaml {line}"
+    (said,) = re.findall(r"^    torchrun (--nnodes 2 .*)$", (ROOT / "README.md").read_text(), re.M)
+    for there, here in (
+        ("HOST", name),
+        ("nproc_per_node 4", "nproc_per_node 1"),
+        ("restarts 3", f"restarts {restarts}"),
+    ):
+        assert there in said
+        said = said.replace(there, here)
+    many = f"torch.distributed.run {said} {line}"
     processes = [
         start(many, folder / side, before, **environment) for side, before in zip(("a", "b"), starts, strict=True)
     ]
@@ -486,7 +493,7 @@ def test_machines_without_a_common_disk_do_not_start_again(tmp_path: Path) -> No
     line = f"{SHORT} --checkpoint.every_n_train_steps 1 --run_dir r"
     with two_machines() as starts:
         starts[1] += f" unshare --mount sh -c 'mount -t tmpfs none {tmp_path}/a && exec \"$@\"' -"  # hidden
-        first, second, codes = on_each(tmp_path, starts, line, options="--max-restarts 1", END="1 2 SIGKILL")
+        first, second, codes = on_each(tmp_path, starts, line, restarts=1, END="1 2 SIGKILL")
     assert codes == "[1, 1]", first + second
     (error,) = (line for line in second.splitlines() if line.startswith("error: "))
     last = tmp_path / "a" / "r" / "checkpoints" / "last.ckpt"

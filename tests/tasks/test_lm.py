@@ -105,6 +105,7 @@ def test_bits_per_byte_in_training_are_those_of_the_batch() -> None:
     assert float(row["train/bits_per_byte"]) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_killed_in_mid_epoch_and_continued_ends_with_the_same_bits(tmp_path: Path) -> None:
     write_corpus(Path("texts"))
     line = f"{FIT} --model.net.stack.dropout 0.1 --checkpoint.every_n_train_steps 3 --trainer.max_epochs 2"

@@ -24,11 +24,12 @@ import yaml
 from jsonargparse import Namespace
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from tasks import __version__
+from tasks import __version__, wandb_files
 from tasks.callbacks.gallery import Table, senders, to_tensorboard
-from tasks.loggers import WandbLogger
-from tasks.run_folder import git_commit
-from tasks.trainer_parts import fill_in
+from tasks.errors import UsageError
+from tasks.loggers import STEP, WandbLogger
+from tasks.run_folder import Continued, git_commit
+from tasks.trainer_parts import fill_in, place_loggers
 from tests.tasks.command import (
     CLOCK,
     PAIRS,
@@ -149,6 +150,20 @@ def test_metrics_have_axes(tracked: Path) -> None:
     assert axes["*"].step_metric == "trainer/global_step" and axes["*"].options.step_sync
     assert any(record.stats.item for record in found)  # of the machine
     assert all(record.run.resume for record in found if record.run.run_id)  # "allow", so that it can be continued
+
+
+def test_a_damaged_file_ends_there(tracked: Path, tmp_path: Path) -> None:
+    whole, found = list(wandb_files.history(tracked, (tracked / "wandb_id").read_text())), set()
+    (path,) = (path for path in tracked.rglob("*.wandb") if not path.parent.is_symlink())
+    copy = tmp_path / "wandb" / path.parent.name / path.name
+    copy.parent.mkdir(parents=True)
+    data = path.read_bytes()
+    for place in range(100, len(data), len(data) // 40):
+        copy.write_bytes(data[:place] + bytes(255 - byte for byte in data[place : place + 20]) + data[place + 20 :])
+        rows = list(wandb_files.history(tmp_path, path.stem.removeprefix("run-")))
+        assert rows == whole[: len(rows)]
+        found.add(len(rows))
+    assert len(found) > 5
 
 
 def test_config_and_code_version(tracked: Path) -> None:
@@ -404,6 +419,25 @@ def test_a_connection_lost_on_the_way_stops_nothing(trouble: str, finished: Path
         assert counts.items() >= dict.fromkeys(written("r"), 1).items()
 
 
+@pytest.mark.parametrize("had", [False, True])
+def test_a_run_resumed_online_gets_what_w_and_b_lacks(had: bool) -> None:
+    """W&B has the last step; its validation, one figure of which is that of the one before, may be missing."""
+    rows = [{"step": 1, "val/acc": 0.5, "val/loss": 2.0}, {"step": 3, "train/loss": 1.0, "train/grad_norm": 3.0}]
+    rows += [{"step": 3, "val/acc": 0.5, "val/loss": 1.5}]
+    names = sorted({name for row in rows for name in row})
+    lines = [",".join(names), *(",".join(str(row.get(name, "")) for name in names) for row in rows)]
+    Path("metrics.csv").write_text("\n".join(lines) + "\n")
+    summary = {"val/acc": 0.5, "val/loss": 1.5 if had else 2.0, "train/loss": 1.0, "train/grad_norm": 3.0, STEP: 3}
+    sent: list[dict[str, Any]] = []
+    online: Any = SimpleNamespace(resumed=True, id="r", summary=summary, log=lambda values, **_: sent.append(values))
+    logger = WandbLogger(save_dir="r", id="r")
+    logger._experiment = online
+    saved = {"global_step": 4, "loops": {"fit_loop": {"epoch_loop.state_dict": {"validates": False}}}}
+    logger.go_on(Path(), Continued(saved))
+    logger._catch_up(online, Continued(saved))
+    assert sent == ([] if had else [{"val/acc": 0.5, "val/loss": 1.5, STEP: 3}])
+
+
 def test_checkpoints_in_parts_are_artifacts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
     folder = tmp_path / "last.ckpt"
@@ -507,12 +541,17 @@ def test_two_processes_are_one_run_of_w_and_b(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_logger_that_is_configured_again_logs_once(tmp_path: Path) -> None:
-    again = f"{BOTH} --trainer.limit_test_batches 0"
+    config = yaml.safe_load((ROOT / "configs/logger/wandb.yaml").read_text())
+    config["trainer"]["logger+"][0]["init_args"]["id"] = "chosen"
+    Path("wandb.yaml").write_text(yaml.safe_dump(config))
+    again = "--config wandb.yaml --config configs/logger/tensorboard.yaml --trainer.limit_test_batches 0"
     assert run(f"fit {SHORT} {again} --run_dir r") == 0
     end_run()
     assert run(f"fit --resume r --trainer.max_epochs 3 {again}") == 0
     end_run()
     assert len(yaml.safe_load(Path("r/config.yaml").read_text())["trainer"]["logger"]) == 2
+    assert Path("r/wandb_id").read_text() == "chosen"
+    assert {record.run.run_id for record in records(Path("r")) if record.run.run_id} == {"chosen"}
     for counts in (logged(history(records(Path("r")))), scalars("r")[1]):
         losses = {step: count for (name, step), count in counts.items() if name == "train/loss"}
         assert losses == dict.fromkeys(range(12), 1)
@@ -531,6 +570,47 @@ def test_one_logger_of_each_class() -> None:
     options = Namespace(precision="32-true", max_epochs=1, logger=[first, board, second])
     fill_in(options, 1)
     assert options.logger == [second, board]
+
+
+@pytest.mark.parametrize(
+    "kept, given, agent, found",
+    [
+        (None, {}, None, None),
+        (None, {"id": "chosen"}, "agent", "chosen"),
+        (None, {"version": "chosen"}, None, "chosen"),
+        (None, {}, "agent", "agent"),
+        ("kept", {}, "agent", "kept"),
+        ("kept", {"id": "kept"}, None, "kept"),
+        ("kept", {"id": "other"}, None, "is kept in W&B and goes on there: leave the id other out"),
+        (None, {"save_dir": "other"}, None, "WandbLogger cannot have the save_dir other: .* see --run_dir"),
+    ],
+)
+def test_id_and_folder_of_w_and_b(
+    kept: str | None, given: dict[str, str], agent: str | None, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kept:
+        Path("wandb_id").write_text(kept)
+    if agent:
+        monkeypatch.setenv("WANDB_RUN_ID", agent)
+    options, here = wandb_options(**given), Path.cwd()
+    if found and " " in found:
+        with pytest.raises(UsageError, match=found):
+            place_loggers([options], here)
+        return
+    place_loggers([options], here)
+    assert options.class_path == "tasks.loggers.WandbLogger" and options.init_args.version is None
+    assert options.init_args.save_dir == str(here)
+    assert options.init_args.id == found or (found is None and len(options.init_args.id) == 8)
+
+
+@pytest.mark.slow
+def test_an_old_configuration_makes_a_new_run_of_w_and_b() -> None:
+    few = "--trainer.limit_train_batches 1 --trainer.max_epochs 1 --trainer.limit_test_batches 0"
+    assert run(f"fit {SHORT} {few} --config configs/logger/wandb.yaml --run_dir a") == 0
+    end_run("a")
+    assert run("fit --config a/config.yaml --run_dir b") == 0
+    end_run("b")
+    assert Path("a/wandb_id").read_text() != Path("b/wandb_id").read_text()
 
 
 def test_refused_runs_leave_no_logger_behind() -> None:

@@ -130,6 +130,7 @@ def test_smoothing_is_of_training_alone() -> None:
 # Runs ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_in_mid_epoch_and_continued_ends_with_the_same_bits(tmp_path: Path) -> None:
     write_pairs(Path("pairs"), 64)
     line = f"{FIT} --model.average 2 --data.loading.batch_tokens 96 --model.net.decoder.dropout 0.1"
