@@ -86,7 +86,7 @@ class Parts:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_micro_batches_equal_a_large_batch(task: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size, loader = 8 if task == "lm" else 64, ResumableDataModule.train_loader
+    size, loader = {"lm": 8, "mlm": 32}.get(task, 64), ResumableDataModule.train_loader
     line = f"fit {TASKS[task]} {CALM} --trainer.max_epochs 1 --trainer.limit_test_batches 0 --data.batch_size {size}"
     assert run(f"{line} --run_dir whole", task) == 0
     monkeypatch.setattr(ResumableDataModule, "train_loader", lambda self, dataset: Parts(loader(self, dataset)))
