@@ -285,22 +285,16 @@ def padded(lengths: Tensor, multiple: int, most: int) -> Tensor:
 
 
 def cells(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> tuple[int, int]:
-    """How many cells of some batches hold a token, and how many there are.
+    """How many cells of some batches hold a token, and how many there are: a batch is as long as its longest sample.
 
     Args:
         batches: Sample indices of each.
-        lengths: (S,) or (S, K) what each sample would be padded to alone, in each of its K texts; a batch has the
-            greatest of its samples.
-        own: (S,) or (S, K) tokens that each sample has.
+        lengths, own: (S,) or (S, K) what each sample would be padded to alone, in each of its K texts; its tokens.
     """
-    filled = total = 0
-    for batch in batches:
-        total += int(lengths[batch].amax(0).sum()) * len(batch)
-        filled += int(own[batch].sum())
-    return filled, total
+    counts = [(int(own[batch].sum()), int(lengths[batch].amax(0).sum()) * len(batch)) for batch in batches]
+    return sum(filled for filled, _ in counts), sum(total for _, total in counts)
 
 
 def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> float:
     """Share of the cells of some batches that are padding; arguments as `cells`."""
-    filled, total = cells(batches, lengths, own)
-    return 1 - filled / total
+    return 1 - float(np.divide(*cells(batches, lengths, own)))
