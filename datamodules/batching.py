@@ -297,5 +297,4 @@ def cells(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> tuple[i
 
 def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> float:
     """Share of the cells of some batches that are padding; arguments as `cells`."""
-    filled, total = cells(batches, lengths, own)
-    return 1 - filled / total
+    return 1 - float(np.divide(*cells(batches, lengths, own)))
