@@ -293,8 +293,3 @@ def cells(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> tuple[i
     """
     counts = [(int(own[batch].sum()), int(lengths[batch].amax(0).sum()) * len(batch)) for batch in batches]
     return sum(filled for filled, _ in counts), sum(total for _, total in counts)
-
-
-def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> float:
-    """Share of the cells of some batches that are padding; arguments as `cells`."""
-    return 1 - float(np.divide(*cells(batches, lengths, own)))

@@ -1,12 +1,13 @@
 """Batches of like length: each sample once, as many for every rank, entered anywhere, and little padding."""
 
+from collections.abc import Iterable
 from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from datamodules.batching import BucketBatchSampler, ResumableBatchSampler, padded, padding_share
+from datamodules.batching import BucketBatchSampler, ResumableBatchSampler, cells, padded
 from datamodules.sources import TEXT_SOURCES, TextDatasetOptions
 
 BATCHES = [(1, None), (2, None), (4, None), (50, None), (4, 40), (4, 97)]  # samples or tokens
@@ -17,6 +18,11 @@ Kind = tuple[int, int | None]
 def lengths_of(size: int) -> Tensor:
     """Lengths from 1 to 40, many of them equal."""
     return padded(torch.randint(1, 41, (size,), generator=torch.Generator().manual_seed(size)), 4, 38)
+
+
+def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> float:
+    filled, total = cells(batches, lengths, own)
+    return 1 - filled / total
 
 
 def ranks(size: int, world: int, batch: Kind, seed: int, training: bool = True) -> list[BucketBatchSampler]:

@@ -13,7 +13,7 @@ import yaml
 from torch.nn import functional as F
 
 from datamodules.augment import normalise
-from datamodules.batching import padding_share
+from datamodules.batching import cells
 from datamodules.images import ImageData, LoadingOptions
 from datamodules.reviews import ReviewData
 from datamodules.text import TextLoading
@@ -150,7 +150,8 @@ def test_two_processes_share_all_texts(tmp_path: Path) -> None:
     data.setup("fit")
     dataset = data.dataset("train")
     (share,) = (float(row["train/padding"]) for row in rows if "train/padding" in row)
-    assert share == pytest.approx(padding_share([*seen[0], *seen[1]], dataset.lengths, dataset.own), rel=1e-6)
+    filled, total = cells([*seen[0], *seen[1]], dataset.lengths, dataset.own)
+    assert share == pytest.approx(1 - filled / total, rel=1e-6)
     assert "tested 1000\n" in done.stdout
     for name, value in figures_of_texts(folder).items():
         assert summary[name] == pytest.approx(value, abs=1e-4 if name == "test/auroc" else 1e-5), (
