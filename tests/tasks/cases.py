@@ -34,7 +34,8 @@ CASES = {  # by sampler: task and options
     ),
     "length buckets": (
         "bert",
-        f"{TEXT} --trainer.max_epochs 2 --trainer.limit_train_batches 11 --trainer.accumulate_grad_batches 3",
+        f"{TEXT} --trainer.max_epochs 2 --trainer.limit_train_batches 11 --trainer.accumulate_grad_batches 3 "
+        "--trainer.precision bf16-mixed",
     ),
     "tokens per batch": (
         "mlm",
@@ -50,7 +51,7 @@ CASES = {  # by sampler: task and options
     "documents": (
         "lm",
         f"{LM} --data.source files --data.path texts --data.packing documents --trainer.max_epochs 2 "
-        "--trainer.accumulate_grad_batches 2 --trainer.check_val_every_n_epoch 2",
+        "--trainer.accumulate_grad_batches 2 --trainer.check_val_every_n_epoch 2 --trainer.precision bf16-true",
     ),
 }
 

@@ -12,10 +12,12 @@ from tests.tasks.command import checkpoint, metrics, same
 from tests.tasks.forked import Running, Server
 
 
-def end(running: Running) -> list[int]:
-    """Exit codes once the first rank has ended; others may wait for it in vain."""
-    (code,) = running.wait(slice(1))
-    return [code, *running.kill(ranks=slice(1, None))]
+def end(running: Running, rank: int) -> int:
+    """Exit code of a rank once it has ended; others, which may wait for it in vain, are killed."""
+    (code,) = running.wait(slice(rank, rank + 1))
+    for others in (slice(rank), slice(rank + 1, None)):
+        running.kill(ranks=others)
+    return code
 
 
 @pytest.mark.slow
@@ -23,11 +25,12 @@ def end(running: Running) -> list[int]:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_killed_in_the_middle(case: str, ranks: int, server: Server, wholes: Wholes, tmp_path: Path) -> None:
-    """Of a step, of a checkpoint, of a validation, in one run."""
+    """Of a step, the last rank, of a checkpoint and of a validation, the first, in one run."""
     folder, task, line = fill(tmp_path / "here"), CASES[case][0], first(case, ranks)
     for moment in ("step", "half-written checkpoint", "validation"):
-        running = server.start(line, folder, task, at(moment), ranks)
-        assert end(running)[0] == -signal.SIGKILL, running.output()
+        killed = ranks - 1 if moment == "step" else 0
+        running = server.start(line, folder, task, at(moment, ranks=(killed,)), ranks)
+        assert end(running, killed) == -signal.SIGKILL, running.output()
         assert moment != "half-written checkpoint" or list((folder / "r" / "checkpoints").glob(".*.tmp"))
         line = "fit --resume r"
     out = server.run(line, folder, task, ranks=ranks)

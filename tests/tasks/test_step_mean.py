@@ -27,6 +27,7 @@ TASKS = {
     "--data.source txt --data.path texts --data.dataset.val_fraction 0.4 --data.next_sentence true "
     "--data.max_length 48 --data.tokenizer.vocabulary 300",
     "lm": f"{SMALL_LM} {STILL} --data.source files --data.path texts --data.packing documents",
+    "lm windows": f"{SMALL_LM} {STILL} --data.source files --data.path texts",
     "seq2seq": f"{SMALL_S2S} {PAIRS}",
 }
 
@@ -84,10 +85,11 @@ class Parts:
                 yield {name: value[start:stop] for name, value in batch.items()}
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_micro_batches_equal_a_large_batch(task: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", TASKS)
+def test_micro_batches_equal_a_large_batch(case: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = case.split()[0]
     size, loader = {"lm": 8, "mlm": 32}.get(task, 64), ResumableDataModule.train_loader
-    line = f"fit {TASKS[task]} {CALM} --trainer.max_epochs 1 --trainer.limit_test_batches 0 --data.batch_size {size}"
+    line = f"fit {TASKS[case]} {CALM} --trainer.max_epochs 1 --trainer.limit_test_batches 0 --data.batch_size {size}"
     assert run(f"{line} --run_dir whole", task) == 0
     monkeypatch.setattr(ResumableDataModule, "train_loader", lambda self, dataset: Parts(loader(self, dataset)))
     assert run(f"{line} --trainer.accumulate_grad_batches 2 --run_dir parts", task) == 0
@@ -95,9 +97,9 @@ def test_micro_batches_equal_a_large_batch(task: str, data: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-def test_two_ranks_equal_one_process(task: str, data: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = f"fit {TASKS[task]} {CALM} --trainer.max_steps 20"
+@pytest.mark.parametrize("case", TASKS)
+def test_two_ranks_equal_one_process(case: str, data: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, line = case.split()[0], f"fit {TASKS[case]} {CALM} --trainer.max_steps 20"
     assert run(f"{line} --data.batch_size 16 --run_dir one", task) == 0
     two = "--trainer.devices 2 --trainer.strategy ddp --data.batch_size 8 --run_dir r"
     server.run(f"{line} {two}", data.parent, task, before=SAME_DRAWS, ranks=2)
