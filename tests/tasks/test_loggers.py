@@ -64,6 +64,8 @@ def entries(data: bytes) -> Iterator[bytes]:
             place += 32768 - place % 32768
             continue
         _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        if place + 7 + length > len(data):  # as it is being written
+            return
         entry += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # whole, or the last part
