@@ -220,9 +220,9 @@ def lost_another(error: Exception) -> bool:
 
 
 def cause(error: Exception) -> str:
-    """The line of a connection's error that says why; NCCL's comes last."""
-    text = str(error)
-    return (text.partition("Last error:")[2] or text).strip().partition("\n")[0]
+    """What a connection's error says of why, without the place in torch's code and its advice; NCCL's comes last."""
+    text = re.sub(r"^\[\S+\] ", "", str(error))
+    return (text.partition("Last error:")[2] or text).strip().partition("\n")[0].partition(" This is typically")[0]
 
 
 def obituary(children: list[subprocess.Popen]) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -369,36 +369,6 @@ def test_torchrun_does_not_continue_the_run_of_another(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- SLURM, two machines
 
 
-@pytest.mark.slow
-def test_slurms_processes_are_one_run_and_continue_it(tmp_path: Path) -> None:
-    """Two processes with the variables that srun sets; one dies, SLURM queues the job again, and it is continued."""
-    job = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "fit", "SLURM_NTASKS": "2"}
-    job |= {"SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODELIST": "127.0.0.1", "SLURM_NODEID": "0"}
-    line = f"tasks.vit fit {SHORT} {DDP} --checkpoint.every_n_train_steps 1"
-
-    def attempt(number: int) -> tuple[list[subprocess.Popen[str]], str]:
-        more = {"SLURM_RESTART_COUNT": str(number), "END": "1 2 SIGKILL"}
-        processes = [
-            start(line, tmp_path, **job, **more, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)) for rank in (0, 1)
-        ]
-        return processes, "".join(finish(*processes))
-
-    processes, said = attempt(0)
-    assert [process.returncode for process in processes] == [1, -signal.SIGKILL], said
-    assert (
-        said.startswith("error: another process of this run ended, so this one ends, too (") and said.count("\n") == 1
-    )
-    processes, said = attempt(1)
-    assert [process.returncode for process in processes] == [0, 0], said
-    assert said.count("started again: continuing") == 1
-    assert_once(said)
-    (folder,) = {path.parent for path in tmp_path.rglob("metrics.csv")}
-    assert re.fullmatch(r"slurm_4711_0_[0-9a-f]{8}", folder.name) and folder.parent == tmp_path / "runs" / "vit"
-    assert [int(row["step"]) for row in metrics(folder) if "train/loss" in row] == [0, 1, 2, 3]
-    assert [rank["first"] for rank in spied(tmp_path)] == [2, 2]
-    assert not list(tmp_path.rglob("hpc_ckpt*"))
-
-
 def test_several_runs_of_one_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each continues its own after the job was queued again, and none that of another."""
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_JOB_NAME": "fit"}.items():
@@ -500,6 +470,40 @@ def test_machines_without_a_common_disk_do_not_start_again(tmp_path: Path) -> No
     assert f"the first process of this run goes on from {last}, step 2, which tessera-" in error, error
     assert "does not see (it has no checkpoint)" in error and "on a disk that all machines share" in error
     assert checkpoint(tmp_path / "a" / "r")["global_step"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machines", [1, 2])
+def test_slurms_processes_are_one_run_and_continue_it(machines: int, tmp_path: Path) -> None:
+    """Two processes with the variables that srun sets; one dies, SLURM queues the job again, and it is continued."""
+    line, each = f"tasks.vit fit {SHORT} {DDP} --checkpoint.every_n_train_steps 1", 2 // machines
+    job = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "fit", "SLURM_NTASKS": "2"}
+    job |= {"SLURM_NNODES": str(machines), "SLURM_NTASKS_PER_NODE": str(each), "END": "1 2 SIGKILL"}
+
+    def attempt(number: int, befores: list[str]) -> tuple[list[int], str]:
+        names = re.findall(r"netns exec (\S+)", " ".join(befores)) or ["127.0.0.1"]
+        more = job | {"SLURM_RESTART_COUNT": str(number), "SLURM_NODELIST": ",".join(names)}
+        processes = []
+        for rank, before in enumerate(befores):
+            own = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank % each, "SLURM_NODEID": rank // each}
+            processes.append(start(line, tmp_path, before, **more, **{name: str(n) for name, n in own.items()}))
+        said = "".join(finish(*processes))
+        return [process.returncode for process in processes], said
+
+    with two_machines() if machines == 2 else nullcontext(["", ""]) as befores:
+        codes, said = attempt(0, befores)
+        (error,) = (line for line in said.splitlines() if line.startswith("error: "))
+        assert codes == [1, -signal.SIGKILL] and "another process of this run ended, so this one ends, too (" in error
+        assert "([/" not in error, error  # a place in torch's code
+        codes, said = attempt(1, befores)
+    assert codes == [0, 0] and said.count("started again: continuing") == 1, said
+    assert_once(said)
+    (folder,) = {path.parent for path in tmp_path.rglob("metrics.csv")}
+    assert re.fullmatch(r"slurm_4711_0_[0-9a-f]{8}", folder.name) and folder.parent == tmp_path / "runs" / "vit"
+    assert [int(row["step"]) for row in metrics(folder) if "train/loss" in row] == [0, 1, 2, 3]
+    seen = spied(tmp_path)
+    assert [rank["first"] for rank in seen] == [2, 2] and len({rank["host"] for rank in seen}) == machines
+    assert not list(tmp_path.rglob("hpc_ckpt*"))
 
 
 @pytest.mark.slow
