@@ -52,6 +52,7 @@ def read_run(folder: Path, app: App) -> tuple[Options, Path | None, Path | None,
 
 def farewell(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> Stopped:
     """The same stop with a message that says, once, how to go on with the run in `folder`."""
+    trainer.fit_loop.teardown()  # ends workers; Lightning forgets those of training where a validation is stopped
     launcher: Any = trainer.strategy.launcher
     children = getattr(launcher, "procs", [])
     for process in children:  # those that wait for this one; where all agreed there are none
