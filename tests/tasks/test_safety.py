@@ -159,7 +159,8 @@ def test_such_a_file_would_run(file: str) -> None:
     write_checkpoints()
     with open(file, "rb") as opened:
         pickle.load(opened) if file == "plain.ckpt" else torch.load(opened, weights_only=False)
-    Path("pwned").unlink()  # it was there
+    assert Path("pwned").exists()
+    Path("pwned").unlink()
 
 
 @pytest.mark.parametrize("name", ["w.pth", "w.pt", "w.bin", "w.safetensors"])
