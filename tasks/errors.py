@@ -101,5 +101,5 @@ def _say(message: str, code: int) -> int:
         return code
     one_line = re.sub(r"\s*\n\s*", " ", message.strip())
     sys.stdout.flush()
-    print(f"error: {one_line}", file=sys.stderr)
+    sys.stderr.write(f"error: {one_line}\n")  # at once: a print is two writes, and other processes print, too
     return code

@@ -248,7 +248,7 @@ def watch(children: list[subprocess.Popen]) -> None:
         time.sleep(PATIENCE)
         if not children:  # forgotten meanwhile: all stop at a signal, this one with a checkpoint to write perhaps
             return
-        print(f"error: {obituary(children)}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"error: {obituary(children)}\n")
         for child in children:
             child.kill()
         os._exit(1)

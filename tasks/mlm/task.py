@@ -77,8 +77,8 @@ class MaskedLMTask(TextTask):
     def step(self, batch: Batch, training: bool) -> tuple[Tensor, dict[str, Tensor], dict[str, int]]:
         """Loss (), figures by name and how many guesses each is the mean of, for a batch of tokens (B, N).
 
-        The loss is a mean over masked tokens, of each its own and that of its pair. So a pair counts as often as it has
-        masked tokens, and micro-batches and processes add up; Devlin (2019) takes a mean over pairs.
+        The loss is the sum of two means, over masked tokens and over pairs of sentences if there are any (Devlin 2019,
+        A.2). Over several micro-batches or processes the second is weighted as the first, by their masked tokens.
         """
         tokens, keep, segments = batch["tokens"], batch["keep"], batch.get("segments")
         evaluated = None if training else [position_seed(run_seed(), -1, i, 0) for i in batch["index"].tolist()]
@@ -90,7 +90,6 @@ class MaskedLMTask(TextTask):
         figures, counts = {"acc": right / count, "token_loss": loss}, {"acc": count, "token_loss": count}
         if "is_next" in batch:
             logits, label = self.net.sentence_logits(hidden), 1 - batch["is_next"]  # (B, 2), (B,); 0: it follows
-            judged = F.cross_entropy(logits.float(), label, reduction="none")  # (B,)
-            loss = loss + (judged * where.sum(1)).sum() / count
+            loss = loss + F.cross_entropy(logits.float(), label)
             figures["next_acc"], counts["next_acc"] = (logits.argmax(-1) == label).float().mean(), len(label)
         return loss, figures, counts

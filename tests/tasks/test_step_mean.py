@@ -23,9 +23,9 @@ STILL = "--model.net.stack.depth 1 --model.net.stack.dropout 0 --model.net.stack
 TASKS = {
     "vit": f"{STILL} --model.augment.crop_padding 0 --trainer.limit_val_batches 2",
     "bert": f"{STILL} --model.net.stack.width 32 --model.net.stack.heads 2 --trainer.limit_val_batches 2",
-    "mlm": f"{STILL} --model.net.stack.width 32 --model.net.stack.heads 2 --model.net.segments 2 "
-    "--data.source txt --data.path texts --data.dataset.val_fraction 0.4 --data.next_sentence true "
-    "--data.max_length 48 --data.tokenizer.vocabulary 300",
+    "mlm": f"{STILL} --model.net.stack.width 32 --model.net.stack.heads 2 "
+    "--data.source txt --data.path texts --data.dataset.val_fraction 0.4 "
+    "--data.max_length 44 --data.tokenizer.vocabulary 300",
     "lm": f"{SMALL_LM} {STILL} --data.source files --data.path texts --data.packing documents",
     "lm windows": f"{SMALL_LM} {STILL} --data.source files --data.path texts",
     "seq2seq": f"{SMALL_S2S} {PAIRS}",
