@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch.distributed as dist
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
 from pytorch_lightning.loops.fit_loop import _FitLoop
@@ -9,6 +10,7 @@ from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.base import position
+from tasks.seeds import States, random_states, set_random_states
 
 
 class EpochLoop(_TrainingEpochLoop):
@@ -22,6 +24,7 @@ class EpochLoop(_TrainingEpochLoop):
     def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)
         self.validates = False  # whether the validation after the latest batch has yet to be done
+        self.states: States | None = None  # of the generators after the latest optimizer step
 
     def reset(self) -> None:
         """Begin an epoch, or go on in it."""
@@ -39,6 +42,7 @@ class EpochLoop(_TrainingEpochLoop):
         """Tell the callbacks that an optimizer step is complete; then validate, if it is time."""
         self.validates = self._should_check_val_fx(data_fetcher)
         if not self._should_accumulate():
+            self.states = random_states(self.trainer.strategy.root_device)
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 if hasattr(callback, "after_step"):
                     callback.after_step(self.trainer, self.trainer.lightning_module)
@@ -46,14 +50,23 @@ class EpochLoop(_TrainingEpochLoop):
         self.validates = False
 
     def on_save_checkpoint(self) -> dict[str, Any]:
-        """The loggers' next step, and whether to validate first."""
+        """The loggers' next step, whether to validate first, and the states of all ranks' generators."""
         validates = self.validates and not self._should_accumulate()
-        return {"_batches_that_stepped": self.global_step - validates, "validates": validates}
+        states: list[Any] = [self.states]  # what came after the step will be done again
+        if not self.validates and not self._should_accumulate():
+            states = [random_states(self.trainer.strategy.root_device)]
+        if self.trainer.world_size > 1:
+            (own,), states = states, [None] * self.trainer.world_size
+            dist.all_gather_object(states, own)
+        return {"_batches_that_stepped": self.global_step - validates, "validates": validates, "random": states}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
-        """Take over the same."""
+        """Take over the same; of other numbers of ranks no random states, on which no draw of ours depends."""
         super().on_load_checkpoint(state_dict)
         self.validates = state_dict.get("validates", False)
+        states = state_dict.get("random", ())
+        if len(states) == self.trainer.world_size:
+            self.states = states[self.trainer.global_rank]
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Nothing: see the class."""
@@ -65,6 +78,8 @@ class FitLoop(_FitLoop):
     Args:
         trainer: whose own loop it replaces.
     """
+
+    epoch_loop: EpochLoop
 
     def __init__(self, trainer: Trainer) -> None:
         old = trainer.fit_loop
@@ -78,6 +93,12 @@ class FitLoop(_FitLoop):
     def done(self) -> bool:
         """Whether training is over."""
         return super().done and not self.open
+
+    def on_run_start(self) -> None:
+        """Begin training, a run that goes on with the random states that it had."""
+        super().on_run_start()
+        if self.epoch_loop.states is not None:
+            set_random_states(self.epoch_loop.states, self.trainer.strategy.root_device)
 
     def advance(self) -> None:
         """Run an epoch, or the rest of one."""

@@ -1,7 +1,14 @@
-"""Seeds that follow from the run's own, and from where training stands."""
+"""Seeds that follow from the run's own, and from where training stands; and what others drew their numbers from."""
 
 import os
+import random
 import zlib
+from typing import Any
+
+import numpy as np
+import torch
+
+States = dict[str, Any]
 
 
 def run_seed() -> int:
@@ -12,3 +19,20 @@ def run_seed() -> int:
 def position_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
     """A seed for one rank's batch; nearby positions get unrelated ones."""
     return zlib.crc32(f"{seed}/{epoch}/{batch}/{rank}".encode())
+
+
+def random_states(device: torch.device) -> States:
+    """The states of this process's generators, primitives and tensors: Python's, NumPy's, PyTorch's on CPU and GPU."""
+    state: Any = np.random.get_state()
+    kind, numbers, *rest = state
+    states = {"python": random.getstate(), "numpy": (kind, numbers.tolist(), *rest), "torch": torch.get_rng_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def set_random_states(states: States, device: torch.device) -> None:
+    """Have the generators go on from such states."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -128,12 +129,18 @@ class Wholes:
         return folder / "r"
 
 
+def random_states(checkpoint: dict[str, Any]) -> Any:
+    """Of all ranks, as they were saved."""
+    return checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["random"]
+
+
 def assert_same(ours: Path, theirs: Path) -> None:
     """Weights, averages, optimizer, schedule, counters and all logged rows."""
     for name in ("last", "best"):
         a, b = checkpoint(ours, name), checkpoint(theirs, name)
         for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
             assert same(a[part], b[part]), (name, part)
+        assert same(random_states(a), random_states(b)), name
         for key in b["callbacks"]:
             if key.startswith(("EMA", "LastWeights")):
                 assert same(a["callbacks"][key], b["callbacks"][key]), (name, key)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.cases import CASES, Wholes, assert_same, at, fill, first
+from tests.tasks.cases import CASES, Wholes, assert_same, at, fill, first, random_states
 from tests.tasks.command import checkpoint, metrics, same
 from tests.tasks.forked import Running, Server
 
@@ -133,3 +133,41 @@ def test_more_time(server: Server, wholes: Wholes, tmp_path: Path) -> None:
     server.run("fit --resume r --trainer.max_time 00:01:00:00", folder, "bert")
     ours, theirs = checkpoint(folder / "r"), checkpoint(wholes(case))
     assert all(same(ours[part], theirs[part]) for part in ("state_dict", "optimizer_states", "lr_schedulers"))
+
+
+DRAWS = """
+import random, numpy, torch, torch.distributed
+from tasks.base import Task
+def draw(name):
+    real = getattr(Task, name)
+    def hook(self, *a):
+        self.drawn = torch.rand(()) + random.random() + numpy.random.rand()
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(self.drawn)
+        return real(self, *a)
+    setattr(Task, name, hook)
+for name in ("on_train_epoch_start", "on_train_batch_start", "on_validation_epoch_start"):
+    draw(name)
+def on_before_optimizer_step(self, optimizer):
+    for parameter in self.net.parameters():
+        parameter.grad += self.drawn
+Task.on_before_optimizer_step = on_before_optimizer_step
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", ["plain", "both lengths"])
+def test_what_others_draw_goes_on(case: str, ranks: int, server: Server, tmp_path: Path) -> None:
+    """Numbers drawn between steps, which do not follow from the position in training, from any generator."""
+    task, line, whole, folder = CASES[case][0], first(case, ranks), fill(tmp_path / "whole"), fill(tmp_path / "here")
+    server.run(line, whole, task, before=DRAWS, ranks=ranks)
+    running = server.start(line, folder, task, DRAWS + at("step"), ranks)
+    assert end(running, 0) == -signal.SIGKILL, running.output()
+    line = "fit --resume r"
+    running = server.start(line, folder, task, DRAWS + at("validation", signal.SIGTERM), ranks)
+    assert running.wait() == [128 + signal.SIGTERM] * ranks, running.output()
+    server.run(line, folder, task, before=DRAWS, ranks=ranks)
+    assert_same(folder / "r", whole / "r")
+    states = random_states(checkpoint(folder / "r"))
+    assert len(states) == ranks and len({str(one["torch"]) for one in states}) == ranks
