@@ -1,7 +1,10 @@
 """What the loggers hold, read back with their own readers."""
 
+import base64
+import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -193,18 +196,33 @@ def test_pictures_of_a_vit(tracked: Path) -> None:
     }
 
 
-def test_checkpoints_are_artifacts(tracked: Path) -> None:
-    import base64
-    import hashlib
+def models(folder: Path) -> list[Any]:
+    """The artifacts of checkpoints in a run folder's W&B files."""
+    return [record.artifact for record in records(folder) if record.artifact.type == "model"]
 
-    sent = [record.artifact for record in records(tracked) if record.artifact.type == "model"]
-    (name,) = {artifact.name for artifact in sent}
-    assert name == f"model-{(tracked / 'wandb_id').read_text()}"
-    best = [number for number, artifact in enumerate(sent) if "best" in artifact.aliases]
-    assert best and "best" not in sent[-1].aliases and "latest" in sent[-1].aliases
-    for artifact, file in ((sent[best[-1]], "best"), (sent[-1], "last")):
-        digest = hashlib.md5((tracked / "checkpoints" / f"{file}.ckpt").read_bytes()).digest()
-        assert [item.digest for item in artifact.manifest.contents] == [base64.b64encode(digest).decode()]
+
+def assert_newest(sent: list[Any], folder: Path) -> None:
+    """Of the versions of a run's artifact, the last with each alias is the checkpoint that is there now."""
+    assert {artifact.name for artifact in sent} == {f"model-{(folder / 'wandb_id').read_text()}"}
+    for alias, file in (("best", "best"), ("latest", "last")):
+        artifact = next(one for one in reversed(sent) if alias in one.aliases)
+        digest = base64.b64encode(hashlib.md5((folder / "checkpoints" / f"{file}.ckpt").read_bytes()).digest()).decode()
+        assert [(item.path, item.digest) for item in artifact.manifest.contents] == [("model.ckpt", digest)]
+    assert list(sent[-1].aliases) == ["latest"]  # W&B itself calls so what comes last
+
+
+def test_checkpoints_are_artifacts(tracked: Path) -> None:
+    assert_newest(models(tracked), tracked)
+
+
+def test_a_resumed_run_moves_latest_on(tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
+    folder, before = Path(shutil.copytree(tracked, "r", symlinks=True)), models(tracked)
+    assert run("fit --resume r --trainer.max_epochs 3") == 0
+    end_run()
+    assert models(folder)[: len(before)] == before and checkpoint(folder)["global_step"] == 12
+    assert_newest(models(folder)[len(before) :], folder)
+    assert models(folder)[-1].manifest.contents[0].digest != before[-1].manifest.contents[0].digest
 
 
 @pytest.mark.parametrize("ended", [pytest.param(False, marks=pytest.mark.slow), True], ids=["killed", "W&B ended"])
