@@ -28,6 +28,7 @@ from jsonargparse import Namespace
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from tasks import __version__, wandb_files
+from tasks.base import Task
 from tasks.callbacks.gallery import Table, senders, to_tensorboard
 from tasks.errors import UsageError
 from tasks.loggers import STEP, WandbLogger
@@ -457,6 +458,55 @@ def test_a_run_resumed_online_gets_what_w_and_b_lacks(had: bool) -> None:
     logger.go_on(Path(), Continued(saved))
     logger._catch_up(online, Continued(saved))
     assert sent == ([] if had else [{"val/acc": 0.5, "val/loss": 1.5, STEP: 3}])
+
+
+class Online:
+    """W&B's run as `wandb.init` gives it where there is a server, which keeps what was logged."""
+
+    asked: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    offline = disabled = False
+
+    def __init__(self, **options: Any) -> None:
+        self.id, self.resumed, self.config = options["id"], bool(self.asked), SimpleNamespace(update=lambda *_, **__: 0)
+        self.summary = {name: value for row in self.rows for name, value in row.items()}
+        self.asked.append(options)
+
+    def log(self, values: dict[str, Any], **_: Any) -> None:
+        self.rows.append(dict(values))
+
+    def define_metric(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def test_a_run_resumed_online_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first process failed, with steps logged that come after the checkpoint."""
+    step = Task.training_step
+
+    def failing(self: Task, batch: Any, number: int) -> Any:
+        if self.global_step == 7:
+            raise ValueError("a bad sample")
+        return step(self, batch, number)
+
+    monkeypatch.setattr(Online, "asked", [])
+    monkeypatch.setattr(Online, "rows", [])
+    monkeypatch.setattr(wandb, "init", Online)
+    monkeypatch.setattr(Task, "training_step", failing)
+    line = f"{SHORT} --checkpoint.every_n_train_steps 3 --trainer.max_epochs 3"
+    assert run(f"fit {line} --config configs/logger/wandb.yaml --run_dir r") == 1
+    assert max(row[STEP] for row in Online.rows) == 6 and checkpoint("r")["global_step"] == 6
+    monkeypatch.setattr(Task, "training_step", step)
+    assert run("fit --resume r") == 0
+    first, second = ({name: one.get(name) for name in ("id", "resume", "project", "mode")} for one in Online.asked)
+    assert (
+        first == second == {"id": Path("r/wandb_id").read_text(), "resume": "allow", "project": "tessera", "mode": None}
+    )
+    counts = logged(Online.rows)
+    assert set(written("r")) <= set(counts) and set(counts.values()) == {1}
+    values = {(name, row[STEP]): value for row in Online.rows for name, value in row.items()}
+    for row in metrics("r"):
+        for name in row.keys() - {"step", "epoch"}:
+            assert values[name, int(row["step"])] == float(row[name])
 
 
 def test_checkpoints_in_parts_are_artifacts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
