@@ -28,12 +28,13 @@ class Signals:
     """Raises `Stopped`, or `KeyboardInterrupt`, where a signal arrives.
 
     While `waiting` is set the first signal is only `noted`, for the one who set it to stop in good time; a second one
-    stops at once, but for the one that torchrun passes on after a terminal has sent it to all.
+    stops at once, but for those of torchrun: one that it passes on after a terminal has sent it to all, and one that it
+    sends to processes which are slower to stop than another.
     """
 
     def __init__(self) -> None:
         self.noted, self.waiting = 0, False
-        self.since = 0.0  # when it was noted
+        self.since = 0.0  # when it was noted; infinite once that is done which it asked for
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""

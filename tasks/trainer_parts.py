@@ -172,12 +172,17 @@ def fill_in(options: Any, epochs: int) -> None:
 
     A run that is continued with the configuration of its logger once more has it twice.
     """
-    if options.precision is None:
+    if options.precision is None and not any(map(of_precision, as_list(options.plugins))):
         options.precision = default_precision(options.accelerator)
     if options.max_epochs is None and options.max_steps == -1 and options.max_time is None:
         options.max_epochs = epochs
     if isinstance(options.logger, list):
         options.logger = list({our_class(logger.class_path): logger for logger in options.logger}.values())
+
+
+def of_precision(plugin: Any) -> bool:
+    """Whether options of a plugin are those of a precision, beside which the Trainer takes no other."""
+    return str(getattr(plugin, "class_path", "")).endswith("Precision")
 
 
 def default_precision(accelerator: str) -> str:

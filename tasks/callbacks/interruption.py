@@ -1,5 +1,6 @@
 """Ends a training run at SIGTERM or Ctrl-C, to any of its processes, with a checkpoint to go on from."""
 
+import math
 from typing import Any
 
 import pytorch_lightning as pl
@@ -59,6 +60,7 @@ class Interruption(Callback):
         """
         if number := self.agreed(trainer):
             self.last.save_now(trainer)
+            SIGNALS.since = math.inf  # torchrun sends SIGTERM to those that have not ended when the first one has
             raise Stopped(number)
 
     def after_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

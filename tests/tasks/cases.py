@@ -1,6 +1,7 @@
 """A small run for each sampler, whole ones to compare with, and signals at chosen moments."""
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,19 @@ def assert_same(ours: Path, theirs: Path) -> None:
                 assert same(a["callbacks"][key], b["callbacks"][key]), (name, key)
     for row, other in zip(metrics(ours), metrics(theirs), strict=True):
         assert row == other
+
+
+def scale_gradients(put: Callable[..., None] = setattr, **options: float) -> None:
+    """Have runs compute in float16 with a gradient scaler, as under 16-mixed on a GPU; Lightning has neither on a CPU.
+
+    Args:
+        put: like setattr; sets what replaces parts of modules.
+        options: of the scaler.
+    """
+    from pytorch_lightning.plugins import MixedPrecision
+
+    from tasks import lightning_cli, trainer_parts
+
+    scaler: Any = torch.amp.GradScaler
+    put(trainer_parts, "default_precision", lambda _: None)
+    put(lightning_cli, "environment", lambda: [MixedPrecision("16-mixed", "cpu", scaler("cpu", **options))])

@@ -82,26 +82,35 @@ def test_a_full_disk(size: int, named: str, server: Server, wholes: Wholes, tmp_
     assert_same(folder / "r", wholes("plain"))
 
 
+ONE = [(slice(1), slice(0))]  # ranks that are killed, and those that are left
+TWO = [(slice(2), slice(0)), (slice(1), slice(1, 2)), (slice(1, 2), slice(1))]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_killed_again_and_again(server: Server, tmp_path: Path) -> None:
-    """One run, killed at 20 random moments of its training."""
+@pytest.mark.parametrize("ranks, epochs, kills", [(1, 24, ONE * 20), (2, 16, TWO * 2)], ids=["1", "2"])
+def test_killed_again_and_again(
+    ranks: int, epochs: int, kills: list[tuple[slice, slice]], server: Server, tmp_path: Path
+) -> None:
+    """One run, killed at random moments of its training; of two processes both, or one, which ends the other."""
     folder, whole, moments = fill(tmp_path / "here"), fill(tmp_path / "whole"), random.Random(0)
-    line = long = first("both lengths").replace("--trainer.max_epochs 2", "--trainer.max_epochs 24")
-    server.run(long, whole, "seq2seq")
+    line = long = first("both lengths", ranks).replace("--trainer.max_epochs 2", f"--trainer.max_epochs {epochs}")
+    server.run(long, whole, "seq2seq", ranks=ranks)
     steps, seen, config = [0], 0, folder / "r" / "config.yaml"
-    for _ in range(20):
-        running = server.start(line, folder, "seq2seq")
+    for killed, left in kills:
+        running = server.start(line, folder, "seq2seq", ranks=ranks)
         running.wait_for("r/config.yaml")
         while config.stat().st_mtime_ns == seen:  # written anew where training begins
             time.sleep(0.005)
         seen = config.stat().st_mtime_ns
-        assert running.kill(moments.uniform(0.0, 1.0)) == [-signal.SIGKILL]
+        assert set(running.kill(moments.uniform(0.0, 1.0 / ranks), killed)) == {-signal.SIGKILL}
+        since = time.monotonic()
+        assert set(running.wait(left)) <= {1} and time.monotonic() - since < 60
         line = "fit --resume r"
         last = folder / "r" / "checkpoints" / "last.ckpt"
         steps.append(checkpoint(folder / "r")["global_step"] if last.exists() else 0)
-    assert steps == sorted(steps) and len(set(steps)) > 5, steps
-    server.run(line, folder, "seq2seq")
+    assert steps == sorted(steps) and len(set(steps)) > len(kills) // 4, steps
+    server.run(line, folder, "seq2seq", ranks=ranks)
     assert_same(folder / "r", whole / "r")
 
 

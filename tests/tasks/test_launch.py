@@ -21,6 +21,7 @@ import yaml
 
 from tasks import launch
 from tasks.errors import RunError, UsageError
+from tests.tasks.cases import Wholes, assert_same, fill, first
 from tests.tasks.command import ROOT, checkpoint, metrics, run, same
 
 SHORT = (
@@ -30,15 +31,16 @@ SHORT = (
 TORCHRUN = "torch.distributed.run --standalone --nproc_per_node 2"
 DDP = "--config configs/trainer/ddp.yaml"
 SPY = """
-import json, os, pathlib, signal, socket
+import json, os, pathlib, signal, socket, time
 import pytorch_lightning as pl
 import torch
+from tasks.signals import SIGNALS
 class Spy(pl.Callback):
     def on_train_start(self, trainer, task):
         seen = {"host": socket.gethostname(), "threads": torch.get_num_threads(), "first": trainer.global_step}
         pathlib.Path(f"rank{trainer.global_rank}.json").write_text(json.dumps(seen | {"pid": os.getpid()}))
     def on_train_batch_start(self, trainer, task, batch, number):
-        rank, step, how = os.environ.get("END", "-1 0 no").split()
+        rank, step, how, *to = os.environ.get("END", "-1 0 no").split()
         if (trainer.global_rank, trainer.global_step) != (int(rank), int(step)) or pathlib.Path("ended").exists():
             return
         pathlib.Path("ended").touch()
@@ -46,7 +48,17 @@ class Spy(pl.Callback):
             raise ValueError("a bad sample")
         if how == "exit":
             os._exit(1)
-        os.kill(os.getpid(), getattr(signal, how))
+        self.slow = to == ["slow"]
+        own, launcher = os.getpid(), os.getppid()
+        pid = {"launcher": launcher, "terminal": -os.getpgid(launcher)}.get("".join(to), own)
+        os.kill(pid, getattr(signal, how))
+        while not SIGNALS.noted:
+            time.sleep(0.01)
+        time.sleep(2.5 * self.slow)
+    def on_exception(self, trainer, task, error):
+        if getattr(self, "slow", False):
+            time.sleep(4)
+            pathlib.Path("whole").touch()
 """
 
 
@@ -355,6 +367,36 @@ def test_torchrun_starts_again_where_it_was(tmp_path: Path) -> None:
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
         assert same(checkpoint(ours)[part], checkpoint(theirs)[part]), part
     assert metrics(ours) == metrics(theirs)
+
+
+@pytest.mark.slow
+def test_torchrun_stops_at_a_signal_and_goes_on(wholes: Wholes, tmp_path: Path) -> None:
+    """One for torchrun, one from a terminal, and one for a process that is slow to end: torchrun ends it meanwhile."""
+    folder = fill(tmp_path / "here")
+    command = f"{TORCHRUN} -m tasks.vit {first('workers', 2)}"
+    for end, name in (
+        ("1 1 SIGTERM launcher", "SIGTERM"),
+        ("0 2 SIGINT terminal", "SIGINT"),
+        ("0 4 SIGTERM slow", "SIGTERM"),
+    ):
+        (folder / "ended").unlink(missing_ok=True)
+        process = start(command, folder, "setsid", END=end)
+        (said,) = finish(process)
+        stopped, step = time.time() - (folder / "ended").stat().st_mtime, int(end.split()[1]) + 1
+        assert process.returncode == 1 and stopped < 30, said  # torchrun's own
+        assert checkpoint(folder / "r")["global_step"] == step, said
+        (told,) = (line for line in said.splitlines() if line.startswith("stopped by "))
+        how, _, command = told.partition("; to go on: torchrun ")
+        assert how == f"stopped by {name} after step {step}", said
+        assert command == f"--standalone --nproc_per_node 2 -m tasks.vit fit --resume {folder}/r"
+        assert f"{ROOT}/tasks/" not in said and "error: " not in said, said  # no traceback but torchrun's
+        assert not re.findall(r"exitcode +: (?!143 )", said), said
+        assert all(gone(int(rank["pid"])) for rank in spied(folder))
+        command = f"torch.distributed.run {command}"
+    (said,) = finish(process := start(command, folder))
+    assert process.returncode == 0 and [rank["first"] for rank in spied(folder)] == [step, step], said
+    assert (folder / "whole").exists()  # what the slow one had to do at its end
+    assert_same(folder / "r", wholes("workers", 2))
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """What the loggers hold, read back with their own readers."""
 
+import base64
+import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -25,6 +28,7 @@ from jsonargparse import Namespace
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from tasks import __version__, wandb_files
+from tasks.base import Task
 from tasks.callbacks.gallery import Table, senders, to_tensorboard
 from tasks.errors import UsageError
 from tasks.loggers import STEP, WandbLogger
@@ -193,18 +197,33 @@ def test_pictures_of_a_vit(tracked: Path) -> None:
     }
 
 
-def test_checkpoints_are_artifacts(tracked: Path) -> None:
-    import base64
-    import hashlib
+def models(folder: Path) -> list[Any]:
+    """The artifacts of checkpoints in a run folder's W&B files."""
+    return [record.artifact for record in records(folder) if record.artifact.type == "model"]
 
-    sent = [record.artifact for record in records(tracked) if record.artifact.type == "model"]
-    (name,) = {artifact.name for artifact in sent}
-    assert name == f"model-{(tracked / 'wandb_id').read_text()}"
-    best = [number for number, artifact in enumerate(sent) if "best" in artifact.aliases]
-    assert best and "best" not in sent[-1].aliases and "latest" in sent[-1].aliases
-    for artifact, file in ((sent[best[-1]], "best"), (sent[-1], "last")):
-        digest = hashlib.md5((tracked / "checkpoints" / f"{file}.ckpt").read_bytes()).digest()
-        assert [item.digest for item in artifact.manifest.contents] == [base64.b64encode(digest).decode()]
+
+def assert_newest(sent: list[Any], folder: Path) -> None:
+    """Of the versions of a run's artifact, the last with each alias is the checkpoint that is there now."""
+    assert {artifact.name for artifact in sent} == {f"model-{(folder / 'wandb_id').read_text()}"}
+    for alias, file in (("best", "best"), ("latest", "last")):
+        artifact = next(one for one in reversed(sent) if alias in one.aliases)
+        digest = base64.b64encode(hashlib.md5((folder / "checkpoints" / f"{file}.ckpt").read_bytes()).digest()).decode()
+        assert [(item.path, item.digest) for item in artifact.manifest.contents] == [("model.ckpt", digest)]
+    assert list(sent[-1].aliases) == ["latest"]  # W&B itself calls so what comes last
+
+
+def test_checkpoints_are_artifacts(tracked: Path) -> None:
+    assert_newest(models(tracked), tracked)
+
+
+def test_a_resumed_run_moves_latest_on(tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
+    folder, before = Path(shutil.copytree(tracked, "r", symlinks=True)), models(tracked)
+    assert run("fit --resume r --trainer.max_epochs 3") == 0
+    end_run()
+    assert models(folder)[: len(before)] == before and checkpoint(folder)["global_step"] == 12
+    assert_newest(models(folder)[len(before) :], folder)
+    assert models(folder)[-1].manifest.contents[0].digest != before[-1].manifest.contents[0].digest
 
 
 @pytest.mark.parametrize("ended", [pytest.param(False, marks=pytest.mark.slow), True], ids=["killed", "W&B ended"])
@@ -439,6 +458,55 @@ def test_a_run_resumed_online_gets_what_w_and_b_lacks(had: bool) -> None:
     logger.go_on(Path(), Continued(saved))
     logger._catch_up(online, Continued(saved))
     assert sent == ([] if had else [{"val/acc": 0.5, "val/loss": 1.5, STEP: 3}])
+
+
+class Online:
+    """W&B's run as `wandb.init` gives it where there is a server, which keeps what was logged."""
+
+    asked: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    offline = disabled = False
+
+    def __init__(self, **options: Any) -> None:
+        self.id, self.resumed, self.config = options["id"], bool(self.asked), SimpleNamespace(update=lambda *_, **__: 0)
+        self.summary = {name: value for row in self.rows for name, value in row.items()}
+        self.asked.append(options)
+
+    def log(self, values: dict[str, Any], **_: Any) -> None:
+        self.rows.append(dict(values))
+
+    def define_metric(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def test_a_run_resumed_online_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first process failed, with steps logged that come after the checkpoint."""
+    step = Task.training_step
+
+    def failing(self: Task, batch: Any, number: int) -> Any:
+        if self.global_step == 7:
+            raise ValueError("a bad sample")
+        return step(self, batch, number)
+
+    monkeypatch.setattr(Online, "asked", [])
+    monkeypatch.setattr(Online, "rows", [])
+    monkeypatch.setattr(wandb, "init", Online)
+    monkeypatch.setattr(Task, "training_step", failing)
+    line = f"{SHORT} --checkpoint.every_n_train_steps 3 --trainer.max_epochs 3"
+    assert run(f"fit {line} --config configs/logger/wandb.yaml --run_dir r") == 1
+    assert max(row[STEP] for row in Online.rows) == 6 and checkpoint("r")["global_step"] == 6
+    monkeypatch.setattr(Task, "training_step", step)
+    assert run("fit --resume r") == 0
+    first, second = ({name: one.get(name) for name in ("id", "resume", "project", "mode")} for one in Online.asked)
+    assert (
+        first == second == {"id": Path("r/wandb_id").read_text(), "resume": "allow", "project": "tessera", "mode": None}
+    )
+    counts = logged(Online.rows)
+    assert set(written("r")) <= set(counts) and set(counts.values()) == {1}
+    values = {(name, row[STEP]): value for row in Online.rows for name, value in row.items()}
+    for row in metrics("r"):
+        for name in row.keys() - {"step", "epoch"}:
+            assert values[name, int(row["step"])] == float(row[name])
 
 
 def test_checkpoints_in_parts_are_artifacts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
