@@ -1,6 +1,7 @@
 """From encoded image files to uint8 tensors of one size, many at a time."""
 
 import os
+import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from datamodules.errors import DataError, UsageError
 from datamodules.progress import progress_bar
 
 CHUNK = 256  # images per job of a thread
-FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG", "MPO")  # Pillow would read more, some by other programs
+FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG")  # Pillow would read more, some by other programs
 MOST = 2**27  # pixels of an image that is decoded without Pillow, which has a limit of its own
 
 
@@ -106,7 +107,8 @@ def read_image(pictures: Pictures, i: int, channels: int, size: int, resize: boo
             return fit_size(image, size)
     except Exception as error:  # each decoder has its own kinds
         known = str(error).strip() and "BytesIO" not in str(error)
-        reason = str(error).strip().splitlines()[0][:120] if known else type(error).__name__
+        line = re.sub(r"\S*/\S+:\d+,? ?", "", str(error).strip()).splitlines()[0] if known else ""  # no place in torch
+        reason = line[:120] or type(error).__name__
         raise DataError(
             f"{pictures.name(i)} is not a readable image ({reason}): remove it, or leave such files out with "
             "--data.skip_bad true."

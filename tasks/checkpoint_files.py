@@ -48,7 +48,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 self.make_way(target)
             self.named(target)
         except (OSError, RuntimeError) as error:
-            raise RunError(f"checkpoint {target} could not be written: {error}") from error
+            hint = " (is the disk full?)" if "inline_container" in str(error) else ""  # all that torch says
+            raise RunError(f"checkpoint {target} could not be written: {error}{hint}") from error
 
     def name_parts(self, partial: Path, target: Path) -> None:
         """Give a folder of parts, which all processes have written, its name.

@@ -55,6 +55,11 @@ def _exit_code(error: BaseException) -> int:
         return _say("interrupted", 128 + signal.SIGINT)  # Lightning's own, a SystemExit, would exit with 1
     if isinstance(error, OSError) and error.errno in FULL:
         return _say(f"{error}: make room; what was saved before is whole, and `fit --resume` goes on from there", 1)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        place = error.filename2 or error.filename
+        return _say(
+            f"'{place}' cannot be used ({error.strerror}): give another path (add --debug for the traceback)", 1
+        )
     if isinstance(error, Exception):
         return _say(f"{type(error).__name__}: {error} (add --debug for the traceback)", 1)
     raise error

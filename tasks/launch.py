@@ -85,6 +85,7 @@ class SameStart(Callback):
 
     def __init__(self, path: Path | None, checkpoint: Checkpoint | None) -> None:
         self.place = f"{path}, step {checkpoint['global_step']}" if checkpoint else ""
+        self.step = checkpoint["global_step"] if checkpoint else 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Compare, now that the processes are connected.
@@ -99,6 +100,14 @@ class SameStart(Callback):
                 f"does not see (it has {self.place or 'no checkpoint'}): a run that is to continue needs a run folder "
                 "on a disk that all machines share"
             )
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say so where nothing was left to do."""
+        if self.step and trainer.global_step == self.step:
+            options = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
+            limits = [f"--trainer.{name} {most}" for name, most in options.items() if most not in (None, -1)]
+            stops = f", with {' and '.join(limits)}" if limits else ""
+            rank_zero_only(print)(f"nothing was left to train after step {self.step}{stops}")
 
 
 def settle(options: Any, command: str) -> None:
@@ -128,6 +137,11 @@ def settle(options: Any, command: str) -> None:
             raise UsageError(f"predict runs in one process: start it without {others.by}")
         settle_number(options, "devices", others.here, f"{others.by} started {others.here} on this machine")
         settle_number(options, "num_nodes", others.machines, f"{others.by} started some on {others.machines}")
+    elif command == "fit" and options.num_nodes > 1 and "NODE_RANK" not in os.environ:
+        raise UsageError(
+            f"--trainer.num_nodes {options.num_nodes}: start one process for each device of each machine with torchrun "
+            "or srun, which count the machines"
+        )
     elif options.devices == "auto" and name not in ("auto", "SingleDeviceStrategy") and not gpus:
         options.devices = 2
 

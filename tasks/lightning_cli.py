@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse.typing import restricted_number_type
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
@@ -22,12 +23,13 @@ from tasks.loggers import go_on
 from tasks.loops import with_own_loops
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config, typed_options
 from tasks.report import closing_table, left_out, show_texts
-from tasks.resume import farewell, read_run, say
+from tasks.resume import farewell, read_run
 from tasks.run_folder import Continued, MetricsCSV, kept_if_started, run_folder
 from tasks.signals import Stopped
 from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, best_checkpoint, fill_in, place_loggers, refuse_ours
 
 PLACES = {"fit": "runs/TASK/TIME", "predict": "the current folder", "validate": "nothing", "test": "nothing"}
+SEED = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 THIS_CALL = {"config", "run_dir", "debug", "ckpt_path", "resume", "compile", "text"}  # not part of a run's options
 DATA = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
 
@@ -134,7 +136,7 @@ class TaskCLI(LightningCLI):
         """The options beside those of trainer, model and data."""
         add = parser.add_argument
         seed = "Seed of all random draws: initial weights, order, augmentation, dropout."
-        add("--seed_everything", type=int, default=self.seed_everything_default, help=seed)
+        add("--seed_everything", type=SEED, default=self.seed_everything_default, help=seed)
         add("--run_dir", type=str | None, help=f"Folder for all that the command writes; null: {PLACES[self.command]}.")
         add("--debug", action="store_true", help="Show the whole traceback of an error.")
         if self.command != "fit":
@@ -180,7 +182,7 @@ class TaskCLI(LightningCLI):
             super().instantiate_classes()
 
     def before_instantiate_classes(self) -> None:
-        """Choose the run folder; say what a resumed run does differently."""
+        """Choose the run folder; find what a resumed run does differently."""
         options = self.config[self.command]
         refuse_ours(options.trainer, self.command)
         if not self.source:
@@ -196,9 +198,8 @@ class TaskCLI(LightningCLI):
         self.options = self.dumped()  # before what belongs to this folder only, such as W&B's id
         place_loggers(as_list(options.trainer.logger), self.folder)
         now, then = flat(self.options), flat(self.base)
-        for name in now if self.source else ():
-            if name in then and now[name] != then[name]:
-                say(f"changed for the rest of the run: {name} {then[name]} -> {now[name]}")
+        both = [name for name in then if name in now]
+        self.changes = [f"{name} {then[name]} -> {now[name]}" for name in both if now[name] != then[name]]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A Trainer with this command's callbacks and loggers only."""
@@ -224,7 +225,7 @@ class TaskCLI(LightningCLI):
         self.best = best_checkpoint(folder, self.model)
         last = self._get(self.config_init, "checkpoint")
         last.dirpath = last.dirpath or folder
-        self.record = RunRecord(self.folder, self.options)
+        self.record = RunRecord(self.folder, self.options, self.changes)
         start = SameStart(self.last, self.checkpoint)
         return [start, self.best, last, Gallery(), self.record, Interruption(last)]
 

@@ -10,6 +10,7 @@ from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.base import position
+from tasks.errors import UsageError
 from tasks.seeds import States, random_states, set_random_states
 
 
@@ -117,7 +118,11 @@ class FitLoop(_FitLoop):
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
         """Take over the progress of a checkpoint."""
         super().load_state_dict(state_dict, prefix)
-        self.open = self.epoch_progress.current.completed < self.epoch_progress.current.ready
+        epochs: Any = self.epoch_progress.current
+        done, most = epochs.processed, self.max_epochs
+        if most is not None and -1 != most < done:
+            raise UsageError(f"the run has done {done} epochs, and --trainer.max_epochs {most} is less: give more")
+        self.open = epochs.completed < epochs.ready
         for stopping, patience in self.patience.items():
             stopping.patience = patience
             if had_stopped(stopping):

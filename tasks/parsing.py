@@ -76,6 +76,9 @@ PLAIN = {  # what jsonargparse says, and the same as a sentence for the user
     r".*arguments are required: (\w+).*": r"--\1 is missing",
     r".*argument ([\w.]+) --> ([\w.]+):.*": r"--\2 cannot be set: it follows --\1",
     r".*Parser key \"([\w.]+)\": Unable to load config \"(.*?)\"": r"--\1 \2: no such file of options",
+    r".*Neither 'tensorboard' nor 'tensorboardX' is available.*": "TensorBoard needs one more package: "
+    "pip install tensorboard",
+    r"Parser key \"(\w+)\": Not of type Seed: (\S+) .*": r"--\1 \2: must lie between 0 and 4294967295",
     r"[Uu]nrecognized arguments: (.*)": r"unexpected '\1': options begin with --",
 }
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true/false", "str": "text", "NoneType": "null",

@@ -1,6 +1,7 @@
 """The run folder: where a run keeps its configuration, metrics, checkpoints, pictures and summary."""
 
 import csv
+import errno
 import json
 import os
 import platform
@@ -13,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from lightning_fabric.loggers.csv_logs import _ExperimentWriter
@@ -82,6 +83,30 @@ def make_run_folder(folder: Path, task: str) -> None:
         partial.unlink(missing_ok=True)
         partial.symlink_to(folder.name)
         partial.replace(link)
+
+
+def lock(folder: Path) -> IO[str]:
+    """A file in the folder that nobody else gets as long as this process has it open and lives.
+
+    Raises:
+        UsageError: another process has it.
+    """
+    file = open(folder / ".lock", "w")  # noqa: SIM115
+    with suppress(ImportError):  # not on Windows
+        import fcntl
+
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):  # others are of disks without locks
+                raise UsageError(f"another process is training in {folder}: wait until it ends, or stop it") from error
+    return file
+
+
+def unlock(file: IO[str]) -> None:
+    """Let others have the folder."""
+    Path(file.name).unlink(missing_ok=True)
+    file.close()
 
 
 @contextmanager

@@ -36,6 +36,9 @@ OURS: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
 }
 
 
+LEAST = {"accumulate_grad_batches": 1, "limit_train_batches": 0, "max_epochs": -1, "max_steps": -1}  # and 0 is none
+
+
 class FolderCheckpoint(ModelCheckpoint):
     """A ModelCheckpoint whose `last` is always exact to go on from, and which finds its files in a moved run folder."""
 
@@ -113,11 +116,14 @@ def best_checkpoint(folder: str, task: Any) -> FolderCheckpoint:
 
 
 def refuse_ours(options: Mapping[str, Any], command: str) -> None:
-    """Refuse Trainer options that a command would overrule.
+    """Refuse Trainer options that a command would overrule, and in training those that leave nothing to do.
 
     Raises:
         UsageError: names the option, and what to do instead.
     """
+    for name, least in LEAST.items() if command == "fit" else ():
+        if options[name] is not None and (options[name] == 0 or options[name] < least):
+            raise UsageError(f"--trainer.{name} is {options[name]}, which trains nothing: give at least 1")
     for name, (accepted, reason) in (OURS["all"] | OURS.get(command, {})).items():
         if options[name] not in accepted:
             raise UsageError(f"--trainer.{name} cannot be changed: {reason}")

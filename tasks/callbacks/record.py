@@ -1,9 +1,9 @@
 """The record of a run: its configuration at the start, throughput on the way, summary and pictures at the end."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytorch_lightning as pl
 import torch
@@ -14,7 +14,7 @@ from datamodules.files import write_text
 from tasks.base import Task
 from tasks.parsing import flat
 from tasks.report import draw_curves
-from tasks.run_folder import code_version, make_run_folder, write_config, write_summary
+from tasks.run_folder import code_version, lock, make_run_folder, unlock, write_config, write_summary
 
 
 class RunRecord(Callback):
@@ -23,18 +23,23 @@ class RunRecord(Callback):
     Args:
         folder: run folder.
         options: the command's options, primitives only.
+        changes: of them, in a run that goes on.
     """
 
-    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
-        self.folder, self.options = folder, options
+    def __init__(self, folder: Path, options: dict[str, Any], changes: Sequence[str] = ()) -> None:
+        self.folder, self.options, self.changes = folder, options, changes
         self.samples, self.seconds, self.since, self.unlogged = 0, 0.0, 0.0, 0
+        self.open = 0  # samples of an optimizer step that is not complete
         self.counted = False
+        self.lock: IO[str] | None = None
         self.before, self.started = 0.0, time.perf_counter()  # seconds of earlier processes of a continued run
 
     def state_dict(self) -> dict[str, Any]:
         """What `summary.json` counts, so that a continued run counts on."""
-        elapsed = self.before + time.perf_counter() - self.started
-        return {"samples": self.samples, "seconds": self.seconds, "elapsed": elapsed}
+        now = time.perf_counter()
+        seconds = self.seconds + (now - self.since if self.unlogged else 0.0)
+        elapsed = self.before + now - self.started
+        return {"samples": self.samples + self.unlogged - self.open, "seconds": seconds, "elapsed": elapsed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Count on, unless it is the tested checkpoint of the fit that was just counted."""
@@ -54,6 +59,9 @@ class RunRecord(Callback):
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         make_run_folder(self.folder, pl_module.name)
+        self.lock = lock(self.folder)
+        for change in self.changes:
+            print(f"changed for the rest of the run: {change}")
         config = pl_module.resolved()
         write_config(self.folder, config)
         pl_module.keep_files(self.folder)
@@ -64,15 +72,17 @@ class RunRecord(Callback):
                 write_text(self.folder / "wandb_id", str(logger.version))
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop counting."""
+        """Stop counting, and let others have the folder."""
         self.counted = True
+        if self.lock:
+            unlock(self.lock)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock; validation in between is not counted."""
         self.start_clock(pl_module)
 
     def start_clock(self, task: Any) -> None:
-        """Count samples and seconds from now on."""
+        """Log samples/s of what comes from now on."""
         self.since, self.unlogged, task.aside = time.perf_counter(), 0, 0.0
 
     def on_before_optimizer_step(
@@ -90,14 +100,25 @@ class RunRecord(Callback):
     ) -> None:
         """Count samples; log samples/s wherever the loggers log."""
         assert isinstance(pl_module, Task)
-        self.unlogged += pl_module.samples(batch) * trainer.world_size
+        new, loop = pl_module.samples(batch) * trainer.world_size, trainer.fit_loop.epoch_loop
+        self.unlogged, self.open = self.unlogged + new, self.open + new if loop._should_accumulate() else 0
         every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
         if trainer.global_step % every == 0 or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            seconds = time.perf_counter() - self.since - pl_module.aside
-            self.samples, self.seconds = self.samples + self.unlogged, self.seconds + seconds
-            rate = self.unlogged / seconds
+            rate = self.count(pl_module)
             pl_module.log_dict({"train/samples_per_s": rate} | pl_module.rates(rate))
-            self.start_clock(pl_module)
+
+    def count(self, task: Task) -> float:
+        """Add up samples and seconds since the clock was started, and start it again; samples/s."""
+        new, seconds = self.unlogged, time.perf_counter() - self.since - task.aside
+        self.samples, self.seconds = self.samples + new, self.seconds + seconds
+        self.start_clock(task)
+        return new / seconds
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count what came before."""
+        assert isinstance(pl_module, Task)
+        if self.unlogged:
+            self.count(pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock again."""

@@ -143,6 +143,8 @@ def assert_same(ours: Path, theirs: Path) -> None:
             assert same(a[part], b[part]), (name, part)
         assert same(random_states(a), random_states(b)), name
         for key in b["callbacks"]:
+            if key == "RunRecord":
+                assert a["callbacks"][key]["samples"] == b["callbacks"][key]["samples"]
             if key.startswith(("EMA", "LastWeights")):
                 assert same(a["callbacks"][key], b["callbacks"][key]), (name, key)
     for row, other in zip(metrics(ours), metrics(theirs), strict=True):

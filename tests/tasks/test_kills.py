@@ -180,3 +180,17 @@ def test_what_others_draw_goes_on(case: str, ranks: int, server: Server, tmp_pat
     assert_same(folder / "r", whole / "r")
     states = random_states(checkpoint(folder / "r"))
     assert len(states) == ranks and len({str(one["torch"]) for one in states}) == ranks
+
+
+@pytest.mark.slow
+def test_one_process_at_a_time(server: Server, wholes: Wholes, tmp_path: Path) -> None:
+    folder, line = fill(tmp_path / "here"), first("plain")
+    running = server.start(line, folder, before=at("step", signal.SIGSTOP))
+    running.wait_for("r/checkpoints/last.ckpt")
+    refused = server.start("fit --resume r", folder)
+    assert refused.wait() == [2]
+    (said,) = (line for line in refused.output().splitlines() if line.startswith("error: "))
+    assert said.startswith("error: another process is training in ") and "changed" not in refused.output()
+    running.kill()
+    server.run("fit --resume r", folder)
+    assert_same(folder / "r", wholes("plain"))

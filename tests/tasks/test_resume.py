@@ -212,3 +212,11 @@ def test_overfitting_repeats_the_same_batches(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ViTTask, "step", watched)
     assert run(f"fit {SHORT} --trainer.overfit_batches 2 --trainer.max_epochs 3 --run_dir r") == 0
     assert len(seen) == 6 and seen[0:2] == seen[2:4] == seen[4:6] and seen[0] != seen[1]
+
+
+def test_nothing_is_left_to_train(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"fit --resume {run_copy}") == 0
+    assert "nothing was left to train after step 8, with --trainer.max_epochs 2\n" in capsys.readouterr().out
+    assert run(f"fit --resume {run_copy} --trainer.max_epochs 1") == 2
+    out, said = capsys.readouterr()
+    assert "the run has done 2 epochs, and --trainer.max_epochs 1 is less" in said and "changed" not in out
