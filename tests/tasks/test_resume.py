@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from tasks.checkpoint_files import AtomicCheckpointIO
 from tasks.vit.task import ViTTask
 from tests.tasks.command import SHORT, checkpoint, metrics, process, run, same, write_images
 
@@ -61,6 +62,31 @@ def test_killed_in_mid_epoch(whole: Path, tmp_path: Path) -> None:
     assert run("fit --resume r") == 0
     assert_same_run("r", whole)
     assert metrics("r") == metrics(whole)
+
+
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("end", ["", "--trainer.max_steps 4"], ids=["in an epoch", "at the end"])
+def test_killed_after_the_checkpoint_of_a_validation(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not done again; the end of its epoch is done, also where there are no more steps."""
+    line, save = f"fit {SHORT} --trainer.val_check_interval {4 if end else 2} {end}", AtomicCheckpointIO.save_checkpoint
+
+    def killed(self: AtomicCheckpointIO, content: dict[str, Any], path: Path, **more: Any) -> None:
+        save(self, content, path, **more)
+        if Path(path).name == "last.ckpt":
+            raise Killed
+
+    assert run(f"{line} --run_dir whole") == 0
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(AtomicCheckpointIO, "save_checkpoint", killed)
+        run(f"{line} --run_dir r")
+    assert run("fit --resume r") == 0
+    assert metrics("r") == metrics("whole")
+    ours, theirs = (json.loads(Path(folder, "summary.json").read_text()) for folder in ("r", "whole"))
+    assert ours["epochs"] == theirs["epochs"] == (1 if end else 2)
+    assert same(checkpoint("r")["state_dict"], checkpoint("whole")["state_dict"])
 
 
 def test_same_seed_same_bits(whole: Path) -> None:
@@ -159,6 +185,14 @@ def test_the_end_is_saved_and_can_be_continued(whole: Path, tmp_path: Path) -> N
     assert run(f"fit {EVERYTHING} {constant} --run_dir two") == 0
     assert run("fit --resume two --trainer.max_epochs 4") == 0
     assert_same_run("two", Path("four"))
+
+
+def test_the_end_is_saved_with_what_the_last_validation_found() -> None:
+    assert run(f"fit {SHORT} --checkpoint.every_n_train_steps 2 --run_dir r") == 0
+    (best,) = (state for state in checkpoint("r")["callbacks"].values() if state.get("monitor") == "val/acc")
+    scores = [float(row["val/acc"]) for row in metrics("r") if "val/acc" in row]
+    assert len(scores) == 2 and float(best["current_score"]) == pytest.approx(scores[-1])
+    assert not checkpoint("r")["loops"]["fit_loop"]["epoch_loop.state_dict"]["validates"]
 
 
 def test_stopped_early_is_stopped(capsys: pytest.CaptureFixture[str]) -> None:
