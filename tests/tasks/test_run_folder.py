@@ -43,6 +43,12 @@ def test_best_is_the_best(finished: Path) -> None:
     assert checkpoint(finished)["global_step"] == 8
 
 
+def test_of_those_that_are_as_good_the_latest_is_the_best() -> None:
+    assert run(f"fit {SHORT} --model.optimizer.lr 1e-12 --run_dir r") == 0
+    scores = {row["val/acc"] for row in metrics("r") if "val/acc" in row}
+    assert len(scores) == 1 and checkpoint("r", "best")["global_step"] == 8
+
+
 def test_config_is_complete(finished: Path) -> None:
     config = yaml.safe_load((finished / "config.yaml").read_text())
     assert config["model"]["net"]["num_classes"] == 10 and config["model"]["net"]["channels"] == 1
