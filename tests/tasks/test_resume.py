@@ -46,6 +46,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Which samples each step of training sees from now on."""
+    found: list[list[int]] = []
+    step = ViTTask.step
+
+    def watched(self: ViTTask, batch: Any, training: bool) -> Any:
+        if training:
+            found.append(batch["index"].tolist())
+        return step(self, batch, training)
+
+    monkeypatch.setattr(ViTTask, "step", watched)
+    return found
+
+
 def assert_same_run(folder: str | Path, whole: Path) -> None:
     ours, theirs = checkpoint(folder), checkpoint(whole)
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
@@ -89,10 +104,11 @@ def test_killed_after_the_checkpoint_of_a_validation(end: str, monkeypatch: pyte
     assert same(checkpoint("r")["state_dict"], checkpoint("whole")["state_dict"])
 
 
-def test_same_seed_same_bits(whole: Path) -> None:
+def test_same_seed_same_bits(whole: Path, seen: list[list[int]]) -> None:
     assert run(f"fit {EVERYTHING} --run_dir a") == 0
     assert_same_run("a", whole)
     assert run(f"fit {EVERYTHING} --seed_everything 8 --run_dir b") == 0
+    assert len(seen) == 32 and not [first for first, other in zip(seen, seen[16:], strict=False) if first == other]
     ours, theirs = checkpoint("b")["state_dict"], checkpoint(whole)["state_dict"]
     assert not any(torch.equal(ours[n], theirs[n]) for n in theirs if n.endswith("qkv.weight"))
 
@@ -234,15 +250,6 @@ def test_checkpoints_elsewhere_are_found_again() -> None:
     assert torch.load("elsewhere/last.ckpt", weights_only=True)["global_step"] == 12
 
 
-def test_overfitting_repeats_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[int]] = []
-    step = ViTTask.step
-
-    def watched(self: ViTTask, batch: Any, training: bool) -> Any:
-        if training:
-            seen.append(batch["index"].tolist())
-        return step(self, batch, training)
-
-    monkeypatch.setattr(ViTTask, "step", watched)
+def test_overfitting_repeats_the_same_batches(seen: list[list[int]]) -> None:
     assert run(f"fit {SHORT} --trainer.overfit_batches 2 --trainer.max_epochs 3 --run_dir r") == 0
     assert len(seen) == 6 and seen[0:2] == seen[2:4] == seen[4:6] and seen[0] != seen[1]
