@@ -263,6 +263,7 @@ def watch(children: list[subprocess.Popen]) -> None:
         if not children:  # forgotten meanwhile: all stop at a signal, this one with a checkpoint to write perhaps
             return
         sys.stderr.write(f"error: {obituary(children)}\n")
+        sys.stderr.flush()
         for child in children:
             child.kill()
         os._exit(1)

@@ -150,7 +150,6 @@ class FitLoop(_FitLoop):
         state["epoch_loop.batch_progress"] = progress(
             evenly(total), evenly(0 if over else batch), is_last_batch=full and not over
         )
-        state["epoch_loop.val_loop.batch_progress"] = progress(evenly(0), evenly(0), is_last_batch=False)
         return state
 
 

@@ -1,6 +1,6 @@
 """What an optimizer step is the mean over: all targets of its micro-batches, on all ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from pytorch_lightning import Trainer
@@ -39,7 +39,7 @@ class StepMean:
         self.names, self.sums = list(means), sums if self.sums is None else self.sums + sums
         return loss if self._alone(trainer) else loss * (count / UNIT)
 
-    def finish(self, trainer: Trainer, gradients: Sequence[Tensor]) -> dict[str, Tensor]:
+    def finish(self, trainer: Trainer, gradients: list[Tensor]) -> dict[str, Tensor]:
         """Make the gradients those of the mean over all targets since the last call, in place.
 
         Args:
@@ -54,8 +54,7 @@ class StepMean:
         if not self._alone(trainer):
             sums = trainer.strategy.reduce(sums, reduce_op="sum")
             taken = UNIT * trainer.accumulate_grad_batches * trainer.world_size  # what the means so far divided by
-            own = [getattr(one, "to_local", lambda one=one: one)() for one in gradients]  # of sharded ones, our part
-            torch._foreach_mul_(own, taken / sums[0])
+            torch._foreach_mul_(gradients, taken / sums[0])
         return dict(zip(self.names, sums[1:] / sums[0], strict=True))
 
     @staticmethod

@@ -65,8 +65,7 @@ class FolderCheckpoint(ModelCheckpoint):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save where it is time."""
-        if not trainer.sanity_checking:
-            trainer.fit_loop.epoch_loop.validates = False  # type: ignore[attr-defined]
+        trainer.fit_loop.epoch_loop.validates = False  # type: ignore[attr-defined]
         super().on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

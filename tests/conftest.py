@@ -10,6 +10,14 @@ import pytest
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", MPLBACKEND="Agg")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def two_threads() -> None:
+    """Also for what is made for several tests: bits depend on their number."""
+    import torch
+
+    torch.set_num_threads(2)
+
+
 @pytest.fixture(autouse=True)
 def same_start() -> None:
     """Two threads, and the same random numbers in whatever order the tests run."""

@@ -77,5 +77,4 @@ class Interruption(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """After a batch of a validation, of which all ranks have as many."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self.stop_if_asked(trainer)
+        self.stop_if_asked(trainer)

@@ -46,8 +46,9 @@ CASES = {  # by sampler: task and options
     ),
     "both lengths": (
         "seq2seq",
-        f"{S2S} {PAIRS} --data.batch_size 16 --model.average 2 --trainer.max_epochs 2 "
-        "--trainer.limit_train_batches 10 --trainer.val_check_interval 5 --trainer.accumulate_grad_batches 2",
+        f"{S2S} {PAIRS} --data.batch_size 16 --model.average 3 --trainer.max_epochs 2 "
+        "--trainer.limit_train_batches 10 --trainer.accumulate_grad_batches 2 --trainer.val_check_interval 7 "
+        "--trainer.check_val_every_n_epoch null",
     ),
     "random windows": ("lm", f"{LM} --data.source files --data.path texts --trainer.max_epochs 2 --model.ema 0.9"),
     "documents": (

@@ -9,13 +9,14 @@ import stat
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch.distributed.checkpoint import save
 
 from tasks.checkpoint_files import AtomicCheckpointIO, clear, newest_checkpoint
-from tasks.checkpoints import KEY, META, read_checkpoint
+from tasks.checkpoints import KEY, META, aside, read_checkpoint
 from tasks.errors import RunError, UsageError
 from tests.tasks.command import Malicious, checkpoint, metrics, run, same, write_images
 
@@ -290,6 +291,35 @@ def test_all_is_on_the_disk_before_it_is_named(kind: str, tmp_path: Path, monkey
     assert kind == "file" or what((target / "__0_0.distcp").stat()) in done
 
 
+def test_the_one_before_where_a_file_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on file systems without hard links."""
+    last = tmp_path / "last.ckpt"
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted")))
+    write("file", 4, last)
+    write("file", 8, last)
+    assert found(tmp_path) == (last, 8)
+    last.unlink()
+    assert found(tmp_path) == (tmp_path / "previous.ckpt", 4)
+
+
+@pytest.mark.parametrize("step, name", [(4, "previous"), (8, "best")])
+def test_the_newest_of_those_that_are_left(step: int, name: str, tmp_path: Path) -> None:
+    write("file", step, tmp_path / "best.ckpt")
+    write("file", 6, tmp_path / "previous.ckpt")
+    (tmp_path / "last.ckpt").write_bytes(b"half")
+    assert found(tmp_path) == (tmp_path / f"{name}.ckpt", max(step, 6))
+
+
+def test_after_a_damaged_one_the_one_before_is_kept_again(tmp_path: Path) -> None:
+    last, previous = tmp_path / "last.ckpt", tmp_path / "previous.ckpt"
+    last.write_bytes(b"half")
+    writer = AtomicCheckpointIO(last)
+    writer.save_checkpoint({"step": 4}, last)
+    assert not previous.exists()
+    writer.save_checkpoint({"step": 8}, last)
+    assert torch.load(previous, weights_only=True) == {"step": 4}
+
+
 PARTS = {
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-100]),
     "one bit": lambda file: file.write_bytes(flipped(file.read_bytes())),
@@ -313,3 +343,32 @@ def test_the_parts_before_damaged_ones(damage: str, tmp_path: Path, capsys: pyte
     assert found(tmp_path) == (last, 12)
     shutil.rmtree(last)
     assert found(tmp_path) == (tmp_path / "previous.ckpt", 4)  # the damaged one has not become the one before
+
+
+@pytest.mark.parametrize("place", ["../outside", "{}/outside"])
+def test_parts_lie_in_their_folder(place: str, tmp_path: Path) -> None:
+    """What describes them leads to no other file."""
+    last = tmp_path / "last.ckpt"
+    write("parts", 4, last)
+    (last / "__0_0.distcp").rename(tmp_path / "outside")
+    metadata = pickle.loads((last / ".metadata").read_bytes())
+    for found in metadata.storage_data.values():
+        found.relative_path = place.format(tmp_path)
+    (last / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(UsageError, match="is refused"):
+        AtomicCheckpointIO().load_checkpoint(last)
+
+
+def test_one_file_of_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It takes the folder's name, also after a kill between two names; nothing is overwritten."""
+    last, folder = tmp_path / "last.ckpt", tmp_path / "last.ckpt.parts"
+    write("parts", 4, last)
+    last.rename(aside(last))
+    folder.mkdir()
+    for more, told in (("", f"{folder}, which --ckpt_path would become, is there already"), (folder, "is a folder")):
+        assert run(f"consolidate --ckpt_path {last}" + (f" --output {more}" if more else "")) == 2
+        assert told in capsys.readouterr().err
+    folder.rmdir()
+    assert run(f"consolidate --ckpt_path {last}") == 0
+    assert last.is_file() and found(tmp_path) == (last, 4)
+    assert AtomicCheckpointIO().load_checkpoint(folder).keys() == read_checkpoint(last).keys()

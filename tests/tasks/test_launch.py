@@ -326,6 +326,15 @@ def test_why_processes_are_not_connected(
         raise error
 
 
+def test_what_all_have_to_say_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before they are connected, by those that torchrun started."""
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(launch, "fresh_store", lambda: store)
+    assert launch.first_to_say("a") and launch.first_to_say("a")  # nobody else is there
+    monkeypatch.setattr(launch, "by_torchrun", lambda: True)
+    assert [launch.first_to_say(text) for text in "aab"] == [True, False, True]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["port", "network"])
 def test_processes_that_cannot_be_connected_say_why(wrong: str, tmp_path: Path) -> None:

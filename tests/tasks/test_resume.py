@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from tasks.checkpoint_files import AtomicCheckpointIO
 from tasks.vit.task import ViTTask
 from tests.tasks.command import SHORT, checkpoint, metrics, process, run, same, write_images
 
@@ -45,6 +46,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Which samples each step of training sees from now on."""
+    found: list[list[int]] = []
+    step = ViTTask.step
+
+    def watched(self: ViTTask, batch: Any, training: bool) -> Any:
+        if training:
+            found.append(batch["index"].tolist())
+        return step(self, batch, training)
+
+    monkeypatch.setattr(ViTTask, "step", watched)
+    return found
+
+
 def assert_same_run(folder: str | Path, whole: Path) -> None:
     ours, theirs = checkpoint(folder), checkpoint(whole)
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
@@ -63,10 +79,36 @@ def test_killed_in_mid_epoch(whole: Path, tmp_path: Path) -> None:
     assert metrics("r") == metrics(whole)
 
 
-def test_same_seed_same_bits(whole: Path) -> None:
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("end", ["", "--trainer.max_steps 4"], ids=["in an epoch", "at the end"])
+def test_killed_after_the_checkpoint_of_a_validation(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not done again; the end of its epoch is done, also where there are no more steps."""
+    line, save = f"fit {SHORT} --trainer.val_check_interval {4 if end else 2} {end}", AtomicCheckpointIO.save_checkpoint
+
+    def killed(self: AtomicCheckpointIO, content: dict[str, Any], path: Path, **more: Any) -> None:
+        save(self, content, path, **more)
+        if Path(path).name == "last.ckpt":
+            raise Killed
+
+    assert run(f"{line} --run_dir whole") == 0
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(AtomicCheckpointIO, "save_checkpoint", killed)
+        run(f"{line} --run_dir r")
+    assert run("fit --resume r") == 0
+    assert metrics("r") == metrics("whole")
+    ours, theirs = (json.loads(Path(folder, "summary.json").read_text()) for folder in ("r", "whole"))
+    assert ours["epochs"] == theirs["epochs"] == (1 if end else 2)
+    assert same(checkpoint("r")["state_dict"], checkpoint("whole")["state_dict"])
+
+
+def test_same_seed_same_bits(whole: Path, seen: list[list[int]]) -> None:
     assert run(f"fit {EVERYTHING} --run_dir a") == 0
     assert_same_run("a", whole)
     assert run(f"fit {EVERYTHING} --seed_everything 8 --run_dir b") == 0
+    assert len(seen) == 32 and not [first for first, other in zip(seen, seen[16:], strict=False) if first == other]
     ours, theirs = checkpoint("b")["state_dict"], checkpoint(whole)["state_dict"]
     assert not any(torch.equal(ours[n], theirs[n]) for n in theirs if n.endswith("qkv.weight"))
 
@@ -135,12 +177,14 @@ def test_a_continued_run_counts_on(run_copy: Path) -> None:
     before = json.loads((run_copy / "summary.json").read_text())
     saved = checkpoint(run_copy)
     (record,) = (state for state in saved["callbacks"].values() if "elapsed" in state)
+    assert record["samples"] == 8 * 64 and record["seconds"] > 0
     record["elapsed"] += 1000.0
+    record["samples"] += 10**9
     torch.save(saved, run_copy / "checkpoints" / "last.ckpt")
     assert run(f"fit --resume {run_copy} --trainer.max_epochs 3") == 0
     after = json.loads((run_copy / "summary.json").read_text())
     assert after["seconds"] > record["elapsed"] - 0.1 and after["steps"] > before["steps"]  # rounded to tenths
-    assert after["samples_per_s"] is not None
+    assert after["samples_per_s"] > 1e6
 
 
 def test_a_continued_run_says_nothing_else(tmp_path: Path) -> None:
@@ -159,6 +203,14 @@ def test_the_end_is_saved_and_can_be_continued(whole: Path, tmp_path: Path) -> N
     assert run(f"fit {EVERYTHING} {constant} --run_dir two") == 0
     assert run("fit --resume two --trainer.max_epochs 4") == 0
     assert_same_run("two", Path("four"))
+
+
+def test_the_end_is_saved_with_what_the_last_validation_found() -> None:
+    assert run(f"fit {SHORT} --checkpoint.every_n_train_steps 2 --run_dir r") == 0
+    (best,) = (state for state in checkpoint("r")["callbacks"].values() if state.get("monitor") == "val/acc")
+    scores = [float(row["val/acc"]) for row in metrics("r") if "val/acc" in row]
+    assert len(scores) == 2 and float(best["current_score"]) == pytest.approx(scores[-1])
+    assert not checkpoint("r")["loops"]["fit_loop"]["epoch_loop.state_dict"]["validates"]
 
 
 def test_stopped_early_is_stopped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,16 +252,7 @@ def test_checkpoints_elsewhere_are_found_again() -> None:
     assert torch.load("elsewhere/last.ckpt", weights_only=True)["global_step"] == 12
 
 
-def test_overfitting_repeats_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[int]] = []
-    step = ViTTask.step
-
-    def watched(self: ViTTask, batch: Any, training: bool) -> Any:
-        if training:
-            seen.append(batch["index"].tolist())
-        return step(self, batch, training)
-
-    monkeypatch.setattr(ViTTask, "step", watched)
+def test_overfitting_repeats_the_same_batches(seen: list[list[int]]) -> None:
     assert run(f"fit {SHORT} --trainer.overfit_batches 2 --trainer.max_epochs 3 --run_dir r") == 0
     assert len(seen) == 6 and seen[0:2] == seen[2:4] == seen[4:6] and seen[0] != seen[1]
 

@@ -9,6 +9,7 @@ from PIL import Image
 
 from datamodules.sources import Source
 from tasks.lightning_cli import TaskCLI
+from tasks.run_folder import Continued, read_rows
 from tests.tasks.command import SHORT, checkpoint, metrics, run, same
 
 
@@ -43,6 +44,12 @@ def test_best_is_the_best(finished: Path) -> None:
     assert checkpoint(finished)["global_step"] == 8
 
 
+def test_of_those_that_are_as_good_the_latest_is_the_best() -> None:
+    assert run(f"fit {SHORT} --model.optimizer.lr 1e-12 --run_dir r") == 0
+    scores = {row["val/acc"] for row in metrics("r") if "val/acc" in row}
+    assert len(scores) == 1 and checkpoint("r", "best")["global_step"] == 8
+
+
 def test_config_is_complete(finished: Path) -> None:
     config = yaml.safe_load((finished / "config.yaml").read_text())
     assert config["model"]["net"]["num_classes"] == 10 and config["model"]["net"]["channels"] == 1
@@ -64,6 +71,23 @@ def test_rows(finished: Path) -> None:
     names = {name for row in rows for name in row}
     assert {"train/loss", "train/lr", "train/grad_norm", "val/loss", "val/acc", "test/loss", "test/acc"} <= names
     assert "train/samples_per_s" in (finished / "metrics.csv").read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("validates, ends", [(False, False), (False, True), (True, True)])
+def test_rows_that_come_again_go(validates: bool, ends: bool) -> None:
+    """Of the step that a checkpoint is of: where its validation, or the end of its epoch, is still to come."""
+    loops = {"epoch_loop.state_dict": {"validates": validates}}
+    progress = {"epoch_progress": {"current": {"completed": 0 if ends else 1, "ready": 1}}}
+    continued = Continued({"global_step": 4, "loops": {"fit_loop": loops | progress}})
+    rows = [("3", "train/grad_norm"), ("3", "val/loss"), ("3", "train/padding"), ("2", "val/loss"), ("4", "train/loss")]
+    kept = [continued.keeps({"step": step, name: "1"}) for step, name in rows]
+    assert kept == [True, not validates, not ends, True, False]
+
+
+def test_half_a_row_is_none(tmp_path: Path) -> None:
+    """As a kill leaves it."""
+    (tmp_path / "metrics.csv").write_text("step,train/loss\r\n0,0.5\r\n1,0.2")
+    assert read_rows(tmp_path / "metrics.csv") == [{"step": "0", "train/loss": "0.5"}]
 
 
 def test_default_place_and_latest(tmp_path: Path) -> None:
