@@ -139,8 +139,9 @@ class ImageData(ResumableDataModule):
     # Splits: read and decoded when first asked for, so that the test images stay untouched until the test.
 
     def prepare_data(self) -> None:
-        """Downloads where needed (one process)."""
-        self.source.prepare()
+        """Downloads where needed (one process), which to predict is not."""
+        if self.trainer is None or self.trainer.state.fn != "predict":
+            self.source.prepare()
 
     def setup(self, stage: str) -> None:
         """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""

@@ -140,10 +140,12 @@ class TokenizedData(ResumableDataModule):
     # Splits: read and tokenised when first asked for, so that the test texts stay untouched until the test.
 
     def prepare_data(self) -> None:
-        """Downloads and tokenises (one process; the others find the tokens on disk)."""
-        self.source.prepare()
-        if self.trainer is not None and self.trainer.state.fn is not None:
-            self.setup(self.trainer.state.fn.value)
+        """Downloads and tokenises (one process; the others find the tokens on disk); to predict takes no data set."""
+        stage = self.trainer.state.fn.value if self.trainer is not None and self.trainer.state.fn is not None else None
+        if stage != "predict":
+            self.source.prepare()
+        if stage is not None:
+            self.setup(stage)
 
     def setup(self, stage: str) -> None:
         """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""

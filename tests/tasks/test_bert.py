@@ -51,6 +51,16 @@ def rows(path: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_predictions_need_no_data(capsys: pytest.CaptureFixture[str]) -> None:
+    texts, labels = generate()["test"]
+    lines = [f'"{text}",{label}\n' for text, label in zip(texts[:40], labels, strict=False)]
+    Path("reviews.csv").write_text("".join(["text,label\n", *lines]))
+    assert run(f"{BERT} --data.source csv --data.path reviews.csv --run_dir r", "bert") == 0
+    Path("reviews.csv").unlink()
+    assert run('predict --ckpt_path r/checkpoints/best.ckpt --text "not bad"', "bert") == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(("0 (", "1 ("))
+
+
 def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, roc_auc_score
 
