@@ -98,6 +98,18 @@ def test_in_the_test_after_training(number: int, server: Server, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_after_the_last_step(server: Server, wholes: Wholes, tmp_path: Path) -> None:
+    folder = fill(tmp_path / "here")
+    last = BEFORE.replace("configure_model", "on_train_end")
+    running = server.start(first("plain"), folder, before=last)
+    assert running.wait() == [128 + signal.SIGTERM]
+    assert "stopped by SIGTERM after step 24; to go on: " in running.output()
+    out = server.run("fit --resume r", folder)
+    assert "nothing was left to train after step 24" in out and "test/acc" in out
+    assert_same(folder / "r", wholes("plain"))
+
+
+@pytest.mark.slow
 def test_before_training_nothing_is_left(server: Server, tmp_path: Path) -> None:
     running = server.start(first("plain"), fill(tmp_path / "here"), before=BEFORE)
     assert running.wait() == [143] and running.output().strip() == "terminated"
