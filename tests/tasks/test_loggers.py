@@ -216,6 +216,7 @@ def test_checkpoints_are_artifacts(tracked: Path) -> None:
     assert_newest(models(tracked), tracked)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_moves_latest_on(tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
     folder, before = Path(shutil.copytree(tracked, "r", symlinks=True)), models(tracked)

@@ -187,6 +187,7 @@ def test_a_continued_run_counts_on(run_copy: Path) -> None:
     assert after["samples_per_s"] > 1e6
 
 
+@pytest.mark.slow
 def test_a_continued_run_says_nothing_else(tmp_path: Path) -> None:
     assert run(f"fit {SHORT} --run_dir r") == 0
     done = process("fit --resume r --trainer.max_epochs 3", cwd=tmp_path)

@@ -285,6 +285,7 @@ def test_options_of_texts_import_nothing(lm_bytes: Path, translator: Path, capsy
         assert "class_path" in refused(line, task, capsys)
 
 
+@pytest.mark.slow
 def test_classes_of_own_packages_are_trusted_by_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from pytorch_lightning import Callback\n"
