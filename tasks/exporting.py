@@ -68,7 +68,9 @@ def write_huggingface(net: Any, folder: Path, translate: Translate) -> str:
     try:
         settings, state = translate(net)
     except ValueError as error:
-        raise UsageError(f"no model of Hugging Face's is like this one ({str(error).rstrip(".")}): export to safetensors") from error
+        raise UsageError(
+            f"no model of Hugging Face's is like this one ({str(error).rstrip('.')}): export to safetensors"
+        ) from error
     save_weights(state, folder / "model.safetensors", format="pt")
     write_text(folder / "config.json", json.dumps(settings, indent=2))
     return f"transformers.{settings['architectures'][0]}.from_pretrained('{{file}}')"

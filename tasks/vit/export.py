@@ -42,7 +42,9 @@ def write_timm(net: ViT, facts: dict[str, Any], path: Path) -> str:
     try:
         state = from_tessera("timm", net.state_dict(), net.config)
     except ValueError as error:
-        raise UsageError(f"this model cannot become a timm model ({str(error).rstrip(".")}): export to onnx or safetensors") from error
+        raise UsageError(
+            f"this model cannot become a timm model ({str(error).rstrip('.')}): export to onnx or safetensors"
+        ) from error
     name, options = timm_arguments(net.config)
     save_weights(state, path, facts=json.dumps(facts))
     arguments = "".join(f", {key}={value!r}" for key, value in options.items())
