@@ -31,7 +31,8 @@ def test_steps_call_what_is_compiled(task: str, monkeypatch: pytest.MonkeyPatch)
 def test_compiled_run(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.utils import counters
 
-    line = f"fit {SHORT} --model.net.stack.dropout 0"  # whose draws are others in compiled code
+    # Compiled code draws other numbers for dropout; and this optimizer makes no large steps of rounding.
+    line = f"fit {SHORT} --model.net.stack.dropout 0 --model.optimizer.optimizer adamw --model.optimizer.eps 1e-3"
     assert run(f"{line} --run_dir plain", task) == 0
     counters.clear()
     assert run(f"{line} --compile --run_dir compiled", task) == 0
@@ -39,7 +40,7 @@ def test_compiled_run(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, compiled = checkpoint("plain")["state_dict"], checkpoint("compiled")["state_dict"]
     assert plain.keys() == compiled.keys()
     for name, value in plain.items():
-        assert (value - compiled[name]).abs().max() < 1e-3, name  # the same run, up to rounding
+        assert (value - compiled[name]).abs().max() < 1e-4, name  # the same run, up to rounding
     losses = [
         [float(row["train/loss"]) for row in metrics(name) if "train/loss" in row] for name in ("plain", "compiled")
     ]
