@@ -220,8 +220,8 @@ def test_checkpoints_are_artifacts(tracked: Path) -> None:
 def test_a_resumed_run_moves_latest_on(tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
     folder, before = Path(shutil.copytree(tracked, "r", symlinks=True)), models(tracked)
-    assert run("fit --resume r --trainer.max_epochs 3") == 0
-    end_run()
+    done = process("fit --resume r --trainer.max_epochs 3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert models(folder)[: len(before)] == before and checkpoint(folder)["global_step"] == 12
     assert_newest(models(folder)[len(before) :], folder)
     assert models(folder)[-1].manifest.contents[0].digest != before[-1].manifest.contents[0].digest
