@@ -137,7 +137,7 @@ def settle(options: Any, command: str) -> None:
             raise UsageError(f"predict runs in one process: start it without {others.by}")
         settle_number(options, "devices", others.here, f"{others.by} started {others.here} on this machine")
         settle_number(options, "num_nodes", others.machines, f"{others.by} started some on {others.machines}")
-    elif command == "fit" and options.num_nodes > 1 and "NODE_RANK" not in os.environ:
+    elif options.num_nodes > 1 and "NODE_RANK" not in os.environ:
         raise UsageError(
             f"--trainer.num_nodes {options.num_nodes}: start one process for each device of each machine with torchrun "
             "or srun, which count the machines"

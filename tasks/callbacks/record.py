@@ -103,7 +103,7 @@ class RunRecord(Callback):
         new, loop = pl_module.samples(batch) * trainer.world_size, trainer.fit_loop.epoch_loop
         self.unlogged, self.open = self.unlogged + new, self.open + new if loop._should_accumulate() else 0
         every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
-        if trainer.global_step % every == 0 or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        if trainer.global_step % every == 0 or loop.batch_progress.is_last_batch:
             rate = self.count(pl_module)
             pl_module.log_dict({"train/samples_per_s": rate} | pl_module.rates(rate))
 

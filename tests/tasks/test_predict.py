@@ -98,6 +98,7 @@ def test_bad_files(content: bytes, best: Path, capsys: pytest.CaptureFixture[str
         ("test", "--ckpt_path"),
         ("validate --ckpt_path none.ckpt", "none.ckpt"),
         ("predict --ckpt_path {best}", "--data.predict_path"),
+        ("test --ckpt_path {best} --trainer.num_nodes 2", "torchrun or srun"),
         ("predict --ckpt_path {best} --data.predict_path nowhere", "nowhere"),
         ("predict --ckpt_path {best} --data.predict_path empty", "empty"),
         ("test --ckpt_path {best} --model.net.stack.depth 3", "--model.net.stack.depth 3 (checkpoint: 1)"),
