@@ -108,6 +108,10 @@ class Sharded(ModelParallelStrategy):
         """Gather the weights, and keep them for what the first process alone does after the test."""
         self.gather(True)
 
+    def on_train_end(self) -> None:
+        """Gather the weights, for what the first process alone does where there is no test."""
+        self.gather(True)
+
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
