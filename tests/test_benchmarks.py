@@ -40,10 +40,9 @@ def test_benchmark(module: str, request: pytest.FixtureRequest, tmp_path: Path) 
     if module in MOST:
         (memory, most), ours, theirs = MOST[module], row(done.stdout, "tessera"), row(done.stdout, "hugging face")
         assert ours["ratio"] > 1.3 and ours[memory] <= most * theirs[memory], done.stdout  # 4.6 and 1.9
-    if module == "tests.benchmarks.growth":  # memory is in proportion to the length, what the optimizer keeps apart
+    if module == "tests.benchmarks.growth":  # to the byte in test_decoder.py; what is resident has the allocator's gaps
         taken = [float(found) for found in re.findall(r"^length \d+ .* (\d+)$", done.stdout, re.M)]
         assert len(taken) == 4 and taken[3] / taken[0] < 8.8, done.stdout
-        assert 1.5 < (taken[3] - taken[2]) / (taken[2] - taken[1]) < 2.7, done.stdout
     if module == "tests.benchmarks.lm_generate":
         assert row(done.stdout, "tessera")["ratio"] > 1.5, done.stdout  # 2.5
 

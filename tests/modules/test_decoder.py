@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,29 @@ def test_packed_documents_cost_what_each_costs_alone(options: dict[str, Any]) ->
     assert right == sum(right for _, right in costs)
     params = [*net.parameters()]
     close_all(torch.autograd.grad(packed * T, params), torch.autograd.grad(total, params))
+
+
+def peak(length: int, position: str, path: Path) -> int:
+    """Bytes of a training step's tensors, where they are most."""
+    stack = StackConfig(64, 2, 2, causal=True)
+    net, (tokens, targets) = Decoder(DecoderConfig(V, length, position, stack=stack)), torch.randint(V, (2, 1, length))
+    with torch.profiler.profile(profile_memory=True) as profile:
+        net.loss(net(tokens), targets)[0].backward()
+    profile.export_chrome_trace(str(path))
+    events = [event["args"] for event in json.loads(path.read_text())["traceEvents"] if event["name"] == "[memory]"]
+    total, most = 0, 0
+    for event in events:
+        total += event["Bytes"]
+        most = max(most, total)
+    return most
+
+
+@pytest.mark.parametrize("position", ["rotary", "learned", "none"])
+def test_memory_of_training_is_in_proportion_to_the_length(position: str, tmp_path: Path) -> None:
+    peaks = [peak(length, position, tmp_path / "trace.json") for length in (512, 1024, 2048, 4096)]
+    fixed = 2 * peaks[0] - peaks[1]  # gradients
+    for longer, before in zip(peaks[1:], peaks, strict=False):
+        assert (longer - fixed) / (before - fixed) == pytest.approx(2, abs=0.05)
 
 
 def close_all(ones: Any, twos: Any) -> None:
