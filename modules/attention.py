@@ -13,7 +13,6 @@ from modules.memory import Memory
 from modules.norm import norm_factory
 from modules.position import Rotation
 
-FEW = 8  # queries
 FREE = Mask()
 NO_MEMORY = Memory()
 
@@ -79,10 +78,11 @@ class MultiHeadAttention(nn.Module):
                 q, k = rotation(q), rotation(k)
             k, v = memory.extend(k, v)
         else:
-            q = self.q_norm(self.split(self.query(x)))
             k, v = memory.recall() or memory.extend(*self.read(source))
-        mixed = mask.silence(self.attend(q, k, v, mask, memory))
-        return self.output(mixed.transpose(1, 2).flatten(2))  # (B, H, N, D) -> (B, N, H D)
+            q = self.query(x).reshape(len(k), -1, self.heads * self.head_width)  # texts that share a source as one
+            q = self.q_norm(self.split(q))
+        mixed = mask.silence(self.attend(q, k, v, mask, memory)).transpose(1, 2)  # (B, H, N, D) -> (B, N, H, D)
+        return self.output(mixed.reshape(*x.shape[:2], -1))  # (B, N, H D)
 
     def split(self, x: Tensor) -> Tensor:
         """Heads side by side, as a view: (B, N, heads x D) -> (B, heads, N, D)."""
@@ -95,9 +95,11 @@ class MultiHeadAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, memory: Memory) -> Tensor:
         """Weighted means of the values, (B, H, N, D); `memory` as in `forward`."""
+        mixed = memory.mix(q, mask)
+        if mixed is not None:
+            return mixed
         rate = self.dropout if self.training else 0.0
-        # On CPUs SDPA's fast kernel knows no dropout, and is made for more queries than the beams of a text.
-        slow = q.device.type == "cpu" and (rate > 0 or 1 < q.shape[2] <= FEW)
+        slow = rate > 0 and q.device.type == "cpu"  # SDPA's fast kernel knows no dropout there
         if self.fused and not memory.wants_weights and not slow:
             allowed, shared = mask.tensor(q.dtype), self.kv_heads != self.heads
             return F.scaled_dot_product_attention(q, k, v, allowed, rate, mask.is_causal, enable_gqa=shared)

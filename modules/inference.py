@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import require
 from modules.heads import TokenHead
-from modules.linear import AT_HAND, Linear
+from modules.linear import AT_HAND, SMALLEST_BARE, Linear
 
 QuantizationName = Literal["int8"]
 LARGEST, SMALLEST = 127, 1e-9  # of int8; of the numbers that are rounded, so that zeros stay zeros
@@ -34,6 +35,7 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         self.table = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # (N, K), opaque
+        self.plain = weight.detach() if weight.numel() < SMALLEST_BARE else None  # for few rows
         self.bias = None if bias is None else bias.detach()
 
     @property
@@ -43,6 +45,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
+        if self.plain is not None and x.numel() * len(self.plain) < SMALLEST_BARE:
+            return F.linear(x, self.plain, self.bias)
         out = torch.ops.mkldnn._linear_pointwise(x.flatten(0, -2), self.table, self.bias, "none", [], "")
         return out.unflatten(0, x.shape[:-1])  # (M, N) -> (..., N)
 

@@ -25,6 +25,9 @@ class Memory:
         """New keys and values, (B, G, N, D) each -> all that are attended to, (B, G, M, D) each."""
         return keys, values
 
+    def mix(self, q: Tensor, mask: Mask) -> Tensor | None:
+        """Attention of queries, (B, H, N, D) -> (B, H, N, D), where it has a faster way; None: it has none."""
+
     def watch(self, weights: Tensor) -> None:
         """Takes attention weights, (B, H, N, M), before dropout."""
 

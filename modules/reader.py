@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from modules.branches import Branches
 from modules.cache import Cache
 from modules.config import require
 from modules.decoder import Decoder
@@ -17,7 +18,7 @@ class Reader:
     """
 
     net: Decoder
-    cache: Cache
+    cache: Cache | Branches
     tokens: Tensor  # of one beam, (P, size and room for new tokens); what several beams write, their search keeps
     size: int  # number of tokens of each text as yet
     new: int  # number of tokens that will follow
@@ -33,7 +34,8 @@ class Reader:
         """Reads the prompts: scores of the tokens that follow, (rows, V)."""
         scores = self.scores(self.begin())
         if self.beams > 1:
-            self.cache = self.cache.branch(self.beams, self.new - 1)  # the last token is not read
+            assert isinstance(self.cache, Cache)
+            self.cache = Branches(self.cache, self.beams, self.new - 1)  # the last token is not read
             scores = scores.repeat_interleave(self.beams, 0)  # (P, V) -> (rows, V)
         return scores
 
@@ -42,7 +44,7 @@ class Reader:
         if self.beams == 1:
             self.tokens[:, self.size] = tokens
         self.size += 1
-        return self.scores(self.read(tokens.unflatten(0, (-1, self.beams))).flatten(0, 1))  # (P, K) -> (rows, E)
+        return self.scores(self.read(tokens[:, None])[:, 0])  # (rows, 1) -> (rows, E)
 
     def begin(self) -> Tensor:
         """Reads the prompts: the vectors that tell what follows them, (P, E)."""
@@ -58,6 +60,7 @@ class Reader:
 
     def reorder(self, beams: Tensor) -> None:
         """Lets each text go on with another of the same prompt: (P, K) of K."""
+        assert isinstance(self.cache, Branches)
         self.cache.reorder(beams)
 
     def select(self, prompts: Tensor) -> None:
@@ -103,6 +106,7 @@ class TextReader(Reader):
 
     def begin(self) -> Tensor:
         """Reads the rows from where each begins: (P, E)."""
+        assert isinstance(self.cache, Cache)
         self.cache.clear()
         start, last = min(self.first), max(self.first)
         keep = None

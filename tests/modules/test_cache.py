@@ -1,5 +1,7 @@
 """The cache: the same vectors with and without it, in whatever pieces a text is read; never moved in memory."""
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 
 from modules.attention import ATTENTIONS
+from modules.branches import Branches
 from modules.cache import Cache
 from modules.config import StackConfig
 from modules.decoder import Decoder, DecoderConfig
@@ -108,55 +111,15 @@ def test_given_coordinates_go_on(position: str) -> None:
 def test_rows_move_between_texts(position: str, padded: bool) -> None:
     net, tokens = decoder(position=position), torch.randint(V, (3, 9))
     keep = torch.arange(6) >= torch.tensor([0, 2, 4])[:, None] if padded else None
-    cache, rows = net.make_cache(3, 7), torch.tensor([2, 2, 0])
+    cache, rows = net.make_cache(3, 9), torch.tensor([2, 2, 0])
     net(tokens[:, :6], keep, cache=cache)
-    other, cache = cache.select(torch.tensor([2, 2, 0, 1])), cache.select(rows, 9)
+    other, cache = cache.select(torch.tensor([2, 2, 0, 1])), cache.select(rows)
     straight = torch.cat((tokens[rows, :6], tokens[:, 6:]), 1)
     full = None if keep is None else torch.cat((keep[rows], torch.ones(3, 3, dtype=torch.bool)), 1)
     expected = net(straight, full)[:, 6:]
     close(torch.cat([net(part, cache=cache) for part in tokens[:, 6:].split((1, 2), 1)], 1), expected)
-    assert other.length == 7 and other.filled == 6
+    assert other.length == 9 and other.filled == 6
     close(net(tokens[[0, 1, 2, 0], 6:7], cache=other)[:3], expected[:, :1])
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("options", VARIANTS, ids=name_of)
-def test_texts_branch_off(options: dict[str, Any], padded: bool) -> None:
-    net, tokens, beams = decoder(**options), torch.randint(V, (2, 5)), 3
-    pads = (0, 2) if padded else (0, 0)
-    cache = net.make_cache(2, 5)
-    net(tokens, torch.arange(5) >= torch.tensor(pads)[:, None], cache=cache)
-    cache, start = cache.branch(beams, 5), None
-    texts = [[row[pad:]] * beams for row, pad in zip(tokens.tolist(), pads, strict=True)]
-    for step in range(5):
-        origin, new = torch.randint(beams, (len(texts), beams)), torch.randint(V, (len(texts), beams))
-        if step == 3:
-            cache, texts, start = cache.select(torch.tensor([1])), texts[1:], None
-            origin, new = origin[1:], new[1:]
-        if step:
-            cache.reorder(origin)
-            texts = [[row[k] for k in where] for row, where in zip(texts, origin.tolist(), strict=True)]
-        texts = [[[*text, t] for text, t in zip(*pair, strict=True)] for pair in zip(texts, new.tolist(), strict=True)]
-        hidden = net(new, cache=cache)
-        for row, found in zip(texts, hidden, strict=True):
-            for text, vector in zip(row, found, strict=True):
-                close(vector, net(torch.tensor([text]))[0, -1])
-        assert start in (None, cache.data.data_ptr())  # nothing is allocated, ...
-        start = cache.data.data_ptr()
-    assert cache.filled == cache.length == 5 + 5 * beams
-
-
-def test_no_key_or_value_moves_when_texts_do() -> None:
-    net = decoder()
-    cache = net.make_cache(2, 3)
-    net(torch.randint(V, (2, 3)), cache=cache)
-    cache = cache.branch(2, 4)
-    assert cache.data.shape[2:5:2] == (2, 3 + 2 * 4)  # what texts have in common is there once
-    net(torch.randint(V, (2, 2)), cache=cache)
-    before = cache.data.clone()
-    cache.reorder(torch.tensor([[1, 1], [1, 0]]))
-    net(torch.randint(V, (2, 2)), cache=cache)
-    assert torch.equal(cache.data[..., :5, :], before[..., :5, :])
 
 
 def test_it_is_allocated_once_and_handed_out_as_views() -> None:
@@ -174,6 +137,20 @@ def test_it_is_allocated_once_and_handed_out_as_views() -> None:
     assert cache.data.data_ptr() == start and cache.filled == T
 
 
+def test_memory_is_free_once_it_is_not_needed() -> None:
+    net = decoder()
+    gc.disable()
+    try:
+        cache = net.make_cache(1, T)
+        net(torch.zeros(1, 3, dtype=torch.int64), cache=cache)
+        data, tables = weakref.ref(cache.data), weakref.ref((texts := Branches(cache, 2, 3)).values[0])
+        net(torch.zeros(2, 1, dtype=torch.int64), cache=texts)
+        del cache, texts
+        assert data() is None and tables() is None  # no circle of references that the collector has to find
+    finally:
+        gc.enable()
+
+
 def test_a_source_is_projected_once() -> None:
     config = replace(STACK, cross_attention=True, source_width=10, kv_heads=2)
     stack, x = shaken(Stack(config)).eval(), torch.randn(2, 7, E)
@@ -188,7 +165,7 @@ def test_a_source_is_projected_once() -> None:
         parts.append(stack(part, source=source, memory=cache))
     close(torch.cat(parts, 1), whole)
     assert len(calls) == 2  # one in each block
-    other = cache.select(torch.tensor([1, 1, 0]), 9)
+    other = cache.select(torch.tensor([1, 1, 0]))
     one, two = cache.block(0).cross.recall(), other.block(0).cross.recall()
     assert one is not None and two is not None and torch.equal(one[0][[1, 1, 0]], two[0])
 

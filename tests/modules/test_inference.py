@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from modules import inference
 from modules.decoder import Decoder
 from modules.generation import GenerationConfig, generate
 from modules.inference import PackedLinear, QuantizedLinear, prepare, rounded
 from modules.linear import AT_HAND, Linear
 from tests.modules.test_cache import VARIANTS, T, V, decoder, name_of
 
-SHAPES = [(1, 384, 96), (7, 24, 65), (1, 3, 5), (40, 129, 2)]  # rows, K, N
+SHAPES = [(1, 384, 96), (7, 24, 65), (1, 3, 5), (40, 129, 2), (300, 24, 65), (1, 700, 400)]  # rows, K, N
 
 
 needs_onednn = pytest.mark.skipif(not AT_HAND, reason="torch has no oneDNN here")
@@ -25,15 +26,19 @@ needs_onednn = pytest.mark.skipif(not AT_HAND, reason="torch has no oneDNN here"
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_packed_layer_is_the_layer(shape: tuple[int, int, int], bias: bool) -> None:
     rows, width, out = shape
-    weight, shift = torch.randn(out, width), torch.randn(out) if bias else None
+    weight, shift = torch.randn(out, width) * width**-0.5, torch.randn(out) if bias else None
     layer, x = PackedLinear(weight, shift), torch.randn(2, rows, width)
     torch.testing.assert_close(layer(x), F.linear(x, weight, shift), atol=1e-5, rtol=1e-5)
     assert torch.equal(layer.weight, weight)
 
 
 @needs_onednn
+@pytest.mark.parametrize("smallest", [0, 2**18])
 @pytest.mark.parametrize("options", VARIANTS, ids=name_of)
-def test_a_prepared_decoder_is_the_decoder(options: dict[str, Any]) -> None:
+def test_a_prepared_decoder_is_the_decoder(
+    options: dict[str, Any], smallest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "SMALLEST_BARE", smallest)  # 0: packed weights however few rows there are
     net = decoder(**options)
     texts = torch.randint(V, (2, T))
     logits, loss = net.logits(net(texts)), net.loss(net(texts), texts)[0]

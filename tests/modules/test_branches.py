@@ -1,0 +1,134 @@
+"""Texts that branch off from those in a cache: each gives what it gives alone, however keys and values are read."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from modules import branches
+from modules.branches import BagMemory, Bags, Branches, SlotMemory, SourceBags
+from modules.decoder import Decoder
+from modules.generation import GenerationConfig
+from modules.translation import translate
+from tests.modules.test_cache import VARIANTS, T, V, close, decoder, name_of
+from tests.modules.test_translation import SOURCES, START, model
+
+both = pytest.mark.parametrize("by_sums", [True, False])
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Any:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def either(by_sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of rows where they suit, or what other devices have."""
+    if not by_sums:
+        monkeypatch.setattr(branches, "suits", lambda *_: False)
+
+
+def alone(net: Decoder, texts: list[list[list[int]]]) -> Tensor:
+    """What each text of each row gives when it is read alone: (B K, E)."""
+    return torch.stack([net(torch.tensor([text]))[0, -1] for row in texts for text in row])
+
+
+@both
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("options", VARIANTS, ids=name_of)
+def test_texts_branch_off(options: dict[str, Any], padded: bool, either: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "ROOM", 4)  # so that tables grow more than once
+    net, tokens, beams = decoder(**options), torch.randint(V, (2, 5)), 3
+    pads = (0, 2) if padded else (0, 0)
+    cache = net.make_cache(2, 5)
+    net(tokens, torch.arange(5) >= torch.tensor(pads)[:, None], cache=cache)
+    memory = Branches(cache, beams, 5)
+    texts = [[row[pad:]] * beams for row, pad in zip(tokens.tolist(), pads, strict=True)]
+    for step in range(5):
+        if step == 3:
+            memory, texts = memory.select(torch.tensor([1])), texts[1:]
+        origin, new = torch.randint(beams, (len(texts), beams)), torch.randint(V, (len(texts), beams))
+        if step:
+            memory.reorder(origin)
+            texts = [[row[k] for k in where] for row, where in zip(texts, origin.tolist(), strict=True)]
+        texts = [[[*text, t] for text, t in zip(*pair, strict=True)] for pair in zip(texts, new.tolist(), strict=True)]
+        close(net(new.flatten()[:, None], cache=memory)[:, 0], alone(net, texts))
+    assert memory.filled == memory.length == 10 and memory.taken == memory.size == 5 + 5 * beams
+
+
+@both
+def test_no_key_or_value_moves_when_texts_do(either: None) -> None:
+    net = decoder()
+    cache = net.make_cache(2, 3)
+    net(torch.randint(V, (2, 3)), cache=cache)
+    memory = Branches(cache, 2, 4)
+    net(torch.randint(V, (4, 1)), cache=memory)
+    before = [table.clone() for table in (*memory.keys, *memory.values)]
+    memory.reorder(torch.tensor([[1, 1], [1, 0]]))
+    net(torch.randint(V, (4, 1)), cache=memory)
+    assert memory.values[0].shape[:2] == (2, 3 + 2 * 4)  # what texts have in common is there once
+    for table, was in zip((*memory.keys, *memory.values), before, strict=True):
+        axis = 1 if table.shape[1] == memory.size else 3
+        assert torch.equal(table.narrow(axis, 0, 5), was.narrow(axis, 0, 5))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_other_types_of_numbers_do(kind: torch.dtype) -> None:
+    net, tokens = decoder(position="rotary", qk_norm=True), torch.randint(V, (2, 4))
+    expected = net(torch.cat((tokens, tokens[:, :1]), 1))[:, -1:]
+    net.to(kind)
+    cache = net.make_cache(2, 4)
+    net(tokens, cache=cache)
+    memory = Branches(cache, 3, 1)
+    found = net(tokens[:, :1].repeat_interleave(3, 0), cache=memory)
+    assert found.dtype == memory.values[0].dtype == kind and isinstance(memory.block(0).own, BagMemory)
+    torch.testing.assert_close(found.float(), expected.repeat_interleave(3, 0), atol=0.06, rtol=0.06)
+
+
+def test_autocast_does() -> None:
+    net, tokens = decoder(position="rotary", qk_norm=True), torch.randint(V, (2, 4))
+    with torch.autocast("cpu", torch.bfloat16):
+        cache = net.make_cache(2, 4)
+        net(tokens, cache=cache)
+        found = net(tokens[:, :1].repeat_interleave(3, 0), cache=Branches(cache, 3, 1))
+    expected = net(torch.cat((tokens, tokens[:, :1]), 1))[:, -1:].repeat_interleave(3, 0)
+    torch.testing.assert_close(found.float(), expected, atol=0.06, rtol=0.06)
+
+
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "prefix"])
+def test_translations_are_the_same_either_way(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, config, kinds = model(architecture), GenerationConfig(8, beams=4), []
+    place = Branches.place
+    monkeypatch.setattr(Branches, "place", lambda self, *a: kinds.append(self.block(0)) or place(self, *a))
+    fast = translate(net, SOURCES, config, START, [2])
+    assert {type(block.own) for block in kinds} == {BagMemory}
+    assert {type(block.cross) is SourceBags for block in kinds} == {architecture == "encoder_decoder"}
+    monkeypatch.setattr(branches, "suits", lambda *_: False)
+    kinds.clear()
+    plain = translate(net, SOURCES, config, START, [2])
+    assert {type(block.own) for block in kinds} == {SlotMemory}
+    assert [[text.tokens for text in row] for row in fast] == [[text.tokens for text in row] for row in plain]
+    for one, two in zip(fast, plain, strict=True):
+        assert [text.score for text in one] == pytest.approx([text.score for text in two], abs=1e-5)
+
+
+def test_sums_of_rows() -> None:
+    rows, table, weights = torch.randint(7, (5, 2, 4)), torch.randn(7, 3), torch.randn(5, 2, 4)
+    expected = (table[rows] * weights[..., None]).sum(-2)  # (5, 2, 3)
+    close(Bags(rows).sums(table, weights), expected.flatten(0, 1))
+
+
+def test_what_does_not_fit_is_named() -> None:
+    net = decoder()
+    cache = net.make_cache(2, 4)
+    net(torch.zeros(2, 4, dtype=torch.int64), cache=cache)
+    memory = Branches(cache, 3, 1)
+    for shape in ((6, 2), (2, 1)):
+        with pytest.raises(ValueError, match=f"{shape[1]} tokens in {shape[0]} rows do not fit: 2 x 3 texts take one"):
+            net(torch.zeros(shape, dtype=torch.int64), cache=memory)
+    net(torch.zeros(6, 1, dtype=torch.int64), cache=memory)
+    with pytest.raises(ValueError, match="and have 5 of at most 5; make more room"):
+        net(torch.zeros(6, 1, dtype=torch.int64), cache=memory)
+    assert memory.filled == 5 and T > 5
