@@ -119,7 +119,7 @@ class Index:
             numbers = (first * config.groups + groups) * width + torch.arange(width, device=slots.device)  # (B, H, D)
             columns = Bags(numbers.repeat_interleave(beams, 0))
         self.columns, self.rows = columns, Bags(rows)
-        self.slots = slots.flatten(0, 1)[:, None].expand(-1, heads, -1).flatten(0, 1)  # (B K H, M) of size
+        self.slots = slots.flatten(0, 1)[:, None].expand(-1, heads, -1)  # (B K, H, M) of size
 
 
 class Bags:
@@ -223,11 +223,11 @@ def mix(q: Tensor, keys: Tensor, values: Tensor, index: Index, mask: Mask) -> Te
     """
     (batch, heads, queries, width), size = q.shape, keys.shape[3]
     scores = index.columns.sums(keys.view(-1, size), q.transpose(1, 2) * width**-0.5)  # (B K H, size)
-    if size > index.slots.shape[1]:
-        scores = scores.gather(1, index.slots)  # (B K H, M)
-    scores = exact(scores)
+    scores = exact(scores).view(-1, heads, size)
+    if size > index.slots.shape[2]:
+        scores = scores.gather(2, index.slots)  # (B K, H, M)
     mask.add_to(scores.view(batch, queries, heads, -1).transpose(1, 2))  # as (B, H, K, M)
-    mixed = index.rows.sums(values.view(-1, width), scores.softmax(1))  # (B K H, D)
+    mixed = index.rows.sums(values.view(-1, width), scores.softmax(-1))  # (B K H, D)
     return mixed.view(batch, queries, heads, width).transpose(1, 2)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from modules.config import require
@@ -114,6 +115,10 @@ class Texts(NamedTuple):
         tokens = self.tokens.gather(1, order[..., None].expand(-1, -1, self.tokens.shape[2]))  # (P, C, L)
         return Texts(self.scores.gather(1, order), tokens, self.lengths.gather(1, order))
 
+    def first(self, count: int) -> "Texts":
+        """The first texts of each prompt."""
+        return Texts(*(part[:, :count] for part in self))
+
     def longer(self, token: Tensor, scores: Tensor) -> "Texts":
         """Each with one more token, (P, K), and its new score, (P, K)."""
         tokens = self.tokens.scatter(2, self.lengths[..., None], token[..., None])
@@ -126,7 +131,7 @@ class Texts(NamedTuple):
     def best(self, others: "Texts") -> "Texts":
         """The K best of these and the first K others; of equals the first."""
         beams = self.scores.shape[1]
-        both = Texts(*(torch.cat((mine, other[:, :beams]), 1) for mine, other in zip(self, others, strict=True)))
+        both = Texts(*(torch.cat(pair, 1) for pair in zip(self, others.first(beams), strict=True)))
         return both.pick(leading(both.scores, beams)[1])
 
     def rows(self, prompts: Tensor) -> "Texts":
@@ -212,21 +217,27 @@ def search(reader: Reader, config: GenerationConfig, stop: Collection[int] = ())
     token each time, up to the first end.
     """
     scores, beams, new = reader.start(), reader.beams, reader.new
-    ends, prompts = tokens_of(stop, scores.device), torch.arange(len(scores) // beams, device=scores.device)
-    found, done, running = (Texts.none(len(prompts), beams, new, scores.device) for _ in range(3))
-    running.scores[:, 0] = 0.0  # the beams of a prompt are all the same as yet
+    ends, prompts = tokens_of(stop, scores.device), torch.arange(len(scores), device=scores.device)
+    found, done = (Texts.none(len(prompts), beams, new, scores.device) for _ in range(2))
+    running = Texts.none(len(prompts), 1, new, scores.device)  # from which all beams go on
+    running.scores.zero_()
     open_ = torch.ones_like(prompts, dtype=torch.bool)
     for step in range(1, new + 1):
         top, beam, token = continued(scores, running.scores, beams * (1 + len(ends)), reader.logs)  # (P, C)
+        if (missing := beams - top.shape[1]) > 0:  # there are fewer tokens than beams
+            top, beam, token = (
+                F.pad(part, (0, missing), value=fill) for part, fill in ((top, NEVER), (beam, 0), (token, 0))
+            )
         made = running.pick(beam).longer(token, top)
         ended = (token[..., None] == ends).any(-1) | (step == new)  # (P, C)
-        done = done.best(made.where(ended & open_[:, None], step**config.length_penalty))
-        order = ended.long().argsort(dim=1, stable=True)[:, :beams]  # (P, K)
-        running = made.where(~ended).pick(order)
+        if ended.any():
+            done = done.best(made.where(ended & open_[:, None], step**config.length_penalty))
+            order = ended.long().argsort(dim=1, stable=True)[:, :beams]  # (P, K)
+            beam, token, made = beam.gather(1, order), token.gather(1, order), made.where(~ended).pick(order)
+        beam, token, running = beam[:, :beams], token[:, :beams], made.first(beams)  # (P, K)
         open_ = open_ & hopeful(running, done, config, step, new)
         if step == new or not open_.any():
             break
-        beam, token = beam.gather(1, order), token.gather(1, order)  # (P, K)
         if beams > 1:
             reader.reorder(beam)
         left = few(open_)

@@ -47,8 +47,7 @@ class PackedLinear(nn.Module):
         """(..., K) -> (..., N)."""
         if self.plain is not None and x.numel() * len(self.plain) < SMALLEST_BARE:
             return F.linear(x, self.plain, self.bias)
-        out = torch.ops.mkldnn._linear_pointwise(x.flatten(0, -2), self.table, self.bias, "none", [], "")
-        return out.unflatten(0, x.shape[:-1])  # (M, N) -> (..., N)
+        return torch.ops.mkldnn._linear_pointwise(x, self.table, self.bias, "none", [], "")
 
 
 class QuantizedLinear(nn.Module):

@@ -31,12 +31,11 @@ class Reader:
         return self.tokens[:, : self.size]
 
     def start(self) -> Tensor:
-        """Reads the prompts: scores of the tokens that follow, (rows, V)."""
+        """Reads the prompts: scores of the tokens that follow, (P, V)."""
         scores = self.scores(self.begin())
         if self.beams > 1:
             assert isinstance(self.cache, Cache)
             self.cache = Branches(self.cache, self.beams, self.new - 1)  # the last token is not read
-            scores = scores.repeat_interleave(self.beams, 0)  # (P, V) -> (rows, V)
         return scores
 
     def step(self, tokens: Tensor) -> Tensor:

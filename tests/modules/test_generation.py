@@ -269,14 +269,19 @@ class Foreign(Reader):
 
     def __init__(self, net: Any, prompts: list[list[int]], beams: int, new: int) -> None:
         self.net, self.beams, self.new = net, beams, new
-        self.tokens = torch.tensor(prompts).repeat_interleave(beams, 0)
+        self.tokens = torch.tensor(prompts)
 
     def start(self) -> Tensor:
+        scores = self.following()
+        self.tokens = self.tokens.repeat_interleave(self.beams, 0)
+        return scores
+
+    def following(self) -> Tensor:
         return self.net(self.tokens).logits[:, -1]
 
     def step(self, tokens: Tensor) -> Tensor:
         self.tokens = torch.cat((self.tokens, tokens[:, None]), 1)
-        return self.start()
+        return self.following()
 
     def reorder(self, beams: Tensor) -> None:
         texts = torch.arange(len(self.tokens)).unflatten(0, (-1, self.beams)).gather(1, beams)
@@ -323,11 +328,11 @@ class Scripted(Foreign):
         self.beams, self.new, self.steps, self.scores_of = beams, len(chances), 0, torch.tensor(chances).log()
 
     def start(self) -> Tensor:
-        return self.scores_of[self.steps].repeat(self.beams, 1)
+        return self.scores_of[:1].clone()
 
     def step(self, tokens: Tensor) -> Tensor:
         self.steps += 1
-        return self.start()
+        return self.scores_of[self.steps].repeat(len(tokens), 1)
 
     def reorder(self, beams: Tensor) -> None:
         pass
