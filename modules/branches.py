@@ -17,7 +17,7 @@ from modules.exact import exact
 from modules.masks import Mask
 from modules.memory import BlockMemory, Memory, Places, StackMemory
 
-ROOM = 64  # slots by which tables of keys grow
+ROOM = 64  # slots by which tables of keys grow; a multiple of what a vector register holds
 
 
 class Branches(StackMemory):
@@ -173,7 +173,7 @@ class BagMemory(SlotMemory):
         """Keeps new keys and values, (B K, G, 1, D) each, and gives them back."""
         columns = self.branches.keys[self.layer]  # (B, G, D, slots)
         if self.new.stop > columns.shape[3]:
-            columns = self.branches.keys[self.layer] = with_room(columns, 3, self.new.stop + ROOM)
+            columns = self.branches.keys[self.layer] = with_room(columns, 3, -(-self.new.stop // ROOM) * ROOM)
         columns[..., self.new] = self.by_row(keys).permute(0, 2, 3, 1)  # (B, G, D, K)
         self.branches.values[self.layer][:, self.new] = self.by_row(values)
         return keys, values

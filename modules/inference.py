@@ -35,6 +35,7 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         self.table = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # (N, K), opaque
+        self.product = torch.ops.mkldnn._linear_pointwise.default  # looked up once
         self.plain = weight.detach() if weight.numel() < SMALLEST_BARE else None  # for few rows
         self.bias = None if bias is None else bias.detach()
 
@@ -47,7 +48,7 @@ class PackedLinear(nn.Module):
         """(..., K) -> (..., N)."""
         if self.plain is not None and x.numel() * len(self.plain) < SMALLEST_BARE:
             return F.linear(x, self.plain, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.table, self.bias, "none", [], "")
+        return self.product(x, self.table, self.bias, "none", [], "")
 
 
 class QuantizedLinear(nn.Module):
