@@ -79,10 +79,12 @@ class MultiHeadAttention(nn.Module):
             k, v = memory.extend(k, v)
         else:
             k, v = memory.recall() or memory.extend(*self.read(source))
-            q = self.query(x).reshape(len(k), -1, self.heads * self.head_width)  # texts that share a source as one
-            q = self.q_norm(self.split(q))
-        mixed = mask.silence(self.attend(q, k, v, mask, memory)).transpose(1, 2)  # (B, H, N, D) -> (B, N, H, D)
-        return self.output(mixed.reshape(*x.shape[:2], -1))  # (B, N, H D)
+            q = self.query(x)
+            texts = len(x) // max(1, len(k))  # that share a source: their queries stand side by side
+            q = self.q_norm(self.split(q.reshape(len(k), texts * x.shape[1], q.shape[2])))
+        mixed = mask.silence(self.attend(q, k, v, mask, memory))
+        mixed = mixed.transpose(1, 2).flatten(2)  # (B, H, N, D) -> (B, N, H D)
+        return self.output(mixed.reshape(*x.shape[:2], mixed.shape[2]))
 
     def split(self, x: Tensor) -> Tensor:
         """Heads side by side, as a view: (B, N, heads x D) -> (B, heads, N, D)."""

@@ -327,3 +327,9 @@ def test_autocast_chooses_the_caches_type() -> None:
         cache = net.make_cache(seen, N)
         net.decode(tokens, seen, cache=cache)
     assert cache.data.dtype == torch.bfloat16
+
+
+def test_a_batch_without_texts_is_none() -> None:
+    net = model()
+    hidden = net(torch.zeros(0, 4, dtype=torch.int64), torch.zeros(0, 3, dtype=torch.int64))
+    assert hidden.shape == (0, 3, net.config.decoder.width)
