@@ -62,7 +62,8 @@ class MultiHeadAttention(nn.Module):
             source: (B, M, source width), where keys and values come from in cross-attention; None in self-attention.
             mask: Who may attend to whom; a query that may attend to nothing gives zeros before the output projection.
             rotation: Rotary positions for queries and keys; None: none.
-            memory: What keys, values and weights are handed to; it may add keys and values of earlier tokens.
+            memory: What keys, values and weights are handed to; it may add keys and values of earlier tokens, attend
+                to them itself, and have several texts share a source.
 
         Returns:
             (B, N, E).
@@ -80,11 +81,11 @@ class MultiHeadAttention(nn.Module):
         else:
             k, v = memory.recall() or memory.extend(*self.read(source))
             q = self.query(x)
-            texts = len(x) // max(1, len(k))  # that share a source: their queries stand side by side
-            q = self.q_norm(self.split(q.reshape(len(k), texts * x.shape[1], q.shape[2])))
-        mixed = mask.silence(self.attend(q, k, v, mask, memory))
-        mixed = mixed.transpose(1, 2).flatten(2)  # (B, H, N, D) -> (B, N, H D)
-        return self.output(mixed.reshape(*x.shape[:2], mixed.shape[2]))
+            if memory.texts > 1:  # those that share a source become one
+                q = q.unflatten(0, (-1, memory.texts)).flatten(1, 2)  # (B K, N, H D) -> (B, K N, H D)
+            q = self.q_norm(self.split(q))
+        mixed = mask.silence(self.attend(q, k, v, mask, memory)).transpose(1, 2)  # (B, H, N, D) -> (B, N, H, D)
+        return self.output(mixed.reshape(*x.shape[:2], self.heads * self.head_width))
 
     def split(self, x: Tensor) -> Tensor:
         """Heads side by side, as a view: (B, N, heads x D) -> (B, heads, N, D)."""

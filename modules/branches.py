@@ -60,7 +60,7 @@ class Branches(StackMemory):
         """
         batch, beams = self.slots.shape[:2]
         require(
-            tokens.shape == (batch * beams, 1) and self.filled < self.length,
+            tokens.shape == (batch * beams, 1) and keep is None and coords is None and self.filled < self.length,
             f"{tokens.shape[1]} tokens in {len(tokens)} rows do not fit: {batch} x {beams} texts take one at a time, "
             f"and have {self.filled} of at most {self.length}; make more room, or shorten the text.",
         )
@@ -78,7 +78,7 @@ class Branches(StackMemory):
         """What cross-attention hands its tensors to."""
         pairs = [source.recall() for source in sources]
         make = partial(SourceBags, beams=self.beams, config=self.config, columns=self.index.columns)
-        return [SourceMemory(pair) if pair is None or not self.fast else make(pair) for pair in pairs]
+        return [make(pair) if pair and self.fast else SourceMemory(pair, self.beams) for pair in pairs]
 
     def reorder(self, texts: Tensor) -> None:
         """Lets each text go on with what another of its row held: integers (B, K) of K."""
@@ -181,7 +181,7 @@ class BagMemory(SlotMemory):
     def mix(self, q: Tensor, mask: Mask) -> Tensor:
         """Attention of each text's query to its own tokens: (B K, H, 1, D) -> (B K, H, 1, D)."""
         keys, values = self.branches.keys[self.layer], self.branches.values[self.layer]
-        return mix(q, keys, values, self.branches.index, mask)
+        return attend_by_sums(q, keys, values, self.branches.index, mask)
 
 
 class SourceBags(SourceMemory):
@@ -195,7 +195,7 @@ class SourceBags(SourceMemory):
     """
 
     def __init__(self, pair: tuple[Tensor, Tensor], beams: int, config: StackConfig, columns: Bags) -> None:
-        super().__init__(pair)
+        super().__init__(pair, beams)
         batch, _, length, _ = pair[0].shape
         slots = torch.arange(length, device=pair[0].device).expand(batch, beams, -1)  # (B, K, M)
         self.index = Index(slots, length, config, columns)
@@ -203,10 +203,10 @@ class SourceBags(SourceMemory):
 
     def mix(self, q: Tensor, mask: Mask) -> Tensor:
         """Attention of each text's query to the source: (B, H, K, D) -> (B, H, K, D)."""
-        return mix(q, self.keys, self.values, self.index, mask)
+        return attend_by_sums(q, self.keys, self.values, self.index, mask)
 
 
-def mix(q: Tensor, keys: Tensor, values: Tensor, index: Index, mask: Mask) -> Tensor:
+def attend_by_sums(q: Tensor, keys: Tensor, values: Tensor, index: Index, mask: Mask) -> Tensor:
     """Attention of K texts with one query each, by sums of rows: these are so small that matrix products are slower.
 
     Scores are the sum of the keys' columns with the query as weights, results that of the values with the weights.

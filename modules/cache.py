@@ -113,10 +113,15 @@ class KeysValues(Memory):
 
 
 class SourceMemory(Memory):
-    """Keys and values of the source that one layer's cross-attention looks at."""
+    """Keys and values of the source that one layer's cross-attention looks at.
 
-    def __init__(self, pair: tuple[Tensor, Tensor] | None = None) -> None:
-        self.pair = pair
+    Args:
+        pair: Keys and values, (B, G, M, D) each; None: no source was projected yet.
+        texts: Number of texts that look at each row.
+    """
+
+    def __init__(self, pair: tuple[Tensor, Tensor] | None = None, texts: int = 1) -> None:
+        self.pair, self.texts = pair, texts
 
     def recall(self) -> tuple[Tensor, Tensor] | None:
         """Keys and values, (B, G, M, D) each; None: no source was projected yet."""

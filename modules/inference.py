@@ -42,7 +42,7 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """W as it was: (N, K)."""
-        return self.table.to_dense()
+        return self.table.to_dense() if self.plain is None else self.plain
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""

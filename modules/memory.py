@@ -1,6 +1,6 @@
 """What attention hands its tensors to: hooks that do nothing by default, as in `Position`.
 
-A record keeps weights, a cache (modules/cache.py) adds the keys and values of earlier tokens.
+A record keeps weights, a cache adds the keys and values of earlier tokens (modules/cache.py, modules/branches.py).
 """
 
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ class Memory:
     """Keeps nothing: the base of what one attention layer hands its tensors to."""
 
     wants_weights = False  # whether attention has to build its weights
+    texts = 1  # that share each row of the source
 
     def recall(self) -> tuple[Tensor, Tensor] | None:
         """Keys and values of a source, (B, G, M, D) each, if it was projected before; None: it was not."""

@@ -50,7 +50,7 @@ class Reader:
         return self.read(self.seen)[:, -1]
 
     def read(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Reads (P, N) with the cache: vectors (P, N, E)."""
+        """Reads prompts (P, N) or next tokens (rows, 1) with the cache: vectors (P, N, E) or (rows, 1, E)."""
         raise NotImplementedError
 
     def scores(self, vectors: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class TextReader(Reader):
         return self.read(self.tokens[:, start : self.size], keep)[:, -1]
 
     def read(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Reads (P, N) with the cache: vectors (P, N, E)."""
+        """Reads prompts (P, N) or next tokens (rows, 1) with the cache: vectors (P, N, E) or (rows, 1, E)."""
         return self.net(tokens, keep, cache=self.cache)
 
     def select(self, prompts: Tensor) -> None:

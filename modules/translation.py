@@ -86,7 +86,7 @@ class SourceReader(Reader):
         self.cache = net.make_cache(self.source, 1 if beams > 1 else self.new)
 
     def read(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Reads (P, N) with the cache: vectors (P, N, E)."""
+        """As `Reader.read`."""
         return self.net.decode(tokens, self.source, keep, self.cache)
 
     def scores(self, vectors: Tensor) -> Tensor:

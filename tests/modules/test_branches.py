@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from modules import branches
-from modules.branches import BagMemory, Bags, Branches, SlotMemory, SourceBags
+from modules.branches import BagMemory, Bags, Branches, Index, SlotMemory, SourceBags
+from modules.config import StackConfig
 from modules.decoder import Decoder
 from modules.generation import GenerationConfig
+from modules.masks import Mask
 from modules.translation import translate
 from tests.modules.test_cache import VARIANTS, T, V, close, decoder, name_of
 from tests.modules.test_translation import SOURCES, START, model
@@ -112,6 +115,16 @@ def test_translations_are_the_same_either_way(architecture: str, monkeypatch: py
     assert [[text.tokens for text in row] for row in fast] == [[text.tokens for text in row] for row in plain]
     for one, two in zip(fast, plain, strict=True):
         assert [text.score for text in one] == pytest.approx([text.score for text in two], abs=1e-5)
+
+
+def test_scores_in_16_bits_are_added_and_weighed_in_32() -> None:
+    q, keys, values = (torch.randn(2, 4, n, 6, dtype=torch.bfloat16) for n in (3, 50, 50))
+    bias = torch.randn(1, 1, 1, 50) - 100
+    config = StackConfig(24, 1, 4)
+    columns = Index(torch.zeros(2, 3, 1, dtype=torch.int64), 1, config).columns
+    found = SourceBags((keys, values), 3, config, columns).mix(q, Mask().with_bias(bias))
+    expected = F.scaled_dot_product_attention(q.double(), keys.double(), values.double(), bias.double())
+    assert (found - expected).abs().max() < 0.05
 
 
 def test_sums_of_rows() -> None:

@@ -464,3 +464,10 @@ def test_other_refusals() -> None:
         text(decoder(), beams=2)
     with pytest.raises(ValueError, match="2 seeds for 3 prompts"):
         text(decoder(), seeds=[1, 2])
+
+
+def test_there_may_be_fewer_tokens_than_beams() -> None:
+    net = decoder(vocabulary=3)
+    for new, beams, number in ((1, 5, 3), (2, 12, 9)):  # each text once
+        texts = beam_search(net, [[1]], GenerationConfig(max_new_tokens=new, beams=beams))[0]
+        assert len({tuple(tokens) for tokens, _ in texts}) == len(texts) == number

@@ -329,7 +329,14 @@ def test_autocast_chooses_the_caches_type() -> None:
     assert cache.data.dtype == torch.bfloat16
 
 
-def test_a_batch_without_texts_is_none() -> None:
+@pytest.mark.parametrize("texts, tokens", [(0, 3), (2, 0)])
+def test_there_may_be_no_text_or_no_token(texts: int, tokens: int) -> None:
     net = model()
-    hidden = net(torch.zeros(0, 4, dtype=torch.int64), torch.zeros(0, 3, dtype=torch.int64))
-    assert hidden.shape == (0, 3, net.config.decoder.width)
+    hidden = net(torch.zeros(texts, 4, dtype=torch.int64), torch.zeros(texts, tokens, dtype=torch.int64))
+    assert hidden.shape == (texts, tokens, net.config.decoder.width)
+
+
+@pytest.mark.parametrize("sources, texts", [(4, 2), (2, 4), (2, 3), (4, 3)])
+def test_sources_and_texts_of_different_numbers_do_not_mix(sources: int, texts: int) -> None:
+    with pytest.raises(RuntimeError, match="size"):
+        model()(torch.zeros(sources, 5, dtype=torch.int64), torch.zeros(texts, 6, dtype=torch.int64))
