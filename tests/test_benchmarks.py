@@ -43,6 +43,9 @@ def test_benchmark(module: str, request: pytest.FixtureRequest, tmp_path: Path) 
     if module == "tests.benchmarks.growth":  # to the byte in test_decoder.py; what is resident has the allocator's gaps
         taken = [float(found) for found in re.findall(r"^length \d+ .* (\d+)$", done.stdout, re.M)]
         assert len(taken) == 4 and taken[3] / taken[0] < 8.8, done.stdout
+    if module == "tests.benchmarks.seq2seq_decode":
+        ours, theirs = row(done.stdout, "tessera"), row(done.stdout, "hugging face")
+        assert ours["ratio"] > 2 and ours["taken MiB"] < theirs["taken MiB"], done.stdout  # 3.1, and 0.57 of it
     if module == "tests.benchmarks.lm_generate":
         assert row(done.stdout, "tessera")["ratio"] > 1.5, done.stdout  # 2.5
 
