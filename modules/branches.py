@@ -56,7 +56,7 @@ class Branches(StackMemory):
         """Makes room for the next token of each text, (B K, 1), which goes on counting and is no padding.
 
         Raises:
-            ValueError: There is not enough room.
+            ValueError: There is not enough room, or `keep` or `coords` say something else.
         """
         batch, beams = self.slots.shape[:2]
         require(
@@ -96,7 +96,7 @@ class Branches(StackMemory):
 
 
 def suits(device: torch.device, config: StackConfig) -> bool:
-    """Whether sums of rows are faster than matrix products, or attention is of dot products at all."""
+    """Whether attention is of dot products, which sums of rows can give, and on a CPU, where these are faster."""
     return device.type == "cpu" and config.attention == "dot"
 
 
