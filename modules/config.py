@@ -15,6 +15,7 @@ PoolerName = Literal["none", "tanh", "relu"]
 ScalingName = Literal["linear", "llama3"]
 
 GATED = ("swiglu", "geglu", "geglu_tanh")
+MAX_DEPTH = 1000  # blocks; published models have up to 200
 
 
 def require(condition: bool, sentence: str) -> None:
@@ -111,6 +112,7 @@ class StackConfig:
     def __post_init__(self) -> None:
         for name in ("width", "depth", "heads"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1.")
+        require(self.depth <= MAX_DEPTH, f"depth is {self.depth}; a stack has at most {MAX_DEPTH} blocks.")
         require(
             self.head_size is not None or self.width % self.heads == 0,
             f"width {self.width} cannot be split into {self.heads} heads; make width a multiple of heads.",
