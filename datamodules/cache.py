@@ -49,7 +49,7 @@ def chunks(texts: Texts, size: int = CHUNK) -> Iterator[list[str]]:
 def content_key(*parts: str) -> str:
     """Hash of some strings that depends on where one ends and the next begins: 32 hexadecimal digits."""
     lengths = ",".join(str(len(part)) for part in parts)
-    return hashlib.blake2b("\n".join((lengths, *parts)).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b("\n".join((lengths, *parts)).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def text_digest(texts: Texts) -> str:

@@ -106,8 +106,9 @@ def read_image(pictures: Pictures, i: int, channels: int, size: int, resize: boo
         if resize:
             return fit_size(image, size)
     except Exception as error:  # each decoder has its own kinds
-        known = str(error).strip() and "BytesIO" not in str(error)
-        line = re.sub(r"\S*/\S+:\d+,? ?", "", str(error).strip()).splitlines()[0] if known else ""  # no place in torch
+        said = str(getattr(error, "strerror", None) or error).strip()  # of the system or of a decoder
+        known = said and "BytesIO" not in said
+        line = re.sub(r"\S*/\S+:\d+,? ?", "", said).splitlines()[0] if known else ""  # no place in torch
         reason = line[:120] or type(error).__name__
         raise DataError(
             f"{pictures.name(i)} is not a readable image ({reason}): remove it, or leave such files out with "

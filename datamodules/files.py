@@ -4,12 +4,13 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
+CLUTTER = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
 STALE = 3600  # seconds: what nobody wrote to for so long was left by a process that was killed
 
 
@@ -37,6 +38,59 @@ def read_bytes(path: str | os.PathLike, follow: bool = True) -> bytes:
     """The content of a regular file; see `open_regular`."""
     with open_regular(path, follow) as file:
         return file.read()
+
+
+def printable(path: str | os.PathLike) -> str:
+    r"""A path for messages; bytes that are not UTF-8 are written as \xe9."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def problem(path: str | os.PathLike) -> str | None:
+    """What is wrong with something that is to be a file; None for a regular file, or a link to one."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        broken = os.path.islink(path) and isinstance(error, FileNotFoundError)
+        reason = f"cannot be read ({error.strerror})" if os.path.lexists(path) else "does not exist"
+        return "is a broken link" if broken else reason
+    if stat.S_ISDIR(mode):
+        return "is a link to a folder, which is not followed" if os.path.islink(path) else "is a folder"
+    return None if stat.S_ISREG(mode) else "is not a regular file"
+
+
+def regular_files(
+    folder: Path, bad: Callable[[str, str], None], wanted: Callable[[Path], bool] = lambda path: True
+) -> list[Path]:
+    """All regular files below a folder at any depth, and links to such, sorted; hidden ones are passed over.
+
+    Args:
+        folder: Where to look.
+        bad: Told the name of a folder that cannot be read, of a link to a folder, of a wanted file that is not regular
+            and of a name that is not UTF-8, with what is wrong with it; raises, or returns where such are left out.
+        wanted: Whether a file is looked for, by its path.
+    """
+    files, faults = list[Path](), list[tuple[str, str]]()
+
+    def unreadable(error: OSError) -> None:
+        faults.append((printable(error.filename), f"cannot be read ({error.strerror})"))
+
+    for place, folders, names in os.walk(folder, onerror=unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [Path(place, name) for name in folders if Path(place, name).is_symlink()]
+        found = [Path(place, name) for name in names if not name.startswith(".") and name.lower() not in CLUTTER]
+        for path in (*links, *filter(wanted, found)):
+            if fault := problem(path) or named(path.relative_to(folder)):
+                faults.append((printable(path), fault))
+            else:
+                files.append(path)
+    for name, fault in sorted(faults):
+        bad(name, fault)
+    return sorted(files)
+
+
+def named(path: str | os.PathLike) -> str | None:
+    """What is wrong with the name of a file; None if it is UTF-8."""
+    return None if printable(path) == os.fspath(path) else "has a name that is not UTF-8"
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from datamodules.base import BatchedDataset, ResumableDataModule
 from datamodules.decoding import common_size, decode_all, usable_cores
 from datamodules.errors import DataError, UsageError
+from datamodules.files import problem
 from datamodules.pixels import MemoryImages, StreamedImages, channel_statistics
 from datamodules.records import IMAGE_ENDINGS, Records
 from datamodules.sources import SOURCES, DatasetOptions, Source
@@ -163,8 +164,8 @@ class ImageData(ResumableDataModule):
         if self.predict_path is None:
             raise UsageError("predict needs --data.predict_path: an image file or a folder of images.")
         path = Path(self.predict_path)
-        if not path.exists():
-            raise UsageError(f"{path} does not exist: --data.predict_path takes an image file or a folder of images.")
+        if not path.is_dir() and (fault := problem(path)):
+            raise UsageError(f"{path} {fault}: --data.predict_path takes an image file or a folder of images.")
         files = files_below(path, IMAGE_ENDINGS, self.source.bad) if path.is_dir() else [path]
         if not files:
             raise UsageError(f"{path} holds no images.")

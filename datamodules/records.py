@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from datamodules.decoding import count_channels, decode
+from datamodules.files import printable, read_bytes
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -37,11 +38,11 @@ class Records:
 
     def name(self, i: int) -> str:
         """What to call sample i in a message."""
-        return str(self.items[int(self.rows[i])])
+        return printable(self.items[int(self.rows[i])])
 
     def read(self, i: int) -> bytes:
         """Encoded image i."""
-        return Path(self.items[int(self.rows[i])]).read_bytes()
+        return read_bytes(self.items[int(self.rows[i])])
 
     def image(self, i: int, channels: int) -> Tensor:
         """Decoded image i, uint8 (C, Y, X)."""
@@ -74,12 +75,31 @@ class PixelRecords(Records):
         return self.items.shape[1]
 
 
+@dataclass(frozen=True)
 class TableRecords(Records):
-    """Images in a column of an Arrow table, as bytes or as paths."""
+    """Images in a column of an Arrow table, as bytes or as paths.
+
+    Args:
+        roots: Folders that files which rows name must lie in; a path is seen from the first.
+    """
+
+    roots: tuple[Path, ...] = ()
 
     def name(self, i: int) -> str:
         return f"row {int(self.rows[i])} of {self.where}"
 
     def read(self, i: int) -> bytes:
         cell = self.items[int(self.rows[i])].as_py()
-        return (cell["bytes"] or Path(cell["path"]).read_bytes()) if isinstance(cell, dict) else cell
+        if isinstance(cell, dict):
+            cell = cell.get("bytes") or (cell.get("path") and self._file(cell["path"]))
+        if not isinstance(cell, bytes):
+            raise ValueError("it holds no image")
+        return cell
+
+    def _file(self, path: str) -> bytes:
+        """What a file holds that a row names, which may be anybody's words."""
+        for root in self.roots:
+            file = (self.roots[0] / path).resolve()
+            if file.is_relative_to(root.resolve()):
+                return read_bytes(file, follow=False)
+        raise ValueError(f"its file {path} lies outside of the data")

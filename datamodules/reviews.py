@@ -1,16 +1,17 @@
 """Labelled texts for classification: read, tokenised once, and batched by length."""
 
 import sys
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
 from torch import Tensor
 
 from datamodules.errors import DataError, UsageError
+from datamodules.files import open_regular, problem
 from datamodules.sources import TEXT_SOURCES, Texts
+from datamodules.sources.compressed import bounded_lines
 from datamodules.sources.texts import arrow_texts
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
 from datamodules.token_cache import tokenised
@@ -122,16 +123,15 @@ class ReviewData(TextData):
         if self.predict_path == "-":
             return self._usable(*self._lines(sys.stdin.buffer, "standard input"))
         path = Path(self.predict_path)
-        if not path.is_file():
-            problem = "is a folder" if path.is_dir() else "does not exist"
-            raise UsageError(f"{path} {problem}: --data.predict_path takes a file with a text on each line, or -.")
-        with open(path, "rb") as file:
+        if fault := problem(path):
+            raise UsageError(f"{path} {fault}: --data.predict_path takes a file with a text on each line, or -.")
+        with open_regular(path) as file:
             return self._usable(*self._lines(file, str(path)))
 
-    def _lines(self, file: Iterable[bytes], origin: str) -> tuple[list[str], list[int], str]:
+    def _lines(self, file: BinaryIO, origin: str) -> tuple[list[str], list[int], str]:
         """The lines that are UTF-8, their numbers, and what to call them; the others are bad."""
         texts, rows = [], []
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(bounded_lines(file, origin), 1):
             try:
                 texts.append(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
                 rows.append(number)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from datamodules.errors import DataError
-from datamodules.files import replacing
+from datamodules.files import open_regular, replacing
 
 SMALL = 2**16  # vocabularies up to this size are kept in 16 bits a token
 HEADER = struct.Struct("<16s4QQ8x")  # mark, bytes a token, tokens, documents, unknown tokens; checksum
@@ -69,7 +69,7 @@ class TokenFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 head = file.read(HEADER.size)
                 mark, width, count, documents, self.unknown, self.checksum = HEADER.unpack(head)
                 start = _whole(HEADER.size + count * width)

@@ -1,8 +1,8 @@
 """Lines that a command reads from a file or from standard input, and those that it prints."""
 
 import sys
-from pathlib import Path
 
+from datamodules.files import read_bytes
 from tasks.errors import UsageError
 
 UNFINISHED = " [...]"  # behind a text that was not at its end
@@ -20,7 +20,7 @@ def read_lines(name: str, option: str, what: str) -> list[str]:
         UsageError: The file does not exist, or is not UTF-8.
     """
     try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        raw = sys.stdin.buffer.read() if name == "-" else read_bytes(name)
         return raw.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n").split("\n") if raw else []
     except OSError as error:
         raise UsageError(f"{option} {name} cannot be read ({error.strerror}): give a file of {what}") from error

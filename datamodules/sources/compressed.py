@@ -1,14 +1,17 @@
 """Files that may be compressed."""
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from datamodules.errors import DataError
+from datamodules.files import open_regular
 
 CODECS = {".gz": "gzip", ".zst": "zstd"}  # by ending, in lower case
 RATIO, FREE = 200, 2**26  # times its size that a file may expand to; bytes that any may
 BLOCK = 2**18  # bytes that are decompressed at a time
+LONGEST = 2**27  # characters of a line
 
 
 class Expanded(io.RawIOBase):
@@ -55,11 +58,29 @@ def opened(path: Path) -> IO[bytes]:
         DataError: It cannot be opened. Reading it raises OSError where it is damaged, or expands beyond measure.
     """
     try:
+        file = open_regular(path)
         if codec := CODECS.get(path.suffix.lower()):
             import pyarrow as pa
 
-            stream = pa.input_stream(str(path), compression=codec)
-            return io.BufferedReader(Expanded(stream, max(FREE, RATIO * path.stat().st_size)), BLOCK)
-        return open(path, "rb")
+            size = path.stat().st_size
+            if not size:
+                raise OSError("it is empty, which no compressed file is")
+            stream = pa.CompressedInputStream(file, codec)
+            return io.BufferedReader(Expanded(stream, max(FREE, RATIO * size)), BLOCK)
+        return file
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
+
+
+def bounded_lines(file: Any, where: object) -> Iterator[Any]:
+    """The lines of an open file, texts or bytes, none of which is out of all proportion.
+
+    Raises:
+        DataError: A line is too long to be one, by its number; `where` names the file.
+    """
+    number = 0
+    while line := file.readline(LONGEST):
+        number += 1
+        if len(line) == LONGEST:
+            raise DataError(f"line {number} of {where} has more than {LONGEST:,} characters: part it, or remove it.")
+        yield line

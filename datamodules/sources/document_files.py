@@ -11,6 +11,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.cache import content_key
 from datamodules.errors import DataError, UsageError
+from datamodules.files import problem
 from datamodules.sources.base import listed
 from datamodules.sources.compressed import CODECS
 from datamodules.sources.document_kinds import READERS, blocks, column, plain, reader_of
@@ -48,9 +49,9 @@ class DocumentFiles(DocumentSource):
         if self.path is None:
             raise UsageError(f"the source files needs --data.path: {want}.")
         root = Path(self.path)
-        if not root.exists():
-            raise UsageError(f"{root} does not exist: --data.path takes {want}.")
-        if root.is_file():
+        if not root.is_dir():
+            if fault := problem(root):
+                raise UsageError(f"{root} {fault}: --data.path takes {want}.")
             if reader_of(root) is None:
                 raise UsageError(f"{root} is of another kind: --data.path takes {want}.")
             return {"train": [root]}

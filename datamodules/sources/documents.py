@@ -13,7 +13,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.cache import cache_folder, content_key, unwritable
 from datamodules.errors import DataError, UsageError
-from datamodules.files import replacing
+from datamodules.files import read_bytes, replacing
 from datamodules.progress import progress_bar
 from datamodules.sources.base import Source
 
@@ -244,7 +244,7 @@ class ReferenceDocuments(DocumentSource):
 
 def _stored(path: Path | None) -> Survey | None:
     try:
-        return Survey(**json.loads(path.read_bytes())) if path else None
+        return Survey(**json.loads(read_bytes(path))) if path else None
     except (OSError, TypeError, ValueError):
         return None
 

@@ -1,5 +1,6 @@
 """Folders of files, one folder for each class."""
 
+import os
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cached_property
@@ -8,12 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from datamodules.errors import UsageError
+from datamodules.errors import DataError, UsageError
+from datamodules.files import named, printable, problem, regular_files
 from datamodules.records import IMAGE_ENDINGS, Records
 from datamodules.sources.base import S, Source, other_source
 from datamodules.splits import SPLITS
-
-CLUTTER = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
 
 
 class ClassFolders(Source[S]):
@@ -31,8 +31,8 @@ class ClassFolders(Source[S]):
             raise UsageError(f"this source needs --data.path: {want}.")
         root = Path(self.path)
         if not root.is_dir():
-            problem = "is a file" if root.exists() else "does not exist"
-            raise UsageError(f"{root} {problem}: --data.path takes {want}{other_source(root, self.endings)}.")
+            fault = problem(root) or "is a file"
+            raise UsageError(f"{root} {fault}: --data.path takes {want}{other_source(root, self.endings)}.")
         return root
 
     def split_folder(self, split: str) -> Path | None:
@@ -56,8 +56,17 @@ class ClassFolders(Source[S]):
         return self.split_folder(split) is not None
 
     def _class_folders(self, folder: Path) -> list[str]:
-        found = [p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")]
-        return sorted(set(found) - set(self.set_aside))
+        try:
+            names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        except OSError as error:
+            raise DataError(f"{folder} cannot be read ({error.strerror}): allow it, or remove the folder.") from error
+        classes = [name for name in names if os.path.isdir(folder / name)]
+        for name in sorted(set(names) - set(classes)):
+            if fault := problem(folder / name):  # such as a broken link, which may have been a class
+                self.bad(printable(folder / name), fault)
+        if strange := next((name for name in classes if named(name)), None):
+            raise DataError(f"{printable(folder / strange)} {named(strange)}, as that of a class must be: rename it.")
+        return [name for name in classes if name not in self.set_aside]
 
     def labelled_files(self, folder: Path) -> tuple[list[Path], Tensor]:
         """The files of a split's folder, class by class, and their labels (S,).
@@ -74,7 +83,7 @@ class ClassFolders(Source[S]):
             raise UsageError(f"{folder / unknown[0]} is not one of the {len(names)} classes{hint}")
         paths, labels = [], []
         for label, name in enumerate(names):
-            files = files_below(folder / name, self.endings, self.bad) if (folder / name).is_dir() else []
+            files = files_below(folder / name, self.endings, self.bad) if os.path.isdir(folder / name) else []
             if not files and folder == self.split_folder("train"):
                 raise UsageError(f"class {name} is empty: put {self.noun} into {folder / name}, or remove the folder.")
             paths += files
@@ -101,13 +110,11 @@ def files_below(folder: Path, endings: tuple[str, ...], bad: Callable[[str, str]
     Args:
         folder: Where to look.
         endings: In lower case, such as (".txt",).
-        bad: Told the name of any other file, and what is wrong with it; raises, or returns where such are left out.
+        bad: Told the name of whatever else there is, and what is wrong with it; raises, or returns where such are left
+            out. See also `regular_files`.
     """
     files = []
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        inside = path.relative_to(folder)
-        if any(part.startswith(".") for part in inside.parts) or path.name.lower() in CLUTTER:
-            continue
+    for path in regular_files(folder, bad):
         if path.suffix.lower() in endings:
             files.append(path)
         else:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from datamodules.errors import UsageError
+from datamodules.files import printable, problem, read_bytes
 from datamodules.sources.folder import ClassFolders, files_below
 from datamodules.sources.texts import Texts, TextSource, arrow_texts
 from datamodules.splits import SPLITS
@@ -46,12 +47,16 @@ class TextFolder(ClassFolders[Texts], TextSource):
 
     def decoded(self, path: Path) -> str | None:
         """A file's text; None where it is bad."""
-        content = path.read_bytes()
+        try:
+            content = read_bytes(path)
+        except OSError as error:
+            self.bad(printable(path), f"cannot be read ({error.strerror})")
+            return None
         try:
             return content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
-            self.bad(str(path), f"holds bytes that are not UTF-8 in line {line}")
+            self.bad(printable(path), f"holds bytes that are not UTF-8 in line {line}")
             return None
 
 
@@ -65,10 +70,10 @@ class PlainTexts(TextFolder):
     def _plain(self) -> Path | None:
         """The file or folder, where it is not one of splits and classes."""
         path = Path(self.path or "")
-        if self.path is None or not path.exists():
+        fault = "needs --data.path" if self.path is None else None if path.is_dir() else problem(path)
+        if fault:
             raise UsageError(
-                f"{self.path or 'this source'} {'does not exist' if self.path else 'needs --data.path'}: --data.path "
-                "takes a .txt file, or a folder of such files."
+                f"{self.path or 'this source'} {fault}: --data.path takes a .txt file, or a folder of such files."
             )
         return path if path.is_file() or super().split_folder("train") is None else None
 
