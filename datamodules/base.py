@@ -2,6 +2,7 @@
 
 import signal
 import warnings
+from dataclasses import fields
 from typing import Any, Protocol
 
 import pytorch_lightning as pl
@@ -61,6 +62,9 @@ class ResumableDataModule(pl.LightningDataModule):
     Raises:
         UsageError: A size below 1, or fewer workers than 0.
     """
+
+    source: Any = None  # where the samples come from, and what to know of them; see `datamodules.sources`
+    options: Any = None
 
     def __init__(self, batch_size: int, eval_batch_size: int, num_workers: int, seed: int) -> None:
         super().__init__()
@@ -141,6 +145,15 @@ class ResumableDataModule(pl.LightningDataModule):
                 f"set it to {state[name]} to resume, or start a new run."
             )
         return state["epoch"], state["batch"]
+
+    def unused(self) -> dict[str, Any]:
+        """Options that differ from their defaults and mean nothing to the source, such as {"dataset.subset": "en"}."""
+        if self.source is None:
+            return {}
+        plain = type(self.options)()
+        names = [field.name for field in fields(plain) if field.name in self.source.unused]
+        given = {name: getattr(self.options, name) for name in names}
+        return {f"dataset.{name}": value for name, value in given.items() if value != getattr(plain, name)}
 
     def train_ranks(self, dataset: BatchedDataset) -> tuple[int, int]:
         """Number of processes that share the samples of training, and which this one is.

@@ -180,6 +180,15 @@ class TaskCLI(LightningCLI):
         """Build data, model and Trainer."""
         with refusals():
             super().instantiate_classes()
+        self.refuse_unused()
+
+    def refuse_unused(self) -> None:
+        """Refuse options that the chosen source of the data does not use, but for those that a checkpoint has."""
+        kept = flat(self.base)
+        for name, value in self.datamodule.unused().items():
+            if kept.get(f"data.{name}") != value:
+                source = self.config[self.command].data.source
+                raise UsageError(f"--data.{name} {value} means nothing to the source {source}: leave it out")
 
     def before_instantiate_classes(self) -> None:
         """Choose the run folder; find what a resumed run does differently."""

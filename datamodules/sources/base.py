@@ -1,6 +1,6 @@
 """What every source of labelled samples offers, and the options that all share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -77,6 +77,7 @@ class Source(Generic[S]):
 
     noun = "images"  # what the samples are, for messages
     prefix = "--data.dataset"  # of its options on the command line, likewise
+    unused: Set[str] = frozenset()  # options that mean nothing here
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
         self.path, self.options, self.skip_bad = path, options, skip_bad
@@ -121,6 +122,7 @@ class Source(Generic[S]):
 
         Raises:
             UsageError: There is none; lists the columns there are.
+            DataError: There are several of that name.
         """
         given = getattr(self.options, option)
         if given is None and not found or given is not None and given not in table.column_names:
@@ -128,7 +130,14 @@ class Source(Generic[S]):
                 f"no column {given or option.removesuffix('_column')} in {self.origin}: "
                 f"set {self.prefix}.{option} to one of {', '.join(table.column_names)}."
             )
-        return given or found[0]
+        name = given or found[0]
+        if table.column_names.count(name) > 1:
+            raise DataError(f"{self.origin} has {table.column_names.count(name)} columns {name}: rename or remove one.")
+        return name
+
+    def check(self, row: Mapping[str, Any]) -> str | None:
+        """What is wrong with the cells of a JSON object that the source uses; None if nothing is."""
+        return None
 
     def names(self) -> list[str]:
         """The class names as the options call them.

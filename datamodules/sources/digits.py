@@ -11,6 +11,8 @@ from datamodules.splits import stratified_split
 class Digits(Source[Records]):
     """The 1,797 handwritten digits, 8 x 8 grey, of scikit-learn (Alpaydin & Kaynak 1998); a fixed 20 % is test."""
 
+    unused = {"name", "subset", "local", "label_column", "image_column"}
+
     def prepare(self) -> None:
         """Nothing to download.
 

@@ -37,6 +37,7 @@ class DocumentFiles(DocumentSource):
     """
 
     noun = "files"
+    unused = {"name", "subset", "local"}
 
     @cached_property
     def files(self) -> dict[str, list[Path]]:
@@ -129,6 +130,7 @@ class DocumentHub(DocumentFiles):
     """
 
     noun = "data set"
+    unused = set[str]()
 
     @cached_property
     def tables(self) -> HubTables:
@@ -193,11 +195,14 @@ def document_source(source: str, path: str | None, options: CorpusOptions, skip_
     """
     if source not in DOCUMENTS:
         raise UsageError(f"source is {source}, but must be one of {', '.join(DOCUMENTS)}.")
+    asked = source
     if path is not None and source in ("files", "hub"):
         where = Path(path)
         named = bool(fullmatch(HUB_ID, path)) and not where.parent.is_dir() and reader_of(where) is None
         source, options = ("hub", replace(options, name=path)) if named else ("files", options)
-    return DOCUMENTS[source](path, options, skip_bad)
+    found = DOCUMENTS[source](path, options, skip_bad)
+    found.unused = found.unused & DOCUMENTS[asked].unused  # such as those that say which data set this is a copy of
+    return found
 
 
 def _merged(splits: Mapping[str, list[S]]) -> dict[str, list[S]]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from datamodules.files import open_regular
 from datamodules.sources.base import Source
 from datamodules.sources.compressed import CODECS, opened
 from datamodules.sources.tables import read_table
-from datamodules.sources.text_tables import NOT_TEXT, TEXT_COLUMNS, JsonTables, text_column
+from datamodules.sources.text_tables import NOT_TEXT, JsonTables, text_column, text_names, unlike
 
 BLOCK = 2**20  # bytes that are read at once
 ROWS = 256  # of a table that are read at once
@@ -33,8 +34,10 @@ def plain(source: Source[Any], path: Path) -> Parts:
 def lines(source: Source[Any], path: Path) -> Parts:
     """A JSON object with a text on each line."""
     name = None
-    for line, row in JsonTables(str(path), source.options, source.bad).good(path):
-        found = [n for n in TEXT_COLUMNS if n in row]
+    names = text_names(source.options)
+    rows = JsonTables(str(path), source.options, source.bad, lambda row: unlike(row, names, (str,), "text"))
+    for line, row in rows.good(path):
+        found = [n for n in names if n in row]
         name = name or source.column(SimpleNamespace(column_names=list(row)), "text_column", found)
         if name in row:
             yield row[name] or "", True
@@ -49,6 +52,8 @@ def table(source: Source[Any], path: Path) -> Parts:
         return
     from pyarrow import parquet
 
+    with open_regular(path):
+        pass
     file = parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False)
     name = text_column(source, file.schema_arrow.empty_table())
     batches = file.iter_batches(ROWS, columns=[name], use_threads=False)

@@ -219,6 +219,7 @@ class ReferenceDocuments(DocumentSource):
     """The reference of the Python language (`datamodules.embedded.reference`), a document for each topic."""
 
     noun = "reference"
+    unused = {"name", "subset", "local", "text_column", "val_share", "blank_lines"}
 
     def prepare(self) -> None:
         """Nothing to download.

@@ -21,6 +21,7 @@ class ClassFolders(Source[S]):
 
     endings: tuple[str, ...] = IMAGE_ENDINGS
     example = "*.jpg"
+    unused = {"name", "subset", "local", "label_column", "image_column", "text_column"}
     set_aside: tuple[str, ...] = ()  # folders beside the classes that are none
 
     @cached_property

@@ -1,9 +1,11 @@
 """Images of the Hugging Face hub, over the network or from a local copy of their files."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from datamodules.errors import UsageError
 from datamodules.records import Records, TableRecords
 from datamodules.sources.tables import TableSource, features_of
 
@@ -16,14 +18,37 @@ class Hub(TableSource[Records]):
             return None
         table = self.tables.table(split)
         image, labels = self._image_column(table), self.labels(split)
-        return TableRecords(_encoded(table.column(image)), labels, torch.arange(len(labels)), self.tables.where(split))
+        rows, where = torch.arange(len(labels)), self.tables.where(split)
+        return TableRecords(_encoded(table.column(image)), labels, rows, where, self._roots())
+
+    def _roots(self) -> tuple[Path, ...]:
+        """Where files may lie that rows name: the data folder, or what was downloaded, without the hub's tokens."""
+        if (folder := self.tables.folder) is not None:  # type: ignore[attr-defined]
+            return (folder,)
+        from datasets import config
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        return tuple(map(Path, (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE)))
 
     def _image_column(self, table: Any) -> str:
         features, names = features_of(table), table.column_names
         images = [n for n in names if features.get(n, {}).get("_type") == "Image"] or [
-            n for n in names if str(table.schema.field(n).type).startswith(("struct<bytes", "binary", "large_binary"))
+            n for n in names if _holds_images(table.schema.field(n).type)
         ]
-        return self.column(table, "image_column", images)
+        name = self.column(table, "image_column", images)
+        if not _holds_images(kind := table.schema.field(name).type):
+            raise UsageError(
+                f"column {name} of {self.origin} holds {str(kind)[:40]}, not images: set {self.prefix}.image_column to "
+                f"one of {', '.join(images) or 'those that hold images (there are none)'}."
+            )
+        return name
+
+
+def _holds_images(kind: Any) -> bool:
+    import pyarrow as pa
+
+    encoded = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return bool(encoded or pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
 
 
 def _encoded(cells: Any) -> Any:

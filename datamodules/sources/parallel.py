@@ -1,7 +1,7 @@
 """Texts in two languages: what every source of them offers, and the one that needs no file."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from datamodules.errors import DataError, UsageError
 from datamodules.sources.base import Source, other_source
-from datamodules.sources.texts import arrow_texts, is_empty, is_utf8
+from datamodules.sources.texts import WORD, arrow_texts, is_empty, is_endless, is_utf8
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,11 @@ class ParallelSource(Source[Pairs]):
         super().__init__(path, options, skip_bad)
         self.languages = languages
         self.columns = [options.source_column or languages[0], options.target_column or languages[1]]
+        if self.columns[0] == self.columns[1]:
+            raise UsageError(
+                f"--data.languages is {pair_name(languages)}, where source and target are both {self.columns[0]}: name "
+                "two languages, or set --data.dataset.source_column and target_column."
+            )
         self._read: dict[str, Pairs] = {}
 
     @property
@@ -142,6 +147,10 @@ class ParallelSource(Source[Pairs]):
         for i in (~good).nonzero().flatten().tolist():
             self.bad(found.name(i), "holds bytes that are not UTF-8")
         pairs = found if good.all() else found.select(good)
+        endless = is_endless(pairs.source) | is_endless(pairs.target)
+        for i in endless.nonzero().flatten().tolist():
+            self.bad(pairs.name(i), f"holds a word of more than {WORD:,} characters")
+        pairs = pairs.select(~endless) if endless.any() else pairs
         empty = is_empty(pairs.source) | is_empty(pairs.target)
         if empty.all():
             raise DataError(f"no pair of the {split} split of {self.origin} has text on both sides.")
@@ -158,6 +167,8 @@ class ParallelSource(Source[Pairs]):
 
 class Dates(ParallelSource):
     """Dates and numbers, in digits and in words (`datamodules.embedded.dates`): English to French, or back."""
+
+    unused = {field.name for field in fields(ParallelOptions)}
 
     def prepare(self) -> None:
         """Nothing to download.

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from datamodules.errors import DataError, UsageError
+from datamodules.files import problem, regular_files
 from datamodules.sources.base import listed
-from datamodules.sources.compressed import CODECS, opened
+from datamodules.sources.compressed import CODECS, bounded_lines, opened
 from datamodules.sources.parallel import Pairs, ParallelSource, hint
 from datamodules.sources.text_tables import NOT_TEXT, broken
 from datamodules.splits import split_of
@@ -23,6 +24,8 @@ class AlignedFiles(ParallelSource):
     """A folder with a file for each split and language: `train.en` and `train.de`; `val` and `test` likewise, where
     given (also valid, dev, test_2016_flickr, ...), plain or as .gz or .zst. Folders in it may be named by split, too.
     """
+
+    unused = {"name", "subset", "header"}
 
     @property
     def origin(self) -> str:
@@ -41,8 +44,8 @@ class AlignedFiles(ParallelSource):
         if folder is None:
             raise UsageError(f"the source files needs --data.path: {want}.")
         if not folder.is_dir():
-            problem = f"is a file{hint(folder)}" if folder.exists() else "does not exist"
-            raise UsageError(f"{folder} {problem}: {want}.")
+            fault = problem(folder) or f"is a file{hint(folder)}"
+            raise UsageError(f"{folder} {fault}: {want}.")
         return folder
 
     @cached_property
@@ -79,7 +82,7 @@ class AlignedFiles(ParallelSource):
             UsageError: One is there twice, plain and compressed.
         """
         stems: dict[str, dict[str, Path]] = {}
-        for path in sorted(p for p in self._folder.rglob("*.*") if p.is_file() and not p.name.startswith(".")):
+        for path in regular_files(self._folder, self.bad, lambda path: bool(path.suffix)):
             name = path.relative_to(self._folder)
             name = name.with_suffix("") if name.suffix.lower() in CODECS else name
             files, language = stems.setdefault(str(name.with_suffix("")), {}), name.suffix[1:]
@@ -138,7 +141,7 @@ class AlignedFiles(ParallelSource):
     def _lines(self, path: Path) -> Iterator[str | None]:
         try:
             with io.TextIOWrapper(opened(path), "utf-8-sig", errors="surrogateescape", newline="\n") as file:
-                for number, line in enumerate(file, 1):
+                for number, line in enumerate(bounded_lines(file, path), 1):
                     if broken(line):
                         self.bad(f"line {number} of {path}", NOT_TEXT)
                         yield None

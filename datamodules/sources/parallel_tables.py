@@ -1,17 +1,17 @@
 """Texts in two languages in the columns of tables: files, or data sets of the hub."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from datamodules.errors import UsageError
+from datamodules.errors import DataError, UsageError
 from datamodules.sources.compressed import ending
 from datamodules.sources.parallel import Pairs, ParallelSource, hint
 from datamodules.sources.tables import HubTables, Tables
-from datamodules.sources.text_tables import CsvTables, JsonTables, LineTables
-from datamodules.sources.texts import arrow_texts
+from datamodules.sources.text_tables import CsvTables, JsonTables, LineTables, unlike
+from datamodules.sources.texts import arrow_texts, holds_text
 
 
 class PairCsv(CsvTables):
@@ -30,12 +30,11 @@ class PairCsv(CsvTables):
 class PairJson(JsonTables):
     """One JSON object a line; {"translation": {"en": ...}} has a column translation.en."""
 
-    @classmethod
-    def _cells(cls, row: dict[str, Any]) -> dict[str, Any]:
+    def _flat(self, row: dict[str, Any]) -> dict[str, Any]:
         flat: dict[str, Any] = {}
         for name, cell in row.items():
             flat |= {f"{name}.{key}": value for key, value in cell.items()} if isinstance(cell, dict) else {name: cell}
-        return JsonTables._cells(flat)
+        return flat
 
 
 class PairLines(LineTables):
@@ -48,7 +47,7 @@ class PairLines(LineTables):
 
     def good(self, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         kind = PairJson if ending(path) in PairJson.endings else PairCsv
-        return kind(self.path, self.options, self.bad).good(path)
+        return kind(self.path, self.options, self.bad, self.check).good(path)
 
 
 class PairHubTables(HubTables):
@@ -65,11 +64,16 @@ class PairTable(ParallelSource):
     """
 
     reader: type[Tables] = PairLines
+    unused = {"name", "subset", "test"}
 
     @cached_property
     def tables(self) -> Tables:
         """The tables by split."""
-        return self.reader(None if self.place is None else str(self.place), self.options, self.bad)
+        return self.reader(None if self.place is None else str(self.place), self.options, self.bad, self.check)
+
+    def check(self, row: Mapping[str, Any]) -> str | None:
+        sides = ((name, f"translation.{name}") for name in self.columns)
+        return next(filter(None, (unlike(row, names, (str,), "text") for names in sides)), None)
 
     @property
     def origin(self) -> str:
@@ -102,7 +106,9 @@ class PairTable(ParallelSource):
                 f"no column {name} in {self.origin}: choose with --data.languages or --data.dataset.{option} among "
                 f"{', '.join(table.column_names)}{lines if self.tables.unit == 'line' else ''}."
             )
-        if "string" not in str(kind := table.schema.field(found).type):
+        if table.column_names.count(found) > 1:
+            raise DataError(f"{self.origin} has several columns {found}: rename or remove one.")
+        if not holds_text(kind := table.schema.field(found).type):
             raise UsageError(f"column {found} of {self.origin} holds {kind}, not text: set --data.dataset.{option}.")
         return arrow_texts(table.column(found))
 
@@ -113,3 +119,4 @@ class PairHub(PairTable):
     """
 
     reader = PairHubTables
+    unused = {"header", "test"}

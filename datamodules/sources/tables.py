@@ -3,17 +3,23 @@
 import json
 import logging
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from datamodules.errors import DataError, UsageError
+from datamodules.files import open_regular, problem, regular_files
 from datamodules.sources.base import S, Source, listed, other_source
+from datamodules.sources.texts import holds_text, is_utf8
 from datamodules.splits import split_of
+
+MOST = 10**6  # whole numbers from here on are no classes
+NUMBER = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
 class Tables:
@@ -23,13 +29,20 @@ class Tables:
         path: File or folder that the user named, or None.
         options: Those of the source; they name the data set on the hub, where it is one.
         bad: Called with the name of a row and what is wrong with it; raises, or returns where such rows are left out.
+        check: What is wrong with the cells of a JSON object that are used; None if nothing is.
     """
 
     unit = "row"  # what a row is called in messages
     endings: tuple[str, ...]  # of files, in lower case
 
-    def __init__(self, path: str | None, options: Any, bad: Callable[[str, str], None]) -> None:
-        self.path, self.options, self.bad = path, options, bad
+    def __init__(
+        self,
+        path: str | None,
+        options: Any,
+        bad: Callable[[str, str], None],
+        check: Callable[[Mapping[str, Any]], str | None] = lambda row: None,
+    ) -> None:
+        self.path, self.options, self.bad, self.check = path, options, bad, check
 
     @property
     def origin(self) -> str:
@@ -68,9 +81,9 @@ class HubTables(Tables):
         if self.path is not None:
             folder = Path(self.path)
             if not folder.is_dir():
-                problem = "is a file" if folder.exists() else "does not exist"
+                fault = problem(folder) or "is a file"
                 raise UsageError(
-                    f"{folder} {problem}: --data.path takes a folder of parquet files named by split, such as "
+                    f"{folder} {fault}: --data.path takes a folder of parquet files named by split, such as "
                     f"train-00000-of-00001.parquet{self.hint(folder)}."
                 )
             return folder
@@ -86,7 +99,7 @@ class HubTables(Tables):
         """The local files of each split."""
         assert self.folder is not None
         files: dict[str, list[Path]] = {}
-        for path in sorted(path for path in self.folder.rglob("*") if path.suffix in self.endings):
+        for path in regular_files(self.folder, self.bad, lambda path: path.suffix in self.endings):
             if split := split_of(path.relative_to(self.folder)):
                 files.setdefault(split, []).append(path)
         if not files:
@@ -111,7 +124,12 @@ class HubTables(Tables):
         if split not in self._tables:  # a local split is read when first asked for
             import pyarrow as pa
 
-            self._tables[split] = pa.concat_tables([read_table(path) for path in self.files[split]])
+            tables = [read_table(path) for path in self.files[split]]
+            for path, table in zip(self.files[split], tables, strict=True):
+                if not table.schema.equals(tables[0].schema):
+                    first = self.files[split][0]
+                    raise DataError(f"{path} has other columns than {first}: write them alike, or remove one.")
+            self._tables[split] = pa.concat_tables(tables)
         return self._tables[split]
 
 
@@ -126,7 +144,7 @@ class TableSource(Source[S]):
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
         super().__init__(path, options, skip_bad)
-        self.tables = self.reader(path, options, self.bad)
+        self.tables = self.reader(path, options, self.bad, self.check)
 
     @property
     def origin(self) -> str:
@@ -153,16 +171,34 @@ class TableSource(Source[S]):
         return found or [n for n in names if features.get(n, {}).get("_type") == "ClassLabel"]
 
     def label_column(self, table: Any) -> str:
-        """Name of the column of classes."""
-        return self.column(table, "label_column", self.label_columns(table))
+        """Name of the column of classes.
+
+        Raises:
+            UsageError: There is none, or it holds neither text nor whole numbers.
+        """
+        name = self.column(table, "label_column", self.label_columns(table))
+        if not holds_classes(kind := table.schema.field(name).type):
+            others = [field.name for field in table.schema if holds_classes(field.type) and field.name != name]
+            raise UsageError(
+                f"column {name} of {self.origin} holds {kind}, not classes: set {self.prefix}.label_column to one that "
+                f"holds text or whole numbers ({', '.join(others) or 'there are none'})."
+            )
+        return name
 
     def cells(self, split: str) -> Any:
-        """Arrow strings (S,): the label of each row, without spaces around it; null where there is none."""
+        """Arrow strings (S,): the label of each row, without spaces around it; null where there is none.
+
+        Raises:
+            DataError: One is not UTF-8, by its row.
+        """
         import pyarrow as pa
         import pyarrow.compute as pc
 
         table = self.tables.table(split)
-        cells = pc.utf8_trim_whitespace(table.column(self.label_column(table)).cast(pa.string()))
+        cells = table.column(self.label_column(table)).cast(pa.string())
+        if wrong := (~is_utf8(cells)).nonzero().flatten().tolist():
+            self._refuse(split, wrong[0], "has a label with bytes that are not UTF-8: mend or remove it.")
+        cells = pc.utf8_trim_whitespace(cells)
         return pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
 
     def labels(self, split: str) -> Tensor:
@@ -171,18 +207,26 @@ class TableSource(Source[S]):
         Raises:
             DataError: The split is empty, or a row has no label or one outside the classes; names the row.
         """
-        where, found = self.tables.where(split), self.places(split)
+        found = self.places(split)
         if len(found) == 0:
-            raise DataError(f"{where} is empty.")
+            raise DataError(f"{self.tables.where(split)} is empty.")
+        if self._derived and (value := next(filter(is_no_class, self._values), None)):
+            rows = (found == self._values.index(value)).nonzero().flatten().tolist()
+            if rows:
+                fault = f"has the label {value[:40]}, but classes are words or whole numbers from 0 to {MOST - 1:,}"
+                advice = f"mend or remove it, or name all classes with {self.prefix}.class_names."
+                self._refuse(split, rows[0], f"{fault}: {advice}")
         unknown = (found == len(self._values)).nonzero().flatten().tolist()
         if unknown:
-            row, cell = int(self.tables.rows(split)[unknown[0]]), self.cells(split)[unknown[0]].as_py()
-            problem = "has no label, but needs one" if cell is None else f"has the label {cell}, which is none"
-            raise DataError(
-                f"{self.tables.unit} {row} of {where} {problem} of the {len(self._values)} classes: "
-                f"{listed(self.class_names)}."
-            )
+            cell = self.cells(split)[unknown[0]].as_py()
+            fault = "has no label, but needs one" if cell is None else f"has the label {cell}, which is none"
+            classes = f"of the {len(self._values)} classes: {listed(self.class_names)}."
+            self._refuse(split, unknown[0], f"{fault} {classes}")
         return found
+
+    def _refuse(self, split: str, i: int, fault: str) -> NoReturn:
+        row = int(self.tables.rows(split)[i])
+        raise DataError(f"{self.tables.unit} {row} of {self.tables.where(split)} {fault}")
 
     def places(self, split: str) -> Tensor:
         """(S,) int64: the place of each row's label among the K classes; K for a label that is none of them."""
@@ -197,6 +241,11 @@ class TableSource(Source[S]):
         names = features_of(table).get(self.label_column(table), {}).get("names")
         return [str(name) for name in names or ()]
 
+    @property
+    def _derived(self) -> bool:
+        """Whether nothing says what the classes are but the labels of the training split."""
+        return not self.options.class_names and self.has("train") and not self._described_names("train")
+
     @cached_property
     def _values(self) -> list[str]:
         """What the column holds for class 0, 1, ..., as text."""
@@ -204,7 +253,7 @@ class TableSource(Source[S]):
         if names := self._described_names(split):
             return [str(i) for i in range(len(names))]
         found = self.cells(split).drop_null().unique().to_pylist()
-        numbers = all(value.lstrip("-").isdigit() for value in found)
+        numbers = all(re.fullmatch("-?[0-9]{1,18}", value) for value in found)
         known = self.options.class_names if self.has("train") else self.known_names
         if known and (not numbers or not self.has("train") and set(found) <= set(known)):
             return known
@@ -213,17 +262,48 @@ class TableSource(Source[S]):
         return sorted(found, key=int) if numbers else sorted(found)
 
 
+def is_no_class(value: str) -> bool:
+    """Whether a label is a number, but no whole one from 0 to `MOST`: a measure, a missing value or an id.
+
+    >>> [value for value in ("good", "3", "-1", "0.5", "1e3", "1000000000000") if is_no_class(value)]
+    ['-1', '0.5', '1e3', '1000000000000']
+    """
+    return NUMBER.fullmatch(value) is not None and not (value.isdecimal() and len(value.lstrip("0")) < len(str(MOST)))
+
+
+def holds_classes(kind: Any) -> bool:
+    """Whether an Arrow type is one of texts or whole numbers, or of nothing at all."""
+    import pyarrow as pa
+
+    return bool(holds_text(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind))
+
+
 def features_of(table: Any) -> dict[str, Any]:
-    """The hub's description of each column; empty where there is none."""
+    """The hub's description of each column; empty where there is none.
+
+    Raises:
+        DataError: It is damaged.
+    """
     described = (table.schema.metadata or {}).get(b"huggingface")
-    return json.loads(described)["info"]["features"] if described else {}
+    try:
+        features = json.loads(described)["info"]["features"] if described else {}
+        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError("the hub's description of the columns is damaged: fetch or write the file again.") from error
 
 
 def read_table(path: Path) -> Any:
+    """An Arrow table from a regular file.
+
+    Raises:
+        DataError: It is damaged, or no regular file.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
+        with open_regular(path):
+            pass
         if path.suffix == ".parquet":
             return parquet.read_table(path)
         with pa.memory_map(str(path)) as file:

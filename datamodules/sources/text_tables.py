@@ -4,7 +4,8 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -14,16 +15,18 @@ import torch
 from torch import Tensor
 
 from datamodules.errors import DataError, UsageError
+from datamodules.files import problem, regular_files
 from datamodules.sources.base import Source
-from datamodules.sources.compressed import ending, opened
-from datamodules.sources.tables import Tables, TableSource
-from datamodules.sources.texts import Texts, TextSource, arrow_texts
+from datamodules.sources.compressed import LONGEST, bounded_lines, ending, opened
+from datamodules.sources.tables import Tables, TableSource, holds_classes
+from datamodules.sources.texts import Texts, TextSource, arrow_texts, holds_text
 from datamodules.splits import split_of
 
 TEXT_COLUMNS = ("text", "review", "sentence", "content", "document")
 NOT_UTF8 = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8, with "surrogateescape"
 NOT_TEXT = "holds bytes that are not UTF-8"
 CHUNK = 10_000  # rows that exist as Python objects at a time
+KINDS = {list: "a list", dict: "an object", float: "a number that is not whole", int: "a number", bool: "true or false"}
 
 
 class TextTable(TableSource[Texts], TextSource):
@@ -46,6 +49,27 @@ class TextTable(TableSource[Texts], TextSource):
         named = self.options.label_column is not None or self.label_columns(table)
         return self.places(split) if named else torch.zeros(table.num_rows, dtype=torch.int64)
 
+    def label_columns(self, table: Any) -> list[str]:
+        found = super().label_columns(table)
+        return [name for name in found if self.labelled or holds_classes(table.schema.field(name).type)]
+
+    def check(self, row: Mapping[str, Any]) -> str | None:
+        labels = [name] if (name := self.options.label_column) else ("label", "labels")
+        wrong = unlike(row, text_names(self.options), (str,), "text")
+        return wrong or (unlike(row, labels, (str, int), "text or a whole number") if self.labelled else None)
+
+
+def text_names(options: Any) -> Sequence[str]:
+    """Names that the column of texts may have; the likeliest first."""
+    return TEXT_COLUMNS if options.text_column is None else (options.text_column,)
+
+
+def unlike(row: Mapping[str, Any], names: Sequence[str], kinds: tuple[type, ...], wanted: str) -> str | None:
+    """What is wrong with a row of JSON whose first cell of these names is of no such type; None if it is, or null."""
+    name = next((name for name in names if name in row), None)
+    kind = type(None if name is None else row[name])
+    return None if kind in (*kinds, type(None)) else f"has {KINDS[kind]} as {name}, which must be {wanted}"
+
 
 def text_column(source: Source[Any], table: Any) -> str:
     """Name of the column of texts in a table of this source.
@@ -54,8 +78,8 @@ def text_column(source: Source[Any], table: Any) -> str:
         UsageError: There is none, or it holds something else.
     """
     name = source.column(table, "text_column", [n for n in TEXT_COLUMNS if n in table.column_names])
-    if "string" not in str(kind := table.schema.field(name).type):
-        words = [field.name for field in table.schema if "string" in str(field.type)]
+    if not holds_text(kind := table.schema.field(name).type):
+        words = [field.name for field in table.schema if holds_text(field.type)]
         raise UsageError(
             f"column {name} of {source.origin} holds {kind}, not text: set {source.prefix}.text_column to one of "
             f"{', '.join(words) or 'those that hold text (there are none)'}."
@@ -82,9 +106,10 @@ class LineTables(Tables):
         if self.path is None:
             raise UsageError(f"this source needs --data.path: {want}.")
         path = Path(self.path)
-        if not path.exists():
-            raise UsageError(f"{path} does not exist: --data.path takes {want}.")
-        found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if ending(p) in self.endings)
+        if not path.is_dir() and (fault := problem(path)):
+            raise UsageError(f"{path} {fault}: --data.path takes {want}.")
+        inside = [] if path.is_file() else regular_files(path, self.bad, lambda file: ending(file) in self.endings)
+        found = inside if path.is_dir() else [path]
         files: dict[str, Path] = {}
         for file in found:
             if ending(file) not in self.endings:
@@ -177,17 +202,21 @@ class CsvTables(LineTables):
     header = True  # else the columns are called 1, 2, ...
 
     def _parsed(self, path: Path, file: Any) -> Iterator[tuple[int, dict[str, str] | str]]:
-        csv.field_size_limit(2**31 - 1)  # texts may be longer than the 128 kB that are the limit else
-        reader = self._cut(path, file)
+        csv.field_size_limit(LONGEST)  # texts may be longer than the 128 kB that are the limit else
+        reader = self._cut(path, bounded_lines(file, path))
         try:
             first: list[str] = next(reader, [])
             names = [name.strip() for name in first] if self.header else [str(i + 1) for i in range(len(first))]
             if any(map(broken, names)):
                 raise DataError(f"line 1 of {path} {NOT_TEXT}: save the file as UTF-8.")
+            if twice := next((name for name, count in Counter(names).items() if name and count > 1), None):
+                raise DataError(f"line 1 of {path} has several columns {twice}: rename or remove one.")
             before = reader.line_num if self.header else 0
             for cells in chain([] if self.header else [first], reader):
                 line, before = before + 1, reader.line_num
-                if len(cells) == len(names):
+                if any("\0" in cell for cell in cells):
+                    yield line, "holds NUL bytes, as no text does"
+                elif len(cells) == len(names):
                     yield line, dict(zip(names, cells, strict=True))
                 elif cells:  # else an empty line
                     yield line, f"has {len(cells)} cells where the first line has {len(names)}"
@@ -209,28 +238,40 @@ class JsonTables(LineTables):
     kind, endings = "JSON Lines", (".jsonl", ".ndjson", ".json")
 
     def _parsed(self, path: Path, file: Any) -> Iterator[tuple[int, dict[str, str] | str]]:
-        for line, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            try:
-                row = json.loads(text)
-            except json.JSONDecodeError as error:
-                yield line, f"is not JSON ({error.msg} at character {error.colno})"
-                continue
-            yield line, self._cells(row) if isinstance(row, dict) else "is not a JSON object such as {...}"
+        for line, text in enumerate(bounded_lines(file, path), 1):
+            if text.strip():
+                yield line, self._row(text)
 
-    @staticmethod
-    def _cells(row: dict[str, Any]) -> dict[str, Any]:
-        return {k: v if isinstance(v, str) or v is None else json.dumps(v) for k, v in row.items()}
+    def _row(self, text: str) -> dict[str, Any] | str:
+        """The cells that hold text or whole numbers, the others as null; or what is wrong with the line."""
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            return f"is not JSON ({error.msg} at character {error.colno})"
+        except ValueError:  # Python's limit
+            return "is not JSON to be read here (a number of thousands of digits)"
+        except RecursionError:
+            return "is not JSON to be read here (nested too deeply)"
+        if not isinstance(row, dict):
+            return "is not a JSON object such as {...}"
+        row = self._flat(row)
+        kept = {name: str(cell) if type(cell) in (str, int) else None for name, cell in row.items()}
+        return self.check(row) or kept
+
+    def _flat(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The cells of a row by the names of their columns."""
+        return row
 
 
 class Csv(TextTable):
     """Texts in CSV files; a single file, or a folder with train.csv and where given validation.csv and test.csv."""
 
     reader = CsvTables
+    unused = {"name", "subset", "local"}
 
 
 class JsonLines(TextTable):
     """Texts in JSON Lines files; a single file, or a folder with train.jsonl and where given others named by split."""
 
     reader = JsonTables
+    unused = {"name", "subset", "local"}

@@ -12,6 +12,8 @@ from torch import Tensor
 from datamodules.errors import DataError, UsageError
 from datamodules.sources.base import Source, SourceOptions, other_source
 
+WORD = 100_000  # characters of a word at most: merging them takes more time than their square would
+
 
 @dataclass(frozen=True)
 class TextDatasetOptions(SourceOptions):
@@ -64,6 +66,24 @@ def arrow_texts(texts: Any) -> Any:
     if isinstance(texts, pa.ChunkedArray):
         return texts.cast(pa.large_string())
     return pa.chunked_array([pa.array(texts, pa.large_string())])
+
+
+def holds_text(kind: Any) -> bool:
+    """Whether an Arrow type is one of texts."""
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def is_endless(column: Any) -> Tensor:
+    """(S,) bool: which of some Arrow strings hold a word that is too long to learn a vocabulary from, or null."""
+    import pyarrow.compute as pc
+
+    long = torch.from_numpy((pc.binary_length(column).fill_null(0).to_numpy() > WORD).copy())
+    for i in long.nonzero().flatten().tolist():
+        long[i] = max(map(len, column[i].as_py().split())) > WORD
+    return long
 
 
 def is_utf8(column: Any) -> Tensor:
@@ -140,7 +160,7 @@ class TextSource(Source[Texts]):
         return own if more is None else pa.chunked_array([*own.chunks, *more.column.chunks])
 
     def usable(self, found: Texts) -> Texts:
-        """The texts that are UTF-8 and hold more than spaces; the others are bad.
+        """The texts that are UTF-8, hold more than spaces and no endless word; the others are bad.
 
         Raises:
             DataError: There are none; or one is bad, and bad ones are not to be skipped.
@@ -152,13 +172,19 @@ class TextSource(Source[Texts]):
         empty = is_empty(texts.column)
         for i in empty.nonzero().flatten().tolist():
             self.bad(texts.name(i), "holds no text")
+        endless = is_endless(texts.column)
+        for i in endless.nonzero().flatten().tolist():
+            self.bad(texts.name(i), f"holds a word of more than {WORD:,} characters")
+        empty |= endless
         if empty.all():
             raise DataError(f"none of the {len(found)} texts can be used, such as {found.name(0)}.")
         return texts.select(~empty) if empty.any() else texts
 
 
 class EmbeddedTexts(TextSource):
-    """Base of the texts that need no file."""
+    """Base of the texts that need no file, with splits of their own."""
+
+    unused = {"name", "subset", "local", "label_column", "text_column", "val_fraction", "split_seed"}
 
     def prepare(self) -> None:
         """Nothing to download.
@@ -208,6 +234,7 @@ class Reference(EmbeddedTexts):
     """The reference of the Python language (`datamodules.embedded.reference`): texts without classes."""
 
     noun = "reference"
+    unused = EmbeddedTexts.unused | {"class_names"}
     class_names = ["text"]
 
     @cached_property
