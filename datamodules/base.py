@@ -64,7 +64,6 @@ class ResumableDataModule(pl.LightningDataModule):
     """
 
     source: Any = None  # where the samples come from, and what to know of them; see `datamodules.sources`
-    options: Any = None
 
     def __init__(self, batch_size: int, eval_batch_size: int, num_workers: int, seed: int) -> None:
         super().__init__()
@@ -150,9 +149,10 @@ class ResumableDataModule(pl.LightningDataModule):
         """Options that differ from their defaults and mean nothing to the source, such as {"dataset.subset": "en"}."""
         if self.source is None:
             return {}
-        plain = type(self.options)()
+        options = self.source.options
+        plain = type(options)()
         names = [field.name for field in fields(plain) if field.name in self.source.unused]
-        given = {name: getattr(self.options, name) for name in names}
+        given = {name: getattr(options, name) for name in names}
         return {f"dataset.{name}": value for name, value in given.items() if value != getattr(plain, name)}
 
     def train_ranks(self, dataset: BatchedDataset) -> tuple[int, int]:

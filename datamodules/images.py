@@ -95,7 +95,7 @@ class ImageData(ResumableDataModule):
             mean, std = given if None not in given else channel_statistics(self._dataset("train"))
             mean, std = self.options.mean or mean, self.options.std or std
             for name, values in (("mean", mean), ("std", std)):
-                if len(values) != layout["channels"]:
+                if len(values) != layout["channels"]:  # type: ignore[arg-type]
                     raise UsageError(f"{name} {values} need a number for each of {layout['channels']} channels.")
             self._facts = {**layout, "mean": mean, "std": std}
         return self._facts
