@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datamodules.errors import DataError, UsageError
 from tasks.signals import SIGNALS, Stopped
 
-__all__ = ["DataError", "RunError", "UsageError", "first_here", "guarded", "nearest", "refusals"]
+__all__ = ["DataError", "RunError", "UsageError", "first_here", "guarded", "nearest", "nearest_option", "refusals"]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -94,6 +94,16 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     hint = f"did you mean '{close[0]}'? " if close else ""
     listed = f"Known: {', '.join(known)}" if len(known) <= 12 else f"{len(known)} are known"
     return f"unknown {what} '{word}': {hint}{listed}"
+
+
+def nearest_option(name: str, known: Iterable[str]) -> str:
+    """A sentence that refuses an option and suggests the nearest of the known ones.
+
+    >>> nearest_option("--dpeth", ["--depth"])
+    'unknown option --dpeth: did you mean --depth?'
+    """
+    close = difflib.get_close_matches(name, known, 1, cutoff=0.6)
+    return f"unknown option {name[:200]}: " + (f"did you mean {close[0]}?" if close else "`--help` lists the options")
 
 
 def first_here() -> bool:
