@@ -26,7 +26,7 @@ from tasks.parsing import PlainErrors, expand, flat, given, merged, names_data, 
 from tasks.report import closing_table, left_out, show_texts
 from tasks.resume import farewell, read_run
 from tasks.run_folder import Continued, MetricsCSV, kept_if_started, run_folder
-from tasks.signals import Stopped
+from tasks.signals import SIGNALS, Stopped
 from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, best_checkpoint, fill_in, place_loggers, refuse_ours
 
 PLACES = {"fit": "runs/TASK/TIME", "predict": "the current folder", "validate": "nothing", "test": "nothing"}
@@ -242,7 +242,7 @@ class TaskCLI(LightningCLI):
     # The commands ---------------------------------------------------------------------------------------------------
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with as_one(self.trainer):
+        with SIGNALS.raising(), as_one(self.trainer):
             super()._run_subcommand(subcommand)
 
     def restore(self, model: Any, datamodule: Any) -> None:

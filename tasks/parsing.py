@@ -17,6 +17,7 @@ import yaml
 
 from tasks.config_files import Options, in_yaml, load_yaml, read_config, refuse_unknown
 from tasks.errors import UsageError, nearest_option, refusals
+from tasks.signals import SIGNALS
 
 TRUST = "TESSERA_TRUST"  # environment variable: further packages, parted by commas, whose classes options may name
 PACKAGES = [  # whose classes options may name; importing any other would run whatever code has that name
@@ -251,7 +252,8 @@ def run_function(program: str, function: Callable[..., object], arguments: list[
     if kind is not None:
         with refusals():
             options = {"options": kind(**options)}
-    function(**options)
+    with SIGNALS.raising():
+        function(**options)
 
 
 def gathered(arguments: list[str], names: Iterable[str]) -> list[str]:
