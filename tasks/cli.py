@@ -13,6 +13,7 @@ from typing import Any
 
 from tasks import __version__
 from tasks.errors import UsageError, guarded, nearest
+from tasks.lines import settle_streams
 
 TRAINER_COMMANDS = {
     "fit": "train, keep the best checkpoint, test it",
@@ -78,6 +79,7 @@ def load(target: str) -> Any:
 
 def main(app: App, argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    settle_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]

@@ -7,12 +7,12 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from datamodules.errors import DataError, UsageError
 from tasks.signals import SIGNALS, Stopped
 
-__all__ = ["DataError", "RunError", "UsageError", "first_here", "guarded", "nearest", "refusals"]
+__all__ = ["DataError", "RunError", "UsageError", "first_here", "guarded", "nearest", "nearest_option", "refusals"]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -33,10 +33,13 @@ def guarded(run: Callable[[], object], debug: bool) -> int:
     try:
         with SIGNALS.handled():
             run()
+            sys.stdout.flush()  # what cannot be written is an error, too
     except Stopped as stop:
         print(stop, end="\n" if str(stop) else "", file=sys.stderr)
         return 128 + stop.number
     except BaseException as error:
+        if SIGNALS.raised:  # whatever others made of it
+            return _say("interrupted", 128 + SIGNALS.raised)
         if debug:
             raise
         return _exit_code(error)
@@ -49,10 +52,10 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, DataError | RunError):
         return _say(str(error), 1)
     if isinstance(error, BrokenPipeError):  # whoever read the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to flush at exit
+        drop_output()
         return 128 + signal.SIGPIPE
-    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
-        return _say("interrupted", 128 + signal.SIGINT)  # Lightning's own, a SystemExit, would exit with 1
+    if isinstance(error, KeyboardInterrupt):
+        return _say("interrupted", 128 + signal.SIGINT)
     if isinstance(error, OSError) and error.errno in FULL:
         return _say(f"{error}: make room; what was saved before is whole, and `fit --resume` goes on from there", 1)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
@@ -96,6 +99,16 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     return f"unknown {what} '{word}': {hint}{listed}"
 
 
+def nearest_option(name: str, known: Iterable[str]) -> str:
+    """A sentence that refuses an option and suggests the nearest of the known ones.
+
+    >>> nearest_option("--dpeth", ["--depth"])
+    'unknown option --dpeth: did you mean --depth?'
+    """
+    close = difflib.get_close_matches(name, known, 1, cutoff=0.6)
+    return f"unknown option {name[:200]}: " + (f"did you mean {close[0]}?" if close else "`--help` lists the options")
+
+
 def first_here() -> bool:
     """Whether this is the first process of its run on this machine, or the only one."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
@@ -105,6 +118,15 @@ def _say(message: str, code: int) -> int:
     if code == 2 and not first_here():  # all processes have the same options
         return code
     one_line = re.sub(r"\s*\n\s*", " ", message.strip())
-    sys.stdout.flush()
-    sys.stderr.write(f"error: {one_line}\n")  # at once: a print is two writes, and other processes print, too
+    try:
+        sys.stdout.flush()
+    except OSError:
+        drop_output()
+    with suppress(OSError):
+        sys.stderr.write(f"error: {one_line}\n")  # at once: a print is two writes, and other processes print, too
     return code
+
+
+def drop_output() -> None:
+    """Let what could not be written, and would be tried again at exit, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,20 +17,21 @@ from tasks.callbacks.record import RunRecord
 from tasks.checkpoint_files import AtomicCheckpointIO
 from tasks.checkpoints import KEY, read_checkpoint
 from tasks.cli import App, load, program
+from tasks.config_files import Options, read_config
 from tasks.errors import UsageError, nearest, refusals
 from tasks.launch import SameStart, as_one, as_started, continued, environment, settle, strategy
 from tasks.loggers import go_on
 from tasks.loops import with_own_loops
-from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config, typed_options
+from tasks.parsing import PlainErrors, expand, flat, given, merged, names_data, one_line, typed_options
 from tasks.report import closing_table, left_out, show_texts
 from tasks.resume import farewell, read_run
 from tasks.run_folder import Continued, MetricsCSV, kept_if_started, run_folder
-from tasks.signals import Stopped
+from tasks.signals import SIGNALS, Stopped
 from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, best_checkpoint, fill_in, place_loggers, refuse_ours
 
 PLACES = {"fit": "runs/TASK/TIME", "predict": "the current folder", "validate": "nothing", "test": "nothing"}
 SEED = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-THIS_CALL = {"config", "run_dir", "debug", "ckpt_path", "resume", "compile", "text"}  # not part of a run's options
+THIS_CALL = {"config", "help", "print_config", "run_dir", "debug", "ckpt_path", "resume", "compile", "text"}
 DATA = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
 
 
@@ -89,7 +90,8 @@ class TaskCLI(LightningCLI):
             self.base = self.from_checkpoint()
         elif self.app.default_config and not names_data(arguments):
             arguments = ["--config", self.app.default_config, *arguments]
-        base = [f"--config=# {self.source}\n{yaml.safe_dump(self.base)}"] if self.base else []
+        origin = f"{self.source}/config.yaml" if self.command == "fit" else self.source or ""
+        base = [f"--config=# {one_line(origin)}\n{yaml.safe_dump(self.base)}"] if self.base else []
         macros = {
             "--config": lambda value: self.expanded(read_config(value)),
             "-c": lambda value: self.expanded(read_config(value)),
@@ -249,7 +251,7 @@ class TaskCLI(LightningCLI):
     # The commands ---------------------------------------------------------------------------------------------------
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with as_one(self.trainer):
+        with SIGNALS.raising(), as_one(self.trainer):
             super()._run_subcommand(subcommand)
 
     def restore(self, model: Any, datamodule: Any) -> None:

@@ -5,29 +5,25 @@ set of options below all typed ones, wherever they stand; among those sets the l
 """
 
 import difflib
-import json
-import math
 import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from inspect import signature
-from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 import jsonargparse
 import yaml
 
-from tasks.errors import UsageError, refusals
+from tasks.config_files import Options, in_yaml, load_yaml, read_config, refuse_unknown
+from tasks.errors import UsageError, nearest_option, refusals
+from tasks.signals import SIGNALS
 
-Options = dict[str, Any]
 TRUST = "TESSERA_TRUST"  # environment variable: further packages, parted by commas, whose classes options may name
 PACKAGES = [  # whose classes options may name; importing any other would run whatever code has that name
     *("pytorch_lightning", "lightning_fabric", "tasks", "modules", "datamodules"),
     *("torch.nn", "torch.optim", "torch.distributed", "torch.profiler"),
 ]
-MOST = 10**7  # characters of a text of options, aliases written out
 jsonargparse.set_parsing_settings(
     import_path_denylist=["*"],
     import_path_allowlist=[*PACKAGES, *filter(None, os.environ.get(TRUST, "").split(","))],
@@ -36,7 +32,15 @@ jsonargparse.set_parsing_settings(
 
 
 plain_yaml = jsonargparse.get_loader("yaml")
-jsonargparse.set_loader("yaml", lambda text: plain_yaml(bounded(text)), (yaml.YAMLError,), json_superset=True)
+
+
+def checked_yaml(text: str) -> Any:
+    """What jsonargparse makes of a text that is not refused."""
+    load_yaml(text)
+    return plain_yaml(text)
+
+
+jsonargparse.set_loader("yaml", checked_yaml, (yaml.YAMLError,), json_superset=True)
 
 
 class PlainErrors(jsonargparse.ArgumentParser):
@@ -44,6 +48,21 @@ class PlainErrors(jsonargparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)  # an option cut short is a typing error
+        self.links: dict[str, str] = {}
+
+    def link_arguments(self, source: str, target: str, **kwargs: Any) -> None:  # type: ignore[override]
+        """Let option `target` follow `source`."""
+        self.links[target] = source
+        super().link_arguments(source, target, **kwargs)
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:  # type: ignore[override]
+        """Options of a command line, each of its type; by itself jsonargparse takes null for all of them."""
+        options = super().parse_args(*args, **kwargs)
+        try:
+            self.validate(options, skip_unset=False)
+        except (TypeError, KeyError) as error:
+            self.error(str(error), error)
+        return options
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise `message`, made readable, with the nearest option where one is unknown."""
@@ -52,6 +71,7 @@ class PlainErrors(jsonargparse.ArgumentParser):
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:
         """Options of a text; where its first line is a comment that says where they come from, complaints do so too."""
         try:
+            refuse_unknown(load_yaml(cfg_str), self.known(), self.links)
             return super().parse_string(cfg_str, *args, **kwargs)
         except UsageError as error:
             if not cfg_str.startswith("# "):
@@ -65,6 +85,10 @@ class PlainErrors(jsonargparse.ArgumentParser):
                 for parser in action.choices.values():
                     yield from parser.options()
             yield from (name for name in action.option_strings if name.startswith("--"))
+
+    def known(self) -> set[str]:
+        """Names of all options that a file may hold."""
+        return {name.removeprefix("--") for name in self.options() if not name.endswith(("help", "print_config"))}
 
 
 UNKNOWN = (
@@ -91,9 +115,7 @@ def readable(message: str, options: list[str]) -> str:
     if found := re.search(r"Importing '(([\w-]+)[\w.-]*)' is not allowed", message):
         return f"{found[1]} is refused, since naming it would run its code: set {TRUST}={found[2]} if you trust it"
     if found := re.search(UNKNOWN, message):
-        name = "--" + next(filter(None, found.groups())).removeprefix("--")
-        close = difflib.get_close_matches(name, options, 1, cutoff=0.6)
-        return f"unknown option {name}: " + (f"did you mean {close[0]}?" if close else "`--help` lists the options")
+        return nearest_option("--" + next(filter(None, found.groups())).removeprefix("--"), options)
     if found := re.fullmatch(WRONG, message):
         return wrong_value(*found.groups())
     for pattern, sentence in PLAIN.items():
@@ -142,20 +164,19 @@ def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]],
             value = value if equals else rest.popleft() if rest else ""
             if not value:
                 raise UsageError(f"{name} needs a value")
-            origin = " ".join(f"{name} {value}".split())  # a comment has one line
-            below.append(f"--config=# {origin}\n{in_yaml(macros[name](value))}")
+            origin = one_line(f"{name} {value}")
+            try:
+                below.append(f"--config=# {origin}\n{in_yaml(macros[name](value))}")
+            except UsageError as error:
+                raise error if value in str(error) else UsageError(f"{error} (in {origin})") from error
         else:
             typed.append(argument)
     return below + typed
 
 
-def in_yaml(value: Any) -> str:
-    """JSON that is YAML, too: a character beyond ASCII is one number, where JSON would write two.
-
-    >>> in_yaml(["a", "\N{SLIGHTLY SMILING FACE}"])
-    '["a", "\\\\U0001f642"]'
-    """
-    return re.sub(r"[^\0-~]", lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))
+def one_line(origin: str) -> str:
+    """Where options come from, as a comment of one line."""
+    return " ".join(origin.split())
 
 
 def given(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
@@ -170,49 +191,6 @@ def given(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
         else:
             rest.append(argument)
     return value, rest
-
-
-def read_config(value: str) -> Options:
-    """Options of a YAML or JSON file, given by path or as a name under `configs/` of the installed package.
-
-    Raises:
-        UsageError: no such file, not readable as YAML, or not a mapping.
-    """
-    path = Path(value)
-    if not path.is_file():
-        installed = find_spec("configs")
-        roots = [Path(root).parent for root in installed.submodule_search_locations or []] if installed else []
-        path = next((root / value for root in roots if (root / value).is_file()), path)
-    if not path.is_file():
-        raise UsageError(f"no config file '{value}': give the path of a YAML file, as in configs/vit/cifar10.yaml")
-    try:
-        options = yaml.safe_load(bounded(path.read_text()))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"config file '{value}' is not valid YAML: {error}") from error
-    if not isinstance(options, dict):
-        raise UsageError(f"config file '{value}' must hold options by name, as in `trainer: {{max_epochs: 10}}`")
-    return options
-
-
-def bounded(text: str) -> str:
-    """The same YAML, whose aliases must not make it immense ("billion laughs").
-
-    Raises:
-        yaml.YAMLError: more than `MOST` characters with each alias written out, or an alias inside of what it names.
-    """
-    sizes: dict[int, float] = {}
-
-    def size(node: Any) -> float:
-        if id(node) not in sizes:
-            sizes[id(node)] = math.inf  # until all that is inside is counted
-            parts = [] if isinstance(node.value, str) else node.value
-            inner = (size(one) for part in parts for one in (part if isinstance(part, tuple) else (part,)))
-            sizes[id(node)] = len(node.value) + 1 + sum(inner)
-        return sizes[id(node)]
-
-    if "&" in text and "*" in text and (node := yaml.compose(text, yaml.SafeLoader)) and size(node) > MOST:
-        raise yaml.YAMLError(f"its aliases stand for more than {MOST:,} characters")
-    return text
 
 
 def names_data(arguments: list[str]) -> bool:
@@ -274,7 +252,8 @@ def run_function(program: str, function: Callable[..., object], arguments: list[
     if kind is not None:
         with refusals():
             options = {"options": kind(**options)}
-    function(**options)
+    with SIGNALS.raising():
+        function(**options)
 
 
 def gathered(arguments: list[str], names: Iterable[str]) -> list[str]:

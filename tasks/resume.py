@@ -11,9 +11,9 @@ from pytorch_lightning.utilities import rank_zero_only
 from tasks.checkpoint_files import LAST, newest_checkpoint
 from tasks.checkpoints import Checkpoint, read_checkpoint
 from tasks.cli import App, program
+from tasks.config_files import Options, read_config
 from tasks.errors import UsageError
 from tasks.launch import as_started
-from tasks.parsing import Options, read_config
 from tasks.signals import Stopped
 from tasks.trainer_parts import FolderCheckpoint
 
@@ -41,7 +41,8 @@ def read_run(folder: Path, app: App) -> tuple[Options, Path | None, Path | None,
             f"runs/{app.name}/latest"
         )
     options = read_config(str(folder / "config.yaml"))
-    place = Path((options.get("checkpoint") or {}).get("dirpath") or folder / "checkpoints")
+    chosen = options.get("checkpoint", {}).get("dirpath")
+    place = Path(chosen) if chosen and isinstance(chosen, str) else folder / "checkpoints"
     path, checkpoint = newest_checkpoint(place, app.name, say)
     if checkpoint is None:
         if (folder / "summary.json").exists():

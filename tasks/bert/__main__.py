@@ -2,6 +2,11 @@
 
 import sys
 
+if __name__ == "__main__":
+    from tasks.signals import SIGNALS
+
+    SIGNALS.own_process()  # before anything slow is imported
+
 from tasks.cli import App, main
 
 APP = App(

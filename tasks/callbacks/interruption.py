@@ -36,8 +36,9 @@ class Interruption(Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop where a signal came after the last step."""
+        SIGNALS.waiting = False  # one that comes after this is raised
         number = self.agreed(trainer)
-        SIGNALS.noted, SIGNALS.waiting = 0, False
+        SIGNALS.noted = 0
         if number:
             raise Stopped(number)
 

@@ -12,8 +12,9 @@ from modules.decoder import DECODER_PRESETS, Decoder, DecoderConfig
 from modules.pretrained.decoder import load_weights, to_tessera
 from modules.pretrained.decoder_configs import config_from_huggingface
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
+from tasks.config_files import Options
 from tasks.errors import UsageError, refusals
-from tasks.parsing import Options, merged
+from tasks.parsing import merged
 from tasks.pretrained import (
     CKPT_PATH,
     OPTION,

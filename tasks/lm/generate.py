@@ -1,6 +1,5 @@
 """`python -m tasks.lm generate`: texts that go on from prompts."""
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from modules.generation import GenerationConfig, beam_search
 from modules.inference import QuantizationName
 from tasks.devices import DeviceName, prepared
 from tasks.errors import UsageError
-from tasks.lines import read_lines
+from tasks.lines import json_line, read_lines
 from tasks.lm.architectures import Model, load_model
 from tasks.lm.writing import Writer, Writers, end_tokens, prompt_tokens, writers
 
@@ -188,4 +187,4 @@ def print_json(row: Done, steps: Writers, sample: int) -> None:
     text = "".join(growing(row.writer, steps))
     found: dict[str, Any] = {"prompt": row.prompt, "text": text, "sample": sample + 1, "tokens": row.writer.tokens}
     found |= {"ended": row.writer.ended} | ({} if row.score is None else {"score": row.score})
-    print(json.dumps(found, ensure_ascii=False), flush=True)
+    print(json_line(found), flush=True)

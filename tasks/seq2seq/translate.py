@@ -1,6 +1,5 @@
 """`python -m tasks.seq2seq translate`: translations of sentences."""
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from modules.sampling import GenerationConfig, StoppingName
 from modules.translation import Translation
 from modules.translation import translate as search
 from tasks.devices import DeviceName, prepared
-from tasks.lines import UNFINISHED, printed, read_lines
+from tasks.lines import UNFINISHED, json_line, printed, read_lines
 from tasks.seq2seq.architectures import Model, load_model
 
 
@@ -127,4 +126,4 @@ def print_json(line: int, source: str, rank: int, found: Translation, text: str)
     """Print one translation as an object."""
     told: dict[str, Any] = {"line": line, "source": source, "translation": text, "rank": rank}
     told |= {"score": found.score, "tokens": len(found.tokens), "finished": found.finished}
-    print(json.dumps(told, ensure_ascii=False))
+    print(json_line(told))

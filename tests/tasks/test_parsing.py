@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.config_files import in_yaml, read_config
 from tasks.errors import UsageError
 from tasks.lightning_cli import TaskCLI
-from tasks.parsing import expand, flat, given, in_yaml, merged, names_data, read_config
+from tasks.parsing import expand, flat, given, merged, names_data
 from tests.tasks.command import run
 
 
