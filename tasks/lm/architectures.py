@@ -13,6 +13,7 @@ from modules.pretrained.decoder import load_weights, to_tessera
 from modules.pretrained.decoder_configs import config_from_huggingface
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError, refusals
+from tasks.generation import FolderGeneration, read_generation
 from tasks.parsing import Options, merged
 from tasks.pretrained import (
     CKPT_PATH,
@@ -109,16 +110,30 @@ class Model(NamedTuple):
         net: The network, in evaluation mode.
         tokenizer: Its tokenizer.
         facts: Of the data that it was trained on.
+        folder: That it was published in; None: it is one of ours.
     """
 
     net: Decoder
     tokenizer: Tokenizer
     facts: dict[str, Any]
+    folder: Path | None = None
 
     @property
     def frame(self) -> Frame:
         """Control tokens that it saw around documents."""
         return self.tokenizer.frame if self.facts["framed"] else Frame()
+
+    def generation(self) -> FolderGeneration | None:
+        """What its folder asks of generation.
+
+        Raises:
+            UsageError: The folder says it in a way that cannot be understood.
+        """
+        if self.folder is None:
+            return None
+        settings = read_settings(self.folder, dict, CKPT_PATH)
+        forced = ("forced_bos_token_id", "forced_eos_token_id")
+        return read_generation(self.folder, settings, self.net.vocabulary, forced)
 
 
 def load_model(source: str) -> Model:
@@ -159,4 +174,4 @@ def _published(source: str) -> Model:
         "max_length": config.max_length,
         "framed": begins or read_settings(folder, marks_documents, CKPT_PATH),
     }
-    return Model(net.eval(), tokenizer, facts)
+    return Model(net.eval(), tokenizer, facts, folder)
