@@ -136,7 +136,11 @@ class FolderGeneration:
             found.pop("beams", None)
         if found.get("beams", options.beams) > 1:
             left += ["do_sample true in beam search"] if self.asked.do_sample else []
-            left += [f"{name} in beam search" for name in ("repetition_penalty", "stop") if name in found]
+            left += [
+                f"{name} {shown(found[name])} in beam search"
+                for name in ("repetition_penalty", "stop")
+                if name in found
+            ]
             found = {name: value for name, value in found.items() if name not in NO_BEAMS}
         if left:
             print(f"{self.file} asks for {', '.join(left)}, which is not done here", file=sys.stderr)
