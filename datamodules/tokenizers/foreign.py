@@ -9,7 +9,7 @@ from datamodules.errors import DataError, UsageError
 from datamodules.files import read_object
 from datamodules.tokenizers.control import CONTROL, OTHER_NAMES, named_roles
 from datamodules.tokenizers.sentencepiece import SUFFIXES, read_sentencepiece
-from datamodules.tokenizers.settings import CONFIG, add_tokens, flag, follow, tokenizer_class
+from datamodules.tokenizers.settings import CONFIG, SPM, add_tokens, flag, follow, tokenizer_class
 
 GAPS = 1000  # numbers that no token has: so many, and as many as there are tokens
 
@@ -33,7 +33,7 @@ def read_tokenizer(path: Path) -> str:
         content = json.loads(_made(read_sentencepiece, file))
     else:
         content = _object(file) if file.exists() else json.loads(_older(folder, settings))
-    kind = tokenizer_class(own, _object(folder / "config.json"), content)
+    kind = SPM if file.suffix in SUFFIXES else tokenizer_class(own, _object(folder / "config.json"), content)
     if not (file.suffix in SUFFIXES and file.name.startswith("target")):  # the settings are those of the source
         content = _made(followed, folder, content, settings, kind)
     if named := named_roles(settings):

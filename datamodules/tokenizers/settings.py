@@ -15,13 +15,15 @@ Settings = Mapping[str, Any]
 LOWER = dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"), True)
 BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "Qwen2Tokenizer")
 SPACE = {**dict.fromkeys(BYTE_LEVEL, False), "LlamaTokenizer": True}
+SPM = "MarianTokenizer"  # and any other of a file of SentencePiece
 PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer")  # which take the file as it is
-NEITHER = (*PLAIN, "T5Tokenizer", "MarianTokenizer")
+KEPT = (*PLAIN, SPM)  # with all tokens that the files have
+NEITHER = (*KEPT, "T5Tokenizer")
 CLASSES = {  # by the model, where the tokenizer's files do not name one
     **dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer"),
     **dict.fromkeys(("roberta", "bart"), "RobertaTokenizer"),
     **{"gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"},
-    **{"t5": "T5Tokenizer", "marian": "MarianTokenizer"},
+    **{"t5": "T5Tokenizer", "marian": SPM},
 }
 FLAGS = ("special", "normalized", "single_word", "lstrip", "rstrip")  # of added tokens
 
@@ -128,8 +130,12 @@ def add_tokens(content: dict[str, Any], settings: Settings, older: Settings, kin
     special = {*named_roles(settings).values(), *extra_tokens(settings)}
     found = dict(_entries(settings["added_tokens_decoder"] if decides else older, decides, special, origin))
     forgotten = [name for name, token in own.items() if not token.get("special") and name not in special | found.keys()]
-    if decides and kind not in PLAIN and forgotten:  # by a class that makes the tokenizer anew
+    if decides and kind not in KEPT and forgotten:  # by a class that makes the tokenizer anew
         raise DataError(f"{origin} lacks {forgotten[0]!r}, which tokenizer.json adds: add it there, too.")
+    if kind == SPM and (parting := [name for name in found.keys() - own.keys() if not found[name]["special"]]):
+        raise DataError(
+            f"{origin}: {ascii(parting[0])} is added to SentencePiece, which is not supported: leave it out."
+        )
     new = {name: token for name, token in found.items() if name not in own or (decides and own[name] != token)}
     backend = Tokenizer.from_str(json.dumps(content)) if new else None
     for name, token in found.items():

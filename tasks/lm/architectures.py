@@ -164,6 +164,8 @@ def _published(source: str) -> Model:
     with refusals(f"{CKPT_PATH} {source}"):
         if config.vocabulary is None or config.max_length is None:
             raise UsageError("its config.json does not say how many tokens it knows or reads")
+        if tokenizer.size > config.vocabulary:
+            raise UsageError(f"its tokenizer has {tokenizer.size} tokens, but its config.json {config.vocabulary}")
         net = Decoder(config)
         load_weights(net, folder_state(folder, converted, CKPT_PATH))
     facts = {
