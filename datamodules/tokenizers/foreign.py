@@ -11,6 +11,7 @@ from datamodules.tokenizers.control import CONTROL, OTHER_NAMES, named_roles
 from datamodules.tokenizers.sentencepiece import SUFFIXES, read_sentencepiece
 from datamodules.tokenizers.settings import CONFIG, SPM, add_tokens, flag, follow, tokenizer_class
 
+PROBE = "a \ue000"  # with a character that no vocabulary has
 GAPS = 1000  # numbers that no token has: so many, and as many as there are tokens
 
 
@@ -27,8 +28,8 @@ def read_tokenizer(path: Path) -> str:
     if not path.exists():
         raise UsageError(f"{path} does not exist: give a tokenizer.json, or a folder with one.")
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
-    own = _object(folder / CONFIG)
-    settings = {**_object(folder / "special_tokens_map.json"), **own}
+    own = _settings(folder / CONFIG)
+    settings = {**_settings(folder / "special_tokens_map.json"), **own}
     if file.suffix in SUFFIXES:
         content = json.loads(_made(read_sentencepiece, file))
     else:
@@ -45,6 +46,17 @@ def followed(folder: Path, content: dict[str, Any], settings: dict[str, Any], ki
     """The content of a `tokenizer.json` with what the files beside it say; see `datamodules.tokenizers.settings`."""
     follow(content, settings, kind, folder)
     return add_tokens(content, settings, _object(folder / "added_tokens.json"), kind, folder)
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """The object in a file whose tokens and class are texts."""
+    found = _object(file)
+    for name in ("tokenizer_class", *(f"{role}_token" for role in CONTROL)):
+        value = found.get(name)
+        token = value.get("content") if isinstance(value, dict) else value
+        if not isinstance(token, str) and value is not None:
+            raise DataError(f"{file}: {name} is {ascii(value)[:60]}, but must be text.")
+    return found
 
 
 def _object(file: Path) -> dict[str, Any]:
@@ -137,7 +149,12 @@ def parsed(text: str, origin: str) -> tuple[Any, dict[str, Any], dict[str, str]]
         check_numbers(backend.get_vocab(), content.get("added_tokens") or [])
         if not all(isinstance(token, str) for token in named.values()):
             raise ValueError("a control token is no text")
-    except Exception as error:  # the package raises nothing more special
+        if not isinstance((content.get("decoder") or content["model"]).get("type", ""), str):
+            raise ValueError("the type of its decoder is no text")
+        backend.decode(backend.encode(PROBE).ids)
+    except BaseException as error:  # the package raises nothing more special, and its panics are no `Exception`
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise DataError(f"{origin} is not a tokenizer ({str(error) or type(error).__name__}).") from error
     return backend, content, named
 

@@ -80,7 +80,8 @@ def parts(content: Settings, name: str) -> Iterator[dict[str, Any]]:
     if isinstance(part, dict):
         yield part
         for some in (part.get("normalizers"), part.get("pretokenizers")):
-            yield from (inner for one in some or [] for inner in parts({name: one}, name))
+            for one in some if isinstance(some, list) else []:
+                yield from parts({name: one}, name)
 
 
 def lowers(content: Settings) -> bool:

@@ -258,7 +258,6 @@ WRONG: list[tuple[str, str, Any]] = [
     *(("tokenizer.json", name, []) for name in ("model", "normalizer", "pre_tokenizer", "decoder")),
     *(("tokenizer.json", "added_tokens", value) for value in (5, [5], [{}], [{"id": "x"}], [NEW | {"id": 10**9}])),
     *(("tokenizer.json", "added_tokens", [NEW | {"id": number}]) for number in (-1, 3, 1.5, 10**30, None)),
-    *(("tokenizer.json", "control", value) for value in (5, [], "x", {"cls": 5}, {"cls": ["[CLS]"]}, {"cls": None})),
 ]
 
 
@@ -272,6 +271,29 @@ def test_entries_of_a_wrong_kind(number: int, tmp_path: Path) -> None:
     said = str(found.value)
     assert (name if name != "tokenizer.json" else str(tmp_path)) in said and len(said) < 600
     assert name == "tokenizer.json" or entry in said
+
+
+@pytest.mark.parametrize("control", [5, [], "x", {"cls": 5}, {"cls": ["[CLS]"]}, {"cls": None}])
+def test_names_of_control_tokens_are_texts(control: Any) -> None:
+    with pytest.raises(DataError, match="is not a tokenizer"):
+        Tokenizer.from_json(json.dumps(json.loads(trained().to_json()) | {"control": control}))
+
+
+@pytest.mark.parametrize(
+    "name, entries",
+    [
+        ("decoder", {"type": []}),
+        ("model", {"unk_token": "x"}),
+        ("post_processor", {"special_tokens": {}}),
+        ("normalizer", {"type": "Sequence", "normalizers": -1}),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": {"a": 1}}),
+    ],
+)
+def test_parts_that_fail_only_in_use(name: str, entries: dict[str, Any], tmp_path: Path) -> None:
+    bert(tmp_path)
+    pipeline(tmp_path, name, **entries)
+    with pytest.raises(DataError, match=str(tmp_path)):
+        Tokenizer.from_file(tmp_path)
 
 
 VOCABULARIES: dict[str, dict[str, Any]] = {
