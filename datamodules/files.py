@@ -1,6 +1,7 @@
 """Files: only regular ones are read, and what is written is whole or not there at all."""
 
 import errno
+import json
 import os
 import stat
 import time
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 CLUTTER = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
 STALE = 3600  # seconds: what nobody wrote to for so long was left by a process that was killed
@@ -91,6 +92,22 @@ def regular_files(
 def named(path: str | os.PathLike) -> str | None:
     """What is wrong with the name of a file; None if it is UTF-8."""
     return None if printable(path) == os.fspath(path) else "has a name that is not UTF-8"
+
+
+def read_object(path: str | os.PathLike) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        OSError: As `open_regular`.
+        ValueError: It is not UTF-8, not JSON, nested too deeply, or no object; says what.
+    """
+    try:
+        content = json.loads(read_bytes(path).decode())
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds a {type(content).__name__}, not an object")
+    return content
 
 
 @contextmanager

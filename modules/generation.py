@@ -9,13 +9,12 @@ from torch import Tensor
 
 from modules.config import require
 from modules.decoder import Decoder
-from modules.reader import Reader, TextReader, check_texts
+from modules.reader import NEVER, Reader, TextReader, check_texts
 from modules.sampling import GenerationConfig, draw, noise, penalise
 
 __all__ = ["GenerationConfig", "beam_search", "generate", "sample", "search"]
 
 ENDED = -1  # what a row gives after its end
-NEVER = float("-inf")
 GROUP = 64  # neighbouring scores whose maximum is taken first
 Found = list[tuple[list[int], float]]
 
@@ -26,6 +25,7 @@ def generate(
     config: GenerationConfig,
     stop: Collection[int] = (),
     seeds: Sequence[int] | None = None,
+    banned: Collection[int] = (),
 ) -> Iterator[Tensor]:
     """Makes the tokens that follow prompts, a step at a time.
 
@@ -37,6 +37,7 @@ def generate(
         config: How tokens are drawn, and how many.
         stop: End tokens.
         seeds: Of each row's draws; None: `config.seed`, and one more in each next row.
+        banned: Tokens that never follow.
 
     Yields:
         (rows,): the next token of each row, its end token too, and -1 after that. Stops once all rows have ended.
@@ -45,7 +46,7 @@ def generate(
         ValueError: As `TextReader`, or `config` asks for beam search.
     """
     require(config.beams == 1, "Beam search ranks whole texts, which cannot be streamed; call beam_search.")
-    reader = TextReader(net, prompts, config.max_new_tokens)
+    reader = TextReader(net, prompts, config.max_new_tokens, banned=banned)
     return (tokens for tokens, _ in sample(reader, config, stop, seeds))
 
 
@@ -180,7 +181,12 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def beam_search(
-    net: Decoder, prompts: Sequence[Sequence[int]], config: GenerationConfig, stop: Collection[int] = ()
+    net: Decoder,
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    stop: Collection[int] = (),
+    banned: Collection[int] = (),
+    renormalise: bool = True,
 ) -> list[Found]:
     """The best texts that follow each prompt, as far as the context goes, whatever prompts are beside it.
 
@@ -189,6 +195,8 @@ def beam_search(
         prompts: Token numbers of each text.
         config: `beams`, `max_new_tokens` and `length_penalty`; nothing is drawn.
         stop: End tokens.
+        banned: Tokens that never follow.
+        renormalise: Their share of probability goes to the others; False: it is lost, as in `generate` of Hugging Face.
 
     Returns:
         For each prompt up to `beams` pairs of new tokens, the end token too, and score, best first.
@@ -202,7 +210,7 @@ def beam_search(
     found: dict[int, Found] = {}
     for room in set(rooms):  # those of one room are searched side by side
         rows = [row for row, its in enumerate(rooms) if its == room]
-        reader = TextReader(net, [prompts[row] for row in rows], room, config.beams)
+        reader = TextReader(net, [prompts[row] for row in rows], room, config.beams, banned, logs=not renormalise)
         found |= zip(rows, search(reader, config, stop), strict=True)
     return [found[row] for row in range(len(prompts))]
 

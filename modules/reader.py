@@ -1,6 +1,6 @@
 """Reads texts with a model and its cache: what generation needs of a model."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -9,6 +9,8 @@ from modules.branches import Branches
 from modules.cache import Cache
 from modules.config import require
 from modules.decoder import Decoder
+
+NEVER = float("-inf")
 
 
 class Reader:
@@ -23,7 +25,8 @@ class Reader:
     size: int  # number of tokens of each text as yet
     new: int  # number of tokens that will follow
     beams: int
-    logs = False  # whether scores are logarithms of probabilities, to be taken as they are
+    banned: Tensor  # tokens that never follow, (B,)
+    logs = False  # whether scores are logarithms of probabilities, of which banned tokens keep their share
 
     @property
     def seen(self) -> Tensor:
@@ -55,7 +58,9 @@ class Reader:
 
     def scores(self, vectors: Tensor) -> Tensor:
         """Vectors (..., E) -> scores of the tokens that follow, (..., V)."""
-        return self.net.logits(vectors)
+        scores = self.net.logits(vectors)
+        scores = scores.float().log_softmax(-1) if self.logs else scores
+        return scores.index_fill(-1, self.banned, NEVER) if len(self.banned) else scores
 
     def reorder(self, beams: Tensor) -> None:
         """Lets each text go on with another of the same prompt: (P, K) of K."""
@@ -78,15 +83,29 @@ class TextReader(Reader):
         prompts: Token numbers of each row.
         new: Number of tokens that will follow.
         beams: Texts that go on from each prompt.
+        banned: Tokens that never follow.
+        logs: Those keep their share of probability, which is lost; False: it goes to the others.
 
     Raises:
-        ValueError: A prompt is empty, longer than the context, or has tokens that the decoder does not know.
+        ValueError: A prompt is empty, longer than the context, or has tokens that the decoder does not know; or it
+            does not know a banned one.
     """
 
-    def __init__(self, net: Decoder, prompts: Sequence[Sequence[int]], new: int, beams: int = 1) -> None:
-        self.net, self.new, self.beams, self.context = net, new, beams, net.max_length
+    def __init__(
+        self,
+        net: Decoder,
+        prompts: Sequence[Sequence[int]],
+        new: int,
+        beams: int = 1,
+        banned: Collection[int] = (),
+        logs: bool = False,
+    ) -> None:
+        self.net, self.new, self.beams, self.context, self.logs = net, new, beams, net.max_length, logs
         check_ready(net)
         check_texts("Prompt", prompts, self.context, net.vocabulary)
+        if banned:
+            check_texts("Ban", [[*banned]], len(banned), net.vocabulary)
+        self.banned = torch.tensor([*banned], dtype=torch.int64, device=net.embed.weight.device)
         self.size = max(len(prompt) for prompt in prompts)
         self.first = [self.size - len(prompt) for prompt in prompts]  # where each row's text begins
         rows = [[text[0]] * pad + [*text] + [0] * new for pad, text in zip(self.first, prompts, strict=True)]

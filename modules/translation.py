@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from modules.generation import ENDED, Found, sample, search
-from modules.reader import Reader, check_ready, check_texts
+from modules.reader import NEVER, Reader, check_ready, check_texts
 from modules.sampling import GenerationConfig
 from modules.seq2seq import Seq2Seq
 
 __all__ = ["GenerationConfig", "Rules", "SourceReader", "Translation", "translate"]
-
-NEVER = float("-inf")
 
 
 class Translation(NamedTuple):
@@ -92,7 +90,6 @@ class SourceReader(Reader):
     def scores(self, vectors: Tensor) -> Tensor:
         """Vectors (..., E) -> scores of the tokens that follow, (..., V)."""
         scores = super().scores(vectors)
-        scores = (scores.float().log_softmax(-1) if self.logs else scores).index_fill_(-1, self.banned, NEVER)
         forced = (self.size == self.new and self.rules.last) or (self.size == 1 and self.rules.first)
         if not forced:
             return scores

@@ -230,7 +230,7 @@ def typed_options(arguments: list[str]) -> list[str]:
 def run_function(program: str, function: Callable[..., object], arguments: list[str]) -> None:
     """Run a command that is a function of its options; one with a parameter `typed` is told which were named.
 
-    A function with one parameter, called `options`, takes a dataclass of them. Options that are lists of texts may be
+    A parameter called `options` takes a dataclass of them. Options that are lists of texts may be
     given several times, and those that are true or false need no value.
 
     Raises:
@@ -238,7 +238,7 @@ def run_function(program: str, function: Callable[..., object], arguments: list[
     """
     parser = PlainErrors(prog=program, description=(function.__doc__ or "").split("\n\n")[0])
     names = signature(function).parameters.keys()
-    kind = get_type_hints(function)["options"] if names == {"options"} else None
+    kind = get_type_hints(function)["options"] if "options" in names else None
     if kind is None:
         parser.add_function_arguments(function, skip={"typed"})
     else:
@@ -247,11 +247,11 @@ def run_function(program: str, function: Callable[..., object], arguments: list[
     arguments = gathered(arguments, [name for name, wanted in types.items() if wanted == list[str]])
     arguments = expand(arguments, {}, {name: name for name, wanted in types.items() if wanted is bool})
     options = vars(parser.instantiate_classes(parser.parse_args(arguments)))
-    if "typed" in names:
-        options["typed"] = typed_options(arguments)
     if kind is not None:
         with refusals():
             options = {"options": kind(**options)}
+    if "typed" in names:
+        options["typed"] = typed_options(arguments)
     with SIGNALS.raising():
         function(**options)
 

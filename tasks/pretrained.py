@@ -14,7 +14,8 @@ from tasks.parsing import Options
 from tasks.weights import State, read_weights
 
 FILES = (
-    *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("config.json", "generation_config.json", "tokenizer.json"),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),  # whole, or in parts
     *("vocab.txt", "vocab.json", "merges.txt"),  # of tokenizers from before tokenizer.json
     *("source.spm", "target.spm", "target_vocab.json", "spiece.model"),  # Marian's, T5's

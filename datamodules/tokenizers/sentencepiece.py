@@ -115,4 +115,6 @@ def _integer(data: bytes, place: int) -> tuple[int, int]:
         if byte < 128:
             return value, place
         shift += 7
+        if shift > 63:
+            raise ValueError("it is not a file of SentencePiece")
     raise ValueError("it is truncated")

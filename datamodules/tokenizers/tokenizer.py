@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from datamodules.cache import CHUNK, Texts, chunks, content_key
-from datamodules.errors import DataError, UsageError
+from datamodules.errors import UsageError
 from datamodules.progress import progress_bar
 from datamodules.tokenizers.control import CONTROL, ControlIds, Frame, find_control
-from datamodules.tokenizers.foreign import read_tokenizer
+from datamodules.tokenizers.foreign import parsed, read_tokenizer
 from datamodules.tokenizers.kinds import CHARACTERS, KIND_OF, WORDS, TokenizerConfig, TokenizerName, TruncateName
 from datamodules.tokenizers.training import learn, learned
 
@@ -41,14 +41,7 @@ class Tokenizer:
     """
 
     def __init__(self, text: str, truncate: TruncateName = "head", origin: str = "the tokenizer") -> None:
-        from tokenizers import Tokenizer as Backend
-
-        try:
-            content = json.loads(text)
-            named: dict[str, str] = content.pop("control", {})
-            self._backend = Backend.from_str(json.dumps(content))
-        except Exception as error:  # the package raises nothing more special
-            raise DataError(f"{origin} is not a tokenizer ({str(error) or type(error).__name__}).") from error
+        self._backend, content, named = parsed(text, origin)
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = True  # as text

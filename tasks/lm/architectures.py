@@ -14,6 +14,7 @@ from modules.pretrained.decoder_configs import config_from_huggingface
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.config_files import Options
 from tasks.errors import UsageError, refusals
+from tasks.generation import FolderGeneration, read_generation
 from tasks.parsing import merged
 from tasks.pretrained import (
     CKPT_PATH,
@@ -110,16 +111,30 @@ class Model(NamedTuple):
         net: The network, in evaluation mode.
         tokenizer: Its tokenizer.
         facts: Of the data that it was trained on.
+        folder: That it was published in; None: it is one of ours.
     """
 
     net: Decoder
     tokenizer: Tokenizer
     facts: dict[str, Any]
+    folder: Path | None = None
 
     @property
     def frame(self) -> Frame:
         """Control tokens that it saw around documents."""
         return self.tokenizer.frame if self.facts["framed"] else Frame()
+
+    def generation(self) -> FolderGeneration | None:
+        """What its folder asks of generation.
+
+        Raises:
+            UsageError: The folder says it in a way that cannot be understood.
+        """
+        if self.folder is None:
+            return None
+        settings = read_settings(self.folder, dict, CKPT_PATH)
+        forced = ("forced_bos_token_id", "forced_eos_token_id")
+        return read_generation(self.folder, settings, self.net.vocabulary, forced)
 
 
 def load_model(source: str) -> Model:
@@ -150,6 +165,8 @@ def _published(source: str) -> Model:
     with refusals(f"{CKPT_PATH} {source}"):
         if config.vocabulary is None or config.max_length is None:
             raise UsageError("its config.json does not say how many tokens it knows or reads")
+        if tokenizer.size > config.vocabulary:
+            raise UsageError(f"its tokenizer has {tokenizer.size} tokens, but its config.json {config.vocabulary}")
         net = Decoder(config)
         load_weights(net, folder_state(folder, converted, CKPT_PATH))
     facts = {
@@ -160,4 +177,4 @@ def _published(source: str) -> Model:
         "max_length": config.max_length,
         "framed": begins or read_settings(folder, marks_documents, CKPT_PATH),
     }
-    return Model(net.eval(), tokenizer, facts)
+    return Model(net.eval(), tokenizer, facts, folder)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from modules.generation import GenerationConfig, beam_search
 from modules.inference import QuantizationName
 from tasks.devices import DeviceName, prepared
 from tasks.errors import UsageError
+from tasks.generation import FolderGeneration
 from tasks.lines import json_line, read_lines
 from tasks.lm.architectures import Model, load_model
 from tasks.lm.writing import Writer, Writers, end_tokens, prompt_tokens, writers
@@ -70,13 +71,21 @@ class Done(NamedTuple):
     score: float | None = None
 
 
-def generate(options: GenerateOptions) -> None:
-    """Write texts that go on from prompts; with one, as its tokens are made."""
+def generate(options: GenerateOptions, typed: Collection[str] = ()) -> None:
+    """Write texts that go on from prompts; with one, as its tokens are made.
+
+    Args:
+        options: Of the command.
+        typed: Names of those that win over what the model's folder asks.
+    """
     prompts = read_prompts(options)
     model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
-    tokens = [fitting(model, prompt_tokens(model, prompt), number, options) for number, prompt in enumerate(prompts, 1)]
+    tokens, found = [prompt_tokens(model, prompt) for prompt in prompts], model.generation()
+    if found:
+        options = found.followed(options, typed, max(map(len, tokens)))
+    tokens = [fitting(model, ids, number, options) for number, ids in enumerate(tokens, 1)]
     start = time.perf_counter()
-    rows, steps = (ranked if options.beams > 1 else drawn)(model, prompts, tokens, options)
+    rows, steps = (ranked if options.beams > 1 else drawn)(model, prompts, tokens, options, found)
     for number, row in enumerate(rows):
         if options.json:
             print_json(row, steps, number % options.num_samples)
@@ -94,7 +103,13 @@ def generate(options: GenerateOptions) -> None:
 Rows = tuple[list[Done], Writers]
 
 
-def drawn(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]], options: GenerateOptions) -> Rows:
+def drawn(
+    model: Model,
+    prompts: Sequence[str],
+    tokens: Sequence[list[int]],
+    options: GenerateOptions,
+    found: FolderGeneration | None,
+) -> Rows:
     """`num_samples` texts for each prompt, all in one batch; sample i is drawn with the same seed for every prompt."""
     samples = range(options.num_samples)
     steps = writers(
@@ -103,16 +118,25 @@ def drawn(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]], opt
         options,
         options.stop,
         [options.seed + sample for _ in tokens for sample in samples],
+        found,
     )
     names = [prompt for prompt in prompts for _ in samples]
     return [Done(name, row) for name, row in zip(names, steps.rows, strict=True)], steps
 
 
-def ranked(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]], options: GenerateOptions) -> Rows:
+def ranked(
+    model: Model,
+    prompts: Sequence[str],
+    tokens: Sequence[list[int]],
+    options: GenerateOptions,
+    found: FolderGeneration | None,
+) -> Rows:
     """The best `num_samples` texts of beam search for each prompt."""
-    rows, ends = [], end_tokens(model)
-    for prompt, ids, found in zip(prompts, tokens, beam_search(model.net, tokens, options, ends), strict=True):
-        for text, score in found[: options.num_samples]:
+    rows, ends = [], end_tokens(model, found)
+    banned, renormalise = (found.banned, bool(found.asked.renormalize_logits)) if found else ((), True)
+    texts = beam_search(model.net, tokens, options, ends, banned, renormalise)
+    for prompt, ids, best in zip(prompts, tokens, texts, strict=True):
+        for text, score in best[: options.num_samples]:
             writer = Writer(model.tokenizer, ids, options.stop, ends)
             for token in text:
                 writer.add(token)

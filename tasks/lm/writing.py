@@ -8,6 +8,7 @@ import torch
 from datamodules.tokenizers import Tokenizer
 from modules.generation import GenerationConfig, generate
 from tasks.errors import UsageError
+from tasks.generation import FolderGeneration
 from tasks.lm.architectures import Model
 
 LOOK_BACK = 8  # tokens before new ones that may decide how these are spelled, such as with a space before them
@@ -130,13 +131,21 @@ def writers(
     config: GenerationConfig,
     stop: Sequence[str] = (),
     seeds: Sequence[int] | None = None,
+    found: FolderGeneration | None = None,
 ) -> Writers:
-    """Texts that follow prompts, to be written step by step; arguments as in `modules.generation.generate`."""
-    ends = end_tokens(model)
+    """Texts that follow prompts, to be written step by step.
+
+    Args:
+        model, prompts, config, stop, seeds: As in `modules.generation.generate`; `stop` are strings.
+        found: What the model's folder asks.
+    """
+    ends = end_tokens(model, found)
     rows = [Writer(model.tokenizer, prompt, stop, ends) for prompt in prompts]
-    return Writers(rows, generate(model.net, prompts, config, ends, seeds))
+    return Writers(rows, generate(model.net, prompts, config, ends, seeds, found.banned if found else ()))
 
 
-def end_tokens(model: Model) -> list[int]:
-    """The token that ends a document, if the model was trained with one."""
+def end_tokens(model: Model, found: FolderGeneration | None = None) -> list[int]:
+    """Those that its folder asks for; else the token that ends a document, if the model was trained with one."""
+    if found and found.stop:
+        return [*found.stop]
     return [] if model.frame.tail is None else [model.frame.tail]

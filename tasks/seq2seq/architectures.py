@@ -10,6 +10,7 @@ from modules.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConf
 from modules.translation import Rules
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
+from tasks.generation import FolderGeneration
 from tasks.parsing import Options
 from tasks.text import with_vocabulary
 
@@ -60,6 +61,22 @@ def writing(tokenizer: PairTokenizer) -> Ends:
     return {"start": tokenizer.start, "stop": [tokenizer.end], "banned": [pad], "rules": Rules()}
 
 
+def published_ends(found: FolderGeneration, facts: Mapping[str, Any]) -> Ends:
+    """How a model of Hugging Face's layout writes with `generate`.
+
+    Args:
+        found: What its folder asks.
+        facts: Of its tokenizers.
+
+    Raises:
+        UsageError: It bans phrases, or names tokens that the model does not have.
+    """
+    first, last = found.tokens("forced_bos_token_id"), found.tokens("forced_eos_token_id")
+    rules = Rules(bool(found.asked.renormalize_logits), first, last)
+    stop = [*found.stop] or [facts["end"]]
+    return {"start": facts["start"], "stop": stop, "banned": [*found.banned], "rules": rules}
+
+
 class Model(NamedTuple):
     """A translator to use.
 
@@ -68,18 +85,21 @@ class Model(NamedTuple):
         tokenizer: Those of both languages, and what they put around a text.
         facts: Of the data that it was trained on.
         ends: How its texts begin and end.
+        generation: What its folder asks of options; None: it is one of ours.
     """
 
     net: Seq2Seq
     tokenizer: PairTokenizer
     facts: dict[str, Any]
     ends: Ends
+    generation: FolderGeneration | None = None
 
     @classmethod
-    def of(cls, net: Seq2Seq, facts: dict[str, Any], ends: Ends | None = None) -> "Model":
-        """A network with the tokenizers of its facts; it writes as one of ours, unless `ends` say otherwise."""
+    def of(cls, net: Seq2Seq, facts: dict[str, Any], generation: FolderGeneration | None = None) -> "Model":
+        """A network with the tokenizers of its facts; it writes as one of ours, unless its folder says otherwise."""
         tokenizer = PairTokenizer.from_facts(facts)
-        return cls(net.eval(), tokenizer, facts, ends or writing(tokenizer))
+        ends = published_ends(generation, facts) if generation else writing(tokenizer)
+        return cls(net.eval(), tokenizer, facts, ends, generation)
 
 
 def load_model(source: str) -> Model:

@@ -12,6 +12,7 @@ from modules.pretrained.seq2seq_configs import config_from_huggingface
 from modules.seq2seq import Seq2Seq, Seq2SeqConfig
 from tasks.checkpoints import KEY, net_weights
 from tasks.errors import refusals
+from tasks.generation import FolderGeneration
 from tasks.parsing import Options
 from tasks.pretrained import (
     CKPT_PATH,
@@ -25,8 +26,8 @@ from tasks.pretrained import (
     tokenizer_file,
     without_rates,
 )
-from tasks.seq2seq.architectures import Ends, build, fitted
-from tasks.seq2seq.rules import published_ends, start_token
+from tasks.seq2seq.architectures import build, fitted
+from tasks.seq2seq.rules import folder_generation, start_token
 from tasks.weights import State
 
 TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder
@@ -124,9 +125,9 @@ def converted(settings: Settings, weights: State) -> State:
     return to_tessera(family, weights, config)
 
 
-def published(source: str) -> tuple[Seq2Seq, dict[str, Any], Ends]:
+def published(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]:
     """A model of `hf/<model>`, or of a folder of Hugging Face's layout, as it is, what `TranslationData.facts` say, and
-    how its texts begin and end, which are those of `generate`.
+    what the folder asks of generation.
 
     Raises:
         UsageError: there is no such model, or it is no encoder-decoder of ours.
@@ -143,7 +144,7 @@ def published(source: str) -> tuple[Seq2Seq, dict[str, Any], Ends]:
     with refusals(source):
         net = build(fitted(config, facts))
         load_weights(net, folder_state(folder, converted, CKPT_PATH))
-    return net, facts, published_ends(folder, facts, net.vocabulary)
+    return net, facts, folder_generation(folder, read_settings(folder, dict, CKPT_PATH), net.vocabulary)
 
 
 def languages(folder: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,12 +74,14 @@ class TranslateOptions(GenerationConfig):
         )
 
 
-def translate(options: TranslateOptions) -> None:
-    """Translate texts, a sentence a line."""
+def translate(options: TranslateOptions, typed: Collection[str] = ()) -> None:
+    """Translate texts, a sentence a line; `typed` names the options that win over what the model's folder asks."""
     lines = list(options.text)
     if options.file is not None or not lines:
         lines += read_lines(options.file or "-", "--file", "sentences")
     model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
+    if model.generation:
+        options = model.generation.followed(options, typed, 1)  # the token that the decoder begins with
     start = time.perf_counter()
     found = translations(model, lines, options)
     seconds = time.perf_counter() - start

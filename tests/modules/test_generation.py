@@ -112,6 +112,18 @@ def test_tokens_come_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(steps) == expected
 
 
+def test_banned_tokens_never_follow() -> None:
+    net = decoder()
+    likely = {token for row in text(net, temperature=0) for token in row}
+    drawn = {int(token) for step in generate(net, PROMPTS, GenerationConfig(200), (), None, likely) for token in step}
+    assert drawn and not drawn & likely
+    for renormalise in (True, False):
+        found = beam_search(net, PROMPTS, GenerationConfig(5, beams=3), (), likely, renormalise)
+        assert not likely & {token for texts in found for tokens, _ in texts for token in tokens}
+    with pytest.raises(ValueError, match="Ban 0 has a token that is not among"):
+        generate(net, PROMPTS, GenerationConfig(), (), None, [V])
+
+
 def test_rows_that_have_ended_are_read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     net, rows = decoder(position="rotary"), []
     prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5], [9, 2]]
