@@ -1,6 +1,7 @@
 """Files: only regular ones are read, and what is written is whole or not there at all."""
 
 import errno
+import json
 import os
 import stat
 import time
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 STALE = 3600  # seconds: what nobody wrote to for so long was left by a process that was killed
 
@@ -37,6 +38,31 @@ def read_bytes(path: str | os.PathLike, follow: bool = True) -> bytes:
     """The content of a regular file; see `open_regular`."""
     with open_regular(path, follow) as file:
         return file.read()
+
+
+def read_object(path: str | os.PathLike) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        OSError: As of `open_regular`.
+        ValueError: It is not JSON, not an object, nested too deep, or says an entry twice.
+    """
+    try:
+        found = json.loads(read_bytes(path).decode("utf-8"), object_pairs_hook=_distinct)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__}, not an object with entries")
+    return found
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, whose entries each have a name of their own."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it says {next(name for name in names if names.count(name) > 1)!r} twice")
+    return found
 
 
 @contextmanager
