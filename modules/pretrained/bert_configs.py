@@ -10,8 +10,8 @@ from modules.pretrained.settings import (
     Settings,
     activation,
     built,
+    check_aliases,
     check_feedforward,
-    check_head_count,
     check_heads,
     check_options,
     check_settings,
@@ -131,7 +131,7 @@ def config_from_huggingface(settings: Settings) -> tuple[str, BertConfig]:
     )
     check_settings(settings, ONLY | family.only)
     given = renamed(settings, family.settings, NEEDED, StackConfig, BertConfig)
-    check_head_count(settings, next(k for k, ours in family.settings.items() if ours == "heads"))
+    check_aliases(settings, family.settings)
     options = {**USUAL, "padding": family.padding, **given, **family.fixed}
     options["feedforward"] = activation(options["feedforward"], ACTIVATIONS)
     options.setdefault("head_dropout", options["dropout"])

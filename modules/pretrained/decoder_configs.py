@@ -12,8 +12,8 @@ from modules.pretrained.settings import (
     Settings,
     activation,
     built,
+    check_aliases,
     check_feedforward,
-    check_head_count,
     check_heads,
     check_options,
     check_settings,
@@ -153,7 +153,7 @@ def config_from_huggingface(settings: Settings) -> tuple[str, DecoderConfig]:
     family = FAMILIES[name]
     check_settings(settings, {"is_causal": True, **family.only})
     given = renamed(settings, family.settings, family.needed, StackConfig, DecoderConfig)
-    check_head_count(settings, next(k for k, ours in family.settings.items() if ours == "heads"))
+    check_aliases(settings, family.settings)
     options = {**family.usual, **given, **family.fixed, "causal": True}
     options["feedforward"] = activation(options["feedforward"], family.activations)
     options.setdefault("bias", options["qkv_bias"])
@@ -218,8 +218,8 @@ def config_to_huggingface(family: str, config: DecoderConfig, special: Mapping[s
     settings = written(config, kind.settings, kind.activations) | kind.only
     if kind.window != "never":
         settings["sliding_window"] = config.sliding_window
-    if kind.window == "some":
-        settings |= {"use_sliding_window": config.sliding_window is not None, "max_window_layers": 0}
+    if kind.window == "some" and config.sliding_window is not None:
+        settings |= {"use_sliding_window": True, "max_window_layers": 0}
     if config.position == "rotary":
         settings |= _rope(config)
     settings |= {f"{name}_token_id": (special or {}).get(name) for name in ("bos", "eos", "pad")}

@@ -10,8 +10,8 @@ from modules.pretrained.settings import (
     Settings,
     activation,
     built,
+    check_aliases,
     check_feedforward,
-    check_head_count,
     check_heads,
     check_options,
     check_settings,
@@ -173,8 +173,7 @@ def config_from_huggingface(settings: Settings) -> tuple[str, Seq2SeqConfig]:
     if name == "t5":
         given |= _t5(settings, given)
     options = renamed(given, family.settings, NEEDED, StackConfig, Seq2SeqConfig)
-    both = family.settings | family.sides["encoder"]
-    check_head_count(given, next(theirs for theirs, ours in both.items() if ours == "heads"))
+    check_aliases(given, family.settings | family.sides["encoder"])
     options["feedforward"] = activation(options["feedforward"], family.activations)
     options.setdefault("target_vocabulary", options["source_vocabulary"])
     options.setdefault("attention_dropout", options["dropout"])

@@ -19,6 +19,14 @@ ACTIVATIONS: dict[str, FeedForwardName] = {
     "swish": "silu",
 }
 GATED_ACTIVATIONS: dict[str, FeedForwardName] = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
+# Names that options of ours have in transformers, whatever else a family calls them.
+ALIASES = {
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "head_size": "head_dim",
+    "max_length": "max_position_embeddings",
+}
 # Options of a stack that may be null, and where it says what they are then.
 RESOLVED = {
     "mlp_width": "feedforward_width",
@@ -140,9 +148,11 @@ def check_settings(settings: Settings, wanted: Mapping[str, Any]) -> None:
         require(same, f"{sentence} {value}.")
 
 
-def check_head_count(settings: Settings, name: str) -> None:
-    """Raises `ValueError` where `num_attention_heads`, another name of option `name`, differs."""
-    check_settings(settings, {"num_attention_heads": settings.get(name)})
+def check_aliases(settings: Settings, names: Mapping[str, str]) -> None:
+    """Raises `ValueError` where an option and its other name differ; `names` as in `renamed`."""
+    for theirs, ours in names.items():
+        if ours in ALIASES and settings.get(theirs) is not None:
+            check_settings(settings, {ALIASES[ours]: settings[theirs]})
 
 
 def check_options(family: str, config: Any, wanted: Mapping[str, Any]) -> None:
