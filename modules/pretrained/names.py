@@ -47,8 +47,8 @@ def take(names: Names, rest: State, change: Callable[[str, Tensor], Tensor] = un
             not copied.
 
     Raises:
-        ValueError: Of several that stand for one of ours, some are missing, or their shapes cannot be those
-            of any such model; by name.
+        ValueError: Of several that stand for one of ours, some are missing, or one is of another type or of a
+            shape that no such model has; by name.
     """
     ours: State = {}
     for name, parts in names.items():
@@ -56,6 +56,8 @@ def take(names: Names, rest: State, change: Callable[[str, Tensor], Tensor] = un
         if len(missing) < len(parts):
             require(not missing, f"{', '.join(missing)} is missing, though not all of that layer.")
             found = [rest.pop(part) for part in parts]
+            for part, value in zip(parts, found, strict=True):
+                require(value.is_floating_point(), f"{part} holds {value.dtype}, not floating-point numbers.")
             try:
                 ours[name] = change(name, torch.cat(found) if len(found) > 1 else found[0])
             except (IndexError, RuntimeError) as error:
@@ -158,7 +160,7 @@ def check_fit(family: str, ours: State, rest: State, wanted: State, optional: tu
         optional: Beginnings of names that may be missing or of other shapes.
 
     Raises:
-        ValueError: Names that are left over, missing, of another shape or no floating-point numbers.
+        ValueError: Names that are left over, missing or of another shape.
     """
     require(not rest, f"{family} weights that this model has no place for: {', '.join(sorted(rest)[:3])}.")
     missing = [name for name in wanted if name not in ours and not name.startswith(optional)]
@@ -169,4 +171,3 @@ def check_fit(family: str, ours: State, rest: State, wanted: State, optional: tu
         shape = tuple(wanted[name].shape)
         fits = tuple(value.shape) == shape or name.startswith(optional)
         require(fits, f"{name} is {tuple(value.shape)} in the {family} weights, but {shape} by the config.")
-        require(value.is_floating_point(), f"{name} is {value.dtype} in the {family} weights, which is no weight.")
