@@ -98,16 +98,25 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        OSError: As `open_regular`.
-        ValueError: It is not UTF-8, not JSON, nested too deeply, or no object; says what.
+        OSError: As of `open_regular`.
+        ValueError: It is not JSON, not an object, nested too deep, or says an entry twice.
     """
     try:
-        content = json.loads(read_bytes(path).decode())
+        found = json.loads(read_bytes(path).decode("utf-8"), object_pairs_hook=_distinct)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"it holds a {type(content).__name__}, not an object")
-    return content
+        raise ValueError("it is nested too deep") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__}, not an object with entries")
+    return found
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, whose entries each have a name of their own."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it says {next(name for name in names if names.count(name) > 1)!r} twice")
+    return found
 
 
 @contextmanager

@@ -35,6 +35,9 @@ class DecoderConfig:
         position_base: Slowest wavelength of sinusoidal and rotary positions; null: 10000.
         rotary_fraction: Share of each head's channels that rotary positions turn.
         rotary_scaling: Slower rotary positions, for longer texts; null: none.
+        sliding_window: How many tokens each attends to in a model whose weights come from elsewhere
+            (Jiang 2023). Here all attend to all before them, so `max_length` cannot be more; null:
+            no such limit.
         tied: The output layer shares the embedding's table (Press 2017); false: it has its own.
         stack: The Transformer blocks; causal, without cross-attention.
     """
@@ -45,15 +48,26 @@ class DecoderConfig:
     position_base: float | None = None
     rotary_fraction: float = 1.0
     rotary_scaling: RotaryScaling | None = None
+    sliding_window: int | None = None
     tied: bool = True
     stack: StackConfig = field(default_factory=causal_stack)
 
     def __post_init__(self) -> None:
-        sizes = {"vocabulary": self.vocabulary, "max_length": self.max_length}
+        sizes = {
+            "vocabulary": self.vocabulary,
+            "max_length": self.max_length,
+            "sliding_window": self.sliding_window,
+        }
         check_text(self.position, self.rotary_fraction, self.stack, **sizes)
         require(
             self.rotary_scaling is None or self.position == "rotary",
             f'rotary_scaling is set but position is "{self.position}"; use position "rotary" or leave it out.',
+        )
+        window, length = self.sliding_window, self.max_length
+        require(
+            window is None or length is None or length <= window,
+            f"max_length {length} is more than sliding_window {window}, which is not supported; "
+            f"use {window} tokens at most.",
         )
         require(
             self.stack.causal and not self.stack.cross_attention,

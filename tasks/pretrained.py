@@ -1,13 +1,13 @@
 """Weights that a model of texts goes on from, and the tokenizer that comes with them: checkpoints, folders, the hub."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from datamodules.cache import cache_folder, content_key, unwritable
-from datamodules.files import replacing
+from datamodules.files import read_object, replacing
 from datamodules.tokenizers import Tokenizer
+from modules.schema import checked
 from tasks.checkpoints import KEY, Checkpoint, net_weights, read_checkpoint
 from tasks.errors import DataError, UsageError, refusals
 from tasks.parsing import Options
@@ -84,11 +84,23 @@ def pretrained_state(
     return folder_state(folder, convert)
 
 
-def folder_state(folder: Path, convert: Callable[[Settings, State], State], option: str = OPTION) -> State:
-    """The weights in a folder of Hugging Face's layout under our names; `convert` as in `pretrained_state`."""
+def folder_state(
+    folder: Path,
+    convert: Callable[[Settings, State], State],
+    option: str = OPTION,
+    meta: bool = False,
+) -> State:
+    """The weights in a folder of Hugging Face's layout under our names.
+
+    Args:
+        folder: The folder.
+        convert: As in `pretrained_state`.
+        option: What named the folder.
+        meta: Only see whether names and shapes fit the `config.json`.
+    """
     weights: State = {}
     for file in weight_files(folder):
-        weights |= read_weights(str(file), option)
+        weights |= read_weights(str(file), option, meta)
     return read_settings(folder, lambda settings: convert(settings, weights), option)
 
 
@@ -135,10 +147,13 @@ def read_settings(folder: Path, understand: Callable[[Settings], Made], option: 
         UsageError: There is none, or it describes a model that is not known here.
     """
     try:
-        settings = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError) as error:
-        raise UsageError(f"{folder} has no readable config.json: give a folder of Hugging Face's layout") from error
-    with refusals(f"{option} {folder}"):
+        settings = read_object(folder / "config.json")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"{folder} has no readable config.json ({reason}): give a folder of Hugging Face's layout"
+        ) from error
+    with refusals(f"{option} {folder / 'config.json'}"):
         return understand(settings)
 
 
@@ -190,10 +205,12 @@ def weight_files(folder: Path) -> list[Path]:
     if whole.is_file():
         return [whole]
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise DataError(f"{index} does not say which files hold the weights: download the model again") from error
-    files = [folder / Path(name).name for name in sorted(names)]
+        named = checked(dict[str, str], read_object(index).get("weight_map"), "weight_map")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{index} does not say which files hold the weights ({error}): download the model again"
+        ) from error
+    files = [folder / Path(name).name for name in sorted(set(named.values()))]
     if absent := [file for file in files if not file.is_file()]:
         raise DataError(f"{absent[0]} is missing: download the model again")
     return files

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from tasks.checkpoints import load_tensors
@@ -15,13 +16,33 @@ State = dict[str, Tensor]
 Config = TypeVar("Config")
 
 
-def read_weights(source: str, option: str = "--model.pretrained") -> State:
-    """Tensors of a .safetensors file, or of a .pth or .bin file that holds nothing else; `option` is what named it.
+def read_weights(source: str, option: str = "--model.pretrained", meta: bool = False) -> State:
+    """Tensors of a .safetensors file, or of a .pth or .bin file that holds nothing else.
+
+    Args:
+        source: The file.
+        option: What named it.
+        meta: Their names and shapes only: tensors on the meta device, whose values are not read.
 
     Raises:
         UsageError: no such file, or it holds objects other than tensors.
-        DataError, RunError: it is truncated, of another format, or holds no weights.
+        DataError, RunError: it is truncated, of another format, or holds no weights, or one of them has
+            values that are not finite; by name.
     """
+    state = _tensors(source, option)
+    if meta:
+        return {name: value.to("meta") for name, value in state.items()}
+    for name, value in state.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise DataError(
+                f"{option} {source}: {name} has values that are not finite: take the weights of an "
+                "earlier step, or download them again"
+            )
+    return state
+
+
+def _tensors(source: str, option: str) -> State:
+    """As `read_weights`, whatever the values."""
     path = Path(source)
     if not path.is_file():
         raise UsageError(f"{option} {source}: no such file; give one, or timm/<model name>")
@@ -30,15 +51,26 @@ def read_weights(source: str, option: str = "--model.pretrained") -> State:
         from safetensors.torch import load_file
 
         try:
-            return load_file(path)
+            state = load_file(path)
         except Exception as error:  # safetensors has kinds of its own
             raise DataError(f"{what} is truncated or not a file of weights") from error
-    state = load_tensors(path, what)
-    for name in ("state_dict", "model"):  # where training scripts put the weights
-        state = state.get(name, state) if isinstance(state, dict) else {}
-    if not state or not all(isinstance(value, Tensor) for value in state.values()):
+    else:
+        state = load_tensors(path, what)
+        for name in ("state_dict", "model"):  # where training scripts put the weights
+            state = state.get(name, state) if isinstance(state, dict) else {}
+    if not state or not all(isinstance(name, str) and _plain(value) for name, value in state.items()):
         raise DataError(f"{what} holds no weights by name: give what `torch.save(model.state_dict(), FILE)` wrote")
+    for name, value in state.items():
+        if value.is_floating_point() and value.element_size() == 1:
+            raise UsageError(f"{what}: {name} is {value.dtype}: give weights that are not quantised")
     return state
+
+
+def _plain(value: Any) -> bool:
+    """Whether this is a tensor that holds each of its values."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
+        return False
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:

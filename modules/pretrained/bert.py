@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modules.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.pretrained.bert_configs import FAMILIES, check_expressible
@@ -18,6 +19,7 @@ from modules.pretrained.names import (
     full_names,
     give,
     load_fitting,
+    state_of,
     take,
 )
 
@@ -153,14 +155,17 @@ def to_tessera(family: str, state: State, config: BertConfig) -> State:
     for name in (f"{table.embeddings}.position_ids", *table.ignored):
         rest.pop(name, None)
     drop_copies(table.copies, rest, "models with two separate tables are not supported")
-    ours = take(table.names(config), rest)
-    if PLACES in ours:
-        ours[PLACES] = ours[PLACES][FAMILIES[family].first_position(config) :]  # (positions, E)
+    first = FAMILIES[family].first_position(config)
+
+    def change(name: str, value: Tensor) -> Tensor:
+        return value[first:] if name == PLACES else value  # (positions, E)
+
+    ours = take(table.names(config), rest, change)
     heads = {"pooler": FAMILIES[family].pooler, "next_sentence": config.segments > 1}
     full = replace(config, num_classes=config.num_classes or 1, **heads)  # type: ignore[arg-type]
-    with torch.device("meta"):
-        check_fit(family, ours, rest, BertClassifier(full).state_dict() | BertMaskedLM(full).state_dict(), HEADS)
-    if len(ours.get("head.linear.bias", ())) != config.num_classes:
+    wanted = state_of(partial(BertClassifier, full), partial(BertMaskedLM, full))
+    check_fit(family, ours, rest, wanted, HEADS)
+    if "head.linear.bias" in ours and ours["head.linear.bias"].shape != (config.num_classes,):
         ours = {name: value for name, value in ours.items() if not name.startswith("head.linear.")}
     return ours
 

@@ -1,22 +1,26 @@
 """Configs of BERT, DistilBERT and RoBERTa from and to the `config.json` of Hugging Face."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from modules.bert import BertConfig
-from modules.config import PoolerName, require
+from modules.config import PoolerName, StackConfig, require
 from modules.pretrained.settings import (
     ACTIVATIONS,
     Settings,
     activation,
     built,
+    check_aliases,
     check_feedforward,
     check_heads,
     check_options,
+    check_settings,
     known_family,
+    quoted,
     renamed,
     written,
 )
+from modules.schema import checked
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Family:
         fixed: Options of ours that are the same in all models of the family.
         padding: Number of the padding token where none is given.
         offset: Positions start behind the number of the padding token, rather than at 0.
+        only: Options of theirs that are supported at this value alone.
     """
 
     model: str
@@ -38,6 +43,7 @@ class Family:
     fixed: dict[str, Any]
     padding: int = 0
     offset: bool = False
+    only: dict[str, Any] = field(default_factory=dict)
 
     def first_position(self, config: BertConfig) -> int:
         """The row of their table where positions start."""
@@ -70,7 +76,15 @@ DISTILBERT_SETTINGS = SHARED | {
 FAMILIES: dict[str, Family] = {
     "bert": Family("Bert", "tanh", BERT_SETTINGS, {}),
     "distilbert": Family("DistilBert", "relu", DISTILBERT_SETTINGS, {"segments": 0, "norm_eps": 1e-12}),
-    "roberta": Family("Roberta", "tanh", BERT_SETTINGS, {}, padding=1, offset=True),
+    "roberta": Family(
+        "Roberta",
+        "tanh",
+        BERT_SETTINGS,
+        {"feedforward": "gelu"},
+        padding=1,
+        offset=True,
+        only={"hidden_act": "gelu"},  # its head for masked tokens has this activation in any case
+    ),
 }
 ALWAYS = {
     "position": "learned",
@@ -92,6 +106,12 @@ USUAL = {
     "norm_eps": 1e-12,
 }
 NEEDED = ("vocabulary", "width", "depth", "heads", "mlp_width")
+ONLY = {
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+    "pruned_heads": {},
+}
 
 
 def config_from_huggingface(settings: Settings) -> tuple[str, BertConfig]:
@@ -106,10 +126,12 @@ def config_from_huggingface(settings: Settings) -> tuple[str, BertConfig]:
     name = known_family(settings, FAMILIES)
     family = FAMILIES[name]
     kind = settings.get("position_embedding_type") or "absolute"
-    require(kind == "absolute", f'position_embedding_type "{kind}" is not supported; choose a model with "absolute".')
-    for part in ("is_decoder", "add_cross_attention"):
-        require(not settings.get(part), f"{part} is on: this is a decoder, but only encoders are supported.")
-    given = renamed(settings, family.settings, NEEDED)
+    require(
+        kind == "absolute", f'position_embedding_type {quoted(kind)} is not supported; choose a model with "absolute".'
+    )
+    check_settings(settings, ONLY | family.only)
+    given = renamed(settings, family.settings, NEEDED, StackConfig, BertConfig)
+    check_aliases(settings, family.settings)
     options = {**USUAL, "padding": family.padding, **given, **family.fixed}
     options["feedforward"] = activation(options["feedforward"], ACTIVATIONS)
     options.setdefault("head_dropout", options["dropout"])
@@ -122,9 +144,11 @@ def config_from_huggingface(settings: Settings) -> tuple[str, BertConfig]:
 
 def _classes(settings: Settings) -> int | None:
     """Number of classes of a classifier; their files leave it out where it is 2."""
+    count = checked(int | None, settings.get("num_labels"), "num_labels")
+    names = checked(dict[Any, Any] | None, settings.get("id2label"), "id2label")
     if not any("SequenceClassification" in name for name in settings.get("architectures") or ()):
         return None
-    return len(settings.get("id2label") or (0, 1))
+    return count or len(names or (0, 1))
 
 
 def config_to_huggingface(family: str, config: BertConfig, class_names: list[str] | None = None) -> Settings:

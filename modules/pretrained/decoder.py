@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modules.decoder import Decoder, DecoderConfig
 from modules.pretrained.decoder_configs import check_expressible
@@ -18,6 +18,7 @@ from modules.pretrained.names import (
     full_names,
     give,
     load_fitting,
+    state_of,
     take,
 )
 
@@ -50,10 +51,10 @@ class Table:
         layers: Layers = {"embed": self.embed, "unembed": HEAD, **self.layers}
         return full_names(layers, config.stack.depth, raw)
 
-    def turn(self, state: State) -> State:
-        """Weights under our names with `turned` matrices the other way round, theirs to ours or ours to theirs."""
-        ends = tuple(f"{layer}.weight" for layer in self.turned)
-        return {name: value.T if name.endswith(ends) else value for name, value in state.items()}
+    def turn(self, name: str, value: Tensor) -> Tensor:
+        """A weight under our name, a `turned` matrix the other way round, theirs to ours or ours to theirs."""
+        turned = name.endswith(tuple(f"{layer}.weight" for layer in self.turned))
+        return value.t() if turned else value
 
 
 GPT2 = Table(
@@ -118,9 +119,8 @@ def to_tessera(family: str, state: State, config: DecoderConfig) -> State:
     if config.tied:
         copies = {f"{HEAD}.weight": f"{table.embed}.weight"}
         drop_copies(copies, rest, "two separate tables need tie_word_embeddings false in config.json")
-    ours = table.turn(take(table.names(config), rest))
-    with torch.device("meta"):
-        check_fit(family, ours, rest, Decoder(config).state_dict(), ())
+    ours = take(table.names(config), rest, table.turn)
+    check_fit(family, ours, rest, state_of(partial(Decoder, config)), ())
     return ours
 
 
@@ -147,7 +147,7 @@ def from_tessera(family: str, state: State, config: DecoderConfig) -> State:
     check_expressible(family, config)
     table, stack = TABLES[family], config.stack
     shared = stack.groups * stack.head_width
-    rest = table.turn(state)
+    rest = {name: table.turn(name, value) for name, value in state.items()}
     theirs = give(table.names(config), rest, (stack.heads * stack.head_width, shared, shared))
     check_given(family, rest)
     return theirs

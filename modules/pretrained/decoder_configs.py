@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from modules.config import FeedForwardName, RotaryScaling, require
+from modules.config import FeedForwardName, RotaryScaling, StackConfig, require
 from modules.decoder import DecoderConfig
 from modules.pretrained.settings import (
     ACTIVATIONS,
@@ -12,14 +12,17 @@ from modules.pretrained.settings import (
     Settings,
     activation,
     built,
+    check_aliases,
     check_feedforward,
     check_heads,
     check_options,
     check_settings,
     known_family,
+    quoted,
     renamed,
     written,
 )
+from modules.schema import checked
 
 WindowName = Literal["never", "always", "some"]
 
@@ -123,6 +126,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": rotary("Qwen3ForCausalLM", {"attention_bias": "qkv_bias"}, {"mlp_bias": False, "qk_norm": True}, "some"),
 }
 ALWAYS = {"order": "pre", "has_final_norm": True, "attention": "dot", "layer_scale": None, "rotary_fraction": 1.0}
+ROPE = ("rope_scaling", "rope_parameters")  # the first counts where both are given
 SCALING = {  # of rotary positions: their option -> ours, for each kind
     "linear": {"factor": "factor"},
     "llama3": {
@@ -147,45 +151,54 @@ def config_from_huggingface(settings: Settings) -> tuple[str, DecoderConfig]:
     """
     name = known_family(settings, FAMILIES)
     family = FAMILIES[name]
-    check_settings(settings, family.only)
-    require(not settings.get("quantization_config"), "The weights are quantised; choose a model with plain weights.")
-    options = {**family.usual, **renamed(settings, family.settings, family.needed), **family.fixed, "causal": True}
+    check_settings(settings, {"is_causal": True, **family.only})
+    given = renamed(settings, family.settings, family.needed, StackConfig, DecoderConfig)
+    check_aliases(settings, family.settings)
+    options = {**family.usual, **given, **family.fixed, "causal": True}
     options["feedforward"] = activation(options["feedforward"], family.activations)
     options.setdefault("bias", options["qkv_bias"])
     if family.fixed["position"] == "rotary":
         options |= _rotation(settings, options["max_length"])
     if (width := _window(family, settings, options["depth"])) is not None:
-        options["max_length"] = min(options["max_length"], width)
+        options |= {"sliding_window": width, "max_length": min(options["max_length"], width)}
     return name, built(DecoderConfig, options)
 
 
 def _window(family: Family, settings: Settings, depth: int) -> int | None:
     """How many tokens attention looks back over, itself included, where any layer does not see all; else None."""
-    if family.window == "never" or not (family.window == "always" or settings.get("use_sliding_window")):
+    if family.window == "never":
         return None
-    kinds = settings.get("layer_types")
-    if family.window == "some" and kinds is None and settings.get("max_window_layers", 28) >= depth:
-        return None
-    unknown = set(kinds or ()) - {"full_attention", "sliding_attention"}
+    width = checked(int | None, settings.get("sliding_window", 4096), "sliding_window")
+    if family.window == "always":
+        return width
+    used = checked(bool | None, settings.get("use_sliding_window"), "use_sliding_window")
+    first = checked(int, settings.get("max_window_layers", 28), "max_window_layers")
+    last = "sliding_attention" if first < depth else "full_attention"
+    kinds = checked(list[str] | None, settings.get("layer_types"), "layer_types") or [last]
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
     require(not unknown, f"layer_types {', '.join(sorted(unknown))} are not supported; choose a model without them.")
-    return None if kinds and "sliding_attention" not in kinds else settings.get("sliding_window", 4096)
+    return width if used and "sliding_attention" in kinds else None
 
 
 def _rotation(settings: Settings, length: int) -> Settings:
     """Our options of rotary positions, from today's `rope_parameters` or from `rope_theta` and `rope_scaling`."""
-    given = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
-    kind = given.get("rope_type") or given.get("type") or "default"
+    said = [checked(dict[str, Any] | None, settings.get(name), name) for name in ROPE]
+    given = next(filter(None, said), {})
+    kind = next((given[name] for name in ("rope_type", "type") if given.get(name)), "default")
     same = not any(isinstance(value, dict) for value in given.values())
     require(same, "rope_parameters that differ from layer to layer are not supported; choose a model without.")
     known = ("default", *SCALING)
-    require(kind in known, f'rope_type "{kind}" is not supported; choose a model with one of {", ".join(known)}.')
+    suits = isinstance(kind, str) and kind in known
+    require(suits, f"rope_type {quoted(kind)} is not supported; choose a model with one of {', '.join(known)}.")
     share = given.get("partial_rotary_factor") or settings.get("partial_rotary_factor") or 1
-    require(share == 1, f"partial_rotary_factor is {share}, which is not supported; choose a model where it is 1.")
-    base = float(given.get("rope_theta") or settings.get("rope_theta") or 10000.0)
+    check_settings({"partial_rotary_factor": share}, {"partial_rotary_factor": 1})
+    bases = [places["rope_theta"] for places in (given, settings) if places.get("rope_theta") is not None]
+    base = float(checked(float, bases[0] if bases else 10000.0, "rope_theta"))
+    require(base > 0, f"rope_theta is {base}; it must be above 0.")
     if kind == "default":
         return {"position_base": base}
     names, first = SCALING[kind], {"original_max_position_embeddings": length}
-    found = renamed(first | given, names, tuple(names.values()))
+    found = renamed(first | given, names, tuple(names.values()), RotaryScaling)
     return {"position_base": base, "rotary_scaling": RotaryScaling(**{"kind": kind, **found})}
 
 
@@ -204,7 +217,9 @@ def config_to_huggingface(family: str, config: DecoderConfig, special: Mapping[s
     kind = FAMILIES[family]
     settings = written(config, kind.settings, kind.activations) | kind.only
     if kind.window != "never":
-        settings["sliding_window"] = None
+        settings["sliding_window"] = config.sliding_window
+    if kind.window == "some" and config.sliding_window is not None:
+        settings |= {"use_sliding_window": True, "max_window_layers": 0}
     if config.position == "rotary":
         settings |= _rope(config)
     settings |= {f"{name}_token_id": (special or {}).get(name) for name in ("bos", "eos", "pad")}
@@ -245,6 +260,8 @@ def check_expressible(family: str, config: DecoderConfig) -> None:
     kind, stack = FAMILIES[family], config.stack
     check_options(family, config, {**ALWAYS, "bias": stack.qkv_bias, **kind.fixed})
     check_feedforward(family, config, kind.activations)
+    if kind.window == "never":
+        check_options(family, config, {"sliding_window": None})
     if family == "gpt2":
         check_heads(family, stack)
     split = family != "llama" or stack.width % stack.heads == 0

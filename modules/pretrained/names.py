@@ -1,6 +1,6 @@
 """What all tables of names share: reading them both ways, and sentences for what does not fit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +32,23 @@ def full_names(layers: Layers, depth: int, raw: dict[str, str] | None = None) ->
     }
 
 
-def take(names: Names, rest: State) -> State:
-    """Our weights out of theirs; what is used leaves `rest`. One that is theirs as it stands is shared, not copied.
+def unchanged(name: str, value: Tensor) -> Tensor:
+    """A weight as it is."""
+    return value
+
+
+def take(names: Names, rest: State, change: Callable[[str, Tensor], Tensor] = unchanged) -> State:
+    """Our weights out of theirs; what is used leaves `rest`.
+
+    Args:
+        names: Ours -> theirs.
+        rest: Their weights.
+        change: Makes a weight of theirs, under our name, one of ours. What it leaves as it is, is shared,
+            not copied.
 
     Raises:
-        ValueError: Of several that stand for one of ours, some are missing; by name.
+        ValueError: Of several that stand for one of ours, some are missing, or one is of another type or of a
+            shape that no such model has; by name.
     """
     ours: State = {}
     for name, parts in names.items():
@@ -44,7 +56,13 @@ def take(names: Names, rest: State) -> State:
         if len(missing) < len(parts):
             require(not missing, f"{', '.join(missing)} is missing, though not all of that layer.")
             found = [rest.pop(part) for part in parts]
-            ours[name] = torch.cat(found) if len(found) > 1 else found[0]
+            for part, value in zip(parts, found, strict=True):
+                require(value.is_floating_point(), f"{part} holds {value.dtype}, not floating-point numbers.")
+            try:
+                ours[name] = change(name, torch.cat(found) if len(found) > 1 else found[0])
+            except (IndexError, RuntimeError) as error:
+                shapes = " and ".join(str(tuple(value.shape)) for value in found)
+                raise ValueError(f"{', '.join(parts)} cannot have the shape {shapes}.") from error
     return ours
 
 
@@ -80,7 +98,8 @@ def drop_copies(copies: dict[str, str], rest: State, reason: str) -> None:
     for copy, original in copies.items():
         if copy in rest:
             value = rest.pop(copy)
-            tied = torch.equal(rest.setdefault(original, value), value)
+            other = rest.setdefault(original, value)
+            tied = other.shape == value.shape and (value.is_meta or torch.equal(other, value.to(other)))
             require(tied, f"{copy} is not {original}: {reason}.")
 
 
@@ -112,6 +131,22 @@ def load_fitting(net: nn.Module, state: State, optional: tuple[str, ...] = ()) -
     check_fit("pretrained", fitting, {}, wanted, optional)
     net.load_state_dict(fitting, strict=False)
     return [name for name in wanted if name not in fitting]
+
+
+def state_of(*builds: Callable[[], nn.Module]) -> State:
+    """The `state_dict()` of models together, for its names and shapes: without memory, on the meta device.
+
+    Raises:
+        ValueError: Their sizes are beyond what any tensor can have.
+    """
+    state: State = {}
+    try:
+        with torch.device("meta"):
+            for build in builds:
+                state |= build().state_dict()
+    except (OverflowError, RuntimeError, TypeError) as error:
+        raise ValueError("The sizes in the config are beyond those of any model.") from error
+    return state
 
 
 def check_fit(family: str, ours: State, rest: State, wanted: State, optional: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ its decoder's last norm take up the scales of scores and logits.
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from modules.pretrained.names import (
     full_names,
     give,
     load_fitting,
+    state_of,
     take,
 )
 from modules.pretrained.seq2seq_configs import check_expressible
@@ -250,12 +252,10 @@ def to_tessera(family: str, state: State, config: Seq2SeqConfig) -> State:
     drop_copies(copies, rest, "the config says that they are one")
     if config.tying == "inputs" and (shared := f"{table.prefix}shared.weight") in rest:
         rest.setdefault(f"{HEAD}.weight", rest[shared])  # they are one in that file
-    ours = take(names | table.names(config), rest)
-    ours = {name: table.ours(name, value, config) for name, value in ours.items()}
+    ours = take(names | table.names(config), rest, partial(table.ours, config=config))
     if config.output_bias:
         ours.setdefault("head.bias", torch.zeros(config.target_vocabulary or 0))
-    with torch.device("meta"):
-        check_fit(family, ours, rest, Seq2Seq(config).state_dict(), ())
+    check_fit(family, ours, rest, state_of(partial(Seq2Seq, config)), ())
     return ours
 
 

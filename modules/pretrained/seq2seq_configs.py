@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
-from modules.config import FeedForwardName, require
+from modules.config import FeedForwardName, StackConfig, require
 from modules.pretrained.settings import (
     ACTIVATIONS,
     Settings,
     activation,
     built,
+    check_aliases,
     check_feedforward,
     check_heads,
     check_options,
@@ -18,6 +20,7 @@ from modules.pretrained.settings import (
     renamed,
     written,
 )
+from modules.schema import checked
 from modules.seq2seq_config import Seq2SeqConfig, TyingName
 
 SIDES: dict[str, Settings] = {
@@ -165,26 +168,47 @@ def config_from_huggingface(settings: Settings) -> tuple[str, Seq2SeqConfig]:
     """
     name = known_family(settings, FAMILIES)
     family = FAMILIES[name]
-    check_settings(settings, family.only)
-    require(not settings.get("quantization_config"), "The weights are quantised; choose a model with plain weights.")
+    check_settings(settings, {"is_encoder_decoder": True, "is_causal": True, **family.only})
     given = {**family.usual, **{theirs: value for theirs, value in settings.items() if value is not None}}
-    if name == "t5":  # where only today's transformers say it, an output layer of its own is not scaled
-        given.setdefault("scale_decoder_outputs", given.get("tie_word_embeddings", True))
-        given.setdefault("num_decoder_layers", given.get("num_layers"))
-    options = renamed(given, family.settings, NEEDED)
+    if name == "t5":
+        given |= _t5(settings, given)
+    options = renamed(given, family.settings, NEEDED, StackConfig, Seq2SeqConfig)
+    check_aliases(given, family.settings | family.sides["encoder"])
     options["feedforward"] = activation(options["feedforward"], family.activations)
     options.setdefault("target_vocabulary", options["source_vocabulary"])
     options.setdefault("attention_dropout", options["dropout"])
     options |= {"output_bias": True, **family.fixed, **family.blocks, "tying": _tying(family, given)}
     options.pop("has_final_norm")  # follows from the order
     needed = tuple(family.sides["encoder"].values())
-    stacks = {side: renamed(given, names, needed) | SIDES[side] for side, names in family.sides.items()}
+    stacks = {side: renamed(given, names, needed, StackConfig) | SIDES[side] for side, names in family.sides.items()}
     return name, built(Seq2SeqConfig, options, stacks)
+
+
+def _t5(settings: Settings, given: Settings) -> Settings:
+    """What T5's options say of others.
+
+    Args:
+        settings: The config.json.
+        given: What it says, with the usual values of the rest.
+
+    Raises:
+        ValueError: Two options say of the feed-forward part what cannot both be.
+    """
+    name = checked(str, given["feed_forward_proj"], "feed_forward_proj")
+    gate, _, act = name.rpartition("-")
+    act = "gelu_new" if name == "gated-gelu" else act
+    check_settings(settings, {"is_gated_act": gate == "gated", "dense_act_fn": act})
+    tied = given.get("tie_word_embeddings", True)  # older files say it of the scale as well
+    scaled: Any = settings.get("scale_decoder_outputs", tied)
+    return {
+        "scale_decoder_outputs": scaled or False,  # null is no
+        "num_decoder_layers": given.get("num_decoder_layers", given.get("num_layers")),
+    }
 
 
 def _tying(family: Family, given: Settings) -> TyingName:
     """Which tables are one, by a config.json with all that `family.ties` names."""
-    said = tuple(bool(given[name]) for name in family.ties)
+    said = tuple(checked(bool, given[name], name) for name in family.ties)
     words = " and ".join(f"{name} {value}" for name, value in zip(family.ties, said, strict=True))
     require(said in family.tyings, f"{words} is not supported; choose a model that shares its tables otherwise.")
     return family.tyings[said]

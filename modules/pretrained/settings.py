@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from modules.config import FeedForwardName, StackConfig, require
+from modules.schema import checked, shown
 
 Settings = dict[str, Any]  # a config.json
 Built = TypeVar("Built")
@@ -18,6 +19,14 @@ ACTIVATIONS: dict[str, FeedForwardName] = {
     "swish": "silu",
 }
 GATED_ACTIVATIONS: dict[str, FeedForwardName] = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
+# Names that options of ours have in transformers, whatever else a family calls them.
+ALIASES = {
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "head_size": "head_dim",
+    "max_length": "max_position_embeddings",
+}
 # Options of a stack that may be null, and where it says what they are then.
 RESOLVED = {
     "mlp_width": "feedforward_width",
@@ -31,25 +40,42 @@ def known_family(settings: Settings, families: Collection[str]) -> str:
     """The family that a config.json names.
 
     Raises:
-        ValueError: It is none of `families`.
+        ValueError: It is none of `families`, or the weights are quantised or in another file.
     """
     name = settings.get("model_type")
-    require(name in families, f'model_type "{name}" is not supported; choose a model of {", ".join(families)}.')
+    known = isinstance(name, str) and name in families
+    require(known, f"model_type {quoted(name)} is not supported; choose a model of {', '.join(families)}.")
+    quantised = settings.get("quantization_config")
+    require(not quantised, "The weights are quantised; choose a model with plain weights.")
+    check_settings(settings, {"per_layer_config": None, "transformers_weights": None})
+    checked(list[str] | None, settings.get("architectures"), "architectures")
     return str(name)
 
 
-def renamed(settings: Settings, names: Mapping[str, str], needed: Sequence[str]) -> dict[str, Any]:
+def quoted(value: Any) -> str:
+    """A value in quotes for a message, cut where it is long."""
+    return f'"{value[:60] if isinstance(value, str) else shown(value)}"'
+
+
+def renamed(settings: Settings, names: Mapping[str, str], needed: Sequence[str], *kinds: type) -> dict[str, Any]:
     """Options of a config.json that are not null, under our names.
 
     Args:
         settings: The config.json.
         names: Their option -> ours.
         needed: Options of ours that have no usual value.
+        kinds: The dataclasses that say which type each option has.
 
     Raises:
-        ValueError: One of those is missing; by their names.
+        ValueError: One is of another type, or one of those needed is missing; by their names.
     """
-    given = {ours: settings[theirs] for theirs, ours in names.items() if settings.get(theirs) is not None}
+    types = {ours: kind for each in kinds for ours, kind in get_type_hints(each).items()}
+    types["feedforward"] = str  # their name of it
+    given = {
+        ours: checked(types[ours], settings[theirs], theirs)
+        for theirs, ours in names.items()
+        if settings.get(theirs) is not None
+    }
     missing = [theirs for theirs, ours in names.items() if ours in needed and ours not in given]
     require(not missing, f"config.json lacks {', '.join(missing)}.")
     return given
@@ -61,7 +87,7 @@ def activation(name: str, known: Mapping[str, FeedForwardName]) -> FeedForwardNa
     Raises:
         ValueError: It is none of `known`.
     """
-    require(name in known, f'activation "{name}" is none of {", ".join(known)}.')
+    require(name in known, f"activation {quoted(name)} is none of {', '.join(known)}.")
     return known[name]
 
 
@@ -111,10 +137,22 @@ def written(config: Any, names: Mapping[str, str], activations: Mapping[str, Fee
 
 
 def check_settings(settings: Settings, wanted: Mapping[str, Any]) -> None:
-    """Raises `ValueError` where an option of a config.json is given and not as it must be."""
+    """Raises `ValueError` where an option of a config.json is given and not as it must be.
+
+    What is off may be null or empty as well.
+    """
     for name, value in wanted.items():
         got = settings.get(name, value)
-        require(got == value, f"{name} is {got}, which is not supported; choose a model where it is {value}.")
+        same = got == value or not (got or value)
+        sentence = f"{name} is {shown(got)}, which is not supported; choose a model where it is"
+        require(same, f"{sentence} {value}.")
+
+
+def check_aliases(settings: Settings, names: Mapping[str, str]) -> None:
+    """Raises `ValueError` where an option and its other name differ; `names` as in `renamed`."""
+    for theirs, ours in names.items():
+        if ours in ALIASES and settings.get(theirs) is not None:
+            check_settings(settings, {ALIASES[ours]: settings[theirs]})
 
 
 def check_options(family: str, config: Any, wanted: Mapping[str, Any]) -> None:

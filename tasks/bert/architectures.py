@@ -16,6 +16,7 @@ from tasks.pretrained import (
     Settings,
     checkpoint_options,
     folder_options,
+    folder_state,
     local_folder,
     pretrained_state,
     read_settings,
@@ -74,6 +75,7 @@ def pretrained_options(source: str) -> Options:
         return checkpoint_options(source, TASKS, num_classes=None, next_sentence=False)
     folder = local_folder(source)
     _, config = read_settings(folder, config_from_huggingface)
+    folder_state(folder, converted, meta=True)
     return folder_options(folder, asdict(replace(config, num_classes=None)))
 
 

@@ -45,9 +45,16 @@ def fitted(config: DecoderConfig, facts: Mapping[str, Any]) -> DecoderConfig:
     The context is that of the data where it is not given, and grows to it where positions need no learning.
 
     Raises:
-        UsageError: the tokenizer has more tokens than the network, or rows are longer than it has learned positions.
+        UsageError: the tokenizer has more tokens than the network, or rows are longer than it has learned
+            positions or a sliding window.
     """
     config = with_vocabulary(config, facts)
+    length, window = facts["max_length"], config.sliding_window
+    if window is not None and length > window:
+        raise UsageError(
+            f"--data.max_length {length} is more than the {window} tokens that the weights attend to "
+            f"(sliding_window), and there is no attention within a window here: lower it to {window}"
+        )
     return replace(config, max_length=max(config.max_length or 0, facts["max_length"]))
 
 
@@ -66,6 +73,7 @@ def pretrained_options(source: str) -> Options:
     else:
         folder = local_folder(source)
         options = folder_options(folder, asdict(read_config(source, folder)))
+        folder_state(folder, converted, meta=True)
     context = options["model"]["net"]["max_length"]
     return merged(options, {"data": {"max_length": context}}) if context and context < ROW else options
 
@@ -167,8 +175,9 @@ def _published(source: str) -> Model:
             raise UsageError("its config.json does not say how many tokens it knows or reads")
         if tokenizer.size > config.vocabulary:
             raise UsageError(f"its tokenizer has {tokenizer.size} tokens, but its config.json {config.vocabulary}")
+        state = folder_state(folder, converted, CKPT_PATH)
         net = Decoder(config)
-        load_weights(net, folder_state(folder, converted, CKPT_PATH))
+        load_weights(net, state)
     facts = {
         "tokenizer": tokenizer.to_json(),
         "tokenizer_options": asdict(TokenizerConfig(file=str(folder))),

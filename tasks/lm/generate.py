@@ -165,9 +165,17 @@ def fitting(model: Model, tokens: list[int], number: int, options: GenerateOptio
     Beam search does not go beyond the context, of which it keeps up to a half for new tokens.
 
     Raises:
-        UsageError: some would be left out, and the options are strict.
+        UsageError: some would be left out, and the options are strict; or the text would be longer than
+            the sliding window of the weights.
     """
-    context = model.net.max_length
+    context, window = model.net.max_length, model.net.config.sliding_window
+    size = len(tokens) + options.max_new_tokens - 1  # the last one is not read
+    if window is not None and size > window:
+        raise UsageError(
+            f"prompt {number} has {len(tokens)} tokens, and with --max_new_tokens {options.max_new_tokens} the "
+            f"text is longer than the {window} tokens that the weights attend to (sliding_window): lower it, or "
+            "shorten the prompt"
+        )
     most = context if options.beams == 1 else max(1, (context + 1) // 2, context + 1 - options.max_new_tokens)
     if len(tokens) <= most:
         return tokens

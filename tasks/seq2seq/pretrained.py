@@ -6,12 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from datamodules.files import read_object
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer
 from modules.pretrained.seq2seq import load_weights, to_tessera
 from modules.pretrained.seq2seq_configs import config_from_huggingface
 from modules.seq2seq import Seq2Seq, Seq2SeqConfig
 from tasks.checkpoints import KEY, net_weights
-from tasks.errors import refusals
+from tasks.errors import UsageError, refusals
 from tasks.generation import FolderGeneration
 from tasks.parsing import Options
 from tasks.pretrained import (
@@ -53,7 +54,9 @@ def pretrained_options(source: str) -> Options:
         paths = (tokenizer_file(source, {"tokenizer": facts[f"{side}_tokenizer"]}) for side in SIDES)
         options = _files(*paths) | {name: facts["tokenizer_options"][name] for name in FRAMES}
     else:
-        config, tokenizer = read_folder(local_folder(source))
+        folder = local_folder(source)
+        config, tokenizer = read_folder(folder)
+        folder_state(folder, converted, meta=True)
         net = asdict(config)
         options = {name: getattr(tokenizer, name) for name in ("file", "target_file", *FRAMES)}
     return {"model": {"net": net}, "data": {"tokenizer": options}}
@@ -141,15 +144,19 @@ def published(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]:
         "max_length": config.max_length,
         "languages": languages(folder),
     }
+    state = folder_state(folder, converted, CKPT_PATH)
     with refusals(source):
         net = build(fitted(config, facts))
-        load_weights(net, folder_state(folder, converted, CKPT_PATH))
+        load_weights(net, state)
     return net, facts, folder_generation(folder, read_settings(folder, dict, CKPT_PATH), net.vocabulary)
 
 
 def languages(folder: Path) -> list[str]:
     """Source and target, such as en and de, where a Marian model says so; else none."""
     file = folder / "tokenizer_config.json"
-    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    try:
+        said = read_object(file) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read ({error}): download the model again") from error
     pair = [name for name in (said.get("source_lang"), said.get("target_lang")) if isinstance(name, str)]
     return pair if len(pair) == 2 else []
