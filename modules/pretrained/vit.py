@@ -5,7 +5,6 @@ Those libraries may add a position to class and register tokens; that is a const
 
 import math
 import re
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -327,20 +326,25 @@ def config_from_timm_model(model: nn.Module) -> ViTConfig:
     Raises:
         ValueError: The model has parts that this library does not, by name.
     """
-    kind: Callable[..., nn.Module] = model.__class__
-    name = type(model).__name__
+    kind: Any = type(model)
+    name = kind.__name__
     require(name == "VisionTransformer", f"timm's {name} is not a plain ViT; choose a vit_* or deit3_* model.")
     pool = next((ours for ours, name in TIMM_POOLS.items() if name == model.global_pool), None)
     require(pool is not None, f'timm pooling "{model.global_pool}" is not supported; choose a model with token or avg.')
     block: Any = model.blocks[0]  # type: ignore[index]
     name = type(block).__name__
     require(name == "Block", f"timm's {name} is not supported; choose a model of plain blocks.")
-    activation = TIMM_ACTIVATIONS.get(repr(getattr(block.mlp, "act", None)))
-    require(activation is not None, f"timm's {block.mlp} is not supported.")
-    norm = type(block.norm1)
+    act = repr(getattr(block.mlp, "act", None))
+    require(act in TIMM_ACTIVATIONS, f"timm's activation {act} is not supported; choose a model with GELU.")
+    norm: Any = type(block.norm1)
     require(norm.__name__ == "LayerNorm", f"timm's {norm.__name__} is not supported; choose a model with LayerNorm.")
-    eps, heads, scale = block.norm1.eps, block.attn.num_heads, getattr(block.ls1, "init_values", None)
-    stack = StackConfig(block.norm1.weight.numel(), 1, heads, feedforward=activation, norm_eps=eps, layer_scale=scale)  # type: ignore[arg-type]
+    stack = StackConfig(
+        width=model.embed_dim,  # type: ignore[arg-type]
+        heads=block.attn.num_heads,
+        feedforward=TIMM_ACTIVATIONS[act],
+        norm_eps=block.norm1.eps,
+        layer_scale=getattr(block.ls1, "init_values", None),
+    )
     known = ViTConfig(pool=pool, stack=stack)  # type: ignore[arg-type]
     config = config_from_timm_state(model.state_dict(), known, not model.no_embed_class)
     arguments = timm_arguments(config) | {
@@ -348,7 +352,7 @@ def config_from_timm_model(model: nn.Module) -> ViTConfig:
         "no_embed_class": model.no_embed_class,
         "dynamic_img_size": model.dynamic_img_size,  # images of its own size are read alike
         "act_layer": lambda: deepcopy(block.mlp.act),
-        "norm_layer": partial(norm, eps=eps),
+        "norm_layer": partial(norm, eps=block.norm1.eps),
     }
     with torch.device("meta"):
         plain = kind(**arguments)
@@ -362,9 +366,9 @@ def config_from_timm_model(model: nn.Module) -> ViTConfig:
 
 def anatomy(model: nn.Module) -> dict[str, Any]:
     """All that makes up a model but the values of its weights: classes of its parts, shapes and plain attributes."""
-    found: dict[str, Any] = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found: dict[str, Any] = {}
     for path, part in model.named_modules():
         found[f"{path}."] = f"{type(part).__module__}.{type(part).__qualname__}"
         attributes = {name: value for name, value in vars(part).items() if not name.startswith("_")}
         found |= {f"{path}.{name}": value for name, value in attributes.items() if name not in START}
-    return found
+    return found | {name: tuple(value.shape) for name, value in model.state_dict().items()}

@@ -126,7 +126,9 @@ def architecture(source: str) -> Architecture | None:
         config = from_dict(ViTConfig, json.loads(header["config"]))
         facts = checked(Options, json.loads(header.get("facts", "{}")), "facts")
         names = checked(list[str] | None, facts.get("class_names"), "class_names")
-        stack = StackConfig(config.stack.width, **{name: getattr(config.stack, name) for name in UNTOLD})
+        stack = StackConfig(
+            config.stack.width, **{name: getattr(config.stack, name) for name in (*UNTOLD, "layer_scale")}
+        )
         known = ViTConfig(pool=config.pool, stack=stack)
     return Architecture(known, prefix_positions=not config.register_tokens, class_names=names)
 
