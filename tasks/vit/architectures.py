@@ -123,13 +123,10 @@ def architecture(source: str) -> Architecture | None:
     if "config" not in header:
         return by_name(source)
     with refusals(f"--model.pretrained {source}: its header"):
-        config = from_dict(ViTConfig, json.loads(header["config"]))
-        facts = checked(Options, json.loads(header.get("facts", "{}")), "facts")
-        names = checked(list[str] | None, facts.get("class_names"), "class_names")
-        stack = StackConfig(
-            config.stack.width, **{name: getattr(config.stack, name) for name in (*UNTOLD, "layer_scale")}
-        )
-        known = ViTConfig(pool=config.pool, stack=stack)
+        config = from_dict(ViTConfig, from_json(header["config"]))
+        names = checked(list[str] | None, from_json(header.get("facts", "{}")).get("class_names"), "class_names")
+        options = {name: getattr(config.stack, name) for name in ("width", *UNTOLD, "layer_scale")}
+        known = ViTConfig(pool=config.pool, stack=StackConfig(**options))
     return Architecture(known, prefix_positions=not config.register_tokens, class_names=names)
 
 
@@ -148,9 +145,9 @@ def by_name(source: str) -> Architecture | None:
     settings: Options = {}
     if file.exists():
         try:
-            settings = checked(Options, json.loads(read_bytes(file)), "its content")
+            settings = from_json(read_bytes(file))
             arguments = checked(Options, settings.get("model_args") or {}, "model_args")
-        except (OSError, RecursionError, ValueError) as error:
+        except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise UsageError(
                 f"--model.pretrained {source}: {file} cannot be read ({reason}): repair or move it"
@@ -164,6 +161,14 @@ def by_name(source: str) -> Architecture | None:
     if settings.get("global_pool", model.global_pool) != model.global_pool:
         return None
     return of_timm(source, model, name=name)
+
+
+def from_json(text: str | bytes) -> Options:
+    """The content of a JSON object; raises `ValueError` where it is something else."""
+    try:
+        return checked(Options, json.loads(text), "it")
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def of_timm(source: str, model: Any, **known: Any) -> Architecture:

@@ -418,6 +418,7 @@ def test_the_command_refuses_to_export_what_timm_cannot_load(capsys: pytest.Capt
     [
         ({"config": "{"}, "header"),
         ({"config": "[]"}, "header"),
+        ({"config": "[" * 10**5}, "header"),
         ({"config": json.dumps({"stack": {"heads": "three"}})}, "heads"),
         ({"config": json.dumps({"layers": 3})}, "layers"),
         ({"config": json.dumps(asdict(PLAIN)), "facts": json.dumps({"class_names": [1]})}, "class_names"),
