@@ -199,7 +199,7 @@ def test_hugging_face_and_back(task: str, head: str, family: str, capsys: pytest
 
 
 def test_a_head_that_fits_is_kept_unless_it_is_reset() -> None:
-    theirs = hugging_face(Path("theirs"), "ForSequenceClassification")
+    theirs = hugging_face(Path("theirs"), "ForSequenceClassification", names=("negative", "positive"))
     line = f"fit {FEW} {BRIEF} {STILL} --data.max_length 32 --data.batch_size 8 --model.pretrained theirs"
     assert run(f"{line} --run_dir kept", "bert") == 0
     assert run(f"{line} --model.reset_head true --run_dir reset", "bert") == 0
