@@ -72,8 +72,14 @@ class Task(pl.LightningModule):
         """The evaluation metrics by their short names, such as {"acc": ...}."""
 
     @staticmethod
-    def check_options(options: Any, typed: Collection[str]) -> None:
-        """Refuse options of a new run that cannot go together; `typed` names those that are in no config."""
+    def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
+        """Refuse options of a new run that cannot go together.
+
+        Args:
+            options: All, with defaults.
+            typed: Names of those on the command line, such as --data.path.
+            named: Names of those on the command line or in a config.
+        """
 
     # Building -------------------------------------------------------------------------------------------------------
 
