@@ -289,6 +289,7 @@ class Task(pl.LightningModule):
                 f"the weights became NaN or infinite by step {self.global_step} (epoch {self.current_epoch}): try a "
                 "lower --model.optimizer.lr; checkpoints before it are kept"
             )
+        checkpoint["epoch"] = self.trainer.fit_loop.completed  # type: ignore[attr-defined]  # as the loops have it
         config = self.resolved()
         checkpoint[KEY] = {
             "task": self.name,

@@ -99,8 +99,8 @@ def clear(target: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a file or folder, if it is there."""
-    if path.is_dir():
+    """Remove a file or folder, if it is there; of a link to a folder the link."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from typing import IO, Any, TypeVar, get_args, get_type_hints
 
 import torch
 
+from datamodules.files import open_regular
 from tasks.errors import RunError, UsageError
 
 Checkpoint = dict[str, Any]
@@ -30,12 +31,13 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     Raises:
         UsageError: no such file, not a checkpoint of this project or of another task, or it holds code.
         RunError: truncated or corrupt.
+        OSError: no regular file.
     """
     file = Path(path)
     if in_parts(file):
         command = f"python -m tasks.{task or 'TASK'} consolidate --ckpt_path {path}"
         raise UsageError(f"checkpoint '{path}' is a folder of parts: make one file of it with `{command}`")
-    if not file.is_file():
+    if file.is_dir() or not file.exists():
         names = sorted(found.name for found in file.parent.glob("*.ckpt"))
         there = f"there is {', '.join(names)}" if names else "`fit` writes RUN_DIR/checkpoints/best.ckpt and last.ckpt"
         raise UsageError(f"no checkpoint '{path}': {there}")
@@ -104,7 +106,9 @@ def load_tensors(file: Path, what: str) -> Any:
     Raises:
         UsageError: it holds other objects.
         RunError: truncated, corrupt or of another format.
+        OSError: it is no regular file, or cannot be read.
     """
+    open_regular(file).close()  # nothing waits for a pipe
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
         damaged = altered(file) if zipfile.is_zipfile(file) else None  # not of an older torch

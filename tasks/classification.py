@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
+from datamodules.files import replacing
 from tasks.base import Task
 from tasks.callbacks.gallery import Exhibits, Picture, Table, drawn
 from tasks.optim import OptimConfig
@@ -60,7 +61,8 @@ class ClassifierTask(Exhibits, Task):
 
     def draw_results(self, folder: Path) -> None:
         """Draw `confusion.png` from the test just done."""
-        draw_confusion(self.metrics["test"]["confusion"].compute().cpu(), self.class_names, folder / "confusion.png")
+        with replacing(folder / "confusion.png") as partial:
+            draw_confusion(self.metrics["test"]["confusion"].compute().cpu(), self.class_names, partial)
 
     def table(self, what: str, rows: Iterable[tuple[str, Tensor]]) -> str:
         """CSV: a sample, its most probable class, and the probability of each class.

@@ -24,7 +24,7 @@ from tasks.loops import with_own_loops
 from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, names_data, read_config, typed_options
 from tasks.report import closing_table, left_out, show_texts
 from tasks.resume import farewell, read_run
-from tasks.run_folder import Continued, MetricsCSV, kept_if_started, run_folder
+from tasks.run_folder import Continued, MetricsCSV, kept_if_started, read_rows, run_folder
 from tasks.signals import Stopped
 from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, best_checkpoint, fill_in, place_loggers, refuse_ours
 
@@ -234,6 +234,7 @@ class TaskCLI(LightningCLI):
         extra = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
         continued = Continued(self.checkpoint) if self.source else None
         if continued:
+            read_rows(self.folder / "metrics.csv")  # if it is damaged, say so now
             go_on(extra, self.folder, continued)
         return [MetricsCSV(self.folder, continued), *extra]
 

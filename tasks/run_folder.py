@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import yaml
 from lightning_fabric.loggers.csv_logs import _ExperimentWriter
@@ -22,12 +23,13 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
-from datamodules.files import replacing, write_text
+from datamodules.files import open_regular, read_bytes, replacing, write_text
 from tasks import __version__
 from tasks.checkpoints import Checkpoint
-from tasks.errors import UsageError
+from tasks.errors import RunError, UsageError
 from tasks.launchers import by_slurm, by_torchrun, kept_store
 
+LOCK = ".lock"
 PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy")
 
 
@@ -85,13 +87,14 @@ def make_run_folder(folder: Path, task: str) -> None:
         partial.replace(link)
 
 
-def lock(folder: Path) -> IO[str]:
+def lock(folder: Path) -> BinaryIO:
     """A file in the folder that nobody else gets as long as this process has it open and lives.
 
     Raises:
         UsageError: another process has it.
+        OSError: it is a link, or no regular file.
     """
-    file = open(folder / ".lock", "w")  # noqa: SIM115
+    file = open_regular(folder / LOCK, follow=False, append=True)
     with suppress(ImportError):  # not on Windows
         import fcntl
 
@@ -103,9 +106,9 @@ def lock(folder: Path) -> IO[str]:
     return file
 
 
-def unlock(file: IO[str]) -> None:
+def unlock(folder: Path, file: BinaryIO) -> None:
     """Let others have the folder."""
-    Path(file.name).unlink(missing_ok=True)
+    (folder / LOCK).unlink(missing_ok=True)
     file.close()
 
 
@@ -166,12 +169,24 @@ def git_commit() -> str | None:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a `metrics.csv`, without empty cells; a last one that was not written to its end is left out."""
-    if not path.exists():
+    """The rows of a `metrics.csv`, without empty cells; a last one that was not written to its end is left out.
+
+    Raises:
+        RunError: it is something else.
+        OSError: it is no regular file, or cannot be read.
+    """
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError:
         return []
-    text = path.read_bytes().decode()
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    return [{name: value for name, value in row.items() if value} for row in csv.DictReader(lines)]
+    try:
+        lines = content[: content.rfind(b"\n") + 1].decode().splitlines()
+        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(lines, strict=True)]
+        for row in rows:
+            _ = int(row["step"]), *map(float, row.values())
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is damaged: move it away, and the run goes on without its earlier rows") from error
+    return rows
 
 
 class Continued:
@@ -197,13 +212,24 @@ class Continued:
 
 
 class RowWriter(_ExperimentWriter):
-    """Lightning's writer, but for this: what is in the file stays there, also if the process is killed meanwhile."""
+    """Lightning's writer, but for this: what is in the file stays there, also if the process is killed meanwhile.
+
+    It never writes through a link.
+    """
 
     def _check_log_dir_exists(self) -> None:
         """Nothing: Lightning would delete the file."""
 
-    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        self.write(read_rows(Path(self.metrics_file_path)), fieldnames)
+    def save(self) -> None:
+        """Append the rows that wait, below a new header where they have new columns."""
+        if not self.metrics:
+            return
+        path = Path(self.metrics_file_path)
+        if self._record_new_keys() or not path.exists():
+            self.write(read_rows(path), self.metrics_keys)
+        with TextIOWrapper(open_regular(path, follow=False, append=True), newline="") as file:
+            csv.DictWriter(file, self.metrics_keys).writerows(self.metrics)
+        self.metrics = []
 
     def write(self, rows: list[dict[str, str]], columns: list[str]) -> None:
         """Replace the file."""

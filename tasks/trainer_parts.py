@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from datamodules.files import read_bytes
 from tasks.errors import UsageError
 from tasks.loggers import OUR_LOGGERS
 
@@ -41,6 +42,8 @@ LEAST = {"accumulate_grad_batches": 1, "limit_train_batches": 0, "max_epochs": -
 
 class FolderCheckpoint(ModelCheckpoint):
     """A ModelCheckpoint whose `last` is always exact to go on from, and which finds its files in a moved run folder."""
+
+    epochs = 0  # that were completed when it saved
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
         """Whether to save: of equally good checkpoints the latest, since small validation sets often see ties."""
@@ -74,9 +77,14 @@ class FolderCheckpoint(ModelCheckpoint):
             self.save_now(trainer)
 
     def last_saved(self, trainer: pl.Trainer) -> bool:
-        """Whether `last` is of the trainer's step; a signal may have it saved also where `save_last` is off."""
+        """Whether `last` is of where training is; a signal may have it saved also where `save_last` is off."""
         ours = bool(self.save_last) or Path(self._last_checkpoint_saved).stem == self.CHECKPOINT_NAME_LAST
-        return ours and self._last_global_step_saved == trainer.global_step
+        epochs = trainer.fit_loop.completed  # type: ignore[attr-defined]
+        return ours and (self._last_global_step_saved, self.epochs) == (trainer.global_step, epochs)
+
+    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        super()._save_checkpoint(trainer, filepath)
+        self.epochs = trainer.fit_loop.completed  # type: ignore[attr-defined]
 
     def save_now(self, trainer: pl.Trainer) -> None:
         """Save `last`, unless it was just saved."""
@@ -166,7 +174,7 @@ def wandb_id(folder: Path, chosen: str | None) -> str:
         UsageError: the run has another id than that chosen.
     """
     file = folder / "wandb_id"
-    kept = file.read_text() if file.exists() else None
+    kept = read_bytes(file).decode(errors="replace") if file.exists() else None
     if kept and chosen and kept != chosen:
         raise UsageError(f"the run in {folder} is {kept} in W&B and goes on there: leave the id {chosen} out")
     return kept or chosen or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
