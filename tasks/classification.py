@@ -18,6 +18,12 @@ from tasks.parsing import merged
 from tasks.report import draw_confusion
 
 
+class ConfusionMatrix(MulticlassConfusionMatrix):
+    """The same, which is drawn instead of being logged."""
+
+    names: tuple[str, ...] = ()
+
+
 class ClassifierTask(Exhibits, Task):
     """A task whose data have class names; arguments as `Task`, and:
 
@@ -47,7 +53,7 @@ class ClassifierTask(Exhibits, Task):
     def make_metrics(self) -> dict[str, Metric]:
         """Accuracy and the confusion matrix over all samples."""
         classes = len(self.class_names)
-        return {"acc": MulticlassAccuracy(classes, average="micro"), "confusion": MulticlassConfusionMatrix(classes)}
+        return {"acc": MulticlassAccuracy(classes, average="micro"), "confusion": ConfusionMatrix(classes)}
 
     def resolved(self) -> dict[str, Any]:
         """The run's options with the network and what the data decided filled in."""

@@ -37,6 +37,7 @@ OURS: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
 }
 
 
+BEST = "best"  # name of the checkpoint that the task's own monitor finds best
 LEAST = {"accumulate_grad_batches": 1, "limit_train_batches": 0, "max_epochs": -1, "max_steps": -1}  # and 0 is none
 
 
@@ -114,12 +115,34 @@ def best_checkpoint(folder: str, task: Any) -> FolderCheckpoint:
     """Saves `best.ckpt` after the validations that the task's `monitor` finds best."""
     return FolderCheckpoint(
         folder,
-        "best",
+        BEST,
         monitor=task.monitor,
         mode=task.monitor_mode,
         enable_version_counter=False,
         save_on_train_epoch_end=False,  # training may end without a validation
     )
+
+
+def check_monitors(trainer: pl.Trainer, names: Iterable[str]) -> None:
+    """Refuse callbacks that go by something which is not logged: they would do nothing, or keep no best checkpoint.
+
+    Args:
+        trainer: about to train.
+        names: of all that is logged; without validations less.
+
+    Raises:
+        UsageError: names the callback's option, and what is logged.
+    """
+    validates = trainer.limit_val_batches != 0
+    logged = [name for name in names if validates or not name.startswith("val/")]
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        monitor = getattr(callback, "monitor", None)
+        known = [*logged, "epoch", "step"] if isinstance(callback, ModelCheckpoint) else logged
+        ours = isinstance(callback, FolderCheckpoint)
+        if monitor is None or monitor in known or (ours and callback.filename == BEST):
+            continue
+        option = "--checkpoint.monitor" if ours else f"the monitor of {type(callback).__name__},"
+        raise UsageError(f"{option} {monitor}: nothing of that name is logged; there is {', '.join(known)}")
 
 
 def refuse_ours(options: Mapping[str, Any], command: str) -> None:

@@ -15,6 +15,7 @@ from tasks.base import Task
 from tasks.parsing import flat
 from tasks.report import draw_curves
 from tasks.run_folder import code_version, lock, make_run_folder, read_rows, unlock, write_config, write_summary
+from tasks.trainer_parts import check_monitors
 
 
 class RunRecord(Callback):
@@ -55,6 +56,7 @@ class RunRecord(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write `config.yaml`; the data are known now, and what a continued run changed fits its checkpoint."""
         assert isinstance(pl_module, Task)
+        check_monitors(trainer, pl_module.logged())
         self.start_clock(pl_module)  # a run that goes on begins no epoch
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
