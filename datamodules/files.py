@@ -62,14 +62,23 @@ def replacing(path: Path) -> Iterator[Path]:
             if left == partial or time.time() - left.lstat().st_mtime > STALE:
                 left.unlink()
     try:
-        yield partial
-        partial.replace(path)
-    except OSError as error:
-        if error.filename is not None and Path(os.fsdecode(error.filename)) == partial:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+        with errors_naming(path, partial):
+            yield partial
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def errors_naming(path: Path, partial: Path) -> Iterator[None]:
+    """Errors of the system about `partial`, a file or folder, or what is in it, name `path` and what is in that."""
+    try:
+        yield
+    except OSError as error:
+        named = Path(str(error.filename))
+        if not named.is_relative_to(partial):
+            raise
+        raise OSError(error.errno, error.strerror, str(path / named.relative_to(partial))) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -40,7 +40,12 @@ class Task(pl.LightningModule):
     name: str  # of the task, as in `python -m tasks.NAME`
     monitor: str = "val/loss"  # decides which checkpoint is best
     monitor_mode: str = "min"
-    trained: tuple[str, ...] = ("loss", "grad_norm", "lr", "samples_per_s")  # names of what training logs, as train/loss
+    trained: tuple[str, ...] = (
+        "loss",
+        "grad_norm",
+        "lr",
+        "samples_per_s",
+    )  # names of what training logs, as train/loss
     net: Any  # nn.Module with a `config`, a dataclass of primitives; None until built
     metrics: Any  # nn.ModuleDict: "val" and "test", "val_loss" and "test_loss"
     first_bad_step: Tensor
@@ -140,7 +145,7 @@ class Task(pl.LightningModule):
         names = ["loss", *(name for key, metric in metrics for name in getattr(metric, "names", (key,)))]
         values = {f"val/{name}": torch.ones(()) for name in names}
         rates = {group["name"]: group["initial_lr"] for one in self.trainer.optimizers for group in one.param_groups}
-        trained = [*self.trained, *(f"lr_{name}" for name in rates if len(set(rates.values())) > 1)]
+        trained = [*self.train_names, *(f"lr_{name}" for name in rates if len(set(rates.values())) > 1)]
         return sorted({*values, *self.derived(values, "val"), *(f"train/{name}" for name in trained)})
 
     # Training -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from datamodules.files import open_regular
-from tasks.checkpoints import META, Checkpoint, altered, belonging, in_parts, load_tensors, numbered
+from tasks.checkpoints import META, Checkpoint, altered, belonging, check_finite, in_parts, load_tensors, numbered
 from tasks.errors import RunError, UsageError
 
 DESCRIPTIONS = {  # of which parts there are, by module: all that may be in the pickle that holds them
@@ -154,5 +154,6 @@ def gathered(folder: Path) -> Checkpoint:
     with reading(folder):
         _load_state_dict(state, storage_reader=Reader(folder), planner=WholePlanner(), no_dist=True)
     optimizers = [state[name] for name in sorted(state) if name.startswith("optimizer_")]
-    weights = state.get("state_dict", state.get("model"))  # of Lightning's strategies, FSDP's calls them so
+    weights = state.get("state_dict") or state["model"]  # of Lightning's strategies, FSDP's calls them so
+    check_finite(weights, f"checkpoint '{folder}'")
     return checkpoint | {"state_dict": weights, "optimizer_states": [numbered(one) for one in optimizers]}

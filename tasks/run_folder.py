@@ -27,6 +27,7 @@ from datamodules.files import open_regular, read_bytes, replacing, write_text
 from tasks import __version__
 from tasks.checkpoints import Checkpoint
 from tasks.errors import RunError, UsageError
+from tasks.exporting import made_parents
 from tasks.launchers import by_slurm, by_torchrun, kept_store
 
 LOCK = ".lock"
@@ -41,7 +42,7 @@ def run_folder(task: str, chosen: str | None) -> Path:
     job may have several.
 
     Raises:
-        UsageError: the chosen folder is a file, or holds a run already.
+        UsageError: the chosen folder is a file, cannot be made, or holds a run already.
     """
     inherited = os.environ.get("TESSERA_RUN_DIR")
     if by_torchrun():
@@ -63,12 +64,11 @@ def new_folder(task: str, chosen: str | None, again: bool = False) -> Path:
     """The folder of a run of one process, absolute; one that holds a run only where that is started again.
 
     Raises:
-        UsageError: the chosen folder is a file, or holds a run already.
+        UsageError: the chosen folder is a file, cannot be made, or holds a run already.
     """
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # milliseconds: runs may start together
     folder = Path(chosen or Path("runs", task, now)).resolve()
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--run_dir {folder} is a file: give a folder, it is made where it does not exist")
+    check_writable(folder)
     if (folder / "config.yaml").exists() and not again:
         raise UsageError(
             f"--run_dir {folder} holds a run already: choose another folder, or continue that run "
@@ -77,9 +77,42 @@ def new_folder(task: str, chosen: str | None, again: bool = False) -> Path:
     return folder
 
 
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, before anything is computed for it.
+
+    Raises:
+        UsageError: see above.
+    """
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise UsageError(f"--run_dir {folder} cannot be used ({error.strerror}): give another folder") from error
+    if not there.is_dir():
+        raise UsageError(f"--run_dir {folder}: {there} is a file; give a folder, it is made where it does not exist")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"--run_dir {folder} cannot be used: you may not write to {there}")
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder, and those above it.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        with made_parents(folder):
+            folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--run_dir {folder} cannot be made ({error.strerror}): give another folder") from error
+
+
 def make_run_folder(folder: Path, task: str) -> None:
-    """Create the folder, and point `latest` beside it to it where it lies in `runs/TASK`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Create the folder, and point `latest` beside it to it where it lies in `runs/TASK`.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    make_folder(folder)
     link, partial = folder.parent / "latest", folder.parent / f".latest.{os.getpid()}"
     if folder.parts[-3:-1] == ("runs", task) and (link.is_symlink() or not link.exists()):
         partial.unlink(missing_ok=True)
@@ -119,7 +152,7 @@ def kept_if_started(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if made and not (folder / "config.yaml").exists():
+        if made and not os.path.exists(folder / "config.yaml"):
             if "wandb" in sys.modules:  # which else writes into the folder later
                 import wandb
 

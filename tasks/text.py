@@ -21,7 +21,7 @@ TRAINED_BY = ("kind", "vocabulary", "min_frequency", "lowercase")  # the options
 class TextTask(Task):
     """A task whose data have a tokenizer; arguments as `Task`."""
 
-    trained = (*Task.trained, "padding")
+    train_names = (*Task.train_names, "padding")
 
     @staticmethod
     def check_options(options: Any, typed: Collection[str]) -> None:
