@@ -15,24 +15,31 @@ CLUTTER = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
 STALE = 3600  # seconds: what nobody wrote to for so long was left by a process that was killed
 
 
-def open_regular(path: str | os.PathLike, follow: bool = True) -> BinaryIO:
+def open_regular(path: str | os.PathLike, follow: bool = True, append: bool = False) -> BinaryIO:
     """Opens a regular file to read bytes; never waits for a pipe, and never reads a device.
 
     Args:
         path: The file.
         follow: Whether the file may be a symbolic link.
+        append: Open it to append bytes instead; it is made where it is missing.
 
     Raises:
         OSError: It is missing, cannot be read, is a link that is not to be followed, or no regular file.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    number = os.open(path, flags if follow else flags | getattr(os, "O_NOFOLLOW", 0))
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if append else os.O_RDONLY
+    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        number = os.open(path, flags if follow else flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise OSError(errno.ELOOP, "Is a symbolic link", str(path)) from error
+        raise
     mode = os.fstat(number).st_mode
     if not stat.S_ISREG(mode):
         os.close(number)
         kind = "Is a directory" if stat.S_ISDIR(mode) else "Not a regular file"
         raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, kind, str(path))
-    return os.fdopen(number, "rb")
+    return os.fdopen(number, "ab" if append else "rb")
 
 
 def read_bytes(path: str | os.PathLike, follow: bool = True) -> bytes:
@@ -135,14 +142,23 @@ def replacing(path: Path) -> Iterator[Path]:
             if left == partial or time.time() - left.lstat().st_mtime > STALE:
                 left.unlink()
     try:
-        yield partial
-        partial.replace(path)
-    except OSError as error:
-        if error.filename is not None and Path(os.fsdecode(error.filename)) == partial:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+        with errors_naming(path, partial):
+            yield partial
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def errors_naming(path: Path, partial: Path) -> Iterator[None]:
+    """Errors of the system about `partial`, a file or folder, or what is in it, name `path` and what is in that."""
+    try:
+        yield
+    except OSError as error:
+        named = Path(str(error.filename))
+        if not named.is_relative_to(partial):
+            raise
+        raise OSError(error.errno, error.strerror, str(path / named.relative_to(partial))) from error
 
 
 def write_text(path: Path, text: str) -> None:

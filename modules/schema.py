@@ -73,7 +73,11 @@ def described(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(map(str, get_args(annotation)))
     container = get_origin(annotation) or annotation
-    return TYPES.get(annotation) or ("a list" if container in (list, tuple) else "a dict")
+    if container in (list, tuple):
+        return "a list"
+    return TYPES.get(annotation) or (
+        "a dict" if container is dict or is_dataclass(container) else f"a {container.__name__}"
+    )
 
 
 def shown(value: Any) -> str:

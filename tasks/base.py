@@ -40,6 +40,12 @@ class Task(pl.LightningModule):
     name: str  # of the task, as in `python -m tasks.NAME`
     monitor: str = "val/loss"  # decides which checkpoint is best
     monitor_mode: str = "min"
+    trained: tuple[str, ...] = (
+        "loss",
+        "grad_norm",
+        "lr",
+        "samples_per_s",
+    )  # names of what training logs, as train/loss
     net: Any  # nn.Module with a `config`, a dataclass of primitives; None until built
     metrics: Any  # nn.ModuleDict: "val" and "test", "val_loss" and "test_loss"
     first_bad_step: Tensor
@@ -138,6 +144,15 @@ class Task(pl.LightningModule):
         if trainer.max_epochs and trainer.max_epochs > 0:
             ends.append(-(-batches // trainer.accumulate_grad_batches) * trainer.max_epochs)
         return min(ends, default=math.inf)
+
+    def logged(self) -> list[str]:
+        """Names of all that training and its validations log, which callbacks may monitor."""
+        metrics = self.metrics["val"].items(keep_base=True)
+        names = ["loss", *(name for key, metric in metrics for name in getattr(metric, "names", (key,)))]
+        values = {f"val/{name}": torch.ones(()) for name in names}
+        rates = {group["name"]: group["initial_lr"] for one in self.trainer.optimizers for group in one.param_groups}
+        trained = [*self.train_names, *(f"lr_{name}" for name in rates if len(set(rates.values())) > 1)]
+        return sorted({*values, *self.derived(values, "val"), *(f"train/{name}" for name in trained)})
 
     # Training -------------------------------------------------------------------------------------------------------
 
@@ -295,6 +310,7 @@ class Task(pl.LightningModule):
                 f"the weights became NaN or infinite by step {self.global_step} (epoch {self.current_epoch}): try a "
                 "lower --model.optimizer.lr; checkpoints before it are kept"
             )
+        checkpoint["epoch"] = self.trainer.fit_loop.completed  # type: ignore[attr-defined]  # as the loops have it
         config = self.resolved()
         checkpoint[KEY] = {
             "task": self.name,

@@ -11,8 +11,9 @@ import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from datamodules.files import replacing
-from tasks.checkpoints import META, Checkpoint, aside, in_parts, read_checkpoint, recover
+from tasks.checkpoints import META, Checkpoint, aside, entries, in_parts, read_checkpoint, recover
 from tasks.errors import RunError
+from tasks.saved import check_training
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
@@ -88,7 +89,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             from tasks.parts import gathered
 
             return gathered(Path(path))
-        return super().load_checkpoint(path, *args, **kwargs)
+        return read_checkpoint(path)
 
 
 def clear(target: Path) -> None:
@@ -99,8 +100,8 @@ def clear(target: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a file or folder, if it is there."""
-    if path.is_dir():
+    """Remove a file or folder, if it is there; of a link to a folder the link."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
@@ -174,8 +175,12 @@ def read_to_go_on(path: Path, task: str) -> Checkpoint:
         UsageError: it holds code, or is of another task.
         RunError: it is damaged.
     """
-    if not path.is_dir():
-        return read_checkpoint(path, task)
-    from tasks.parts import read_parts
+    if path.is_dir():
+        from tasks.parts import read_parts
 
-    return read_parts(path, task)
+        checkpoint = read_parts(path, task)
+    else:
+        checkpoint = read_checkpoint(path, task)
+    with entries(path):
+        check_training(checkpoint)
+    return checkpoint

@@ -1,23 +1,23 @@
-"""Checkpoints, read without running code. Imports torch only, so that `export` starts without Lightning."""
+"""Checkpoints, read without running code. Imports no Lightning, so that `export` starts without it."""
 
 import os
 import pickle
 import re
 import zipfile
-from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar, get_args, get_type_hints
+from typing import IO, Any
 
 import torch
 
+from datamodules.files import open_regular
 from tasks.errors import RunError, UsageError
+from tasks.saved import KEY, check_entry, check_model
 
 Checkpoint = dict[str, Any]
-Config = TypeVar("Config")
 CODE = "GLOBAL|allowlisted|reduce"  # of torch's complaints, those about objects; others are about the bytes
 META = "meta.pt"  # in a folder of a checkpoint's parts: all that is neither weights nor the optimizer's
-KEY = "tessera"  # our entry: {"task", "version", "facts", "net", "config"}, primitives only
 
 
 def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:
@@ -29,17 +29,20 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
 
     Raises:
         UsageError: no such file, not a checkpoint of this project or of another task, or it holds code.
-        RunError: truncated or corrupt.
+        RunError: truncated or corrupt, an entry is missing or wrong, or a weight is not finite.
+        OSError: no regular file.
     """
     file = Path(path)
     if in_parts(file):
         command = f"python -m tasks.{task or 'TASK'} consolidate --ckpt_path {path}"
         raise UsageError(f"checkpoint '{path}' is a folder of parts: make one file of it with `{command}`")
-    if not file.is_file():
+    if file.is_dir() or not file.exists():
         names = sorted(found.name for found in file.parent.glob("*.ckpt"))
         there = f"there is {', '.join(names)}" if names else "`fit` writes RUN_DIR/checkpoints/best.ckpt and last.ckpt"
         raise UsageError(f"no checkpoint '{path}': {there}")
-    return belonging(load_tensors(file, f"checkpoint '{path}'"), file, task)
+    checkpoint = belonging(load_tensors(file, f"checkpoint '{path}'"), file, task)
+    check_finite(checkpoint["state_dict"], f"checkpoint '{path}'")
+    return checkpoint
 
 
 def belonging(checkpoint: Checkpoint, path: Path, task: str | None) -> Checkpoint:
@@ -47,16 +50,48 @@ def belonging(checkpoint: Checkpoint, path: Path, task: str | None) -> Checkpoin
 
     Raises:
         UsageError: it is not of this project, or of another task (None: any is right).
+        RunError: an entry is missing, unknown or wrong, by name.
     """
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(
             f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; "
             "weights of other libraries load through --model.pretrained"
         )
-    found = checkpoint[KEY]["task"]
+    with entries(path):
+        found = check_entry(checkpoint[KEY])
     if task is not None and found != task:
         raise UsageError(f"checkpoint '{path}' is of task '{found}', not '{task}': use python -m tasks.{found}")
+    with entries(path):
+        check_model(checkpoint)
     return checkpoint
+
+
+@contextmanager
+def entries(path: Path) -> Iterator[None]:
+    """What is found wrong inside is about the entries of the checkpoint at `path`.
+
+    Raises:
+        RunError: names both.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise RunError(f"checkpoint '{path}' cannot be used: {str(error).rstrip('.')}") from error
+
+
+def check_finite(state: Mapping[str, torch.Tensor], what: str) -> None:
+    """Refuse weights that hold NaN or infinity.
+
+    Args:
+        state: Tensors by name.
+        what: What to call them in a message.
+
+    Raises:
+        RunError: Names the first of them.
+    """
+    for name, value in state.items():
+        if not value.isfinite().all():
+            raise RunError(f"{what} cannot be used: its weight {name} holds NaN or infinity")
 
 
 def in_parts(path: Path) -> bool:
@@ -104,7 +139,9 @@ def load_tensors(file: Path, what: str) -> Any:
     Raises:
         UsageError: it holds other objects.
         RunError: truncated, corrupt or of another format.
+        OSError: it is no regular file, or cannot be read.
     """
+    open_regular(file).close()  # nothing waits for a pipe
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
         damaged = altered(file) if zipfile.is_zipfile(file) else None  # not of an older torch
@@ -133,25 +170,3 @@ def altered(file: Path | IO[bytes]) -> str | None:
 def net_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     """The network's own weights, names as in the plain module (averaged ones where the run averaged them)."""
     return {name[4:]: value for name, value in checkpoint["state_dict"].items() if name.startswith("net.")}
-
-
-def load_config(kind: type[Config], options: dict[str, Any]) -> Config:
-    """A configuration dataclass from nested primitives, as `dataclasses.asdict` gave them.
-
-    Raises:
-        UsageError: options that this version does not know.
-    """
-    types = get_type_hints(kind)
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(options.keys() - known):
-        raise UsageError(f"the checkpoint has options that this version does not know: {', '.join(unknown)}")
-    nested = {
-        name: load_config(part, value) if (part := config_type(types[name])) and value is not None else value
-        for name, value in options.items()
-    }
-    return kind(**nested)
-
-
-def config_type(annotation: Any) -> type | None:
-    """The dataclass that a field holds, also where it may be None; None where it holds something else."""
-    return next((kind for kind in (annotation, *get_args(annotation)) if is_dataclass(kind)), None)  # type: ignore

@@ -10,11 +10,18 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
+from datamodules.files import replacing
 from tasks.base import Task
 from tasks.callbacks.gallery import Exhibits, Picture, Table, drawn
 from tasks.optim import OptimConfig
 from tasks.parsing import merged
 from tasks.report import draw_confusion
+
+
+class ConfusionMatrix(MulticlassConfusionMatrix):
+    """The same, which is drawn instead of being logged."""
+
+    names: tuple[str, ...] = ()
 
 
 class ClassifierTask(Exhibits, Task):
@@ -46,7 +53,7 @@ class ClassifierTask(Exhibits, Task):
     def make_metrics(self) -> dict[str, Metric]:
         """Accuracy and the confusion matrix over all samples."""
         classes = len(self.class_names)
-        return {"acc": MulticlassAccuracy(classes, average="micro"), "confusion": MulticlassConfusionMatrix(classes)}
+        return {"acc": MulticlassAccuracy(classes, average="micro"), "confusion": ConfusionMatrix(classes)}
 
     def resolved(self) -> dict[str, Any]:
         """The run's options with the network and what the data decided filled in."""
@@ -60,7 +67,8 @@ class ClassifierTask(Exhibits, Task):
 
     def draw_results(self, folder: Path) -> None:
         """Draw `confusion.png` from the test just done."""
-        draw_confusion(self.metrics["test"]["confusion"].compute().cpu(), self.class_names, folder / "confusion.png")
+        with replacing(folder / "confusion.png") as partial:
+            draw_confusion(self.metrics["test"]["confusion"].compute().cpu(), self.class_names, partial)
 
     def table(self, what: str, rows: Iterable[tuple[str, Tensor]]) -> str:
         """CSV: a sample, its most probable class, and the probability of each class.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from datamodules.files import replacing, write_text
+from datamodules.files import errors_naming, replacing, write_text
 from datamodules.tokenizers import Tokenizer
 from tasks.errors import UsageError
 
@@ -105,8 +105,8 @@ def save_weights(state: Mapping[str, Tensor], path: Path, **header: str) -> None
 def made_parents(path: Path) -> Iterator[None]:
     """Makes the folders that a path lies in; where what follows fails, those that were made vanish."""
     made = [folder for folder in path.parents if not folder.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
         for folder in made:
@@ -145,7 +145,13 @@ def write_frame(content: dict[str, Any], tokenizer: Tokenizer, head: list[int], 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A file to write, which takes its name at the end; where writing fails, it vanishes, folders made for it too."""
+    """A file to write, which takes its name at the end; where writing fails, it vanishes, folders made for it too.
+
+    Raises:
+        UsageError: there is a folder of that name.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: give the name of a file to write")
     with made_parents(path), replacing(path) as partial:
         yield partial
 
@@ -157,10 +163,11 @@ def made_folder(folder: Path) -> Iterator[Path]:
     Raises:
         UsageError: there is something else of that name.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    there = folder.is_symlink() or folder.exists()
+    if there and (not folder.name or not folder.is_dir() or folder.is_symlink() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists already: give another --output")
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    with made_parents(folder):
+    with made_parents(folder), errors_naming(folder, partial):
         partial.mkdir()
         try:
             yield partial

@@ -18,14 +18,15 @@ from tasks.checkpoint_files import AtomicCheckpointIO
 from tasks.checkpoints import KEY, read_checkpoint
 from tasks.cli import App, load, program
 from tasks.config_files import Options, read_config
-from tasks.errors import UsageError, nearest, refusals
+from tasks.errors import RunError, UsageError, nearest, refusals
 from tasks.launch import SameStart, as_one, as_started, continued, environment, settle, strategy
 from tasks.loggers import go_on
 from tasks.loops import with_own_loops
+from tasks.optim import StateError
 from tasks.parsing import PlainErrors, expand, flat, given, merged, names_data, one_line, typed_options
 from tasks.report import closing_table, left_out, show_texts
 from tasks.resume import farewell, read_run
-from tasks.run_folder import Continued, MetricsCSV, kept_if_started, run_folder
+from tasks.run_folder import Continued, MetricsCSV, check_writable, kept_if_started, read_rows, run_folder
 from tasks.signals import SIGNALS, Stopped
 from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, best_checkpoint, fill_in, place_loggers, refuse_ours
 
@@ -204,6 +205,8 @@ class TaskCLI(LightningCLI):
         fill_in(options.trainer, self.app.epochs)
         self.folder = Path(options.run_dir or "")
         if self.command != "fit":
+            if options.run_dir:
+                check_writable(self.folder)
             return
         if self.source and options.run_dir:
             raise UsageError("--run_dir cannot go with --resume: a run is continued in its own folder")
@@ -247,6 +250,7 @@ class TaskCLI(LightningCLI):
         extra = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
         continued = Continued(self.checkpoint) if self.source else None
         if continued:
+            read_rows(self.folder / "metrics.csv")  # if it is damaged, say so now
             go_on(extra, self.folder, continued)
         return [MetricsCSV(self.folder, continued), *extra]
 
@@ -273,6 +277,8 @@ class TaskCLI(LightningCLI):
             outcome = self.outcome(model, datamodule)
         except Stopped as stop:
             raise farewell(stop, self.trainer, self.folder, self.app) from None
+        except StateError as error:
+            raise RunError(f"checkpoint '{self.last}' cannot be used: {error}") from error
         metrics = {**outcome, **model.notes(), **left_out(datamodule)}
         recorded = not self.trainer.fast_dev_run  # type: ignore[attr-defined]
         if self.trainer.is_global_zero:

@@ -17,6 +17,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
+from datamodules.files import open_regular, replacing
 from tasks.run_folder import Continued, read_rows
 from tasks.wandb_files import history
 
@@ -71,6 +72,9 @@ class TensorBoardLogger(loggers.TensorBoardLogger):
     @rank_zero_only
     def save(self) -> None:
         """Write what waits; `hparams.yaml` once and for all, so not before there are any."""
+        file = Path(self.log_dir, self.NAME_HPARAMS_FILE)
+        if not file.is_file():  # where a link or a pipe has its name, Lightning would write into that
+            file.unlink(missing_ok=True)
         if self.hparams or self._continued:
             super().save()
 
@@ -287,10 +291,9 @@ def keep_events(place: Path, folder: Path, continued: Continued) -> None:
         return tag not in again and not (continued.validates and tag.startswith("val/"))  # pictures are in no row
 
     for path in sorted(place.glob("events.out.tfevents.*")):
-        partial = path.with_name(".kept")
-        with open(partial, "wb") as file:
+        open_regular(path).close()  # TensorBoard would wait for a pipe
+        with replacing(path) as partial, open(partial, "wb") as file:
             writer = writing.RecordWriter(file)
             for record in reading.RawEventFileLoader(str(path)).Load():
                 if keeps(protocol.Event.FromString(record)):
                     writer.write(record)
-        partial.replace(path)

@@ -91,6 +91,11 @@ class FitLoop(_FitLoop):
         self.patience = {one: one.patience for one in stopping}  # a checkpoint's would win
 
     @property
+    def completed(self) -> int:
+        """Number of epochs whose end is over."""
+        return int(self.state_dict()["epoch_progress"]["current"]["completed"])
+
+    @property
     def done(self) -> bool:
         """Whether training is over."""
         return super().done and not self.open

@@ -199,6 +199,7 @@ def _muon(groups: list[Group]) -> Muon:
 
 
 PARTS: dict[str, Callable[[list[Group]], Optimizer]] = {"muon": _muon, "adamw": _fused_adamw}
+STATES = {"muon": {"momentum_buffer"}, "adamw": {"step", "exp_avg", "exp_avg_sq"}}  # of a parameter, by name
 OPTIMIZERS: dict[str, Callable[[list[Group]], Optimizer]] = {"adamw": _fused_adamw, "muon": MuonAdamW}
 
 
@@ -258,10 +259,39 @@ class StepSchedule(LambdaLR):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the number of steps done and sets the learning rate that belongs to it."""
-        super().load_state_dict({**state_dict, "base_lrs": self.base_lrs})
+        done = {name: state_dict[name] for name in ("last_epoch", "_step_count")}
+        super().load_state_dict({**done, "lr_lambdas": [None for _ in self.lr_lambdas]})
         for group, share, peak in zip(self.optimizer.param_groups, self.lr_lambdas, self.base_lrs, strict=True):
             group["lr"] = peak * share(self.last_epoch)
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+
+class StateError(ValueError):
+    """An optimizer's state in a checkpoint does not fit its parameters."""
+
+
+def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Checks each tensor against its parameter: fused kernels write wherever the parameter's shape leads them.
+
+    Raises:
+        StateError: One is missing, no tensor, or of another shape or type, by name.
+    """
+    for old, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        names = STATES.get(own["kind"])
+        for number, parameter in zip(old["params"], own["params"], strict=True):
+            state = saved["state"].get(number, {})
+            if state and names is not None and state.keys() != names:
+                raise StateError(f"state {number} of its optimizer has {', '.join(state)}, not {', '.join(names)}")
+            for name, value in state.items():
+                shape = torch.Size() if name == "step" else parameter.shape
+                dense = value.layout == torch.strided and (
+                    value.is_contiguous() or value.stride() == parameter.stride()
+                )
+                if value.shape != shape or not value.is_floating_point() or not dense:
+                    raise StateError(
+                        f"{name} in state {number} of its optimizer is {value.dtype} of shape {[*value.shape]}, but "
+                        f"its parameter needs numbers of shape {[*shape]}"
+                    )
 
 
 def _keep_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
@@ -270,6 +300,7 @@ def _keep_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]
     was, now = ([(group["name"], group["kind"], len(group["params"])) for group in groups] for groups in (old, own))
     if was != now:
         raise UsageError(f"The checkpoint was trained with optimizer groups {was}, not {now}: resume it with its own.")
+    _check_state(optimizer, saved)
     return {**saved, "param_groups": [{**a, "params": b["params"]} for a, b in zip(own, old, strict=True)]}
 
 

@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from tasks.checkpoints import META, Checkpoint, altered, belonging, in_parts, load_tensors, numbered
+from datamodules.files import open_regular
+from tasks.checkpoints import META, Checkpoint, altered, belonging, check_finite, in_parts, load_tensors, numbered
 from tasks.errors import RunError, UsageError
 
 DESCRIPTIONS = {  # of which parts there are, by module: all that may be in the pickle that holds them
@@ -52,7 +53,7 @@ class Reader(FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Which parts there are, and where."""
-        with open(self._get_metadata_path(), "rb") as file:
+        with open_regular(self._get_metadata_path()) as file:
             metadata: Metadata = Descriptions(file).load()
         if any(Path(place.relative_path).name != place.relative_path for place in metadata.storage_data.values()):
             raise pickle.UnpicklingError("a part outside of the folder")
@@ -119,7 +120,7 @@ def read_parts(folder: Path, task: str | None = None) -> Checkpoint:
     with reading(folder):
         metadata = Reader(folder).read_metadata()
         for place in metadata.storage_data.values():
-            with open(folder / place.relative_path, "rb") as file:
+            with open_regular(folder / place.relative_path) as file:
                 file.seek(place.offset)
                 if altered(BytesIO(file.read(place.length))):
                     raise RunError(f"{place.relative_path} is not what was written")
@@ -153,5 +154,6 @@ def gathered(folder: Path) -> Checkpoint:
     with reading(folder):
         _load_state_dict(state, storage_reader=Reader(folder), planner=WholePlanner(), no_dist=True)
     optimizers = [state[name] for name in sorted(state) if name.startswith("optimizer_")]
-    weights = state.get("state_dict", state.get("model"))  # of Lightning's strategies, FSDP's calls them so
+    weights = state.get("state_dict") or state["model"]  # of Lightning's strategies, FSDP's calls them so
+    check_finite(weights, f"checkpoint '{folder}'")
     return checkpoint | {"state_dict": weights, "optimizer_states": [numbered(one) for one in optimizers]}

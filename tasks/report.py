@@ -1,6 +1,5 @@
 """What a run says at its end: a table, and two pictures in the run folder."""
 
-import csv
 import shlex
 import sys
 import textwrap
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from torch import Tensor
+
+from datamodules.files import replacing
 
 
 def table(title: str, rows: Mapping[str, Any]) -> None:
@@ -55,28 +56,27 @@ def show_texts(texts: Mapping[str, str]) -> None:
         print(f"{name}:", textwrap.indent(text, "  ", lambda line: True).rstrip(), "", sep="\n")
 
 
-def draw_curves(metrics_csv: Path, path: Path) -> None:
-    """Draw loss and accuracy over steps, one panel for each, from `metrics.csv`.
+def draw_curves(rows: Sequence[Mapping[str, str]], path: Path) -> None:
+    """Draw loss and accuracy over steps, one panel for each.
 
     Args:
-        metrics_csv: rows of `step` and logged values.
+        rows: of `metrics.csv`: `step` and logged values.
         path: PNG to write.
     """
     import matplotlib.figure
 
-    with open(metrics_csv, newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = [name for name in (rows[0] if rows else {}) if name.startswith(("train/", "val/"))]
+    names = [name for name in sorted(set().union(*rows)) if name.startswith(("train/", "val/"))]
     kinds = sorted({name.split("/")[1] for name in names if name.startswith("val/")} | {"loss", "lr"}, reverse=True)
     figure = matplotlib.figure.Figure(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
     for axis, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
         for name in (name for name in names if name.endswith("/" + kind)):
-            points = [(int(row["step"]), float(row[name])) for row in rows if row[name]]
+            points = [(int(row["step"]), float(row[name])) for row in rows if name in row]
             axis.plot(*zip(*points, strict=True), label=name.split("/")[0]) if points else None
         axis.set(xlabel="step", title=kind)
         if axis.get_legend_handles_labels()[0]:
             axis.legend()
-    figure.savefig(path, dpi=120)
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
 
 
 def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) -> None:
@@ -107,4 +107,4 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) 
                     axis.text(
                         column, row, str(int(counts[row, column])), ha="center", va="center", color=colour, fontsize=8
                     )
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, format="png")

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import yaml
 from lightning_fabric.loggers.csv_logs import _ExperimentWriter
@@ -22,12 +23,14 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
-from datamodules.files import replacing, write_text
+from datamodules.files import open_regular, read_bytes, replacing, write_text
 from tasks import __version__
 from tasks.checkpoints import Checkpoint
-from tasks.errors import UsageError
+from tasks.errors import RunError, UsageError
+from tasks.exporting import made_parents
 from tasks.launchers import by_slurm, by_torchrun, kept_store
 
+LOCK = ".lock"
 PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy")
 
 
@@ -39,7 +42,7 @@ def run_folder(task: str, chosen: str | None) -> Path:
     job may have several.
 
     Raises:
-        UsageError: the chosen folder is a file, or holds a run already.
+        UsageError: the chosen folder is a file, cannot be made, or holds a run already.
     """
     inherited = os.environ.get("TESSERA_RUN_DIR")
     if by_torchrun():
@@ -61,12 +64,11 @@ def new_folder(task: str, chosen: str | None, again: bool = False) -> Path:
     """The folder of a run of one process, absolute; one that holds a run only where that is started again.
 
     Raises:
-        UsageError: the chosen folder is a file, or holds a run already.
+        UsageError: the chosen folder is a file, cannot be made, or holds a run already.
     """
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # milliseconds: runs may start together
     folder = Path(chosen or Path("runs", task, now)).resolve()
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--run_dir {folder} is a file: give a folder, it is made where it does not exist")
+    check_writable(folder)
     if (folder / "config.yaml").exists() and not again:
         raise UsageError(
             f"--run_dir {folder} holds a run already: choose another folder, or continue that run "
@@ -75,9 +77,42 @@ def new_folder(task: str, chosen: str | None, again: bool = False) -> Path:
     return folder
 
 
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, before anything is computed for it.
+
+    Raises:
+        UsageError: see above.
+    """
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise UsageError(f"--run_dir {folder} cannot be used ({error.strerror}): give another folder") from error
+    if not there.is_dir():
+        raise UsageError(f"--run_dir {folder}: {there} is a file; give a folder, it is made where it does not exist")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"--run_dir {folder} cannot be used: you may not write to {there}")
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder, and those above it.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        with made_parents(folder):
+            folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--run_dir {folder} cannot be made ({error.strerror}): give another folder") from error
+
+
 def make_run_folder(folder: Path, task: str) -> None:
-    """Create the folder, and point `latest` beside it to it where it lies in `runs/TASK`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Create the folder, and point `latest` beside it to it where it lies in `runs/TASK`.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    make_folder(folder)
     link, partial = folder.parent / "latest", folder.parent / f".latest.{os.getpid()}"
     if folder.parts[-3:-1] == ("runs", task) and (link.is_symlink() or not link.exists()):
         partial.unlink(missing_ok=True)
@@ -85,13 +120,14 @@ def make_run_folder(folder: Path, task: str) -> None:
         partial.replace(link)
 
 
-def lock(folder: Path) -> IO[str]:
+def lock(folder: Path) -> BinaryIO:
     """A file in the folder that nobody else gets as long as this process has it open and lives.
 
     Raises:
         UsageError: another process has it.
+        OSError: it is a link, or no regular file.
     """
-    file = open(folder / ".lock", "w")  # noqa: SIM115
+    file = open_regular(folder / LOCK, follow=False, append=True)
     with suppress(ImportError):  # not on Windows
         import fcntl
 
@@ -103,9 +139,9 @@ def lock(folder: Path) -> IO[str]:
     return file
 
 
-def unlock(file: IO[str]) -> None:
+def unlock(folder: Path, file: BinaryIO) -> None:
     """Let others have the folder."""
-    Path(file.name).unlink(missing_ok=True)
+    (folder / LOCK).unlink(missing_ok=True)
     file.close()
 
 
@@ -116,7 +152,7 @@ def kept_if_started(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if made and not (folder / "config.yaml").exists():
+        if made and not os.path.exists(folder / "config.yaml"):
             if "wandb" in sys.modules:  # which else writes into the folder later
                 import wandb
 
@@ -166,12 +202,24 @@ def git_commit() -> str | None:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a `metrics.csv`, without empty cells; a last one that was not written to its end is left out."""
-    if not path.exists():
+    """The rows of a `metrics.csv`, without empty cells; a last one that was not written to its end is left out.
+
+    Raises:
+        RunError: it is something else.
+        OSError: it is no regular file, or cannot be read.
+    """
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError:
         return []
-    text = path.read_bytes().decode()
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    return [{name: value for name, value in row.items() if value} for row in csv.DictReader(lines)]
+    try:
+        lines = content[: content.rfind(b"\n") + 1].decode().splitlines()
+        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(lines, strict=True)]
+        for row in rows:
+            _ = int(row["step"]), *map(float, row.values())
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is damaged: move it away, and the run goes on without its earlier rows") from error
+    return rows
 
 
 class Continued:
@@ -197,13 +245,24 @@ class Continued:
 
 
 class RowWriter(_ExperimentWriter):
-    """Lightning's writer, but for this: what is in the file stays there, also if the process is killed meanwhile."""
+    """Lightning's writer, but for this: what is in the file stays there, also if the process is killed meanwhile.
+
+    It never writes through a link.
+    """
 
     def _check_log_dir_exists(self) -> None:
         """Nothing: Lightning would delete the file."""
 
-    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        self.write(read_rows(Path(self.metrics_file_path)), fieldnames)
+    def save(self) -> None:
+        """Append the rows that wait, below a new header where they have new columns."""
+        if not self.metrics:
+            return
+        path = Path(self.metrics_file_path)
+        if self._record_new_keys() or not path.exists():
+            self.write(read_rows(path), self.metrics_keys)
+        with TextIOWrapper(open_regular(path, follow=False, append=True), newline="") as file:
+            csv.DictWriter(file, self.metrics_keys).writerows(self.metrics)
+        self.metrics = []
 
     def write(self, rows: list[dict[str, str]], columns: list[str]) -> None:
         """Replace the file."""

@@ -141,7 +141,8 @@ class Sharded(ModelParallelStrategy):
         except (OSError, CheckpointException) as error:
             if self.is_global_zero:
                 clear(target)
-            raise RunError(f"checkpoint {target} could not be written: {causes(error)[0]}") from error
+            reason = str(causes(error)[0]).replace(partial.name, target.name)
+            raise RunError(f"checkpoint {target} could not be written: {reason}") from error
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Checkpoint:
         """Load a checkpoint into network and optimizers, whichever strategy wrote it."""

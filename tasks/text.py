@@ -21,6 +21,8 @@ TRAINED_BY = ("kind", "vocabulary", "min_frequency", "lowercase")  # the options
 class TextTask(Task):
     """A task whose data have a tokenizer; arguments as `Task`."""
 
+    train_names = (*Task.train_names, "padding")
+
     @staticmethod
     def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
         """Refuse what would train a tokenizer beside a file of one, unless it is in a config.

@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from datamodules.files import read_bytes
 from tasks.errors import UsageError
 from tasks.loggers import OUR_LOGGERS
 
@@ -36,11 +37,14 @@ OURS: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
 }
 
 
+BEST = "best"  # name of the checkpoint that the task's own monitor finds best
 LEAST = {"accumulate_grad_batches": 1, "limit_train_batches": 0, "max_epochs": -1, "max_steps": -1}  # and 0 is none
 
 
 class FolderCheckpoint(ModelCheckpoint):
     """A ModelCheckpoint whose `last` is always exact to go on from, and which finds its files in a moved run folder."""
+
+    epochs = 0  # that were completed when it saved
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
         """Whether to save: of equally good checkpoints the latest, since small validation sets often see ties."""
@@ -74,9 +78,14 @@ class FolderCheckpoint(ModelCheckpoint):
             self.save_now(trainer)
 
     def last_saved(self, trainer: pl.Trainer) -> bool:
-        """Whether `last` is of the trainer's step; a signal may have it saved also where `save_last` is off."""
+        """Whether `last` is of where training is; a signal may have it saved also where `save_last` is off."""
         ours = bool(self.save_last) or Path(self._last_checkpoint_saved).stem == self.CHECKPOINT_NAME_LAST
-        return ours and self._last_global_step_saved == trainer.global_step
+        epochs = trainer.fit_loop.completed  # type: ignore[attr-defined]
+        return ours and (self._last_global_step_saved, self.epochs) == (trainer.global_step, epochs)
+
+    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        super()._save_checkpoint(trainer, filepath)
+        self.epochs = trainer.fit_loop.completed  # type: ignore[attr-defined]
 
     def save_now(self, trainer: pl.Trainer) -> None:
         """Save `last`, unless it was just saved."""
@@ -106,12 +115,34 @@ def best_checkpoint(folder: str, task: Any) -> FolderCheckpoint:
     """Saves `best.ckpt` after the validations that the task's `monitor` finds best."""
     return FolderCheckpoint(
         folder,
-        "best",
+        BEST,
         monitor=task.monitor,
         mode=task.monitor_mode,
         enable_version_counter=False,
         save_on_train_epoch_end=False,  # training may end without a validation
     )
+
+
+def check_monitors(trainer: pl.Trainer, names: Iterable[str]) -> None:
+    """Refuse callbacks that go by something which is not logged: they would do nothing, or keep no best checkpoint.
+
+    Args:
+        trainer: about to train.
+        names: of all that is logged; without validations less.
+
+    Raises:
+        UsageError: names the callback's option, and what is logged.
+    """
+    validates = trainer.limit_val_batches != 0
+    logged = [name for name in names if validates or not name.startswith("val/")]
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        monitor = getattr(callback, "monitor", None)
+        known = [*logged, "epoch", "step"] if isinstance(callback, ModelCheckpoint) else logged
+        ours = isinstance(callback, FolderCheckpoint)
+        if monitor is None or monitor in known or (ours and callback.filename == BEST):
+            continue
+        option = "--checkpoint.monitor" if ours else f"the monitor of {type(callback).__name__},"
+        raise UsageError(f"{option} {monitor}: nothing of that name is logged; there is {', '.join(known)}")
 
 
 def refuse_ours(options: Mapping[str, Any], command: str) -> None:
@@ -166,7 +197,7 @@ def wandb_id(folder: Path, chosen: str | None) -> str:
         UsageError: the run has another id than that chosen.
     """
     file = folder / "wandb_id"
-    kept = file.read_text() if file.exists() else None
+    kept = read_bytes(file).decode(errors="replace") if file.exists() else None
     if kept and chosen and kept != chosen:
         raise UsageError(f"the run in {folder} is {kept} in W&B and goes on there: leave the id {chosen} out")
     return kept or chosen or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]

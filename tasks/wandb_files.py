@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from datamodules.files import read_bytes
+
 HEADER = struct.Struct("<IHB")  # of a part of an entry of a .wandb file: checksum, length, kind
 BLOCK, WHOLE, LAST = 32768, 1, 4
 
@@ -16,7 +18,7 @@ def history(folder: Path, identity: str) -> Iterator[dict[str, Any]]:
     """The rows of a run in the .wandb files below a folder, in order: values by name."""
     protocol: Any = import_module("wandb.proto.wandb_internal_pb2")
     for path in sorted(folder.glob(f"wandb/*run-*-{identity}/run-{identity}.wandb")):
-        for entry in entries(path.read_bytes()):
+        for entry in entries(read_bytes(path)):
             items = protocol.Record.FromString(entry).history.item
             if items:
                 yield {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}

@@ -20,6 +20,7 @@ from tasks.bert.architectures import fitted, load_pretrained
 from tasks.classification import ClassifierTask
 from tasks.errors import UsageError
 from tasks.optim import OptimConfig
+from tasks.run_folder import make_folder
 from tasks.text import TextTask
 
 
@@ -112,7 +113,7 @@ class BertTask(TextTask, ClassifierTask):
             listed = ", ".join(f"{name} {share:.4f}" for name, share in shares.items())
             print(f"{max(shares, key=shares.__getitem__)} ({listed})")
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_text(folder / "predictions.csv", self.table("text", zip(datamodule.predict_texts, found, strict=True)))
         skipped = f", {len(datamodule.skipped)} bad lines skipped" if datamodule.skipped else ""
         print(f"{len(found)} texts labelled in {folder / 'predictions.csv'}{skipped}")

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import pytorch_lightning as pl
 import torch
@@ -14,7 +14,8 @@ from datamodules.files import write_text
 from tasks.base import Task
 from tasks.parsing import flat
 from tasks.report import draw_curves
-from tasks.run_folder import code_version, lock, make_run_folder, unlock, write_config, write_summary
+from tasks.run_folder import code_version, lock, make_run_folder, read_rows, unlock, write_config, write_summary
+from tasks.trainer_parts import check_monitors
 
 
 class RunRecord(Callback):
@@ -31,7 +32,7 @@ class RunRecord(Callback):
         self.samples, self.seconds, self.since, self.unlogged = 0, 0.0, 0.0, 0
         self.open = 0  # samples of an optimizer step that is not complete
         self.counted = False
-        self.lock: IO[str] | None = None
+        self.lock: BinaryIO | None = None
         self.before, self.started = 0.0, time.perf_counter()  # seconds of earlier processes of a continued run
 
     def state_dict(self) -> dict[str, Any]:
@@ -55,6 +56,7 @@ class RunRecord(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write `config.yaml`; the data are known now, and what a continued run changed fits its checkpoint."""
         assert isinstance(pl_module, Task)
+        check_monitors(trainer, pl_module.logged())
         self.start_clock(pl_module)  # a run that goes on begins no epoch
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -75,7 +77,7 @@ class RunRecord(Callback):
         """Stop counting, and let others have the folder."""
         self.counted = True
         if self.lock:
-            unlock(self.lock)
+            unlock(self.folder, self.lock)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock; validation in between is not counted."""
@@ -139,7 +141,7 @@ class RunRecord(Callback):
         rate = self.samples / self.seconds if self.seconds else 0.0
         for logger in trainer.loggers:
             logger.save()
-        draw_curves(self.folder / "metrics.csv", self.folder / "curves.png")
+        draw_curves(read_rows(self.folder / "metrics.csv"), self.folder / "curves.png")
         if trainer.state.fn == TrainerFn.TESTING:
             task.draw_results(self.folder)
         texts, rates = task.closing_texts(self.folder), task.rates(rate) if rate else {}

@@ -63,6 +63,7 @@ class LMTask(TextTask):
     """
 
     name = "lm"
+    train_names = (*TextTask.train_names, "perplexity", "bits_per_byte", "tokens_per_s", "mfu")
     peak = 0.0  # FLOP/s of one device
 
     def __init__(

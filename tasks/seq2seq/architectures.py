@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from datamodules.tokenizers.pairs import PairTokenizer
-from modules.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
+from modules.schema import from_dict
+from modules.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from modules.translation import Rules
-from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
+from tasks.checkpoints import KEY, net_weights, read_checkpoint
 from tasks.errors import UsageError
 from tasks.generation import FolderGeneration
 from tasks.parsing import Options
+from tasks.saved import build_seq2seq as build
 from tasks.text import with_vocabulary
 
 
@@ -39,11 +41,6 @@ def fitted(config: Seq2SeqConfig, facts: Mapping[str, Any]) -> Seq2SeqConfig:
             "(--data.tokenizer.joint true)"
         )
     return replace(config, max_length=max(config.max_length or 0, facts["max_length"]))
-
-
-def build(config: Seq2SeqConfig) -> Seq2Seq:
-    """The network of a configuration whose sizes are filled in."""
-    return ARCHITECTURES[config.architecture](config)
 
 
 class Ends(TypedDict):
@@ -115,6 +112,6 @@ def load_model(source: str) -> Model:
         return Model.of(*published(source))
     checkpoint = read_checkpoint(source, "seq2seq")
     saved = checkpoint[KEY]
-    net = build(load_config(Seq2SeqConfig, saved["net"]))
+    net = build(from_dict(Seq2SeqConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
     return Model.of(net, saved["facts"])

@@ -37,6 +37,7 @@ class TranslationScores(Metric):
     """
 
     full_state_update = False
+    names = ("bleu", "chrf", "exact")
     texts: list[Tensor]
 
     def __init__(self, language: str) -> None:

@@ -80,6 +80,7 @@ class Seq2SeqTask(Exhibits, TextTask):
 
     name = "seq2seq"
     monitor, monitor_mode = "val/bleu", "max"
+    train_names = (*TextTask.train_names, "tokens_per_s")
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from tasks.base import Batch
 from tasks.callbacks.gallery import Picture, Table, drawn
 from tasks.classification import ClassifierTask
 from tasks.optim import OptimConfig
+from tasks.run_folder import make_folder
 from tasks.vit.attend import draw, rollout
 from tasks.weights import filled
 
@@ -125,7 +126,7 @@ class ViTTask(ClassifierTask):
         """Write `predictions.csv`: path, label and the probability of each class, one row per image file."""
         batches: Any = trainer.predict(self, datamodule=datamodule)
         rows = [row for batch in batches for row in zip(*batch, strict=True)]
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_text(folder / "predictions.csv", self.table("path", rows))
         skipped = f", {len(datamodule.skipped)} bad files skipped" if datamodule.skipped else ""
         print(f"{len(rows)} images labelled in {folder / 'predictions.csv'}{skipped}")
