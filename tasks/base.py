@@ -40,12 +40,7 @@ class Task(pl.LightningModule):
     name: str  # of the task, as in `python -m tasks.NAME`
     monitor: str = "val/loss"  # decides which checkpoint is best
     monitor_mode: str = "min"
-    trained: tuple[str, ...] = (
-        "loss",
-        "grad_norm",
-        "lr",
-        "samples_per_s",
-    )  # names of what training logs, as train/loss
+    train_names: tuple[str, ...] = ("loss", "grad_norm", "lr", "samples_per_s")  # logged as train/loss
     net: Any  # nn.Module with a `config`, a dataclass of primitives; None until built
     metrics: Any  # nn.ModuleDict: "val" and "test", "val_loss" and "test_loss"
     first_bad_step: Tensor

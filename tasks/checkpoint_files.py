@@ -182,5 +182,5 @@ def read_to_go_on(path: Path, task: str) -> Checkpoint:
     else:
         checkpoint = read_checkpoint(path, task)
     with entries(path):
-        check_training(checkpoint)
+        check_training(checkpoint, path.is_dir())
     return checkpoint

@@ -299,7 +299,6 @@ class Epoch:
     random: list[dict[str, Any] | None] | None = None
 
     def __post_init__(self) -> None:
-        require(0 <= self._batches_that_stepped < MOST, "_batches_that_stepped of loops.fit_loop is no number of them.")
         for state in self.random or ():
             if state is not None:
                 check_random(state)
@@ -361,9 +360,31 @@ class Stopping:
 class Average:
     """What an average of the weights keeps; see `tasks/averaging.py`."""
 
-    trained: dict[str, Tensor] | None = None
-    step: int = 0
-    last: list[dict[str, Tensor]] | None = None
+    trained: dict[str, Tensor]
+
+    @property
+    def weights(self) -> list[dict[str, Tensor]]:
+        """All that it keeps, by names as in the network."""
+        return [self.trained]
+
+
+@dataclass(frozen=True)
+class MovingAverage(Average):
+    """Of `EMA`."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class MeanOfLast(Average):
+    """Of `LastWeights`."""
+
+    last: list[dict[str, Tensor]]
+
+    @property
+    def weights(self) -> list[dict[str, Tensor]]:
+        """As in the base class."""
+        return [self.trained, *self.last]
 
 
 @dataclass(frozen=True)
@@ -409,49 +430,52 @@ class Place:
     epoch: int
     batch: int
 
-    def __post_init__(self) -> None:
-        require(0 <= self.epoch < MOST and 0 <= self.batch < MOST, "the place in the data is no number of batches.")
-
 
 CALLBACKS = {
     "RunRecord": Record,
     "FolderCheckpoint": Best,
     "ModelCheckpoint": Best,
     "EarlyStopping": Stopping,
-    "EMA": Average,
-    "LastWeights": Average,
+    "EMA": MovingAverage,
+    "LastWeights": MeanOfLast,
 }
 
 
-def check_training(checkpoint: Mapping[str, Any]) -> None:
+def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> None:
     """Check what a run goes on with, beside what `check_model` does.
+
+    Args:
+        checkpoint: Its content.
+        in_parts: The states of its optimizers are elsewhere.
 
     Raises:
         ValueError: Something is missing, of another type or contradicts the rest, by name.
     """
-    for name in ("global_step", "pytorch-lightning_version", "loops", "callbacks", "lr_schedulers"):
-        require(name in checkpoint, f"{name} is missing: nothing can go on from weights alone.")
+    needed = ["global_step", "pytorch-lightning_version", "loops", "callbacks", "lr_schedulers", "optimizer_states"]
+    for name in needed[:-1] if in_parts else needed:
+        require(name in checkpoint, f"{name} is missing: a run cannot go on from weights alone.")
     step = checked(int, checkpoint["global_step"], "global_step")
     version = checked(str, checkpoint["pytorch-lightning_version"], "pytorch-lightning_version")
     require(bool(re.fullmatch(VERSION, version)), f"pytorch-lightning_version is {shown(version)}.")
-    check_loops(checked(dict[str, Any], checkpoint["loops"], "loops").get("fit_loop"), step)
+    places = check_loops(checked(dict[str, Any], checkpoint["loops"], "loops").get("fit_loop"), step)
     if "MixedPrecision" in checkpoint:
         from_dict(Scaler, checkpoint["MixedPrecision"], "MixedPrecision.")
     for number, schedule in enumerate(checked(list[Any], checkpoint["lr_schedulers"], "lr_schedulers")):
         part(Schedule, schedule, f"lr_schedulers[{number}]")
-    states = checked(list[Any], checkpoint.get("optimizer_states", []), "optimizer_states")  # in parts: not here
+    states = [] if in_parts else checked(list[Any], checkpoint["optimizer_states"], "optimizer_states")
     for number, state in enumerate(states):
         check_optimizer(from_dict(Optimizer, state, f"optimizer_states[{number}]."), f"optimizer_states[{number}]")
     for name, state in checked(dict[str, dict[str, Any]], checkpoint["callbacks"], "callbacks").items():
         kind = CALLBACKS.get(name.partition("{")[0])
-        found = kind and part(kind, state, f"callbacks.{name}")
-        if isinstance(found, Average) and found.trained is not None:
+        found = kind and state and part(kind, state, f"callbacks.{name}")
+        if isinstance(found, Average):
             check_average(found, checkpoint, f"callbacks.{name}")
     if known := KNOWN.get(checkpoint[KEY]["task"]):
         require(known.data in checkpoint, f"{known.data} is missing.")
-        part(Place, checkpoint[known.data], known.data)
-        one = len(checkpoint["lr_schedulers"]) == 1 and len(states) == int("optimizer_states" in checkpoint)
-        require(one, "optimizer_states or lr_schedulers are not one.")
+        place = part(Place, checkpoint[known.data], known.data)
+        require((place.epoch, place.batch) in places, f"{known.data} and loops.fit_loop are not of one place.")
+        one = len(checkpoint["lr_schedulers"]) == 1 and (in_parts or len(states) == 1)
+        require(one, "optimizer_states and lr_schedulers must have one element each.")
 
 
 def part(kind: type[Kind], state: Any, name: str) -> Kind:
@@ -461,15 +485,29 @@ def part(kind: type[Kind], state: Any, name: str) -> Kind:
     return from_dict(kind, {key: value for key, value in state.items() if key in known}, f"{name}.")
 
 
-def check_loops(loops: Any, step: int) -> None:
-    """Check the state of `FitLoop`, whose number of optimizer steps must be `step`."""
+def check_loops(loops: Any, step: int) -> list[tuple[int, int]]:
+    """Check the state of `FitLoop`, whose number of optimizer steps must be `step`.
+
+    Returns:
+        Where the data may stand: in which epoch, before which batch.
+    """
+    found: dict[str, Any] = {}
     for name, value in checked(dict[str, Any], loops, "loops.fit_loop").items():
         kind = next((kind for end, kind in LOOPS.items() if name.endswith(end)), Any)
-        checked(kind, value, f"loops.fit_loop.{name}")
+        found[name] = checked(kind, value, f"loops.fit_loop.{name}")
     for name in NEEDED:
         require(name in loops, f"loops.fit_loop.{name} is missing.")
-    taken = loops[STEPS]["optimizer"]["step"]["total"]["completed"]
-    require(taken == step, f"global_step is {shown(step)}, but loops.fit_loop.{STEPS} has taken {taken} steps.")
+    epochs, epoch, batches, steps = (found[name] for name in NEEDED)
+    taken = steps.optimizer.step.total.completed
+    agree = taken == step == epoch._batches_that_stepped + epoch.validates
+    require(agree, f"global_step is {shown(step)}, but loops.fit_loop counts other steps.")
+    now, done = epochs.current, epochs.current.completed
+    agree = epochs.total == now and now.ready == now.started and done == now.processed and now.ready - 1 <= done
+    require(agree and done <= now.ready, "loops.fit_loop.epoch_progress contradicts itself.")
+    for counts in (batches.total, batches.current):
+        even = {counts.ready, counts.started, counts.processed, counts.completed}
+        require(len(even) == 1, "loops.fit_loop.epoch_loop.batch_progress contradicts itself.")
+    return [(done, batches.current.ready), (now.ready, 0)]
 
 
 def check_random(state: Mapping[str, Any]) -> None:
@@ -495,7 +533,7 @@ def check_average(found: Average, checkpoint: Mapping[str, Any], name: str) -> N
     if checkpoint[KEY]["task"] not in KNOWN:
         return
     own = {f"net.{key}": value for key, value in blank(checkpoint[KEY]).named_parameters()}
-    for weights in (found.trained or {}, *(found.last or ())):
+    for weights in found.weights:
         require(weights.keys() == own.keys(), f"{name} has not the names of the network's weights.")
         for key, value in own.items():
             check_tensor(weights[key], value, f"{name}.{key}")

@@ -29,7 +29,8 @@ def worker(millions: int, folder: str) -> Callable[[], dict[str, float]]:
     names = [f"net.{number}" for number in range(millions * 10**6 // SIDE**2 + 1)]
     weights = {name: torch.randn(SIDE, SIDE) for name in names}
     means = {name: {"exp_avg": torch.randn(SIDE, SIDE), "exp_avg_sq": torch.rand(SIDE, SIDE)} for name in names}
-    whole = {"state_dict": weights, "optimizer_states": [{"state": means}], KEY: {"task": "lm"}}
+    entry = {"task": "mine", "version": "1", "facts": {}, "net": {}, "config": {"model": {}, "data": {}}}
+    whole = {"state_dict": weights, "optimizer_states": [{"state": means}], KEY: entry}
     path, writer = Path(folder) / f"{millions}.ckpt", AtomicCheckpointIO()
 
     def run() -> dict[str, float]:
@@ -37,7 +38,7 @@ def worker(millions: int, folder: str) -> Callable[[], dict[str, float]]:
         writer.save_checkpoint(whole, path)
         saved = time.perf_counter()
         taken = status_mib("VmHWM") - before
-        read_checkpoint(path, "lm")
+        read_checkpoint(path, "mine")
         return {
             "parameters": len(names) * SIDE**2,
             "save": saved - start,

@@ -65,7 +65,12 @@ def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(monkeypatch
     from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, roc_auc_score
 
     drawn: list[tuple[Tensor, list[str]]] = []
-    monkeypatch.setattr("tasks.classification.draw_confusion", lambda counts, names, _: drawn.append((counts, names)))
+
+    def draw(counts: Tensor, names: list[str], path: Path) -> None:
+        drawn.append((counts, names))
+        path.touch()
+
+    monkeypatch.setattr("tasks.classification.draw_confusion", draw)
     assert run(f"{BERT} --run_dir r", "bert") == 0
     kept = checkpoint("r", "best")["tessera"]["facts"]
     assert Path("r/tokenizer.json").read_text() == kept["tokenizer"]

@@ -203,10 +203,26 @@ def test_what_is_there_is_named(tmp_path: Path) -> None:
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.link", "os.mkdir")  # that Python tells of beforehand
 
 
+def going_on(step: int) -> dict[str, Any]:
+    """What a checkpoint of a task of somebody's own holds beside weights and optimizers."""
+    counts = dict.fromkeys(("ready", "started", "processed", "completed"), step)
+    progress = {"total": counts, "current": counts}
+    steps = {name: {part: {"ready": step, "completed": step} for part in progress} for name in ("step", "zero_grad")}
+    loop = {
+        "epoch_progress": progress,
+        "epoch_loop.state_dict": {"_batches_that_stepped": step},
+        "epoch_loop.batch_progress": {**progress, "is_last_batch": False},
+        "epoch_loop.automatic_optimization.optim_progress": {"optimizer": steps},
+    }
+    entry = {"task": "mine", "version": "1", "facts": {}, "net": {}, "config": {"model": {}, "data": {}}}
+    rest = {"loops": {"fit_loop": loop}, "callbacks": {}, "lr_schedulers": [], "pytorch-lightning_version": "2.6.0"}
+    return rest | {KEY: entry, "global_step": step}
+
+
 def write(kind: str, step: int, target: Path, damaged: Path | None = None) -> None:
     """A checkpoint in one file or in parts, as a run writes it; its weight is the step."""
     writer, weights = AtomicCheckpointIO(damaged), {"weight": torch.full((1000,), float(step))}
-    rest = {KEY: {"task": "vit"}, "global_step": step}
+    rest = going_on(step)
     if kind == "file":
         writer.save_checkpoint(rest | {"state_dict": weights, "optimizer_states": []}, target)
         return
@@ -243,7 +259,7 @@ def killed(kind: str, step: int, target: Path, changes: int) -> bool:
 
 def found(folder: Path) -> tuple[Path, int]:
     """Path and step of the checkpoint that a run goes on from; its weights are those of the step."""
-    path, checkpoint = newest_checkpoint(folder, "vit", print)
+    path, checkpoint = newest_checkpoint(folder, "mine", print)
     assert path and checkpoint
     weights = AtomicCheckpointIO().load_checkpoint(path, weights_only=True)["state_dict"]["weight"]
     assert torch.equal(weights, torch.full((1000,), float(checkpoint["global_step"])))
