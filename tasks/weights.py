@@ -46,7 +46,7 @@ def _tensors(source: str, option: str) -> State:
     path = Path(source)
     if not path.is_file():
         raise UsageError(f"{option} {source}: no such file; give one, or timm/<model name>")
-    what = f"{option} {source}"
+    what, state = f"{option} {source}", dict[str, Any]()
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
