@@ -44,7 +44,7 @@ def read_weights(source: str, option: str = "--model.pretrained", meta: bool = F
 def _tensors(source: str, option: str) -> State:
     """As `read_weights`, whatever the values."""
     path = regular(source, option)
-    what = f"{option} {source}"
+    what, state = f"{option} {source}", dict[str, Any]()
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 

@@ -183,7 +183,7 @@ def _window(family: Family, settings: Settings, depth: int) -> int | None:
 def _rotation(settings: Settings, length: int) -> Settings:
     """Our options of rotary positions, from today's `rope_parameters` or from `rope_theta` and `rope_scaling`."""
     said = [checked(dict[str, Any] | None, settings.get(name), name) for name in ROPE]
-    given = next(filter(None, said), {})
+    given: Settings = next(filter(None, said), {})
     kind = next((given[name] for name in ("rope_type", "type") if given.get(name)), "default")
     same = not any(isinstance(value, dict) for value in given.values())
     require(same, "rope_parameters that differ from layer to layer are not supported; choose a model without.")
