@@ -67,6 +67,9 @@ class Averaging(Callback):
         self.other = {parameter: parameter.detach().clone() for parameter in self.names}
         if self.loaded:
             for parameter, name in self.names.items():
+                for weights in (self.loaded["trained"], *self.loaded.get("last", ())):
+                    if weights[name].shape != parameter.shape:  # else it would be broadcast
+                        raise ValueError(f"the average of {name} has another shape")
                 parameter.copy_(self.loaded["trained"][name])
             self.restore(self.loaded)
             self.loaded = {}

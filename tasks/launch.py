@@ -86,6 +86,7 @@ class SameStart(Callback):
     def __init__(self, path: Path | None, checkpoint: Checkpoint | None) -> None:
         self.place = f"{path}, step {checkpoint['global_step']}" if checkpoint else ""
         self.step = checkpoint["global_step"] if checkpoint else 0
+        self.restored = checkpoint is None  # whether all of its state is in place
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Compare, now that the processes are connected.
@@ -100,6 +101,10 @@ class SameStart(Callback):
                 f"does not see (it has {self.place or 'no checkpoint'}): a run that is to continue needs a run folder "
                 "on a disk that all machines share"
             )
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """From here on an error is not about the checkpoint."""
+        self.restored = True
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say so where nothing was left to do."""

@@ -242,8 +242,8 @@ class TaskCLI(LightningCLI):
         last = self._get(self.config_init, "checkpoint")
         last.dirpath = last.dirpath or folder
         self.record = RunRecord(self.folder, self.options, self.changes)
-        start = SameStart(self.last, self.checkpoint)
-        return [start, self.best, last, Gallery(), self.record, Interruption(last)]
+        self.start = SameStart(self.last, self.checkpoint)
+        return [self.start, self.best, last, Gallery(), self.record, Interruption(last)]
 
     def loggers(self, chosen: Any) -> list[Any]:
         """CSV always, then those asked for, writing into the run folder."""
@@ -277,8 +277,11 @@ class TaskCLI(LightningCLI):
             outcome = self.outcome(model, datamodule)
         except Stopped as stop:
             raise farewell(stop, self.trainer, self.folder, self.app) from None
-        except StateError as error:
-            raise RunError(f"checkpoint '{self.last}' cannot be used: {error}") from error
+        except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if self.start.restored or isinstance(error, UsageError):
+                raise
+            reason = str(error) if isinstance(error, StateError) else f"its state of training is damaged, {error!r}"
+            raise RunError(f"checkpoint '{self.last}' cannot be used: {reason}") from error
         metrics = {**outcome, **model.notes(), **left_out(datamodule)}
         recorded = not self.trainer.fast_dev_run  # type: ignore[attr-defined]
         if self.trainer.is_global_zero:

@@ -1,13 +1,10 @@
 """What a checkpoint holds, entry by entry, and the check of it all before anything is built or loaded from it."""
 
-import random
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +22,6 @@ KEY = "tessera"  # our entry, see `Entry`
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MOST = 2**53  # of anything that is counted
 NESTED = 20  # levels of options
-VERSION = r"[2-9]\.\d+\.\d+(\.?(a|b|rc|dev|post)\d+)*"  # of Lightning
 
 
 # What the network is, and what its data were -------------------------------------------------------------------------
@@ -146,13 +142,11 @@ class Known(NamedTuple):
         config: Of its network, a dataclass.
         build: From that to the network.
         facts: Of its data, a dataclass.
-        data: Name of the class of its data, under which Lightning keeps where they stand.
     """
 
     config: type
     build: Callable[[Any], nn.Module]
     facts: type
-    data: str
 
 
 def build_seq2seq(config: Seq2SeqConfig) -> Seq2Seq:
@@ -161,11 +155,11 @@ def build_seq2seq(config: Seq2SeqConfig) -> Seq2Seq:
 
 
 KNOWN = {
-    "vit": Known(ViTConfig, ViT, Images, "ImageData"),
-    "bert": Known(BertConfig, BertClassifier, Reviews, "ReviewData"),
-    "mlm": Known(BertConfig, BertMaskedLM, MaskedTexts, "MaskedTextData"),
-    "lm": Known(DecoderConfig, Decoder, Documents, "CorpusData"),
-    "seq2seq": Known(Seq2SeqConfig, build_seq2seq, Pairs, "TranslationData"),
+    "vit": Known(ViTConfig, ViT, Images),
+    "bert": Known(BertConfig, BertClassifier, Reviews),
+    "mlm": Known(BertConfig, BertMaskedLM, MaskedTexts),
+    "lm": Known(DecoderConfig, Decoder, Documents),
+    "seq2seq": Known(Seq2SeqConfig, build_seq2seq, Pairs),
 }
 SAME = ("num_classes", "channels", "image_size")  # of the network and of its data
 ROOM = ("vocabulary", "source_vocabulary", "target_vocabulary")  # the network may have more
@@ -246,88 +240,8 @@ def check_primitives(value: Any, name: str, levels: int = NESTED) -> None:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """How many there were of something that is begun and completed."""
-
-    ready: int
-    completed: int
-    started: int = 0
-    processed: int = 0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            count = getattr(self, field.name)
-            require(0 <= count < MOST, f"loops.fit_loop has {shown(count)} as a number of {field.name}.")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Of one of Lightning's loops: in all, and in the present epoch."""
-
-    total: Counts
-    current: Counts
-
-
-@dataclass(frozen=True)
-class BatchProgress(Progress):
-    """Of a loop over batches."""
-
-    is_last_batch: bool
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Of an optimizer."""
-
-    step: Progress
-    zero_grad: Progress
-
-
-@dataclass(frozen=True)
-class Optimization:
-    """Of the loop that has it."""
-
-    optimizer: Steps
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What `EpochLoop` keeps."""
-
-    _batches_that_stepped: int
-    validates: bool = False
-    random: list[dict[str, Any] | None] | None = None
-
-    def __post_init__(self) -> None:
-        for state in self.random or ():
-            if state is not None:
-                check_random(state)
-
-
-LOOPS = {  # entries of fit_loop by how their names end
-    "epoch_loop.state_dict": Epoch,
-    "batch_progress": BatchProgress,
-    "optim_progress": Optimization,
-    "progress": Progress,
-    "state_dict": dict[str, Any],
-}
-STEPS = "epoch_loop.automatic_optimization.optim_progress"
-NEEDED = ("epoch_progress", "epoch_loop.state_dict", "epoch_loop.batch_progress", STEPS)
-
-
-@dataclass(frozen=True)
-class Record:
-    """What `RunRecord` keeps."""
-
-    samples: int
-    seconds: float
-    elapsed: float
-
-
-@dataclass(frozen=True)
 class Best:
-    """What a `ModelCheckpoint` keeps: its files, all of them in its folder, since it removes those that are no longer
-    among the best."""
+    """State of a `ModelCheckpoint`: files in its folder, which it removes once others are better."""
 
     dirpath: str | None
     best_model_path: str
@@ -338,69 +252,31 @@ class Best:
     last_model_path: str
 
     def __post_init__(self) -> None:
-        for path in (self.best_model_path, self.kth_best_model_path, self.last_model_path, *self.best_k_models):
+        paths = (
+            self.best_model_path,
+            self.kth_best_model_path,
+            self.last_model_path,
+            *self.best_k_models,
+        )
+        for path in paths:
             inside = Path(path).is_relative_to(self.dirpath or "") and ".." not in Path(path).parts
-            require(not path or inside, f"callbacks name {path}, which is not in their folder {self.dirpath}.")
-        for score in (self.best_model_score, self.kth_value, *self.best_k_models.values()):
-            require(score is None or score.numel() == 1, "callbacks have a score that is not one number.")
+            require(
+                not path or inside,
+                f"callbacks name {path}, which is not in their folder {self.dirpath}.",
+            )
 
 
 @dataclass(frozen=True)
-class Stopping:
-    """What `EarlyStopping` keeps."""
+class Optimizer:
+    """State of an optimizer; `tasks.optim` compares its shapes with those of the parameters."""
 
-    wait_count: int
-    stopped_epoch: int
-    best_score: Tensor
-    patience: int
-    stopping_reason: str = "not_stopped"
-
-
-@dataclass(frozen=True)
-class Average:
-    """What an average of the weights keeps; see `tasks/averaging.py`."""
-
-    trained: dict[str, Tensor]
-
-    @property
-    def weights(self) -> list[dict[str, Tensor]]:
-        """All that it keeps, by names as in the network."""
-        return [self.trained]
-
-
-@dataclass(frozen=True)
-class MovingAverage(Average):
-    """Of `EMA`."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class MeanOfLast(Average):
-    """Of `LastWeights`."""
-
-    last: list[dict[str, Tensor]]
-
-    @property
-    def weights(self) -> list[dict[str, Tensor]]:
-        """As in the base class."""
-        return [self.trained, *self.last]
-
-
-@dataclass(frozen=True)
-class Scaler:
-    """What a gradient scaler keeps."""
-
-    scale: float
-    growth_factor: float
-    backoff_factor: float
-    growth_interval: int
-    _growth_tracker: int
+    state: dict[int, dict[str, Tensor]]
+    param_groups: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Of an optimizer's parameters."""
+    """Parameters of an optimizer with the same options."""
 
     name: str
     kind: str
@@ -408,37 +284,15 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """State of an optimizer."""
-
-    state: dict[int, dict[str, Tensor]]
-    param_groups: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """State of a schedule."""
-
-    last_epoch: int
-    _step_count: int
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the data stand."""
+class Training:
+    """Where training stands, as Lightning saves it."""
 
     epoch: int
-    batch: int
-
-
-CALLBACKS = {
-    "RunRecord": Record,
-    "FolderCheckpoint": Best,
-    "ModelCheckpoint": Best,
-    "EarlyStopping": Stopping,
-    "EMA": MovingAverage,
-    "LastWeights": MeanOfLast,
-}
+    global_step: int
+    loops: dict[str, dict[str, Any]]
+    callbacks: dict[str, dict[str, Any]]
+    lr_schedulers: list[dict[str, Any]]
+    optimizer_states: list[Optimizer]
 
 
 def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> None:
@@ -449,91 +303,18 @@ def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> Non
         in_parts: The states of its optimizers are elsewhere.
 
     Raises:
-        ValueError: Something is missing, of another type or contradicts the rest, by name.
+        ValueError: Something is missing or of another type, by name.
     """
-    needed = ["global_step", "pytorch-lightning_version", "loops", "callbacks", "lr_schedulers", "optimizer_states"]
-    for name in needed[:-1] if in_parts else needed:
-        require(name in checkpoint, f"{name} is missing: a run cannot go on from weights alone.")
-    step = checked(int, checkpoint["global_step"], "global_step")
-    version = checked(str, checkpoint["pytorch-lightning_version"], "pytorch-lightning_version")
-    require(bool(re.fullmatch(VERSION, version)), f"pytorch-lightning_version is {shown(version)}.")
-    places = check_loops(checked(dict[str, Any], checkpoint["loops"], "loops").get("fit_loop"), step)
-    if "MixedPrecision" in checkpoint:
-        from_dict(Scaler, checkpoint["MixedPrecision"], "MixedPrecision.")
-    for number, schedule in enumerate(checked(list[Any], checkpoint["lr_schedulers"], "lr_schedulers")):
-        part(Schedule, schedule, f"lr_schedulers[{number}]")
-    states = [] if in_parts else checked(list[Any], checkpoint["optimizer_states"], "optimizer_states")
-    for number, state in enumerate(states):
-        check_optimizer(from_dict(Optimizer, state, f"optimizer_states[{number}]."), f"optimizer_states[{number}]")
-    for name, state in checked(dict[str, dict[str, Any]], checkpoint["callbacks"], "callbacks").items():
-        kind = CALLBACKS.get(name.partition("{")[0])
-        found = kind and state and part(kind, state, f"callbacks.{name}")
-        if isinstance(found, Average):
-            check_average(found, checkpoint, f"callbacks.{name}")
-    if known := KNOWN.get(checkpoint[KEY]["task"]):
-        require(known.data in checkpoint, f"{known.data} is missing.")
-        place = part(Place, checkpoint[known.data], known.data)
-        require((place.epoch, place.batch) in places, f"{known.data} and loops.fit_loop are not of one place.")
-        one = len(checkpoint["lr_schedulers"]) == 1 and (in_parts or len(states) == 1)
-        require(one, "optimizer_states and lr_schedulers must have one element each.")
+    found = part(Training, {"optimizer_states": [], **checkpoint} if in_parts else checkpoint)
+    for i, state in enumerate(found.optimizer_states):
+        for j, group in enumerate(state.param_groups):
+            part(Group, group, f"optimizer_states[{i}].param_groups[{j}].")
+    for name, callback in found.callbacks.items():
+        if name.startswith(("ModelCheckpoint", "FolderCheckpoint")):
+            part(Best, callback, f"callbacks.{name}.")
 
 
-def part(kind: type[Kind], state: Any, name: str) -> Kind:
+def part(kind: type[Kind], state: Mapping[str, Any], prefix: str = "") -> Kind:
     """Those entries of a dict that are known; other versions of the package that wrote it may have more."""
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    state = checked(dict[str, Any], state, name)
-    return from_dict(kind, {key: value for key, value in state.items() if key in known}, f"{name}.")
-
-
-def check_loops(loops: Any, step: int) -> list[tuple[int, int]]:
-    """Check the state of `FitLoop`, whose number of optimizer steps must be `step`.
-
-    Returns:
-        Where the data may stand: in which epoch, before which batch.
-    """
-    found: dict[str, Any] = {}
-    for name, value in checked(dict[str, Any], loops, "loops.fit_loop").items():
-        kind = next((kind for end, kind in LOOPS.items() if name.endswith(end)), Any)
-        found[name] = checked(kind, value, f"loops.fit_loop.{name}")
-    for name in NEEDED:
-        require(name in loops, f"loops.fit_loop.{name} is missing.")
-    epochs, epoch, batches, steps = (found[name] for name in NEEDED)
-    taken = steps.optimizer.step.total.completed
-    agree = taken == step == epoch._batches_that_stepped + epoch.validates
-    require(agree, f"global_step is {shown(step)}, but loops.fit_loop counts other steps.")
-    now, done = epochs.current, epochs.current.completed
-    agree = epochs.total == now and now.ready == now.started and done == now.processed and now.ready - 1 <= done
-    require(agree and done <= now.ready, "loops.fit_loop.epoch_progress contradicts itself.")
-    for counts in (batches.total, batches.current):
-        even = {counts.ready, counts.started, counts.processed, counts.completed}
-        require(len(even) == 1, "loops.fit_loop.epoch_loop.batch_progress contradicts itself.")
-    return [(done, batches.current.ready), (now.ready, 0)]
-
-
-def check_random(state: Mapping[str, Any]) -> None:
-    """Check the states of random generators by having some of their kind take them."""
-    try:
-        random.Random().setstate(state["python"])
-        np.random.RandomState().set_state(state["numpy"])
-        torch.Generator().set_state(state["torch"])
-    except Exception as error:  # whatever the generators say
-        raise ValueError("random of loops.fit_loop holds no states of random generators.") from error
-
-
-def check_optimizer(found: Optimizer, name: str) -> None:
-    """Check that the groups have the parameters that there are states of; their shapes are checked where they load."""
-    groups = [part(Group, group, f"{name}.param_groups[{i}]") for i, group in enumerate(found.param_groups)]
-    numbers = [number for group in groups for number in group.params]
-    require(len(set(numbers)) == len(numbers), f"{name}.param_groups have a parameter twice.")
-    require(found.state.keys() <= set(numbers), f"{name}.state is of parameters that are in none of its groups.")
-
-
-def check_average(found: Average, checkpoint: Mapping[str, Any], name: str) -> None:
-    """Check the weights beside those of the network."""
-    if checkpoint[KEY]["task"] not in KNOWN:
-        return
-    own = {f"net.{key}": value for key, value in blank(checkpoint[KEY]).named_parameters()}
-    for weights in found.weights:
-        require(weights.keys() == own.keys(), f"{name} has not the names of the network's weights.")
-        for key, value in own.items():
-            check_tensor(weights[key], value, f"{name}.{key}")
+    return from_dict(kind, {key: value for key, value in state.items() if key in known}, prefix)
