@@ -162,6 +162,6 @@ def errors_naming(path: Path, partial: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
+    """Write a small file whole or not at all; names of files that are not UTF-8 keep their bytes."""
     with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="surrogateescape")

@@ -83,7 +83,7 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    return guarded(lambda: _dispatch(app, arguments), debug)
+    return guarded(lambda: _dispatch(app, arguments), debug, arguments)
 
 
 def _dispatch(app: App, arguments: list[str]) -> None:

@@ -6,26 +6,32 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from datamodules.errors import DataError, UsageError
 from tasks.signals import SIGNALS, Stopped
 
 __all__ = ["DataError", "RunError", "UsageError", "first_here", "guarded", "nearest", "nearest_option", "refusals"]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+PATHS = (  # what is wrong with a path itself, not with a disk
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENXIO),
+)
 
 
 class RunError(RuntimeError):
     """What was asked for is sound but failed while it ran: a loss that became NaN, a full disk. Exit code 1."""
 
 
-def guarded(run: Callable[[], object], debug: bool) -> int:
+def guarded(run: Callable[[], object], debug: bool, arguments: Sequence[str] = ()) -> int:
     """Call `run` and turn what it raises into an exit code.
 
     Args:
         run: what to do, without arguments.
         debug: let errors through, with their traceback.
+        arguments: of the command line, some of which may be paths.
 
     Returns:
         0 done, 1 it failed, 2 the user asked for something wrong, 130 interrupted, 141 unread, 143 terminated.
@@ -42,11 +48,11 @@ def guarded(run: Callable[[], object], debug: bool) -> int:
             return _say("interrupted", 128 + SIGNALS.raised)
         if debug:
             raise
-        return _exit_code(error)
+        return _exit_code(error, arguments)
     return 0
 
 
-def _exit_code(error: BaseException) -> int:
+def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
     if isinstance(error, UsageError):
         return _say(str(error), 2)
     if isinstance(error, DataError | RunError):
@@ -59,13 +65,31 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, OSError) and error.errno in FULL:
         return _say(f"{error}: make room; what was saved before is whole, and `fit --resume` goes on from there", 1)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        place = error.filename2 or error.filename
-        return _say(
-            f"'{place}' cannot be used ({error.strerror}): give another path (add --debug for the traceback)", 1
-        )
+        place = os.fsdecode(error.filename2 or error.filename)
+        what = f"'{place}' cannot be used ({error.strerror}): give another path"
+        if error.errno in PATHS and (option := named_by(place, arguments)):
+            return _say(f"{option}: {what}", 2)
+        return _say(f"{what} (add --debug for the traceback)", 1)
+    if type(error).__name__ == "MisconfigurationException":  # Lightning's, of options that do not go together
+        return _say(str(error), 2)
     if isinstance(error, Exception):
         return _say(f"{type(error).__name__}: {error} (add --debug for the traceback)", 1)
     raise error
+
+
+def named_by(place: str, arguments: Sequence[str]) -> str | None:
+    """The option whose value is a path, or a folder that it is in; the current folder is everybody's.
+
+    >>> named_by("out/run/a.txt", ["--file", "x", "--run_dir=out/run"])
+    '--run_dir'
+    """
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        option, equals, value = argument.partition("=")
+        folder = Path(value if equals else following).absolute()
+        shared = folder in (Path.cwd(), *Path.cwd().parents)
+        if option.startswith("--") and not shared and Path(place).absolute().is_relative_to(folder):
+            return option
+    return None
 
 
 @contextmanager

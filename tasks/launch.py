@@ -31,6 +31,8 @@ from tasks.errors import RunError, UsageError, first_here
 from tasks.launchers import by_slurm, by_torchrun, fresh_store, started
 from tasks.parsing import given
 from tasks.run_folder import run_folder
+from tasks.signals import SAID
+from tasks.trainer_parts import refuse_devices
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 SHARDED = {"fsdp", "Sharded"}  # they need GPUs
@@ -149,6 +151,8 @@ def settle(options: Any, command: str) -> None:
         )
     elif options.devices == "auto" and name not in ("auto", "SingleDeviceStrategy") and not gpus:
         options.devices = 2
+    if not gpus:
+        refuse_devices(options.devices)
 
 
 def strategy_name(chosen: Any) -> str:
@@ -267,11 +271,13 @@ def watch(children: list[subprocess.Popen]) -> None:
         time.sleep(PATIENCE)
         if not children:  # forgotten meanwhile: all stop at a signal, this one with a checkpoint to write perhaps
             return
-        sys.stderr.write(f"error: {obituary(children)}\n")
+        code = next(filter(None, [child.poll() for child in children]), 1)
+        signalled = SAID.get(code - 128)  # all of them, and this one waits for the others in C++
+        sys.stderr.write(f"{signalled or f'error: {obituary(children)}'}\n")
         sys.stderr.flush()
         for child in children:
             child.kill()
-        os._exit(1)
+        os._exit(code if signalled else 1)
 
     threading.Thread(target=look, daemon=True).start()
 

@@ -23,7 +23,7 @@ from tasks.launch import SameStart, as_one, as_started, continued, environment, 
 from tasks.loggers import go_on
 from tasks.loops import with_own_loops
 from tasks.optim import StateError
-from tasks.parsing import PlainErrors, expand, flat, given, merged, names_data, one_line, typed_options
+from tasks.parsing import PlainErrors, expand, flat, given, merged, names_data, one_line, refuse_empty, typed_options
 from tasks.report import closing_table, left_out, show_texts
 from tasks.resume import farewell, read_run
 from tasks.run_folder import Continued, MetricsCSV, check_writable, kept_if_started, read_rows, run_folder
@@ -82,6 +82,7 @@ class TaskCLI(LightningCLI):
         """Put what `--resume` or `--ckpt_path`, configs, presets and pretrained weights stand for below the rest."""
         if {"-h", "--help"} & set(arguments):
             return arguments
+        refuse_empty(arguments)
         name = "--resume" if self.command == "fit" else "--ckpt_path"
         self.source, arguments = given(continued(self.app.name, self.command, arguments), name)
         self.typed = typed_options(arguments)
@@ -92,8 +93,8 @@ class TaskCLI(LightningCLI):
             self.base = self.from_checkpoint()
         elif self.app.default_config and not names_data(arguments):
             arguments = ["--config", self.app.default_config, *arguments]
-        origin = f"{self.source}/config.yaml" if self.command == "fit" else self.source or ""
-        base = [f"--config=# {one_line(origin)}\n{yaml.safe_dump(self.base)}"] if self.base else []
+        origin = one_line(f"{self.source}/config.yaml" if self.command == "fit" else str(self.source))
+        base = [f"--config=# {origin}\n{yaml.safe_dump(self.base)}"] if self.base else []
         macros = {
             "--config": lambda value: self.expanded(read_config(value)),
             "-c": lambda value: self.expanded(read_config(value)),
@@ -110,12 +111,10 @@ class TaskCLI(LightningCLI):
         self.named |= {f"--{name}" for name in flat(options)}
         implied: Options = {}
         if name := options.get("preset"):
-            presets = load(self.app.presets)() if self.app.presets else {}
-            if name not in presets:
-                raise UsageError(nearest(str(name), presets, "preset"))
+            if name not in (presets := load(self.app.presets)() if self.app.presets else {}):
+                raise UsageError(nearest(name, presets, "preset"))
             implied = {"model": {"net": presets[name]}}
-        model = options.get("model")
-        pretrained = isinstance(model, dict) and model.get("pretrained")
+        pretrained = options.get("model", {}).get("pretrained")
         if pretrained and self.source:
             raise UsageError("--model.pretrained cannot go with --resume: the checkpoint has the weights")
         if pretrained and self.app.pretrained:

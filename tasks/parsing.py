@@ -91,10 +91,12 @@ class PlainErrors(jsonargparse.ArgumentParser):
         return {name.removeprefix("--") for name in self.options() if not name.endswith(("help", "print_config"))}
 
 
+TEXTS = ("--text", "--target")  # they may be empty
 UNKNOWN = (
     r"[Uu]nrecognized arguments?:? '?(--[\w.+-]+)|does not accept option '([\w.]+)'|[Kk]ey '([\w.]+)' is not expected"
 )
-WRONG = r'.*Parser key "([\w.]+)":(.*)(?:Got value|Given value): (.*)'
+WRONG = r'.*Parser key "([\w.]+)":(.*)(?:Got value|Given value): ?(.*)'
+INNER = r"(--\w+ (?:is missing|.*?: must be .*?))(?= Not a valid| Option| Expected|$)"  # of a class's arguments
 PLAIN = {  # what jsonargparse says, and the same as a sentence for the user
     r".*argument (--\S+): expected .*argument": r"\1 needs a value",
     r".*arguments are required: (\w+).*": r"--\1 is missing",
@@ -102,7 +104,8 @@ PLAIN = {  # what jsonargparse says, and the same as a sentence for the user
     r".*Parser key \"([\w.]+)\": Unable to load config \"(.*?)\"": r"--\1 \2: no such file of options",
     r".*Neither 'tensorboard' nor 'tensorboardX' is available.*": "TensorBoard needs one more package: "
     "pip install tensorboard",
-    r"Parser key \"(\w+)\": Not of type Seed: (\S+) .*": r"--\1 \2: must lie between 0 and 4294967295",
+    r"Parser key \"(\w+)\": Not of type Seed: (-?\d+) .*": r"--\1 \2: must lie between 0 and 4294967295",
+    r"Parser key \"(\w+)\": Not of type Seed: .*": r"--\1 must be a whole number from 0 to 4294967295",
     r"[Uu]nrecognized arguments: (.*)": r"unexpected '\1': options begin with --",
 }
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true/false", "str": "text", "NoneType": "null",
@@ -126,6 +129,14 @@ def readable(message: str, options: list[str]) -> str:
 
 def wrong_value(key: str, expected: str, value: str) -> str:
     """A sentence that refuses the value of an option and says which there are."""
+    if nested := re.fullmatch(r"NestedArg\(key='(.*)', val='?(.*?)'?\)", value):
+        key, value = f"{key}.{nested[1]}", nested[2]
+    value = value if 0 < len(value) <= 200 else f"{value[:200]}..." if value else "''"
+    if classes := re.search(r"Subtypes: \[.*?<class '[a-z_.]+\.([A-Z]\w+)'>.*?\] Errors: (.*?) Given value", expected):
+        if inner := re.search(INNER, classes[2]):
+            return f"--{key}: {inner[1]}"
+        if re.search("subclass of|dot import path|is not accepted", classes[2]):
+            return f"--{key} {value}: must be {'an argument' if nested else 'the name'} of a {classes[1]}"
     kinds = re.findall(
         r"Expected an? (?:<class '(?:\w+\.)*(\w+)'>|(dot import path)|typing\.Literal\[(.*?)\])", expected
     )
@@ -174,9 +185,26 @@ def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]],
     return below + typed
 
 
+def refuse_empty(arguments: list[str]) -> None:
+    """Refuse options whose value is empty, as a variable of the shell that is not set leaves it.
+
+    Raises:
+        UsageError: names the option.
+    """
+    before = ""
+    for argument in arguments:
+        if not argument or (argument.startswith("-") and argument.find("=") == len(argument) - 1):
+            option = argument.removesuffix("=") or before
+            if not option.startswith("-"):
+                raise UsageError("unexpected '': options begin with --")
+            if option not in TEXTS:
+                raise UsageError(f"{option} needs a value")
+        before = argument
+
+
 def one_line(origin: str) -> str:
-    """Where options come from, as a comment of one line."""
-    return " ".join(origin.split())
+    """Where options come from, as a comment of one line, also where that is a name that is not UTF-8."""
+    return " ".join(origin.encode(errors="backslashreplace").decode().split())
 
 
 def given(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
@@ -245,6 +273,7 @@ def run_function(program: str, function: Callable[..., object], arguments: list[
         parser.add_class_arguments(kind)
     types = {f"--{name}": wanted for name, wanted in get_type_hints(kind or function).items()}
     arguments = gathered(arguments, [name for name, wanted in types.items() if wanted == list[str]])
+    refuse_empty(arguments)
     arguments = expand(arguments, {}, {name: name for name, wanted in types.items() if wanted is bool})
     options = vars(parser.instantiate_classes(parser.parse_args(arguments)))
     if kind is not None:
@@ -268,8 +297,10 @@ def gathered(arguments: list[str], names: Iterable[str]) -> list[str]:
         name, equals, text = argument.partition("=")
         if name not in found:
             rest.append(argument)
-        elif (value := text if equals else next(source, None)) is not None:
-            found[name].append(value)
-        else:
+        elif (value := text if equals else next(source, None)) is None:
             raise UsageError(f"{name} needs a value")
+        elif any("\ud800" <= character <= "\udfff" for character in value):
+            raise UsageError(f"{name} {value} holds bytes that are not UTF-8")
+        else:
+            found[name].append(value)
     return rest + [f"{name}={in_yaml(values)}" for name, values in found.items() if values]

@@ -56,8 +56,8 @@ def farewell(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> Stopped
     trainer.fit_loop.teardown()  # ends workers; Lightning forgets those of training where a validation is stopped
     launcher: Any = trainer.strategy.launcher
     children = getattr(launcher, "procs", [])
-    for process in children:  # those that wait for this one; where all agreed there are none
-        process.terminate()
+    for process in children:  # those that wait for this one, in C++; where all agreed there are none
+        process.kill()
     children.clear()
     if not trainer.is_global_zero:
         return Stopped(stop.number, "")

@@ -12,7 +12,7 @@ from types import FrameType
 TOGETHER = 2.0  # seconds
 AGAIN, TIMES = 0.05, 400  # seconds until a moment is looked for again, and how often
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-SAID = {signal.SIGTERM: "terminated", signal.SIGINT: "error: interrupted"}
+SAID: dict[int, str] = {signal.SIGTERM: "terminated", signal.SIGINT: "error: interrupted"}
 
 
 class Stopped(BaseException):
@@ -59,7 +59,7 @@ class Signals:
             return
         elif not self.raises:
             if not self.ended and os.environ.get("LOCAL_RANK", "0") == "0":
-                os.write(2, f"{SAID[signal.Signals(number)]}\n".encode())
+                os.write(2, f"{SAID[number]}\n".encode())
             os._exit(128 + number)
         elif fragile(frame) and self.times < TIMES and hasattr(signal, "setitimer"):
             self.later, self.times = number, self.times + 1

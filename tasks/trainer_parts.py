@@ -8,7 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint, Timer
 
 from datamodules.files import read_bytes
 from tasks.errors import UsageError
@@ -38,7 +38,15 @@ OURS: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
 
 
 BEST = "best"  # name of the checkpoint that the task's own monitor finds best
-LEAST = {"accumulate_grad_batches": 1, "limit_train_batches": 0, "max_epochs": -1, "max_steps": -1}  # and 0 is none
+NOTHING = ("accumulate_grad_batches", "limit_train_batches", "max_epochs", "max_steps")  # is trained at 0
+LEAST = {  # of the Trainer's numbers, for some of which -1 is all or no end
+    **dict.fromkeys(("max_epochs", "max_steps", "num_sanity_val_steps"), -1),
+    **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"), 0),
+    **dict.fromkeys(("overfit_batches", "log_every_n_steps", "gradient_clip_val", "min_epochs", "min_steps"), 0),
+    **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch"), 1),
+    "val_check_interval": 0,  # and not 0 itself
+}
+MOST = 2**63 - 1  # PyTorch's largest whole number
 
 
 class FolderCheckpoint(ModelCheckpoint):
@@ -146,17 +154,51 @@ def check_monitors(trainer: pl.Trainer, names: Iterable[str]) -> None:
 
 
 def refuse_ours(options: Mapping[str, Any], command: str) -> None:
-    """Refuse Trainer options that a command would overrule, and in training those that leave nothing to do.
+    """Refuse Trainer options that a command would overrule, or that are no sensible numbers.
 
     Raises:
         UsageError: names the option, and what to do instead.
     """
-    for name, least in LEAST.items() if command == "fit" else ():
-        if options[name] is not None and (options[name] == 0 or options[name] < least):
-            raise UsageError(f"--trainer.{name} is {options[name]}, which trains nothing: give at least 1")
+    for name, least in LEAST.items():
+        value = options[name]
+        if not isinstance(value, int | float):
+            continue  # null, or a time
+        if command == "fit" and name in NOTHING and (value == 0 or value < least):
+            raise UsageError(f"--trainer.{name} is {value}, which trains nothing: give at least 1")
+        if name == "val_check_interval" and value == 0:
+            raise UsageError(f"--trainer.{name} is 0: to validate never give --trainer.limit_val_batches 0")
+        if not least <= value <= MOST:
+            raise UsageError(f"--trainer.{name} is {value}: give a number from {least} to {MOST}")
+    if command == "fit":
+        refuse_time(options["max_time"])
     for name, (accepted, reason) in (OURS["all"] | OURS.get(command, {})).items():
         if options[name] not in accepted:
             raise UsageError(f"--trainer.{name} cannot be changed: {reason}")
+
+
+def refuse_devices(asked: Any) -> None:
+    """Refuse what is no number of processes that a machine without GPUs could run.
+
+    Raises:
+        UsageError: says which numbers there are.
+    """
+    most = max(16, os.cpu_count() or 1)
+    if asked != "auto" and str(asked) not in map(str, range(1, most + 1)):
+        raise UsageError(f"--trainer.devices {asked}: without GPUs it is a number from 1 to {most}")
+
+
+def refuse_time(limit: Any) -> None:
+    """Refuse a `max_time` that is none, or leaves none.
+
+    Raises:
+        UsageError: says how to write it.
+    """
+    try:
+        left = Timer(limit).time_remaining()
+    except Exception:  # of many kinds
+        left = 0
+    if left is not None and left <= 0:
+        raise UsageError(f"--trainer.max_time {limit}: give days, hours, minutes and seconds, as in 00:01:30:00")
 
 
 def as_list(value: Any) -> list[Any]:

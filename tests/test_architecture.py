@@ -37,7 +37,7 @@ def test_rooms_keep_their_distance(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=NAMES)
 def test_files_and_functions_stay_small(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 300
+    assert len(text.splitlines()) <= 400
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert (node.end_lineno or 0) - node.lineno < 60, node.name
