@@ -11,7 +11,7 @@ from datamodules.tokenizers.control import CONTROL, OTHER_NAMES, named_roles
 from datamodules.tokenizers.sentencepiece import SUFFIXES, read_sentencepiece
 from datamodules.tokenizers.settings import CONFIG, SPM, add_tokens, flag, follow, tokenizer_class
 
-PROBE = "a \ue000"  # with a character that no vocabulary has
+PROBE = "a \U00012000"  # with a character that hardly any vocabulary has
 GAPS = 1000  # numbers that no token has: so many, and as many as there are tokens
 
 
@@ -151,7 +151,8 @@ def parsed(text: str, origin: str) -> tuple[Any, dict[str, Any], dict[str, str]]
             raise ValueError("a control token is no text")
         if not isinstance((content.get("decoder") or content["model"]).get("type", ""), str):
             raise ValueError("the type of its decoder is no text")
-        backend.decode(backend.encode(PROBE).ids)
+        ids = backend.encode(PROBE).ids
+        backend.decode_batch([ids[:1], [], ids])
     except BaseException as error:  # the package raises nothing more special, and its panics are no `Exception`
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

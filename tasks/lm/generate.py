@@ -23,7 +23,8 @@ class GenerateOptions(GenerationConfig):
     """Write texts that go on from prompts.
 
     Args:
-        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
+        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout, whose
+            generation_config.json then has the defaults.
         prompt: Beginning of the text; may be given several times. None at all: the beginning of a document.
         prompt_file: File with a prompt on each line; - is standard input.
         num_samples: Texts for each prompt, the first drawn with `seed`, the next with one more; in beam search the

@@ -22,7 +22,8 @@ class TranslateOptions(GenerationConfig):
     """Translate texts, a sentence a line; the output is in their order, empty lines stay.
 
     Args:
-        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
+        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout, whose
+            generation_config.json then has the defaults.
         text: Sentence to translate; may be given several times.
         file: File with a sentence on each line; - is standard input, which is also read where there is no text.
         beams: Number of translations that beam search goes on with; 1: no beam search, but the likeliest token each

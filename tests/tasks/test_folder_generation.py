@@ -19,6 +19,7 @@ from tests.tasks.test_pretrained_seq2seq import marian_folder
 transformers = pytest.importorskip("transformers")
 
 FILE = "generation_config.json"
+FLAGS = ("special", "normalized", "single_word", "lstrip", "rstrip")
 PROMPT, NEW = "The value of a", 12
 SIZES = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
@@ -233,6 +234,20 @@ def test_files_that_cannot_be_read(
     assert run("generate --ckpt_path theirs", "lm") == 2
     said = capsys.readouterr().err
     assert FILE in said and said.count("\n") == 1
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
+    published: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(published("gpt2"), "theirs")
+    content = json.loads(Path("theirs/tokenizer.json").read_text())
+    size = len(content["model"]["vocab"])
+    content["added_tokens"].append({"id": size, "content": "<new>", **dict.fromkeys(FLAGS, False)})
+    Path("theirs/tokenizer.json").write_text(json.dumps(content))
+    capsys.readouterr()
+    assert run("generate --ckpt_path theirs", "lm") == 2
+    said = capsys.readouterr().err
+    assert "theirs" in said and f"{size + 1} tokens" in said and said.count("\n") == 1
 
 
 def test_a_run_from_such_a_folder_ends_texts_by_its_own_token(
