@@ -204,19 +204,9 @@ CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.link", "os.mkdir")  # that 
 
 
 def going_on(step: int) -> dict[str, Any]:
-    """What a checkpoint of a task of somebody's own holds beside weights and optimizers."""
-    counts = dict.fromkeys(("ready", "started", "processed", "completed"), step)
-    progress = {"total": counts, "current": counts}
-    steps = {name: {part: {"ready": step, "completed": step} for part in progress} for name in ("step", "zero_grad")}
-    loop = {
-        "epoch_progress": progress,
-        "epoch_loop.state_dict": {"_batches_that_stepped": step},
-        "epoch_loop.batch_progress": {**progress, "is_last_batch": False},
-        "epoch_loop.automatic_optimization.optim_progress": {"optimizer": steps},
-    }
+    """What a checkpoint of a task of one's own holds beside weights and optimizers."""
     entry = {"task": "mine", "version": "1", "facts": {}, "net": {}, "config": {"model": {}, "data": {}}}
-    rest = {"loops": {"fit_loop": loop}, "callbacks": {}, "lr_schedulers": [], "pytorch-lightning_version": "2.6.0"}
-    return rest | {KEY: entry, "global_step": step}
+    return {KEY: entry, "epoch": 0, "global_step": step, "loops": {}, "callbacks": {}, "lr_schedulers": []}
 
 
 def write(kind: str, step: int, target: Path, damaged: Path | None = None) -> None:
