@@ -74,13 +74,7 @@ class Task(pl.LightningModule):
 
     @staticmethod
     def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
-        """Refuse options of a new run that cannot go together.
-
-        Args:
-            options: All, with defaults.
-            typed: Names of those on the command line, such as --data.path.
-            named: Names of those on the command line or in a config.
-        """
+        """Refuse options that cannot go together: `typed` are on the command line, `named` there or in a config."""
 
     # Building -------------------------------------------------------------------------------------------------------
 

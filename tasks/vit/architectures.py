@@ -11,7 +11,8 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.files import read_bytes
 from modules.config import StackConfig, require
-from modules.pretrained.vit import UNTOLD, config_from_timm_model, config_from_timm_state, to_tessera
+from modules.pretrained.timm_configs import UNTOLD, config_from_timm_model, config_from_timm_state
+from modules.pretrained.vit import to_tessera
 from modules.schema import checked, from_dict
 from modules.vit import VIT_PRESETS, ViT, ViTConfig
 from tasks.errors import DataError, UsageError, nearest, refusals

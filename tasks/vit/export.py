@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from datamodules.augment import normalise
 from modules.config import StackConfig, require
-from modules.pretrained.vit import from_tessera, timm_arguments
+from modules.pretrained.timm_configs import timm_arguments
+from modules.pretrained.vit import from_tessera
 from modules.schema import from_dict
 from modules.vit import ViT, ViTConfig
 from tasks.checkpoints import KEY, net_weights, read_checkpoint

@@ -14,7 +14,8 @@ from timm.models.vision_transformer import ParallelScalingBlock, ParallelThingsB
 from torch import nn
 
 from modules.config import StackConfig
-from modules.pretrained.vit import config_from_timm_model, to_tessera
+from modules.pretrained.timm_configs import config_from_timm_model
+from modules.pretrained.vit import to_tessera
 from modules.schema import from_dict
 from modules.vit import ViT, ViTConfig
 from tasks.errors import UsageError
@@ -64,13 +65,15 @@ def meta(name: str, **options: Any) -> Any:
         return timm.create_model(name, **options)
 
 
-def loads(name: str) -> bool:
+def loads(name: str, source: str) -> bool:
     """Whether a registered model loads, with equal logits then: two of its blocks with small images, all else as is."""
     try:
-        config = config_from_timm_model(meta(name))
-    except ValueError:
+        found = architecture(source)
+    except UsageError as error:
+        assert source in str(error)
         return False
-    size = 3 * config.patch_size
+    assert found is not None
+    config, size = found.config, 3 * found.config.patch_size
     theirs = shake(meta(name, depth=2, img_size=size))
     small = replace(config, image_size=size, stack=replace(config.stack, depth=2))
     assert config_from_timm_model(theirs) == small
@@ -78,33 +81,24 @@ def loads(name: str) -> bool:
         net = ViT(small).eval()
     if not len(list(theirs.head.parameters())):  # it gives features
         net.head.linear = nn.Identity()  # type: ignore[assignment]
-    net.load_state_dict(to_tessera("timm", theirs.state_dict(), small, not theirs.no_embed_class), assign=True)
+    net.load_state_dict(to_tessera("timm", theirs.state_dict(), small, found.prefix_positions), assign=True)
     assert difference(net, theirs, size) <= 1e-4
     return True
 
 
 @pytest.mark.parametrize("name", [*LOADED, *REFUSED])
 def test_models_by_name(name: str) -> None:
-    assert loads(name) == (name in LOADED)
+    Path(f"{name}.pth").touch()
+    assert loads(name, f"{name}.pth") == (name in LOADED)
 
 
 @pytest.mark.slow
-def test_all_registered_models_load_with_equal_logits_or_are_refused() -> None:
-    assert sum(map(loads, REGISTERED)) >= 90  # most of those are plain
-
-
-@pytest.mark.slow
-def test_files_named_as_any_registered_model_are_read_as_that_model() -> None:
-    for name in REGISTERED:
-        Path(f"{name}.some_tag.pth").touch()
-        try:
-            expected = config_from_timm_model(meta(name))
-        except ValueError:
-            with pytest.raises(UsageError):
-                architecture(f"{name}.some_tag.pth")
-            continue
-        found = architecture(f"{name}.some_tag.pth")
-        assert found is not None and found.config == expected
+@pytest.mark.parametrize("name", REGISTERED)
+def test_every_registered_model_loads_with_equal_logits_or_is_refused(name: str) -> None:
+    Path(f"{name}.some_tag.pth").touch()
+    plain = loads(name, f"{name}.some_tag.pth")
+    assert plain or name not in LOADED
+    assert loads(name, f"timm/{name}") == plain
 
 
 def tiny(**options: Any) -> Any:
