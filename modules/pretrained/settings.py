@@ -19,6 +19,7 @@ ACTIVATIONS: dict[str, FeedForwardName] = {
     "swish": "silu",
 }
 GATED_ACTIVATIONS: dict[str, FeedForwardName] = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
+MAX_SIZE = 2**31 - 1  # of a vocabulary, a width, a context
 # Names that options of ours have in transformers, whatever else a family calls them.
 ALIASES = {
     "width": "hidden_size",
@@ -67,7 +68,8 @@ def renamed(settings: Settings, names: Mapping[str, str], needed: Sequence[str],
         kinds: The dataclasses that say which type each option has.
 
     Raises:
-        ValueError: One is of another type, or one of those needed is missing; by their names.
+        ValueError: One is of another type or beyond any model, or one of those needed is missing; by their
+            names.
     """
     types = {ours: kind for each in kinds for ours, kind in get_type_hints(each).items()}
     types["feedforward"] = str  # their name of it
@@ -76,6 +78,9 @@ def renamed(settings: Settings, names: Mapping[str, str], needed: Sequence[str],
         for theirs, ours in names.items()
         if settings.get(theirs) is not None
     }
+    for theirs, ours in names.items():
+        huge = isinstance(given.get(ours), int) and given[ours] > MAX_SIZE
+        require(not huge, f"{theirs} is {shown(given.get(ours))}, which is beyond any model.")
     missing = [theirs for theirs, ours in names.items() if ours in needed and ours not in given]
     require(not missing, f"config.json lacks {', '.join(missing)}.")
     return given

@@ -262,6 +262,8 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     for option, value in {"order": "pre", "norm": "rmsnorm", "bias": False, "feedforward": "swiglu"}.items():
         with pytest.raises(ValueError, match=option):
             config_to_huggingface("bert", replace(config, stack=replace(config.stack, **{option: value})))
+    with pytest.raises(ValueError, match="feedforward gelu, but this one has relu"):
+        config_to_huggingface("roberta", replace(config, stack=replace(config.stack, feedforward="relu")))
     with pytest.raises(ValueError, match="segments 0"):
         config_to_huggingface("distilbert", replace(config, stack=replace(config.stack, norm_eps=1e-12)))
     with pytest.raises(ValueError, match="sentence"):

@@ -224,6 +224,7 @@ def test_old_spellings() -> None:
     "settings, length",
     [
         ({**MISTRAL, "sliding_window": 16}, 16),
+        ({**MISTRAL, "sliding_window": 16, "layer_types": ["full_attention"] * 2}, 16),
         ({**MISTRAL, "sliding_window": None}, 128),
         (MISTRAL, 128),  # their usual window, 4096, is longer
         ({**QWEN2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, 16),
@@ -244,6 +245,11 @@ def test_windows(settings: Settings, length: int) -> None:
     written = config_to_huggingface(settings["model_type"], net.config)
     assert written["max_position_embeddings"] == length
     again = transformers.AutoConfig.for_model(**written)
+    if length == 16:
+        with pytest.raises(ValueError, match="sliding_window 16"):
+            replace(net.config, max_length=17)
+        with pytest.raises(ValueError, match="sliding_window None, but this one has 16"):
+            config_to_huggingface("llama" if settings["model_type"] == "mistral" else "gpt2", net.config)
     assert again.sliding_window == net.config.sliding_window
     assert config_from_huggingface(again.to_dict())[1] == net.config
 
