@@ -12,8 +12,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from datamodules.errors import DataError
+from datamodules.images import ImageData
 from datamodules.reviews import ReviewData
-from tests.tasks.command import PAIRS, SMALL_LM, SMALL_S2S, picture, write_images, write_pairs
+from datamodules.sources import DOCUMENTS, CorpusOptions, TextDatasetOptions
+from tests.tasks.command import PAIRS, SMALL_LM, SMALL_S2S, picture, run, write_images, write_pairs
 from tests.tasks.test_bad_input import FAILED, USER, assert_refused, nothing
 
 pytestmark = pytest.mark.timeout(120)  # a pipe or a device would be read for ever
@@ -215,8 +218,6 @@ def test_whole_numbers_are_classes(source: str) -> None:
 
 
 def test_named_classes_may_have_any_numbers() -> None:
-    from datamodules.sources import TextDatasetOptions
-
     table([-1, 10**12] * 10)()
     data = ReviewData("hub", "d", dataset=TextDatasetOptions(class_names=["bad", "good"]))
     data.setup("fit")
@@ -311,8 +312,6 @@ def test_links_to_files_are_followed() -> None:
     for path in list(Path("d/train/cat").iterdir()):
         target = path.rename(Path("elsewhere", path.name)).absolute()
         path.symlink_to(target)
-    from datamodules.images import ImageData
-
     data = ImageData("folder", "d")
     data.setup("fit")
     assert data.facts()["class_names"] == ["cat", "dog"] and not data.skipped
@@ -335,8 +334,6 @@ PREDICT = {  # task, command line
 @pytest.fixture(scope="module")
 def reviewer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Best checkpoint of a tiny classifier of texts."""
-    from tests.tasks.command import run
-
     folder = tmp_path_factory.mktemp("reviewer")
     (folder / "a.csv").write_text("text,label\n" + "a good film,good\na bad film,bad\n" * 10)
     line = f"{BERT} csv --run_dir {folder}/run".replace("--data.path d", f"--data.path {folder}/a.csv")
@@ -394,8 +391,6 @@ def test_rows_name_files_in_the_data_folder_only(path: str, capsys: pytest.Captu
 
 @pytest.mark.parametrize("path", ("inside.png", "HERE/d/inside.png"))
 def test_rows_may_name_files_in_the_data_folder(path: str) -> None:
-    from datamodules.images import ImageData
-
     pictures(path.replace("HERE", str(Path().absolute())))
     data = ImageData("hub", "d")
     data.setup("fit")
@@ -441,8 +436,6 @@ def test_options_that_a_source_does_not_use(case: str, how: str, capsys: pytest.
 
 
 def test_options_of_a_checkpoint_are_not_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    from tests.tasks.command import run
-
     table(["bad", "good"] * 10)()
     line = f"{BERT} hub --data.dataset.label_column label --data.dataset.name a/b --run_dir r"
     assert run(line, "bert") == 0
@@ -459,9 +452,6 @@ def test_options_of_a_checkpoint_are_not_refused(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("ending", (".gz", ".zst"))
 def test_compressed_files_that_end_too_early(ending: str) -> None:
-    from datamodules.errors import DataError
-    from datamodules.sources import DOCUMENTS, CorpusOptions
-
     rows = "".join(json.dumps({"text": f"film number {i}"}) + "\n" for i in range(200)).encode()
     with pa.output_stream(f"a.jsonl{ending}", compression={".gz": "gzip", ".zst": "zstd"}[ending]) as file:
         file.write(rows)
