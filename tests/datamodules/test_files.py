@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.files import open_regular, read_bytes, replacing, write_text
+from datamodules.files import open_regular, read_bytes, regular_files, replacing, write_text
 
 
 def test_pipes_devices_and_folders_are_refused_at_once(tmp_path: Path) -> None:
@@ -43,3 +43,27 @@ def test_errors_name_the_file_and_not_the_one_beside_it(tmp_path: Path) -> None:
         partial.write_text("new")
     assert str(caught.value.filename) == str(tmp_path / "folder")
     assert not list(tmp_path.glob(".*"))
+
+
+def test_all_that_is_no_regular_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.txt").touch()
+    (tmp_path / ".hidden").mkdir()
+    for name, target in (
+        ("link.txt", "deep/a.txt"),
+        ("folder", "deep"),
+        ("broken", "nowhere"),
+        ("device", "/dev/zero"),
+        ("loop", "loop"),
+        (".hidden/broken", "nowhere"),
+    ):
+        (tmp_path / name).symlink_to(target)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+    (tmp_path / os.fsdecode(b"caf\xe9") / "a.txt").touch()
+    faults: dict[str, str] = {}
+    found = regular_files(tmp_path, lambda name, fault: faults.update({name: fault}))
+    assert found == [tmp_path / "deep" / "a.txt", tmp_path / "link.txt"]
+    names = ("folder", "broken", "device", "loop", "pipe", "caf\\xe9/a.txt")
+    assert faults.keys() == {str(tmp_path / name) for name in names} and all(faults.values())
+    assert regular_files(tmp_path / "deep", faults.__setitem__, lambda path: path.suffix == ".csv") == []
