@@ -142,11 +142,13 @@ class Known(NamedTuple):
         config: Of its network, a dataclass.
         build: From that to the network.
         facts: Of its data, a dataclass.
+        data: Name of the class of its data, under which Lightning saves which batch is next.
     """
 
     config: type
     build: Callable[[Any], nn.Module]
     facts: type
+    data: str
 
 
 def build_seq2seq(config: Seq2SeqConfig) -> Seq2Seq:
@@ -155,11 +157,11 @@ def build_seq2seq(config: Seq2SeqConfig) -> Seq2Seq:
 
 
 KNOWN = {
-    "vit": Known(ViTConfig, ViT, Images),
-    "bert": Known(BertConfig, BertClassifier, Reviews),
-    "mlm": Known(BertConfig, BertMaskedLM, MaskedTexts),
-    "lm": Known(DecoderConfig, Decoder, Documents),
-    "seq2seq": Known(Seq2SeqConfig, build_seq2seq, Pairs),
+    "vit": Known(ViTConfig, ViT, Images, "ImageData"),
+    "bert": Known(BertConfig, BertClassifier, Reviews, "ReviewData"),
+    "mlm": Known(BertConfig, BertMaskedLM, MaskedTexts, "MaskedTextData"),
+    "lm": Known(DecoderConfig, Decoder, Documents, "CorpusData"),
+    "seq2seq": Known(Seq2SeqConfig, build_seq2seq, Pairs, "TranslationData"),
 }
 SAME = ("num_classes", "channels", "image_size")  # of the network and of its data
 ROOM = ("vocabulary", "source_vocabulary", "target_vocabulary")  # the network may have more
@@ -284,6 +286,14 @@ class Group:
 
 
 @dataclass(frozen=True)
+class NextBatch:
+    """Where the data go on."""
+
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True)
 class Training:
     """Where training stands, as Lightning saves it."""
 
@@ -305,7 +315,11 @@ def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> Non
     Raises:
         ValueError: Something is missing or of another type, by name.
     """
+    if known := KNOWN.get(checkpoint[KEY]["task"]):
+        require(known.data in checkpoint, f"{known.data} is missing.")
+        part(NextBatch, checked(dict[str, Any], checkpoint[known.data], known.data), f"{known.data}.")
     found = part(Training, {"optimizer_states": [], **checkpoint} if in_parts else checkpoint)
+    require("fit_loop" in found.loops, "loops.fit_loop is missing.")
     for i, state in enumerate(found.optimizer_states):
         for j, group in enumerate(state.param_groups):
             part(Group, group, f"optimizer_states[{i}].param_groups[{j}].")
