@@ -15,7 +15,7 @@ from tasks.callbacks.interruption import Interruption
 from tasks.callbacks.progress import progress_bar
 from tasks.callbacks.record import RunRecord
 from tasks.checkpoint_files import AtomicCheckpointIO
-from tasks.checkpoints import KEY, read_checkpoint
+from tasks.checkpoints import KEY, entries, read_checkpoint
 from tasks.cli import App, load, program
 from tasks.errors import RunError, UsageError, nearest, refusals
 from tasks.launch import SameStart, as_one, as_started, continued, environment, settle, strategy
@@ -26,6 +26,7 @@ from tasks.parsing import Options, PlainErrors, expand, flat, given, merged, nam
 from tasks.report import closing_table, left_out, show_texts
 from tasks.resume import farewell, read_run
 from tasks.run_folder import Continued, MetricsCSV, check_writable, kept_if_started, read_rows, run_folder
+from tasks.saved import KNOWN, check_options
 from tasks.signals import Stopped
 from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, best_checkpoint, fill_in, place_loggers, refuse_ours
 
@@ -127,6 +128,9 @@ class TaskCLI(LightningCLI):
             )
         self.checkpoint = read_checkpoint(self.source, self.app.name)
         config = self.checkpoint[KEY]["config"]
+        with entries(Path(self.source)):
+            for name, kind in (("model", self.app.task), ("data", self.app.data)) if self.app.name in KNOWN else ():
+                check_options(load(kind), config[name], f"{KEY}.config.{name}")
         return merged(config, {"model": {"pretrained": None}} if "pretrained" in config["model"] else {})
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]

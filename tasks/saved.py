@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 import torch
@@ -192,7 +192,10 @@ def check_model(checkpoint: Mapping[str, Any]) -> None:
     if (known := KNOWN.get(entry["task"])) is None:  # of somebody's own
         return
     facts, net = entry["facts"], entry["net"]
-    from_dict(known.facts, facts, f"{KEY}.facts.")
+    found = from_dict(known.facts, facts, f"{KEY}.facts.")
+    if isinstance(found, Texts | Pairs):  # all of them are read
+        lacking = {field.name for field in fields(found.tokenizer_options)} - facts["tokenizer_options"].keys()
+        require(not lacking, f"{KEY}.facts.tokenizer_options.{min(lacking, default='')} is missing.")
     require(entry["config"]["model"].get("net") == net, f"{KEY}.config.model.net is not {KEY}.net.")
     for name in (*SAME, *ROOM):
         own, data = net.get(name), facts.get(name)
@@ -203,6 +206,25 @@ def check_model(checkpoint: Mapping[str, Any]) -> None:
     require(not wrong, f"state_dict.{(wrong or ' ')[0]} is missing, or not of the network in {KEY}.net.")
     for name, value in own.items():
         check_tensor(weights[name], value, f"state_dict.{name}")
+
+
+def check_options(kind: type, options: Mapping[str, Any], name: str) -> None:
+    """Check the options of a task or of its data, for which a parser would take null as well.
+
+    Args:
+        kind: The class that has them.
+        options: By name; those left out have their defaults.
+        name: Of the options, for messages.
+
+    Raises:
+        ValueError: One is unknown or of another type, by name.
+    """
+    types: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):  # a subclass passes on the options of its base class
+        types |= get_type_hints(base.__init__)  # type: ignore[misc]
+    for option, value in options.items():
+        require(option in types, f"{name}.{option}: this version has no such entry.")
+        checked(types[option], value, f"{name}.{option}")
 
 
 def blank(entry: Mapping[str, Any]) -> nn.Module:
