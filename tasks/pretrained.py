@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 from datamodules.cache import cache_folder, content_key, unwritable
 from datamodules.files import replacing
 from datamodules.tokenizers import Tokenizer
+from modules.schema import checked
 from tasks.checkpoints import KEY, Checkpoint, net_weights, read_checkpoint
 from tasks.errors import DataError, UsageError, refusals
 from tasks.parsing import Options
-from tasks.weights import State, read_weights
+from tasks.weights import State, read_weights, with_classes
 
 FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
@@ -63,12 +64,12 @@ def without_rates(net: Options) -> Options:
 def pretrained_state(
     source: str, tasks: Sequence[str], facts: Mapping[str, Any], convert: Callable[[Settings, State], State]
 ) -> State:
-    """The weights of `source` under our names.
+    """The weights of `source` under our names, the rows of a classifier as the data's classes, see `with_classes`.
 
     Args:
         source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
         tasks: Those whose networks will do.
-        facts: Of the data, with their `tokenizer`.
+        facts: Of the data, with their `tokenizer`, and `class_names` where they have classes.
         convert: Gives weights of Hugging Face, with the content of their `config.json`, our names.
 
     Raises:
@@ -77,10 +78,22 @@ def pretrained_state(
     if source.endswith(".ckpt"):
         checkpoint = checkpoint_of(source, tasks)
         same_tokenizer(source, Tokenizer.from_json(checkpoint[KEY]["facts"]["tokenizer"]), facts)
-        return net_weights(checkpoint)
+        names = checkpoint[KEY]["facts"].get("class_names")
+        return with_classes(source, net_weights(checkpoint), names, facts.get("class_names"))
     folder = local_folder(source)
     same_tokenizer(source, Tokenizer.from_file(folder), facts)
-    return folder_state(folder, convert)
+    names = read_settings(folder, class_names)
+    return with_classes(source, folder_state(folder, convert), names, facts.get("class_names"))
+
+
+def class_names(settings: Settings) -> list[str]:
+    """Names of a classifier's classes in the order of its rows, by `id2label`; files leave out what it is by default.
+
+    Raises:
+        ValueError: `id2label` is no dict.
+    """
+    names = checked(dict[str, Any], settings.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}, "id2label")
+    return [str(names.get(str(row))) for row in range(len(names))]
 
 
 def folder_state(folder: Path, convert: Callable[[Settings, State], State], option: str = OPTION) -> State:

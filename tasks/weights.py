@@ -1,10 +1,11 @@
 """Weights: files that others wrote, read without running code, and those of checkpoints; configurations that fit."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from tasks.checkpoints import load_tensors
@@ -22,9 +23,7 @@ def read_weights(source: str, option: str = "--model.pretrained") -> State:
         UsageError: no such file, or it holds objects other than tensors.
         DataError, RunError: it is truncated, of another format, or holds no weights.
     """
-    path = Path(source)
-    if not path.is_file():
-        raise UsageError(f"{option} {source}: no such file; give one, or timm/<model name>")
+    path = regular(source, option)
     what = f"{option} {source}"
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
@@ -39,6 +38,56 @@ def read_weights(source: str, option: str = "--model.pretrained") -> State:
     if not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise DataError(f"{what} holds no weights by name: give what `torch.save(model.state_dict(), FILE)` wrote")
     return state
+
+
+def regular(source: str, option: str) -> Path:
+    """The path of a file; raises `UsageError` where there is none."""
+    if not Path(source).is_file():
+        raise UsageError(f"{option} {source}: no such file; give one, or timm/<model name>")
+    return Path(source)
+
+
+def read_header(source: str, option: str = "--model.pretrained") -> dict[str, str]:
+    """What the header of a .safetensors file says beside its tensors; nothing for other files.
+
+    Raises:
+        UsageError, DataError: as `read_weights`.
+    """
+    path = regular(source, option)
+    if path.suffix != ".safetensors":
+        return {}
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{option} {source} is truncated or not a file of weights") from error
+
+
+def with_classes(source: str, state: State, names: Sequence[str] | None, wanted: Sequence[str] | None) -> State:
+    """Weights whose classifier, if there is one, has a row for each class of the data, in their order, or is left out.
+
+    Args:
+        source: Where the weights are from, for the sentence that says why the classifier is left out.
+        state: Weights under our names.
+        names: Of the classifier's rows; None: not known.
+        wanted: Of the data's classes; None: they have no classes, and all weights are kept.
+    """
+    head = {name: value for name, value in state.items() if name.startswith("head.linear.")}
+    if wanted is None or not head:
+        return state
+    names = names or []
+    if set(names) == set(wanted) and all(len(value) == len(names) == len(wanted) for value in head.values()):
+        rows = torch.tensor([names.index(name) for name in wanted])
+        return state | {name: value[rows] for name, value in head.items()}
+    from pytorch_lightning.utilities import rank_zero_only
+
+    said = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nobody says which"
+    rank_zero_only(print)(
+        f"--model.pretrained {source}: the classes of its classifier ({said}) are not those of the data"
+    )
+    return {name: value for name, value in state.items() if name not in head}
 
 
 def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:

@@ -102,12 +102,12 @@ def write_images(folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count:
     return folder
 
 
-def write_reviews(folder: Path, copies: int = 20) -> Path:
-    """Reviews in the hub's schema, positive and negative in turn, with unlabelled ones."""
+def write_reviews(folder: Path, copies: int = 20, names: tuple[str, ...] = ("neg", "pos")) -> Path:
+    """Reviews in the hub's schema, negative and positive in turn, with unlabelled ones; `names` of their classes."""
     from datasets import ClassLabel, Dataset, Features, Value
 
     folder.mkdir()
-    features = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
+    features = Features({"text": Value("string"), "label": ClassLabel(names=list(names))})
     for split, count in (("train", copies), ("test", 4), ("unsupervised", 4)):
         texts = [f"{word} film number {i}, seen twice" for i in range(count) for word in ("a bad", "a good")]
         labels = [-1] * len(texts) if split == "unsupervised" else [0, 1] * count

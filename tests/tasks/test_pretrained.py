@@ -53,12 +53,13 @@ def save_tokenizer(folder: Path, family: str) -> Tokenizer:
     return learned
 
 
-def hugging_face(folder: Path, head: str, family: str = "bert") -> Any:
-    """A random model of Hugging Face's with a trained tokenizer, saved in `folder`."""
+def hugging_face(folder: Path, head: str, family: str = "bert", names: tuple[str, ...] = ("neg", "pos")) -> Any:
+    """A random model of Hugging Face's with a trained tokenizer, saved in `folder`; a classifier has these classes."""
     folder.mkdir(exist_ok=True)
     tokenizer, kind = save_tokenizer(folder, family), FAMILIES[family].model
     torch.manual_seed(0)
     sizes = SIZES[family] | {"vocab_size": tokenizer.size, "max_position_embeddings": 64}
+    sizes["id2label"] = dict(enumerate(names))
     model = getattr(transformers, kind + head)(getattr(transformers, f"{kind}Config")(**sizes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -198,7 +199,7 @@ def test_hugging_face_and_back(task: str, head: str, family: str, capsys: pytest
 
 
 def test_a_head_that_fits_is_kept_unless_it_is_reset() -> None:
-    theirs = hugging_face(Path("theirs"), "ForSequenceClassification")
+    theirs = hugging_face(Path("theirs"), "ForSequenceClassification", names=("negative", "positive"))
     line = f"fit {FEW} {BRIEF} {STILL} --data.max_length 32 --data.batch_size 8 --model.pretrained theirs"
     assert run(f"{line} --run_dir kept", "bert") == 0
     assert run(f"{line} --model.reset_head true --run_dir reset", "bert") == 0
@@ -209,6 +210,63 @@ def test_a_head_that_fits_is_kept_unless_it_is_reset() -> None:
             torch.testing.assert_close(reset[name], value, atol=1e-6, rtol=0)
     for name in ("net.head.linear.weight", "net.pooler.dense.weight"):
         assert (reset[name] - kept[name]).abs().mean() > 0.01, name
+
+
+@pytest.mark.parametrize(
+    ("names", "rows"),
+    [
+        (("neg", "pos"), [0, 1]),
+        (("pos", "neg"), [1, 0]),
+        (("LABEL_0", "LABEL_1"), None),
+        (("NEGATIVE", "POSITIVE"), None),
+        (("neg", "neutral", "pos"), None),
+        (("neg", "neg"), None),
+    ],
+)
+def test_rows_of_a_classifier_go_by_the_names_of_the_classes(
+    names: tuple[str, ...], rows: list[int] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_reviews(Path("hub"))
+    theirs = hugging_face(Path("theirs"), "ForSequenceClassification", names=names)
+    assert run(f"fit {FEW} {HUB} {STILL} --model.pretrained theirs --run_dir r", "bert") == 0
+    state, said = checkpoint("r")["state_dict"], capsys.readouterr().out
+    assert ("head start anew" in said) == (rows is None) and (", ".join(names) in said) == (rows is None)
+    for name, value in (("weight", theirs.classifier.weight), ("bias", theirs.classifier.bias)):
+        found = state[f"net.head.linear.{name}"]
+        if rows is not None:
+            torch.testing.assert_close(found, value.detach()[rows], atol=1e-6, rtol=0)
+        else:
+            assert not torch.isin(found, value).any()
+
+
+@pytest.mark.parametrize("settings", [{"id2label": None}, {"id2label": {}}, {"id2label": {"a": "neg", "b": "pos"}}])
+def test_a_classifier_without_names_starts_anew(settings: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    write_reviews(Path("hub"))
+    hugging_face(Path("theirs"), "ForSequenceClassification")
+    file = Path("theirs/config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    assert run(f"fit {FEW} {HUB} {STILL} --model.pretrained theirs --run_dir r", "bert") == 0
+    assert "head start anew" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_a_classifier_goes_on_with_the_classes_of_the_data(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for folder, names in {"a": ("ham", "spam"), "b": ("spam", "ham"), "c": ("eggs", "spam")}.items():
+        write_reviews(Path(folder), names=names)
+    data = "--data.source hub --data.max_length 16 --data.batch_size 4"
+    assert run(f"fit {SMALL} {FEW} {data} --data.path a --run_dir first", "bert") == 0
+    first = checkpoint("first", "best")["state_dict"]
+    capsys.readouterr()
+    for folder, rows in {"a": [0, 1], "b": [1, 0], "c": None}.items():
+        line = f"fit {FEW} {data} --data.path {folder} {STILL} --model.pretrained first/checkpoints/best.ckpt"
+        assert run(f"{line} --run_dir {folder}2", "bert") == 0
+        assert ("head start anew" in capsys.readouterr().out) == (rows is None)
+        found, had = (state["net.head.linear.weight"] for state in (checkpoint(f"{folder}2")["state_dict"], first))
+        if rows is not None:
+            torch.testing.assert_close(found, had[rows], atol=1e-6, rtol=0)
+        else:
+            assert not torch.isin(found, had).any()
 
 
 def test_a_model_of_the_hub_comes_with_an_older_tokenizer(
