@@ -72,8 +72,8 @@ class Task(pl.LightningModule):
         """The evaluation metrics by their short names, such as {"acc": ...}."""
 
     @staticmethod
-    def check_options(options: Any, typed: Collection[str]) -> None:
-        """Refuse options of a new run that cannot go together; `typed` names those that are in no config."""
+    def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
+        """Refuse options that cannot go together: `typed` are on the command line, `named` there or in a config."""
 
     # Building -------------------------------------------------------------------------------------------------------
 

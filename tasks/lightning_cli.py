@@ -82,7 +82,7 @@ class TaskCLI(LightningCLI):
             return arguments
         name = "--resume" if self.command == "fit" else "--ckpt_path"
         self.source, arguments = given(continued(self.app.name, self.command, arguments), name)
-        self.typed = typed_options(arguments)
+        self.typed, self.in_configs = typed_options(arguments), set[str]()
         if self.command == "fit" and self.source:
             self.base, self.damaged, self.last, self.checkpoint = read_run(Path(self.source), self.app)
         elif self.command != "fit":
@@ -103,6 +103,7 @@ class TaskCLI(LightningCLI):
         """Options of a file with what its preset and its pretrained weights imply put below them."""
         for misplaced in THIS_CALL.intersection(options):
             raise UsageError(f"{misplaced} belongs on the command line, not in a config file")
+        self.in_configs |= {f"--{name}" for name in flat(options)}
         implied: Options = {}
         if name := options.get("preset"):
             presets = load(self.app.presets)() if self.app.presets else {}
@@ -186,7 +187,7 @@ class TaskCLI(LightningCLI):
         options = self.config[self.command]
         refuse_ours(options.trainer, self.command)
         if not self.source:
-            load(self.app.task).check_options(options, self.typed)
+            load(self.app.task).check_options(options, self.typed, self.in_configs.union(self.typed))
         settle(options.trainer, self.command)
         fill_in(options.trainer, self.app.epochs)
         self.folder = Path(options.run_dir or "")

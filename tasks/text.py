@@ -22,7 +22,7 @@ class TextTask(Task):
     """A task whose data have a tokenizer; arguments as `Task`."""
 
     @staticmethod
-    def check_options(options: Any, typed: Collection[str]) -> None:
+    def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
         """Refuse what would train a tokenizer beside a file of one, unless it is in a config.
 
         Raises:

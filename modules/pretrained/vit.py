@@ -3,14 +3,12 @@
 Those libraries may add a position to class and register tokens; that is a constant, so here it is part of the token.
 """
 
-import re
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from modules.config import FeedForwardName, PoolName, StackConfig, require
+from modules.config import require
 from modules.position import resize_grid
 from modules.pretrained.names import Layers, Names, State, check_fit, check_given, full_names, give, take
 from modules.vit import ViT, ViTConfig
@@ -116,13 +114,14 @@ TABLES: dict[str, Family] = {
 }
 
 
-def to_tessera(family: str, state: State, config: ViTConfig) -> State:
+def to_tessera(family: str, state: State, config: ViTConfig, prefix_positions: bool | None = None) -> State:
     """Weights of another library's ViT under our names, positions re-gridded to the image size of `config`.
 
     Args:
         family: Entry of `TABLES`.
         state: Their `state_dict()`.
         config: Our model; where its number of classes is not that of `state`, the classifier is left out.
+        prefix_positions: Whether their table of positions covers class and register tokens; None: as its length tells.
 
     Returns:
         What `ViT(config).load_state_dict` takes, less a classifier that does not fit.
@@ -137,11 +136,9 @@ def to_tessera(family: str, state: State, config: ViTConfig) -> State:
     positions = rest.pop(table.positions)[0]  # (prefix and patches, E)
     tokens = [rest.pop(name)[0] for name in table.tokens if name in rest]
     prefix = torch.cat(tokens) if tokens else positions[:0]  # (P, E)
-    side = round((len(positions) - len(prefix)) ** 0.5)
-    covered = len(prefix) if side**2 + len(prefix) == len(positions) else 0
+    covered = covered_tokens(table.positions, len(positions), len(prefix), prefix_positions)
     patches = positions[covered:]
-    side = round(len(patches) ** 0.5)
-    require(side**2 == len(patches), f"{len(patches)} positions in {table.positions} do not form a square grid.")
+    side = math.isqrt(len(patches))
     ours["position.table"] = resize_grid(patches.unflatten(0, (side, side)), config.grid)  # (rows, columns, E)
     if len(prefix):
         ours["prefix.vectors"] = prefix + positions[:covered] if covered else prefix
@@ -182,75 +179,22 @@ def from_tessera(family: str, state: State, config: ViTConfig, prefix_positions:
     return theirs
 
 
-def config_from_timm_state(state: State, heads: int | None = None) -> ViTConfig:
-    """The config of a timm ViT, read off the shapes of its weights.
+def covered_tokens(name: str, count: int, prefix: int, covers: bool | None) -> int:
+    """How many of a table's positions are of class and register tokens: all of those, or none.
 
     Args:
-        state: timm's `state_dict()`.
-        heads: Number of attention heads, which shapes do not tell; None: heads of width 64, as in all published sizes.
+        name: Of the table, for errors.
+        count: Number of positions.
+        prefix: Number of class and register tokens.
+        covers: Whether the table covers them; None: whichever leaves a square grid of patches.
 
     Raises:
-        ValueError: These are not weights of a plain timm ViT.
+        ValueError: Neither does, or both do.
     """
-    for name in ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"):
-        require(name in state, f"{name} is missing: these are not weights of a plain timm ViT.")
-    width, channels, patch, _ = state["patch_embed.proj.weight"].shape
-    class_token = "cls_token" in state
-    registers = state["reg_token"].shape[1] if "reg_token" in state else 0
-    count = state["pos_embed"].shape[1]
-    patches = next((n for n in (count - class_token - registers, count) if round(n**0.5) ** 2 == n), 0)
-    require(patches > 0, f"{count} positions in pos_embed do not form a square grid.")
-    hidden = len(state["blocks.0.mlp.fc1.weight"])
-    pool: PoolName = "cls" if class_token and "fc_norm.weight" not in state else "mean"
-    numbers = [int(found[1]) for found in (re.match(r"blocks\.(\d+)\.", name) for name in state) if found]
-    stack = StackConfig(
-        width=width,
-        depth=1 + max(numbers),
-        heads=heads or width // 64,
-        mlp_width=None if hidden == 4 * width else hidden,
-        qkv_bias="blocks.0.attn.qkv.bias" in state,
-        qk_norm="blocks.0.attn.q_norm.weight" in state,
-        layer_scale=1e-5 if "blocks.0.ls1.gamma" in state else None,
-    )
-    return ViTConfig(
-        image_size=patch * round(patches**0.5),
-        patch_size=patch,
-        channels=channels,
-        num_classes=len(state["head.bias"]) if "head.bias" in state else 1,
-        pool=pool,
-        class_token=None if class_token == (pool == "cls") else class_token,
-        register_tokens=registers,
-        norm_after_pool="fc_norm.weight" in state,
-        stack=stack,
-    )
-
-
-TIMM_POOLS: dict[str, PoolName] = {"token": "cls", "avg": "mean", "max": "max"}
-TIMM_ACTIVATIONS: list[tuple[str, FeedForwardName]] = [
-    ("GELUTanh", "gelu_tanh"),
-    ("GELU(approximate='tanh')", "gelu_tanh"),
-    ("GELU", "gelu"),
-    ("SiLU", "silu"),
-    ("ReLU", "relu"),
-]
-
-
-def config_from_timm_model(model: nn.Module) -> ViTConfig:
-    """The config of a timm `VisionTransformer`.
-
-    Raises:
-        ValueError: The model has parts that this library does not, by name.
-    """
-    kind = type(model).__name__
-    require(kind == "VisionTransformer", f"timm's {kind} is not a plain ViT; choose a vit_* or deit3_* model.")
-    pool = TIMM_POOLS.get(str(model.global_pool))
-    require(pool is not None, f'timm pooling "{model.global_pool}" is not supported; choose a model with token or avg.')
-    block: Any = model.blocks[0]  # type: ignore[index]
-    require(type(block).__name__ == "Block", f"timm's {type(block).__name__} is not supported; choose a plain ViT.")
-    require(isinstance(model.norm_pre, nn.Identity), "timm's norm before the blocks is not supported.")
-    config = config_from_timm_state(model.state_dict(), block.attn.num_heads)
-    activation = next((ours for name, ours in TIMM_ACTIVATIONS if repr(block.mlp.act).startswith(name)), None)
-    require(activation is not None, f"timm's activation {block.mlp.act} is not supported.")
-    stack = replace(config.stack, norm_eps=block.norm1.eps, feedforward=activation)  # type: ignore[arg-type]
-    class_token = None if config.has_class_token == (pool == "cls") else config.has_class_token
-    return replace(config, pool=pool, class_token=class_token, stack=stack)  # type: ignore[arg-type]
+    choices = {prefix, 0} if covers is None else {prefix if covers else 0}
+    fitting = [
+        covered for covered in choices if count > covered and math.isqrt(count - covered) ** 2 == count - covered
+    ]
+    require(fitting != [], f"{count} positions in {name} do not form a square grid.")
+    require(len(fitting) == 1, f"{count} positions in {name} form a grid with and without {prefix} tokens before them.")
+    return fitting[0]

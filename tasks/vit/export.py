@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.augment import normalise
+from modules.config import StackConfig, require
+from modules.pretrained.timm_configs import timm_arguments
 from modules.pretrained.vit import from_tessera
 from modules.vit import ViT, ViTConfig
 from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
@@ -38,74 +41,33 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
 
 
 def write_timm(net: ViT, facts: dict[str, Any], path: Path) -> str:
-    """timm's names; the hint builds the timm model that loads the file."""
+    """timm's names; the header says which network it is, and the hint builds the timm model that loads the file."""
     try:
+        name, options = timm_call(net.config)
         state = from_tessera("timm", net.state_dict(), net.config)
     except ValueError as error:
         raise UsageError(
             f"this model cannot become a timm model ({str(error).rstrip('.')}): export to onnx or safetensors"
         ) from error
-    name, options = timm_arguments(net.config)
-    save_weights(state, path, facts=json.dumps(facts))
+    save_weights(state, path, config=json.dumps(asdict(net.config)), facts=json.dumps(facts))
     arguments = "".join(f", {key}={value!r}" for key, value in options.items())
     return f"timm.create_model('{name}', checkpoint_path='{{file}}'{arguments})"
 
 
-def timm_arguments(config: ViTConfig) -> tuple[str, dict[str, Any]]:
+def timm_call(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     """Name and keyword arguments with which `timm.create_model` builds the same architecture.
 
     Raises:
-        UsageError: an option that timm's ViT does not have.
+        ValueError: an option that timm's ViT does not have.
     """
-    stack, plain = config.stack, ViTConfig().stack
-    for option in ("kv_heads", "norm", "norm_eps", "order", "attention", "bias", "final_norm"):
-        if getattr(stack, option) != getattr(plain, option):
-            raise UsageError(f"timm's ViT has no {option} {getattr(stack, option)}: export to onnx or safetensors")
-    if config.stem != "patch" or config.pool not in POOLS or stack.feedforward not in ACTIVATIONS:
-        raise UsageError(
-            f"timm's ViT has no stem {config.stem}, pool {config.pool} or feed-forward {stack.feedforward} "
-            "of ours: export to onnx or safetensors"
-        )
-    options = {
-        "img_size": config.image_size,
-        "patch_size": config.patch_size,
-        "in_chans": config.channels,
-        "num_classes": config.num_classes,
-        "embed_dim": stack.width,
-        "depth": stack.depth,
-        "num_heads": stack.heads,
-        "mlp_ratio": stack.feedforward_width / stack.width,
-        "global_pool": POOLS[config.pool],
-        "class_token": config.has_class_token,
-        "reg_tokens": config.register_tokens,
-        "qkv_bias": stack.qkv_bias,
-        "no_embed_class": config.register_tokens > 0,
-        "fc_norm": config.norm_after_pool,
-        "qk_norm": stack.qk_norm,
-        "init_values": stack.layer_scale,
-        "act_layer": ACTIVATIONS[stack.feedforward],
-    }
-    usual = {
-        "img_size": 224,
-        "patch_size": 16,
-        "in_chans": 3,
-        "num_classes": 1000,
-        "mlp_ratio": 4.0,
-        "depth": 12,
-        "global_pool": "token",
-        "class_token": True,
-        "reg_tokens": 0,
-        "qkv_bias": True,
-        "no_embed_class": False,
-        "qk_norm": False,
-        "init_values": None,
-        "act_layer": "gelu",
-    }
+    stack, usual = config.stack, timm_arguments(ViTConfig(stack=StackConfig(768, 12, 12)))
+    require(stack.norm_eps == 1e-6, f"timm models have norm_eps 1e-06, but this one has {stack.norm_eps}")
     usual["fc_norm"] = config.pool != "cls"
-    name = {(192, 3): "tiny", (384, 6): "small", (768, 12): "base"}.get((stack.width, stack.heads))
-    if name:
+    name = {(192, 3): "tiny", (384, 6): "small"}.get((stack.width, stack.heads), "base")
+    if name != "base":
         usual |= {"embed_dim": stack.width, "num_heads": stack.heads}
-    return f"vit_{name or 'base'}_patch16_224", {k: v for k, v in options.items() if k not in usual or usual[k] != v}
+    options = timm_arguments(config)
+    return f"vit_{name}_patch16_224", {k: v for k, v in options.items() if usual[k] != v}
 
 
 class FromPixels(nn.Module):
@@ -149,8 +111,6 @@ def write_onnx(net: ViT, facts: dict[str, Any], path: Path) -> str:
     return "run it with onnxruntime.InferenceSession('{file}').run(None, {{'images': pixels_in_0_1}})"
 
 
-POOLS = {"cls": "token", "mean": "avg", "max": "max"}
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "silu": "silu", "relu": "relu"}
 WRITERS: dict[str, Callable[[ViT, dict[str, Any], Path], str]] = {
     "timm": write_timm,
     "onnx": write_onnx,

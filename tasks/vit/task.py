@@ -1,6 +1,6 @@
 """ViT image classification: the network, its recipe and its results."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ class ViTTask(ClassifierTask):
         augment: Random changes to training images; each image draws its own.
         label_smoothing: Share of the target spread evenly over all classes (Szegedy 2016), 0 to 1.
         pretrained: Weights to start from: `timm/<model name>`, downloaded by timm, or a local .safetensors or .pth file
-            with timm's names; null starts from random weights.
+            with timm's names that is called as timm's model, has its config.json beside it, or is our export; null
+            starts from random weights.
         ema: Decay of a running average of the weights, per optimizer step, such as 0.999; evaluation and the saved
             weights use the average. Null keeps none.
         compile: Compile the network with torch.compile, in place.
@@ -58,6 +59,14 @@ class ViTTask(ClassifierTask):
         self.looked: dict[str, Picture] = {}
         self.mistakes: list[tuple[Any, ...]] = []
 
+    @staticmethod
+    def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
+        """Refuse a file of weights that does not say which model it is of, unless options do."""
+        if options.model.pretrained is not None:
+            from tasks.vit.architectures import check_named
+
+            check_named(options.model.pretrained, named)
+
     def build(self, facts: Mapping[str, Any]) -> ViT:
         """A ViT for the data's classes and channels; refuses a typed number that contradicts the data."""
         found = {"num_classes": len(facts["class_names"]), "channels": facts["channels"]}
@@ -65,7 +74,7 @@ class ViTTask(ClassifierTask):
         if self.pretrained is not None and self.restored is None:
             from tasks.vit.architectures import load_pretrained
 
-            load_pretrained(net, self.pretrained)
+            load_pretrained(net, self.pretrained, facts)
         return net
 
     def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from modules.config import StackConfig
-from modules.pretrained.vit import TABLES, config_from_timm_model, config_from_timm_state, from_tessera, to_tessera
+from modules.pretrained.timm_configs import config_from_timm_model, config_from_timm_state
+from modules.pretrained.vit import TABLES, from_tessera, to_tessera
 from modules.vit import VIT_PRESETS, ViT, ViTConfig
 
 TIMM = [
@@ -89,7 +90,23 @@ def test_presets_have_the_published_sizes(name: str) -> None:
 def test_config_is_read_off_a_timm_file() -> None:
     for name in ("vit_tiny_patch16_224", "vit_medium_patch16_reg4_gap_256", "vit_small_patch16_224.avg"):
         theirs = timm_model(name, depth=2)
-        assert config_from_timm_state(theirs.state_dict()) == config_from_timm_model(theirs)
+        config = config_from_timm_model(theirs)
+        known = ViTConfig(pool=config.pool, stack=StackConfig(heads=config.stack.heads, width=config.stack.width))
+        assert config_from_timm_state(theirs.state_dict(), known) == config
+
+
+def test_positions_that_form_a_grid_with_and_without_other_tokens_are_not_guessed() -> None:
+    options = {"img_size": 48, "depth": 1, "reg_tokens": 4, "no_embed_class": True}  # 9 patches, 5 other tokens
+    theirs = timm_model("vit_tiny_patch16_224", **options)
+    config = config_from_timm_model(theirs)
+    assert config.image_size == 48
+    with pytest.raises(ValueError, match="with and without 5 tokens"):
+        config_from_timm_state(theirs.state_dict(), ViTConfig())
+    with pytest.raises(ValueError, match="with and without 5 tokens"):
+        to_tessera("timm", theirs.state_dict(), config)
+    net = ViT(config).eval()
+    net.load_state_dict(to_tessera("timm", theirs.state_dict(), config, prefix_positions=False))
+    assert difference(net, theirs, 48) <= 1e-5
 
 
 def test_torchvision() -> None:
@@ -177,7 +194,9 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="feedforward.up"):
         to_tessera("timm", state, replace(config, stack=replace(config.stack, mlp_width=100)))
     with pytest.raises(ValueError, match="patch_embed"):
-        config_from_timm_state({})
+        config_from_timm_state({}, config)
+    with pytest.raises(ValueError, match="pos_embed"):
+        config_from_timm_state({**state, "pos_embed": torch.zeros(3)}, config)
     with pytest.raises(ValueError, match="sincos2d"):
         from_tessera("timm", {}, replace(config, position="sincos2d"))
     with pytest.raises(ValueError, match="register"):

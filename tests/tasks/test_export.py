@@ -137,12 +137,26 @@ def pretrained(source: str, more: str = "") -> ViT:
     return ours("r")[0]
 
 
-def test_timms_download(timms: nn.Module) -> None:
-    net = pretrained("timm/vit_tiny_patch16_224")
+def same_features(net: ViT, theirs: Any) -> bool:
+    """Whether both give their classifiers the same vectors."""
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        assert torch.allclose(net(images), timms(images), atol=1e-5)
+        features = theirs.forward_head(theirs.forward_features(images), pre_logits=True)
+        return torch.allclose(net.features(images), features, atol=1e-5)
+
+
+def test_timms_download(timms: nn.Module, capsys: pytest.CaptureFixture[str]) -> None:
+    net = pretrained("timm/vit_tiny_patch16_224")
+    assert same_features(net, timms)
     assert ours("r")[1]["mean"] == [0.5, 0.5, 0.5]  # timm's own normalisation
+    assert "head start anew" in capsys.readouterr().out  # nobody knows what its 5 classes are
+    assert not torch.equal(net.head.linear.weight, timms.head.weight)
+
+
+UNTOLD = (
+    "--model.net.pool cls --model.net.stack.heads 3 --model.net.stack.feedforward gelu --model.net.stack.norm_eps 1e-6 "
+    "--model.net.stack.order pre"
+)
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pth"])
@@ -151,10 +165,8 @@ def test_a_local_file(ending: str, timms: nn.Module) -> None:
         torch.save({"state_dict": timms.state_dict()}, "w.pth")
     else:
         save_file(timms.state_dict(), "w.safetensors")
-    net = pretrained(f"w.{ending}", "--model.net.image_size 32 --model.net.stack.heads 3")
-    images = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        assert torch.allclose(net(images), timms(images), atol=1e-5)
+    assert same_features(pretrained(f"w.{ending}", f"--model.net.image_size 32 {UNTOLD}"), timms)
+    assert run("fit --config r/config.yaml --run_dir again") == 0  # which names them all
 
 
 def test_another_image_size_and_head(timms: nn.Module) -> None:
