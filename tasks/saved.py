@@ -188,7 +188,10 @@ def check_model(checkpoint: Mapping[str, Any]) -> None:
     if (known := KNOWN.get(entry["task"])) is None:  # of somebody's own
         return
     facts, net = entry["facts"], entry["net"]
-    from_dict(known.facts, facts, f"{KEY}.facts.")
+    found = from_dict(known.facts, facts, f"{KEY}.facts.")
+    if isinstance(found, Texts | Pairs):  # all of them are read
+        lacking = {field.name for field in fields(found.tokenizer_options)} - facts["tokenizer_options"].keys()
+        require(not lacking, f"{KEY}.facts.tokenizer_options.{min(lacking, default='')} is missing.")
     require(entry["config"]["model"].get("net") == net, f"{KEY}.config.model.net is not {KEY}.net.")
     for name in (*SAME, *ROOM):
         own, data = net.get(name), facts.get(name)

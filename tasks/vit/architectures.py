@@ -97,7 +97,7 @@ def check_named(source: str, named: Collection[str]) -> None:
     """
     needed = ["--model.net.pool", *(f"--model.net.stack.{name}" for name in UNTOLD)]
     missing = [name for name in needed if name not in named]
-    if missing and architecture(source) is None:
+    if missing and not source.startswith("timm/") and architecture(source) is None:
         raise UsageError(
             f"--model.pretrained {source}: the shapes of its weights do not say which timm model it is: add "
             f"{', '.join(missing)}, or name the file as the model (vit_base_patch16_224.safetensors), or put its "
