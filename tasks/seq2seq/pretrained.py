@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from datamodules.files import read_object
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer
 from modules.pretrained.seq2seq import load_weights, to_tessera
 from modules.pretrained.seq2seq_configs import config_from_huggingface
@@ -150,6 +151,6 @@ def published(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]:
 def languages(folder: Path) -> list[str]:
     """Source and target, such as en and de, where a Marian model says so; else none."""
     file = folder / "tokenizer_config.json"
-    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    said = read_object(file) if file.is_file() else {}
     pair = [name for name in (said.get("source_lang"), said.get("target_lang")) if isinstance(name, str)]
     return pair if len(pair) == 2 else []
