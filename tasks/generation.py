@@ -128,7 +128,9 @@ class FolderGeneration:
         found, left = self._options(read), [*self.left]
         if "nbest" in known and "num_samples" in found:  # of another command, another name
             found["nbest"] = found.pop("num_samples")
-        if self.asked.do_sample and "beams" in found:
+        if not self.asked.do_sample and options.temperature == 0:
+            found = {name: value for name, value in found.items() if name not in DRAWS}
+        if self.asked.do_sample and found.get("beams", 1) > 1:
             left.append(f"num_beams {found.pop('beams')} with do_sample true")
         left += [f"{name} {shown(found[name])}" for name in found.keys() - known]
         found = {name: value for name, value in found.items() if name in free}
@@ -156,6 +158,7 @@ class FolderGeneration:
         if asked.max_new_tokens is None and asked.max_length is not None:
             found["max_new_tokens"] = max(1, asked.max_length - read)
         if asked.do_sample:
+            found["temperature"] = 1.0 if asked.temperature is None else asked.temperature
             found["top_k"] = TOP_K if asked.top_k is None else asked.top_k
         elif asked.do_sample is False:
             found |= {**dict.fromkeys(DRAWS), "temperature": 0.0}
@@ -164,7 +167,7 @@ class FolderGeneration:
         found["top_k"] = found["top_k"] or None  # 0 is none, too
         strings = asked.stop_strings
         found["stop"] = [strings] if isinstance(strings, str) else strings
-        usual = {"repetition_penalty": 1.0, "beams": 1, "num_samples": 1}
+        usual = {"repetition_penalty": 1.0, "num_samples": 1}
         return {name: value for name, value in found.items() if value is not None and value != usual.get(name)}
 
 

@@ -1,9 +1,10 @@
 """Files of SentencePiece (Kudo 2018), as Marian has them, read without that package."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from datamodules.files import read_bytes, read_object
 
 SUFFIXES = (".spm", ".model")
 UNIGRAM = 1  # the kind of model, in its options
@@ -34,7 +35,7 @@ def read_sentencepiece(path: Path) -> str:
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    pieces, charsmap = read_model(path.read_bytes())
+    pieces, charsmap = read_model(read_bytes(path))
     numbers = _numbers(path) or {piece.text: number for number, piece in enumerate(pieces)}
     if sorted(numbers.values()) != list(range(len(numbers))):
         raise ValueError("the numbers of its tokens have gaps")
@@ -59,7 +60,7 @@ def _numbers(path: Path) -> dict[str, int] | None:
     """Token: number, by the file beside; None where there is none."""
     names = ("target_vocab.json", "vocab.json") if path.name.startswith("target") else ("vocab.json",)
     file = next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
-    return None if file is None else dict(json.loads(file.read_text(encoding="utf-8")))
+    return None if file is None else read_object(file)
 
 
 def read_model(data: bytes) -> tuple[list[Piece], bytes]:

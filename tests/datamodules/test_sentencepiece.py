@@ -1,6 +1,7 @@
 """Files of SentencePiece, as Marian has them: read without that package, and equal to what it makes of texts."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text('{"</s>": 0, "<unk>": 1, "a": 7}')
     with pytest.raises(DataError, match=r"source.spm cannot be read \(the numbers of its tokens have gaps"):
         Tokenizer.from_file(tmp_path / "source.spm")
+    for text in ("{", "[]", '{"a": []}', '{"</s>": 0, "a": 1}', "[" * 100_000):
+        (tmp_path / "vocab.json").write_text(text)
+        with pytest.raises(DataError, match=r"source.spm cannot be read"):
+            Tokenizer.from_file(tmp_path / "source.spm")
+    os.mkfifo(tmp_path / "pipe.spm")
+    with pytest.raises(DataError, match=r"pipe.spm cannot be read \(.*Not a regular file"):
+        Tokenizer.from_file(tmp_path / "pipe.spm")
+    (tmp_path / "long.spm").write_bytes(b"\xff" * 10_000_000)
+    with pytest.raises(DataError, match=r"long.spm cannot be read"):
+        Tokenizer.from_file(tmp_path / "long.spm")
     (tmp_path / "vocab.json").write_text("{")
     with pytest.raises(DataError, match=r"source.spm cannot be read"):
         Tokenizer.from_file(tmp_path / "source.spm")

@@ -216,7 +216,8 @@ def test_entries_that_cannot_be_followed(
     for value in BAD[name]:
         if task == "seq2seq" and value == [""]:
             continue  # which is said not to be done, as other strings are
-        Path("theirs", FILE).write_text(json.dumps({name: value}))
+        draws = {"do_sample": True} if name == "temperature" else {}
+        Path("theirs", FILE).write_text(json.dumps({name: value, **draws}))
         assert run(line, task) == 2
         said = capsys.readouterr().err
         ours = {"num_beams": "beams", "stop_strings": "stop"}.get(name, name)
@@ -277,3 +278,13 @@ def test_beams_of_a_translator_are_those_of_its_folder(capsys: pytest.CaptureFix
     usual = translated("--max_new_tokens 9")
     ask(Path("theirs"), {"num_beams": 2, "length_penalty": 0.2, "max_length": 6})
     assert translated("") == before != translated("--max_new_tokens 9 --beams 5 --length_penalty 1.0") == usual
+    for asked, same in (
+        ({"num_beams": 1}, "--beams 1"),
+        ({"num_beams": 1, "temperature": 0.5, "top_k": 3}, "--beams 1"),  # where nothing asks for draws
+        ({"num_beams": 1, "do_sample": True}, "--beams 1 --temperature 1 --top_k 50"),
+        ({"num_beams": 1, "do_sample": True, "top_k": 3, "temperature": 0.5}, "--beams 1 --temperature 0.5 --top_k 3"),
+    ):
+        Path("theirs", FILE).unlink()
+        expected = translated(f"{same} --max_new_tokens 5")
+        ask(Path("theirs"), asked)
+        assert translated("--max_new_tokens 5") == expected
