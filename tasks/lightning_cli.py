@@ -22,7 +22,7 @@ from tasks.errors import UsageError, nearest, refusals
 from tasks.launch import SameStart, as_one, as_started, continued, environment, settle, strategy
 from tasks.loggers import go_on
 from tasks.loops import with_own_loops
-from tasks.parsing import PlainErrors, expand, flat, given, merged, names_data, one_line, refuse_empty, typed_options
+from tasks.parsing import PlainErrors, expand, flat, given, merged, names_data, one_line, refuse_values, typed_options
 from tasks.report import closing_table, left_out, show_texts
 from tasks.resume import farewell, read_run
 from tasks.run_folder import Continued, MetricsCSV, kept_if_started, run_folder
@@ -81,7 +81,7 @@ class TaskCLI(LightningCLI):
         """Put what `--resume` or `--ckpt_path`, configs, presets and pretrained weights stand for below the rest."""
         if {"-h", "--help"} & set(arguments):
             return arguments
-        refuse_empty(arguments)
+        refuse_values(arguments, pipes=False)
         name = "--resume" if self.command == "fit" else "--ckpt_path"
         self.source, arguments = given(continued(self.app.name, self.command, arguments), name)
         self.typed = typed_options(arguments)
