@@ -20,7 +20,7 @@ PLAIN = {  # what jsonargparse says, and the same as a sentence for the user
     "pip install tensorboard",
     r"Parser key \"(\w+)\": Not of type Seed: (-?\d+) .*": r"--\1 \2: must lie between 0 and 4294967295",
     r"Parser key \"(\w+)\": Not of type Seed: .*": r"--\1 must be a whole number from 0 to 4294967295",
-    r"[Uu]nrecognized arguments: (.*)": r"unexpected '\1': options begin with --",
+    r"[Uu]nrecognized arguments: ?(.*)": r"unexpected '\1': options begin with --",
 }
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true/false", "str": "text", "NoneType": "null",
          "tuple": "a list", "list": "a list", "Iterable": "a list", "dot import path": "a class"}  # fmt: skip

@@ -78,16 +78,17 @@ def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 def named_by(place: str, arguments: Sequence[str]) -> str | None:
-    """The option whose value is a path, or a folder that it is in; the current folder is everybody's.
+    """The option whose value is a path, is in it, or is a folder that it is in; the current folder is everybody's.
 
     >>> named_by("out/run/a.txt", ["--file", "x", "--run_dir=out/run"])
     '--run_dir'
     """
+    shared, path = (Path.cwd(), *Path.cwd().parents), Path(place).absolute()
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         option, equals, value = argument.partition("=")
-        folder = Path(value if equals else following).absolute()
-        shared = folder in (Path.cwd(), *Path.cwd().parents)
-        if option.startswith("--") and not shared and Path(place).absolute().is_relative_to(folder):
+        named = Path(value if equals else following).absolute()
+        inside = named not in shared and path.is_relative_to(named)
+        if option.startswith("--") and (inside or (path not in shared and named.is_relative_to(path))):
             return option
     return None
 

@@ -22,8 +22,12 @@ from tasks.errors import RunError, UsageError, nearest, refusals
 from tasks.launch import SameStart, as_one, as_started, continued, environment, settle, strategy
 from tasks.loggers import go_on
 from tasks.loops import with_own_loops
+<<<<<<< HEAD
 from tasks.optim import StateError
 from tasks.parsing import PlainErrors, expand, flat, given, merged, names_data, one_line, refuse_empty, typed_options
+=======
+from tasks.parsing import PlainErrors, expand, flat, given, merged, names_data, one_line, refuse_values, typed_options
+>>>>>>> cli
 from tasks.report import closing_table, left_out, show_texts
 from tasks.resume import farewell, read_run
 from tasks.run_folder import Continued, MetricsCSV, check_writable, kept_if_started, read_rows, run_folder
@@ -82,7 +86,7 @@ class TaskCLI(LightningCLI):
         """Put what `--resume` or `--ckpt_path`, configs, presets and pretrained weights stand for below the rest."""
         if {"-h", "--help"} & set(arguments):
             return arguments
-        refuse_empty(arguments)
+        refuse_values(arguments, pipes=False)
         name = "--resume" if self.command == "fit" else "--ckpt_path"
         self.source, arguments = given(continued(self.app.name, self.command, arguments), name)
         self.typed, self.in_configs = typed_options(arguments), set[str]()

@@ -14,11 +14,12 @@ import jsonargparse
 import yaml
 
 from tasks.complaints import TRUST, readable
-from tasks.config_files import Options, in_yaml, load_yaml, read_config, refuse_unknown
+from tasks.config_files import Options, in_yaml, load_yaml, not_a_section, problem, read_config, refuse_unknown
 from tasks.errors import UsageError, refusals
 from tasks.signals import SIGNALS
 
-TEXTS = ("--text", "--target")  # they may be empty
+TEXTS = ("--text", "--target", "--prompt", "--stop")  # may be any text, also an empty one
+DEEPEST = 1000  # lists and mappings in a value
 PACKAGES = [  # whose classes options may name; importing any other would run whatever code has that name
     *("pytorch_lightning", "lightning_fabric", "tasks", "modules", "datamodules"),
     *("torch.nn", "torch.optim", "torch.distributed", "torch.profiler"),
@@ -54,9 +55,9 @@ class PlainErrors(jsonargparse.ArgumentParser):
         self.links[target] = source
         super().link_arguments(source, target, **kwargs)
 
-    def parse_args(self, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:  # type: ignore[override]
+    def parse_args(self, args: list[str], **kwargs: Any) -> jsonargparse.Namespace:  # type: ignore[override]
         """Options of a command line, each of its type; by itself jsonargparse takes null for all of them."""
-        options = super().parse_args(*args, **kwargs)
+        options = super().parse_args(list(self.sections_checked(args)), **kwargs)
         try:
             self.validate(options, skip_unset=False)
         except (TypeError, KeyError) as error:
@@ -70,12 +71,44 @@ class PlainErrors(jsonargparse.ArgumentParser):
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:
         """Options of a text; where its first line is a comment that says where they come from, complaints do so too."""
         try:
-            refuse_unknown(load_yaml(cfg_str), self.known(), self.links)
+            refuse_unknown(load_yaml(cfg_str), self.known(), dict(self.all_links()))
             return super().parse_string(cfg_str, *args, **kwargs)
         except UsageError as error:
             if not cfg_str.startswith("# "):
                 raise
             raise UsageError(f"{error} (in {cfg_str.splitlines()[0][2:]})") from error
+
+    def sections_checked(self, arguments: list[str]) -> Iterator[str]:
+        """The same command line, with options such as `--model FILE` or `--model.net {depth: 3}` as checked YAML."""
+        known, links = self.known(), dict(self.all_links())
+        source = iter(arguments)
+        for argument in source:
+            option, equals, value = argument.partition("=")
+            name = option.removeprefix("--")
+            if name not in known or not any(one.startswith(f"{name}.") for one in known):
+                yield argument
+                continue
+            if not equals and (value := next(source, "")) == "":
+                raise UsageError(f"{option} needs a value")
+            origin = f" (in {one_line(f'{option} {value}')[:200]})"
+            try:
+                options = read_config(value) if os.path.exists(value) else load_yaml(value)
+                if not isinstance(options, dict):
+                    raise UsageError(not_a_section(name, options))
+                refuse_unknown(options, known, links, f"{name}.")
+            except yaml.YAMLError as error:
+                raise UsageError(f"not valid YAML: {problem(error)}{origin}") from error
+            except UsageError as error:
+                raise error if value in str(error) else UsageError(f"{error}{origin}") from error
+            yield f"{option}={in_yaml(options)}"
+
+    def all_links(self) -> Iterator[tuple[str, str]]:
+        """Options that follow others, to those, of the command's parser where there is one."""
+        for action in self._actions:
+            if isinstance(action.choices, Mapping):
+                for parser in action.choices.values():
+                    yield from parser.all_links()
+        yield from self.links.items()
 
     def options(self) -> Iterator[str]:
         """All option names, of the command's parser where there is one."""
@@ -126,21 +159,31 @@ def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]],
     return below + typed
 
 
-def refuse_empty(arguments: list[str]) -> None:
-    """Refuse options whose value is empty, as a variable of the shell that is not set leaves it.
+def values(arguments: list[str]) -> Iterator[tuple[str, str]]:
+    """Options and their values, in their order."""
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
+        option, equals, value = argument.partition("=")
+        if option.startswith("-") and (equals or following is not None):
+            yield option, value if equals else str(following)
+
+
+def refuse_values(arguments: list[str], pipes: bool = True) -> None:
+    """Refuse what is no value of any option: nothing, as a variable of the shell that is not set, or a deep nest.
+
+    Args:
+        arguments: command line, without program and command.
+        pipes: whether values may name pipes and devices, which jsonargparse would wait for.
 
     Raises:
         UsageError: names the option.
     """
-    before = ""
-    for argument in arguments:
-        if not argument or (argument.startswith("-") and argument.find("=") == len(argument) - 1):
-            option = argument.removesuffix("=") or before
-            if not option.startswith("-"):
-                raise UsageError("unexpected '': options begin with --")
-            if option not in TEXTS:
-                raise UsageError(f"{option} needs a value")
-        before = argument
+    for option, value in values(arguments):
+        if not value and option not in TEXTS:
+            raise UsageError(f"{option} needs a value")
+        if option not in TEXTS and value.count("[") + value.count("{") > DEEPEST:
+            raise UsageError(f"{option} {value[:20]}... is nested too deeply")
+        if not pipes and os.path.exists(value) and not (os.path.isfile(value) or os.path.isdir(value)):
+            raise UsageError(f"{option} {value} is not a regular file: give the path of one")
 
 
 def one_line(origin: str) -> str:
@@ -213,8 +256,8 @@ def run_function(program: str, function: Callable[..., object], arguments: list[
     else:
         parser.add_class_arguments(kind)
     types = {f"--{name}": wanted for name, wanted in get_type_hints(kind or function).items()}
+    refuse_values(arguments)
     arguments = gathered(arguments, [name for name, wanted in types.items() if wanted == list[str]])
-    refuse_empty(arguments)
     arguments = expand(arguments, {}, {name: name for name, wanted in types.items() if wanted is bool})
     options = vars(parser.instantiate_classes(parser.parse_args(arguments)))
     if kind is not None:
