@@ -22,12 +22,8 @@ from tasks.errors import RunError, UsageError, nearest, refusals
 from tasks.launch import SameStart, as_one, as_started, continued, environment, settle, strategy
 from tasks.loggers import go_on
 from tasks.loops import with_own_loops
-<<<<<<< HEAD
 from tasks.optim import StateError
-from tasks.parsing import PlainErrors, expand, flat, given, merged, names_data, one_line, refuse_empty, typed_options
-=======
 from tasks.parsing import PlainErrors, expand, flat, given, merged, names_data, one_line, refuse_values, typed_options
->>>>>>> cli
 from tasks.report import closing_table, left_out, show_texts
 from tasks.resume import farewell, read_run
 from tasks.run_folder import Continued, MetricsCSV, check_writable, kept_if_started, read_rows, run_folder
