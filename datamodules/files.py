@@ -62,7 +62,8 @@ def replacing(path: Path) -> Iterator[Path]:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # gone, or its name was refused
+            partial.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
