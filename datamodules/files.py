@@ -146,7 +146,8 @@ def replacing(path: Path) -> Iterator[Path]:
             yield partial
             partial.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # gone, or its name was refused
+            partial.unlink()
 
 
 @contextmanager

@@ -1,0 +1,111 @@
+"""A signal at any moment of a process: exit code 130 or 143, at most one line, nothing left behind."""
+
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.signals import Signals
+from tests.tasks.command import ROOT, SHORT
+
+NEVER = ("Traceback", "terminate called", "RecursionError", "Fatal", "Exception ignored")
+FIT = f"tasks.vit fit {SHORT} --run_dir r"
+GENERATE = "tasks.lm generate --ckpt_path {0} --prompt The --max_new_tokens 64"
+EXPORT = "tasks.lm export --ckpt_path {0} --format safetensors --output out.safetensors"
+WORKERS = f"{FIT} --data.loading.num_workers 2 --data.loading.memory_limit_mb 0"
+TWO = f"{FIT} --trainer.strategy ddp --trainer.devices 2"
+
+
+def start(line: str, folder: Path) -> subprocess.Popen[str]:
+    """`python -m LINE` in a folder, of which nothing has happened but that it handles SIGTERM."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment.pop("TESSERA_RUN_DIR", None)
+    folder.mkdir()
+    command = [sys.executable, "-m", *shlex.split(line)]
+    with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=out, stderr=err, text=True, start_new_session=True
+        )
+    while process.poll() is None and not catches(process.pid):
+        time.sleep(0.001)
+    assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()  # still before anything heavy
+    return process
+
+
+def catches(pid: int) -> bool:
+    """Whether a process has a handler of SIGTERM."""
+    (mask,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def strike(line: str, delay: float, number: int, folder: Path, group: bool = False) -> None:
+    """Start a command, send it a signal after some seconds, and look at how it ends."""
+    process = start(line, folder)
+    try:
+        time.sleep(delay)
+        if process.poll() is None:
+            os.killpg(process.pid, number) if group else process.send_signal(number)
+        code = process.wait(90)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    error = (folder / "err").read_text()
+    assert code in (128 + number, 0), f"{code} after {delay:.2f} s: {error}"
+    assert not any(word in error for word in NEVER), error
+    assert error.count("\n") <= 1 or "to go on" in error, error
+    left = {path.name for path in folder.iterdir()} - {"out", "err"}
+    config = folder / "r" / "config.yaml"
+    assert not left or config.exists() or code == 0, left
+    assert not list(folder.rglob(".*.tmp"))
+
+
+@pytest.mark.parametrize("line, delay, number", [
+    (FIT, 0.0, signal.SIGINT), (FIT, 0.6, signal.SIGTERM), (FIT, 2.0, signal.SIGINT),
+    (GENERATE, 0.3, signal.SIGTERM), (GENERATE, 1.5, signal.SIGINT), (WORKERS, 4.5, signal.SIGTERM),
+])  # fmt: skip
+def test_a_few_moments(line: str, delay: float, number: int, lm_letters: Path, tmp_path: Path) -> None:
+    strike(line.format(lm_letters), delay, number, tmp_path / "here")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("line, most, count", [(FIT, 10, 30), (GENERATE, 4, 20), (EXPORT, 4, 10), (WORKERS, 12, 15)])
+def test_many_moments(line: str, most: float, count: int, lm_letters: Path, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for turn in range(count):
+        delay = most * (turn + draw.random()) / count
+        number, group = draw.choice((signal.SIGINT, signal.SIGTERM)), draw.random() < 0.5
+        strike(line.format(lm_letters), delay, number, tmp_path / str(turn), group)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_two_processes(number: int, tmp_path: Path) -> None:
+    for turn, delay in enumerate((1.0, 4.0, 6.0, 8.0, 10.0, 12.0)):
+        strike(TWO, delay, number, tmp_path / str(turn), group=True)
+
+
+def test_a_process_that_only_imports_keeps_its_handlers() -> None:
+    code = "import signal; before = [signal.getsignal(n) for n in (2, 15)]; import tasks.vit.__main__, tasks.signals\n"
+    code += "assert before == [signal.getsignal(n) for n in (2, 15)]"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+def test_no_exception_in_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is being imported is complete before a signal raises."""
+    lines = "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(0.2)\ncomplete = True\n"
+    (tmp_path / "slow_module.py").write_text(lines)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BaseException, match="terminated"), Signals().handled():
+        import slow_module  # noqa: F401
+
+        time.sleep(1)
+    assert sys.modules["slow_module"].complete
