@@ -192,7 +192,7 @@ def check_model(checkpoint: Mapping[str, Any]) -> None:
     if (known := KNOWN.get(entry["task"])) is None:  # of somebody's own
         return
     facts, net = entry["facts"], entry["net"]
-    found = from_dict(known.facts, facts, f"{KEY}.facts.")
+    found: Any = from_dict(known.facts, facts, f"{KEY}.facts.")
     if isinstance(found, Texts | Pairs):  # all of them are read
         lacking = {field.name for field in fields(found.tokenizer_options)} - facts["tokenizer_options"].keys()
         require(not lacking, f"{KEY}.facts.tokenizer_options.{min(lacking, default='')} is missing.")

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from datamodules.augment import normalise
 from modules.pretrained.vit import from_tessera
-from modules.schema import from_dict
 from modules.vit import ViT, ViTConfig
-from tasks.checkpoints import KEY, net_weights, read_checkpoint
+from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
 from tasks.exporting import new_file, save_weights, write_safetensors
 
@@ -29,7 +28,7 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
         output: File to write; null puts it beside the checkpoint.
     """
     checkpoint = read_checkpoint(ckpt_path, "vit")
-    net = ViT(from_dict(ViTConfig, checkpoint[KEY]["net"]))
+    net = ViT(load_config(ViTConfig, checkpoint[KEY]["net"]))
     net.load_state_dict(net_weights(checkpoint))
     endings = {"timm": ".timm.safetensors", "onnx": ".onnx", "safetensors": ".safetensors"}
     target = Path(output) if output else Path(ckpt_path).with_suffix(endings[format])
