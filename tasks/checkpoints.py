@@ -7,15 +7,17 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 
 from datamodules.files import open_regular
+from modules.schema import from_dict
 from tasks.errors import RunError, UsageError
 from tasks.saved import KEY, check_entry, check_model
 
 Checkpoint = dict[str, Any]
+Config = TypeVar("Config")
 CODE = "GLOBAL|allowlisted|reduce"  # of torch's complaints, those about objects; others are about the bytes
 META = "meta.pt"  # in a folder of a checkpoint's parts: all that is neither weights nor the optimizer's
 
@@ -170,3 +172,12 @@ def altered(file: Path | IO[bytes]) -> str | None:
 def net_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     """The network's own weights, names as in the plain module (averaged ones where the run averaged them)."""
     return {name[4:]: value for name, value in checkpoint["state_dict"].items() if name.startswith("net.")}
+
+
+def load_config(kind: type[Config], options: Mapping[str, Any]) -> Config:
+    """The configuration of a checkpoint's network.
+
+    Raises:
+        ValueError: an entry is unknown, missing or of another type, by name.
+    """
+    return from_dict(kind, options, f"{KEY}.net.")

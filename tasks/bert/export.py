@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from modules.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.pretrained.bert import TABLES, from_tessera
 from modules.pretrained.bert_configs import config_to_huggingface
-from modules.schema import from_dict
-from tasks.checkpoints import KEY, net_weights, read_checkpoint
+from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
 from tasks.exporting import TextFormat, export_texts
 
@@ -30,7 +29,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
     saved = checkpoint[KEY]
     if saved["task"] not in MODELS:
         raise UsageError(f"checkpoint '{ckpt_path}' is of task '{saved['task']}': use python -m tasks.{saved['task']}")
-    net = MODELS[saved["task"]](from_dict(BertConfig, saved["net"]))
+    net = MODELS[saved["task"]](load_config(BertConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
     translate = partial(to_huggingface, class_names=saved["facts"].get("class_names"))
     export_texts(net, saved["facts"], ckpt_path, format, output, translate)

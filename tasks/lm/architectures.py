@@ -11,8 +11,7 @@ from datamodules.tokenizers import Frame, Tokenizer, TokenizerConfig
 from modules.decoder import DECODER_PRESETS, Decoder, DecoderConfig
 from modules.pretrained.decoder import load_weights, to_tessera
 from modules.pretrained.decoder_configs import config_from_huggingface
-from modules.schema import from_dict
-from tasks.checkpoints import KEY, net_weights, read_checkpoint
+from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.config_files import Options
 from tasks.errors import UsageError, refusals
 from tasks.generation import FolderGeneration, read_generation
@@ -157,7 +156,7 @@ def load_model(source: str) -> Model:
         return _published(source)
     checkpoint = read_checkpoint(source, "lm")
     saved = checkpoint[KEY]
-    net = Decoder(from_dict(DecoderConfig, saved["net"]))
+    net = Decoder(load_config(DecoderConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
     return Model(net.eval(), Tokenizer.from_json(saved["facts"]["tokenizer"]), saved["facts"])
 

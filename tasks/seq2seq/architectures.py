@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from datamodules.tokenizers.pairs import PairTokenizer
-from modules.schema import from_dict
 from modules.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from modules.translation import Rules
-from tasks.checkpoints import KEY, net_weights, read_checkpoint
+from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
 from tasks.generation import FolderGeneration
 from tasks.parsing import Options
@@ -112,6 +111,6 @@ def load_model(source: str) -> Model:
         return Model.of(*published(source))
     checkpoint = read_checkpoint(source, "seq2seq")
     saved = checkpoint[KEY]
-    net = build(from_dict(Seq2SeqConfig, saved["net"]))
+    net = build(load_config(Seq2SeqConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
     return Model.of(net, saved["facts"])

@@ -13,9 +13,8 @@ from datamodules.augment import normalise
 from modules.config import StackConfig, require
 from modules.pretrained.timm_configs import timm_arguments
 from modules.pretrained.vit import from_tessera
-from modules.schema import from_dict
 from modules.vit import ViT, ViTConfig
-from tasks.checkpoints import KEY, net_weights, read_checkpoint
+from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
 from tasks.exporting import new_file, save_weights, write_safetensors
 
@@ -32,7 +31,7 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
         output: File to write; null puts it beside the checkpoint.
     """
     checkpoint = read_checkpoint(ckpt_path, "vit")
-    net = ViT(from_dict(ViTConfig, checkpoint[KEY]["net"]))
+    net = ViT(load_config(ViTConfig, checkpoint[KEY]["net"]))
     net.load_state_dict(net_weights(checkpoint))
     endings = {"timm": ".timm.safetensors", "onnx": ".onnx", "safetensors": ".safetensors"}
     target = Path(output) if output else Path(ckpt_path).with_suffix(endings[format])

@@ -87,7 +87,7 @@ CASES: dict[str, tuple[int, str]] = {
     "fit --trainer.max_epochs 0": (USER, "--trainer.max_epochs is 0"),
     "fit --trainer.max_steps 0": (USER, "--trainer.max_steps is 0"),
     "fit --seed_everything -1": (USER, "--seed_everything -1"),
-    "fit --run_dir bad.yaml/run": (USER, ("--run_dir", "bad.yaml/run' cannot be used", "Not a directory")),
+    "fit --run_dir bad.yaml/run": (USER, ("--run_dir", "bad.yaml is a file")),
     "fit --config flags.yaml": (USER, "resume belongs on the command line"),
     "fit --trainer.enable_checkpointing false": (USER, "--trainer.enable_checkpointing"),
     "fit --trainer.default_root_dir here": (USER, "--trainer.default_root_dir"),

@@ -202,3 +202,27 @@ def test_no_network(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "--model.pretrained FILE.safetensors" in error
     assert [path.name for path in Path().iterdir()] == ["images"]
+
+
+@pytest.mark.parametrize("output", [".", "..", "there", "here/.."])
+@pytest.mark.parametrize("task, format", [("vit", "safetensors"), ("vit", "onnx"), ("lm", "hf")])
+def test_a_folder_that_is_there_is_no_file_to_write(
+    task: str, format: str, output: str, best: Path, lm_letters: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = best if task == "vit" else lm_letters
+    for name in ("here", "there/more"):
+        Path(name).mkdir(parents=True)
+    before = sorted(Path().rglob("*"))
+    assert run(f"export --ckpt_path {source} --format {format} --output {output}", task) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and output in said and "--debug" not in said
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("format", ["hf", "safetensors"])
+def test_names_of_files_that_are_there_for_a_while_are_not_said(
+    format: str, lm_letters: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(f"export --ckpt_path {lm_letters} --format {format} --output /proc/model", "lm") == 1
+    said = capsys.readouterr().err
+    assert "'/proc/model' cannot be used" in said and ".tmp" not in said

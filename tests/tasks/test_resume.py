@@ -264,3 +264,33 @@ def test_nothing_is_left_to_train(run_copy: Path, capsys: pytest.CaptureFixture[
     assert run(f"fit --resume {run_copy} --trainer.max_epochs 1") == 2
     out, said = capsys.readouterr()
     assert "the run has done 2 epochs, and --trainer.max_epochs 1 is less" in said and "changed" not in out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--checkpoint.every_n_train_steps 1 --trainer.max_steps 7",
+        "--checkpoint.every_n_train_steps 2 --trainer.val_check_interval 3",
+        "",
+    ],
+    ids=["in an epoch", "before the end of an epoch", "after it"],
+)
+def test_killed_behind_the_last_step(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epoch in the checkpoint, and all that the loops count, are those of a run that was not."""
+    save, steps = AtomicCheckpointIO.save_checkpoint, 7 if "7" in options else 8
+
+    def killed(self: AtomicCheckpointIO, content: dict[str, Any], path: Path, **more: Any) -> None:
+        save(self, content, path, **more)
+        if Path(path).name == "last.ckpt" and content["global_step"] == steps:
+            raise Killed
+
+    line = f"fit {SHORT} --trainer.limit_test_batches 0 {options}"
+    assert run(f"{line} --run_dir whole") == 0
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(AtomicCheckpointIO, "save_checkpoint", killed)
+        run(f"{line} --run_dir r")
+    assert run("fit --resume r") == 0
+    ours, theirs = checkpoint("r"), checkpoint("whole")
+    assert ours["epoch"] == theirs["epoch"] == (1 if steps == 7 else 2)
+    assert same(ours["loops"], theirs["loops"])
+    assert json.loads(Path("r/summary.json").read_text())["epochs"] == 2

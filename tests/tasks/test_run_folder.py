@@ -10,7 +10,19 @@ from PIL import Image
 from datamodules.sources import Source
 from tasks.lightning_cli import TaskCLI
 from tasks.run_folder import Continued, read_rows
-from tests.tasks.command import SHORT, checkpoint, metrics, run, same
+from tests.tasks.command import (
+    PAIRS,
+    SHORT,
+    SMALL_LM,
+    SMALL_S2S,
+    checkpoint,
+    metrics,
+    picture,
+    run,
+    same,
+    write_corpus,
+    write_pairs,
+)
 
 
 def test_files(finished: Path) -> None:
@@ -160,3 +172,69 @@ def test_nothing_is_built_that_is_not_used(best: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(TaskCLI, "loggers", refuse)
     assert run(f"test --ckpt_path {best} --trainer.limit_test_batches 1") == 0
     assert list(Path().iterdir()) == []
+
+
+MONITORS = {
+    "--checkpoint.monitor val/nope": "--checkpoint.monitor val/nope",
+    "--checkpoint.monitor acc --checkpoint.save_top_k 2": "--checkpoint.monitor acc",
+    "--checkpoint.monitor val/confusion": "--checkpoint.monitor val/confusion",
+    "--checkpoint.monitor val/loss --trainer.limit_val_batches 0": "--checkpoint.monitor val/loss",
+    "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=test/loss": "EarlyStopping, test/loss",
+    "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.monitor=loss": "ModelCheckpoint, loss",
+}
+
+
+@pytest.mark.parametrize("options", MONITORS)
+def test_what_is_not_logged_cannot_be_monitored(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"fit {SHORT} {options} --run_dir r") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and MONITORS[options] in said and "train/loss" in said
+    assert not Path("r").exists()
+
+
+def test_the_rest_can() -> None:
+    line = f"fit {SHORT} --checkpoint.monitor train/loss --checkpoint.save_top_k 1 --checkpoint.filename least"
+    assert run(f"{line} --run_dir r") == 0
+    assert checkpoint("r", "least")["global_step"] in (4, 8)
+    assert run(f"fit {SHORT} --checkpoint.monitor step --checkpoint.save_top_k 1 --run_dir again") == 0
+
+
+TINY = "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 --data.max_length 32"
+FEW = (
+    "--trainer.limit_train_batches 2 --trainer.limit_val_batches 1 --trainer.limit_test_batches 0 "
+    "--trainer.max_epochs 1 --trainer.log_every_n_steps 1"
+)
+LOGGED = {
+    "vit": f"{FEW} --model.net.stack.depth 1 --model.optimizer.optimizer muon --model.optimizer.muon_lr 0.1",
+    "bert": f"{FEW} {TINY}",
+    "mlm": f"{FEW} {TINY} --data.next_sentence true --data.tokenizer.vocabulary 300",
+    "lm": f"{FEW} {SMALL_LM} --data.source files --data.path texts --data.tokenizer.vocabulary 400",
+    "seq2seq": f"{FEW} {SMALL_S2S} {PAIRS}",
+}
+
+
+@pytest.mark.parametrize("task", LOGGED)
+def test_the_names_to_choose_from_are_those_that_are_logged(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(tmp_path / "texts")
+    write_pairs(tmp_path / "pairs")
+    assert run(f"fit {LOGGED[task]} --checkpoint.monitor nope --run_dir refused", task) == 2
+    listed = capsys.readouterr().err.strip().partition("there is ")[2].split(", ")
+    assert run(f"fit {LOGGED[task]} --run_dir r", task) == 0
+    header = Path("r/metrics.csv").read_text().splitlines()[0].split(",")
+    assert sorted(listed) == sorted(header)
+
+
+@pytest.mark.parametrize(
+    "place", ["file", "file/run", "x" * 300, "new/" + "x" * 300 + "/run", "/proc/run", "/dev/null"]
+)
+def test_folders_that_cannot_be_made(place: str, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").touch()
+    Path("images").mkdir()
+    picture(8, "L").save("images/one.png")
+    for line in (f"fit {SHORT}", f"predict --ckpt_path {best} --data.predict_path images"):
+        assert run(f"{line} --run_dir {place}") == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "--run_dir" in said and "--debug" not in said
+        assert {path.name for path in Path().iterdir()} == {"file", "images"}
