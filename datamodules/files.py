@@ -106,10 +106,19 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
 
     Raises:
         OSError: As of `open_regular`.
+        ValueError: As of `parse_object`.
+    """
+    return parse_object(read_bytes(path).decode("utf-8"))
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """The object in a JSON text.
+
+    Raises:
         ValueError: It is not JSON, not an object, nested too deep, or says an entry twice.
     """
     try:
-        found = json.loads(read_bytes(path).decode("utf-8"), object_pairs_hook=_distinct)
+        found = json.loads(text, object_pairs_hook=_distinct)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     if not isinstance(found, dict):

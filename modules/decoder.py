@@ -35,9 +35,8 @@ class DecoderConfig:
         position_base: Slowest wavelength of sinusoidal and rotary positions; null: 10000.
         rotary_fraction: Share of each head's channels that rotary positions turn.
         rotary_scaling: Slower rotary positions, for longer texts; null: none.
-        sliding_window: How many tokens each attends to in a model whose weights come from elsewhere
-            (Jiang 2023). Here all attend to all before them, so `max_length` cannot be more; null:
-            no such limit.
+        sliding_window: Window of attention that the weights were trained with, in tokens (Jiang 2023). Windows are
+            not implemented: full attention is the same up to this length, so `max_length` cannot be more; null: none.
         tied: The output layer shares the embedding's table (Press 2017); false: it has its own.
         stack: The Transformer blocks; causal, without cross-attention.
     """

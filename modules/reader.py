@@ -103,8 +103,8 @@ class TextReader(Reader):
         self.net, self.new, self.beams, self.context, self.logs = net, new, beams, net.max_length, logs
         check_ready(net)
         check_texts("Prompt", prompts, self.context, net.vocabulary)
-        if banned:
-            check_texts("Ban", [[*banned]], len(banned), net.vocabulary)
+        for token in banned:
+            require(0 <= token < net.vocabulary, f"Banned token {token} is none of the model's {net.vocabulary}.")
         self.banned = torch.tensor([*banned], dtype=torch.int64, device=net.embed.weight.device)
         self.size = max(len(prompt) for prompt in prompts)
         self.first = [self.size - len(prompt) for prompt in prompts]  # where each row's text begins

@@ -93,7 +93,7 @@ def check_finite(state: Mapping[str, torch.Tensor], what: str) -> None:
     """
     for name, value in state.items():
         if not value.isfinite().all():
-            raise RunError(f"{what} cannot be used: its weight {name} holds NaN or infinity")
+            raise RunError(f"{what} cannot be used: {name} holds NaN or infinity; take an earlier or another file")
 
 
 def in_parts(path: Path) -> bool:

@@ -44,8 +44,9 @@ def guarded(run: Callable[[], object], debug: bool, arguments: Sequence[str] = (
         print(stop, end="\n" if str(stop) else "", file=sys.stderr)
         return 128 + stop.number
     except BaseException as error:
-        if SIGNALS.raised:  # whatever others made of it
-            return _say("interrupted", 128 + SIGNALS.raised)
+        if SIGNALS.raised:  # Lightning, or code in C++, may have raised something else in its place
+            said = "terminated" if SIGNALS.raised == signal.SIGTERM else "interrupted"
+            return _say(said, 128 + SIGNALS.raised)
         if debug:
             raise
         return _exit_code(error, arguments)

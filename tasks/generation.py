@@ -132,7 +132,7 @@ class FolderGeneration:
             found = {name: value for name, value in found.items() if name not in DRAWS}
         if self.asked.do_sample and found.get("beams", 1) > 1:
             left.append(f"num_beams {found.pop('beams')} with do_sample true")
-        left += [f"{name} {shown(found[name])}" for name in found.keys() - known]
+        left += [f"{name} {shown(found[name])}" for name in found if name not in known]
         found = {name: value for name, value in found.items() if name in free}
         if any(name in known - free and getattr(options, name) for name in NO_BEAMS):
             found.pop("beams", None)

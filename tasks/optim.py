@@ -281,7 +281,9 @@ def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         for number, parameter in zip(old["params"], own["params"], strict=True):
             state = saved["state"].get(number, {})
             if state and names is not None and state.keys() != names:
-                raise StateError(f"state {number} of its optimizer has {', '.join(state)}, not {', '.join(names)}")
+                raise StateError(
+                    f"the optimizer state of parameter {number} has {', '.join(state)}, not {', '.join(names)}"
+                )
             for name, value in state.items():
                 shape = torch.Size() if name == "step" else parameter.shape
                 dense = value.layout == torch.strided and (
@@ -289,8 +291,8 @@ def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
                 )
                 if value.shape != shape or not value.is_floating_point() or not dense:
                     raise StateError(
-                        f"{name} in state {number} of its optimizer is {value.dtype} of shape {[*value.shape]}, but "
-                        f"its parameter needs numbers of shape {[*shape]}"
+                        f"{name} in the optimizer state of parameter {number} has dtype {value.dtype} and shape "
+                        f"{[*value.shape]}, but must be floating point of shape {[*shape]}"
                     )
 
 

@@ -181,7 +181,7 @@ def refuse_values(arguments: list[str], pipes: bool = True) -> None:
         if not value and option not in TEXTS:
             raise UsageError(f"{option} needs a value")
         if option not in TEXTS and value.count("[") + value.count("{") > DEEPEST:
-            raise UsageError(f"{option} {value[:20]}... is nested too deeply")
+            raise UsageError(f"{option} {value[:20]}... has more than {DEEPEST} brackets")
         if not pipes and os.path.exists(value) and not (os.path.isfile(value) or os.path.isdir(value)):
             raise UsageError(f"{option} {value} is not a regular file: give the path of one")
 

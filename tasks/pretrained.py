@@ -86,14 +86,16 @@ def pretrained_state(
     return with_classes(source, folder_state(folder, convert), names, facts.get("class_names"))
 
 
-def class_names(settings: Settings) -> list[str]:
-    """Names of a classifier's classes in the order of its rows, by `id2label`; files leave out what it is by default.
+def class_names(settings: Settings) -> list[str] | None:
+    """Names of a classifier's classes in the order of its rows, by `id2label`; None where it does not name each.
 
     Raises:
-        ValueError: `id2label` is no dict.
+        ValueError: `id2label` is no dict of names.
     """
-    names = checked(dict[str, Any], settings.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}, "id2label")
-    return [str(names.get(str(row))) for row in range(len(names))]
+    usual = {"0": "LABEL_0", "1": "LABEL_1"}  # which transformers leaves out of the file
+    names = checked(dict[str, str], settings.get("id2label") or usual, "id2label")
+    rows = [str(row) for row in range(len(names))]
+    return [names[row] for row in rows] if names.keys() == set(rows) else None
 
 
 def folder_state(

@@ -216,7 +216,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         lines = content[: content.rfind(b"\n") + 1].decode().splitlines()
         rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(lines, strict=True)]
         for row in rows:
-            _ = int(row["step"]), *map(float, row.values())
+            int(row["step"])
+            for value in row.values():
+                float(value)  # raises ValueError
     except (csv.Error, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged: move it away, and the run goes on without its earlier rows") from error
     return rows

@@ -189,18 +189,20 @@ def check_model(checkpoint: Mapping[str, Any]) -> None:
         return
     facts, net = entry["facts"], entry["net"]
     found: Any = from_dict(known.facts, facts, f"{KEY}.facts.")
-    if isinstance(found, Texts | Pairs):  # all of them are read
-        lacking = {field.name for field in fields(found.tokenizer_options)} - facts["tokenizer_options"].keys()
-        require(not lacking, f"{KEY}.facts.tokenizer_options.{min(lacking, default='')} is missing.")
+    if isinstance(found, Texts | Pairs):  # a default of today may be another than it had
+        for field in fields(found.tokenizer_options):
+            missing = field.name not in facts["tokenizer_options"]
+            require(not missing, f"{KEY}.facts.tokenizer_options.{field.name} is missing.")
     require(entry["config"]["model"].get("net") == net, f"{KEY}.config.model.net is not {KEY}.net.")
     for name in (*SAME, *ROOM):
         own, data = net.get(name), facts.get(name)
         fits = own == data or (name in ROOM and isinstance(own, int) and own > data)
         require(None in (own, data) or fits, f"{KEY}.net.{name} is {shown(own)}, but its data have {shown(data)}.")
     own = blank(entry).state_dict(prefix="net.")
-    wrong = sorted(own.keys() ^ weights.keys())
-    require(not wrong, f"state_dict.{(wrong or ' ')[0]} is missing, or not of the network in {KEY}.net.")
+    for name in weights:
+        require(name in own, f"state_dict.{name} is unexpected: the network in {KEY}.net has no such weight.")
     for name, value in own.items():
+        require(name in weights, f"state_dict.{name} is missing.")
         check_tensor(weights[name], value, f"state_dict.{name}")
 
 
@@ -223,7 +225,8 @@ def check_tensor(value: Tensor, like: Tensor, name: str) -> None:
     """Raises `ValueError` unless `value`, read from a file, has the shape of `like` and a type that fits it."""
     require(value.shape == like.shape, f"{name} has shape {[*value.shape]}, but must have {[*like.shape]}.")
     fits = value.dtype in FLOATS if like.dtype in FLOATS else value.dtype == like.dtype
-    require(fits and value.layout == torch.strided and not value.is_meta, f"{name} is {value.dtype}, not a number.")
+    require(fits, f"{name} has dtype {value.dtype}, but must have {like.dtype}.")
+    require(value.layout == torch.strided and not value.is_meta, f"{name} is not a dense tensor.")
 
 
 def check_primitives(value: Any, name: str, levels: int = NESTED) -> None:

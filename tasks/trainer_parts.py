@@ -149,7 +149,7 @@ def check_monitors(trainer: pl.Trainer, names: Iterable[str]) -> None:
         ours = isinstance(callback, FolderCheckpoint)
         if monitor is None or monitor in known or (ours and callback.filename == BEST):
             continue
-        option = "--checkpoint.monitor" if ours else f"the monitor of {type(callback).__name__},"
+        option = "--checkpoint.monitor" if ours else f"the callback {type(callback).__name__} monitors"
         raise UsageError(f"{option} {monitor}: nothing of that name is logged; there is {', '.join(known)}")
 
 

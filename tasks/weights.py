@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tasks.checkpoints import load_tensors
+from tasks.checkpoints import check_finite, load_tensors
 from tasks.errors import DataError, UsageError
 from tasks.parsing import flat
 
@@ -22,22 +22,17 @@ def read_weights(source: str, option: str = "--model.pretrained", meta: bool = F
     Args:
         source: The file.
         option: What named it.
-        meta: Their names and shapes only: tensors on the meta device, whose values are not read.
+        meta: Their names and shapes only, as tensors on the meta device; values are not checked.
 
     Raises:
         UsageError: no such file, or it holds objects other than tensors.
-        DataError, RunError: it is truncated, of another format, or holds no weights, or one of them has
-            values that are not finite; by name.
+        DataError, RunError: it is truncated, of another format, or holds no weights; or one of them holds
+            NaN or infinity, by name.
     """
     state = _tensors(source, option)
     if meta:
         return {name: value.to("meta") for name, value in state.items()}
-    for name, value in state.items():
-        if value.is_floating_point() and not value.isfinite().all():
-            raise DataError(
-                f"{option} {source}: {name} has values that are not finite: take the weights of an "
-                "earlier step, or download them again"
-            )
+    check_finite(state, f"{option} {source}")
     return state
 
 
@@ -114,9 +109,9 @@ def with_classes(source: str, state: State, names: Sequence[str] | None, wanted:
         return state | {name: value[rows] for name, value in head.items()}
     from pytorch_lightning.utilities import rank_zero_only
 
-    said = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nobody says which"
+    known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "without names"
     rank_zero_only(print)(
-        f"--model.pretrained {source}: the classes of its classifier ({said}) are not those of the data"
+        f"--model.pretrained {source}: its classes ({known}) are not those of the data, so the head starts anew"
     )
     return {name: value for name, value in state.items() if name not in head}
 

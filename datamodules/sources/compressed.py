@@ -79,8 +79,8 @@ def bounded_lines(file: Any, where: object) -> Iterator[Any]:
         DataError: A line is too long to be one, by its number; `where` names the file.
     """
     number = 0
-    while line := file.readline(LONGEST):
+    while line := file.readline(LONGEST + 1):
         number += 1
-        if len(line) == LONGEST:
+        if len(line) > LONGEST:
             raise DataError(f"line {number} of {where} has more than {LONGEST:,} characters: part it, or remove it.")
         yield line

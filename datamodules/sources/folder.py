@@ -66,7 +66,7 @@ class ClassFolders(Source[S]):
             if fault := problem(folder / name):  # such as a broken link, which may have been a class
                 self.bad(printable(folder / name), fault)
         if strange := next((name for name in classes if named(name)), None):
-            raise DataError(f"{printable(folder / strange)} {named(strange)}, as that of a class must be: rename it.")
+            raise DataError(f"the class folder {printable(folder / strange)} {named(strange)}: rename it.")
         return [name for name in classes if name not in self.set_aside]
 
     def labelled_files(self, folder: Path) -> tuple[list[Path], Tensor]:

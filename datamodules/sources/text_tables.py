@@ -26,7 +26,13 @@ TEXT_COLUMNS = ("text", "review", "sentence", "content", "document")
 NOT_UTF8 = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8, with "surrogateescape"
 NOT_TEXT = "holds bytes that are not UTF-8"
 CHUNK = 10_000  # rows that exist as Python objects at a time
-KINDS = {list: "a list", dict: "an object", float: "a number that is not whole", int: "a number", bool: "true or false"}
+KINDS = {
+    list: "a list",
+    dict: "an object",
+    float: "a number with a decimal point",
+    int: "a number",
+    bool: "true or false",
+}
 
 
 class TextTable(TableSource[Texts], TextSource):

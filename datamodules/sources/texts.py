@@ -12,7 +12,7 @@ from torch import Tensor
 from datamodules.errors import DataError, UsageError
 from datamodules.sources.base import Source, SourceOptions, other_source
 
-WORD = 100_000  # characters of a word at most: merging them takes more time than their square would
+WORD = 100_000  # characters of a word at most: the time that BPE takes to merge them grows faster than their square
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def _made(make: Callable[..., Any], path: Path, *others: Any) -> Any:
     except (DataError, UsageError):
         raise
     except Exception as error:  # the package raises nothing more special
-        raise DataError(f"the vocabulary in {path} cannot be read ({error or type(error).__name__}).") from error
+        raise DataError(f"the vocabulary in {path} cannot be read ({str(error) or type(error).__name__}).") from error
 
 
 def _bert(folder: Path, settings: dict[str, Any]) -> Any:

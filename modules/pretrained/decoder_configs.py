@@ -126,6 +126,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3": rotary("Qwen3ForCausalLM", {"attention_bias": "qkv_bias"}, {"mlp_bias": False, "qk_norm": True}, "some"),
 }
 ALWAYS = {"order": "pre", "has_final_norm": True, "attention": "dot", "layer_scale": None, "rotary_fraction": 1.0}
+WINDOW = 4096  # tokens, where files of Mistral and Qwen do not say
+FIRST_WINDOW = 28  # the first layer with a window, where files of Qwen do not say
 ROPE = ("rope_scaling", "rope_parameters")  # the first counts where both are given
 SCALING = {  # of rotary positions: their option -> ours, for each kind
     "linear": {"factor": "factor"},
@@ -168,13 +170,13 @@ def _window(family: Family, settings: Settings, depth: int) -> int | None:
     """How many tokens attention looks back over, itself included, where any layer does not see all; else None."""
     if family.window == "never":
         return None
-    width = checked(int | None, settings.get("sliding_window", 4096), "sliding_window")
+    width = checked(int | None, settings.get("sliding_window", WINDOW), "sliding_window")
     if family.window == "always":
         return width
     used = checked(bool | None, settings.get("use_sliding_window"), "use_sliding_window")
-    first = checked(int, settings.get("max_window_layers", 28), "max_window_layers")
-    last = "sliding_attention" if first < depth else "full_attention"
-    kinds = checked(list[str] | None, settings.get("layer_types"), "layer_types") or [last]
+    first = checked(int, settings.get("max_window_layers", FIRST_WINDOW), "max_window_layers")
+    usual = "sliding_attention" if first < depth else "full_attention"
+    kinds = checked(list[str] | None, settings.get("layer_types"), "layer_types") or [usual]
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     require(not unknown, f"layer_types {', '.join(sorted(unknown))} are not supported; choose a model without them.")
     return width if used and "sliding_attention" in kinds else None

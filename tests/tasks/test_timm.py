@@ -439,7 +439,7 @@ def test_rows_of_the_classifier_go_by_the_names_in_the_header(capsys: pytest.Cap
     assert "anew" not in capsys.readouterr().out
     for names in (["a", "b", "c", "d", "x"], ["a", "b", "c", "d"], ["0", "1", "2", "3", "4"]):
         other = started("out.safetensors", names)
-        assert "head start anew" in capsys.readouterr().out
+        assert "anew" in capsys.readouterr().out
         if len(names) == 5:
             assert (other.head.linear.weight - net.head.linear.weight).abs().mean() > 0.001
 
@@ -451,7 +451,7 @@ def test_rows_of_imagenets_classifiers_go_by_synsets(
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: theirs if pretrained else create(name))
     names = timm.data.ImageNetInfo("imagenet-1k").label_names()
     other = started("timm/test_vit", [str(number) for number in range(1000)])
-    assert "head start anew" in capsys.readouterr().out
+    assert "anew" in capsys.readouterr().out
     assert (other.head.linear.bias - theirs.head.bias).abs().mean() > 0.001  # type: ignore[operator, union-attr]
     net = started("timm/test_vit", names[::-1])
     assert "anew" not in capsys.readouterr().out
