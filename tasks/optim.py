@@ -289,10 +289,10 @@ def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
                 dense = value.layout == torch.strided and (
                     value.is_contiguous() or value.stride() == parameter.stride()
                 )
-                if value.shape != shape or not value.is_floating_point() or not dense:
+                if value.shape != shape or not value.is_floating_point() or not dense or not value.isfinite().all():
                     raise StateError(
                         f"{name} in the optimizer state of parameter {number} has dtype {value.dtype} and shape "
-                        f"{[*value.shape]}, but must be floating point of shape {[*shape]}"
+                        f"{[*value.shape]}, but must be finite floating point of shape {[*shape]}"
                     )
 
 

@@ -125,9 +125,14 @@ def lock(folder: Path) -> BinaryIO:
 
     Raises:
         UsageError: another process has it.
-        OSError: it is a link, or no regular file.
+        RunError: it is a link, or no regular file.
     """
-    file = open_regular(folder / LOCK, follow=False, append=True)
+    try:
+        file = open_regular(folder / LOCK, follow=False, append=True)
+    except OSError as error:
+        raise RunError(
+            f"{folder / LOCK} cannot be opened ({error.strerror}): remove it, or make it writable"
+        ) from error
     with suppress(ImportError):  # not on Windows
         import fcntl
 

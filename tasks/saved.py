@@ -54,7 +54,8 @@ class Classes:
     num_classes: int
 
     def __post_init__(self) -> None:
-        require(len(self.class_names) == self.num_classes, "facts.class_names are not as many as num_classes.")
+        different = len(set(self.class_names)) == len(self.class_names) == self.num_classes
+        require(different, "facts.class_names are not num_classes different names.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +245,14 @@ def check_primitives(value: Any, name: str, levels: int = NESTED) -> None:
         require(value is None or (isinstance(value, str | int | float) and small), f"{name[:200]} is {shown(value)}.")
 
 
+PROGRESS = (  # entries of Lightning's FitLoop, which starts afresh where one is missing
+    "epoch_progress",
+    "epoch_loop.state_dict",
+    "epoch_loop.batch_progress",
+    "epoch_loop.automatic_optimization.optim_progress",
+)
+
+
 # What a run goes on with ---------------------------------------------------------------------------------------------
 
 
@@ -298,6 +307,9 @@ class NextBatch:
     epoch: int
     batch: int
 
+    def __post_init__(self) -> None:
+        require(self.epoch >= 0 and self.batch >= 0, "The number of the next batch or of its epoch is below 0.")
+
 
 @dataclass(frozen=True)
 class Training:
@@ -309,6 +321,9 @@ class Training:
     callbacks: dict[str, dict[str, Any]]
     lr_schedulers: list[dict[str, Any]]
     optimizer_states: list[Optimizer]
+
+    def __post_init__(self) -> None:
+        require(self.epoch >= 0 and self.global_step >= 0, "epoch or global_step is below 0.")
 
 
 def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> None:
@@ -325,7 +340,8 @@ def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> Non
         require(known.data in checkpoint, f"{known.data} is missing.")
         part(NextBatch, checked(dict[str, Any], checkpoint[known.data], known.data), f"{known.data}.")
     found = part(Training, {"optimizer_states": [], **checkpoint} if in_parts else checkpoint)
-    require("fit_loop" in found.loops, "loops.fit_loop is missing.")
+    for name in PROGRESS:
+        require(name in found.loops.get("fit_loop", {}), f"loops.fit_loop.{name} is missing.")
     for i, state in enumerate(found.optimizer_states):
         for j, group in enumerate(state.param_groups):
             part(Group, group, f"optimizer_states[{i}].param_groups[{j}].")

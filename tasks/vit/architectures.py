@@ -230,5 +230,8 @@ def timm_model(source: str, pretrained: bool = False, device: str = "cpu") -> An
     name = source.removeprefix("timm/")
     if not timm.is_model(name):
         raise UsageError(nearest(name, timm.list_models("vit_*"), "timm model"))
+    known = timm.list_pretrained(f"{name.partition('.')[0]}.*")
+    if "." in name and name not in known:
+        raise UsageError(nearest(name, known, "timm model"))
     with torch.device(device):
         return timm.create_model(name, pretrained=pretrained)

@@ -71,6 +71,7 @@ CASES: dict[str, tuple[int, str]] = {
     "fit --resume nowhere": (USER, "nowhere"),
     "fit --model.pretrained timm/vit_tiny_patch16_225": (USER, "did you mean 'vit_tiny_patch16_224'?"),
     "fit --model.pretrained timm/resnet18": (USER, "resnet18"),
+    "fit --model.pretrained timm/vit_tiny_patch16_224.nope": (USER, "vit_tiny_patch16_224.augreg_in21k"),
     "fit --model.pretrained nowhere.pth": (USER, "nowhere.pth"),
     "fit --model.pretrained bad.yaml": (FAILED, "bad.yaml"),
     "fit --model.pretrained list.pth": (FAILED, "list.pth holds no weights"),

@@ -104,6 +104,7 @@ MODEL = {  # wrong whatever a checkpoint is read for
     (KEY, "config", "data", "batch_size"): (10**30, "tessera.config.data.batch_size"),
     (KEY, "config", "model", "net"): (GONE, "tessera.config.model.net"),
     FACTS: ("x", "tessera.facts"),
+    (*FACTS, "class_names", 1): ("0", "class_names"),
     (*FACTS, "class_names"): ({}, "tessera.facts.class_names"),
     (*FACTS, "num_classes"): (3, "class_names"),
     (*FACTS, "mean"): ([math.nan], "tessera.facts.mean"),
@@ -182,7 +183,9 @@ TRAINING = {  # wrong for a run that is to go on
     ("global_step",): (GONE, "global_step is missing"),
     ("epoch",): ("1", "epoch is"),
     ("loops",): ([], "loops is"),
-    ("loops", "fit_loop"): (GONE, "loops.fit_loop is missing"),
+    ("loops", "fit_loop"): ({}, "loops.fit_loop.epoch_progress is missing"),
+    ("loops", "fit_loop", "epoch_loop.state_dict"): (GONE, "loops.fit_loop.epoch_loop.state_dict is missing"),
+    ("ImageData", "epoch"): (-1, "below 0"),
     ("loops", "fit_loop", "epoch_loop.batch_progress"): ("x", "TypeError"),
     ("callbacks",): (GONE, "callbacks is missing"),
     ("lr_schedulers",): (None, "lr_schedulers is"),
@@ -229,6 +232,7 @@ def test_no_file_elsewhere_is_removed(path: str, run_copy: Path, capsys: pytest.
 
 STATES = {  # by name: what the state of the first parameter becomes
     "another shape": lambda value: torch.zeros(3),
+    "not a number": lambda value: value * math.nan,
     "one number": lambda value: torch.zeros(()),
     "fewer dimensions": lambda value: value.flatten(),
     "whole numbers": lambda value: value.long(),
