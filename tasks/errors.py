@@ -84,7 +84,7 @@ def named_by(place: str, arguments: Sequence[str]) -> str | None:
     '--run_dir'
     """
     shared, path = (Path.cwd(), *Path.cwd().parents), Path(place).absolute()
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         option, equals, value = argument.partition("=")
         named = Path(value if equals else following).absolute()
         inside = named not in shared and path.is_relative_to(named)
