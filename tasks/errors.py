@@ -60,8 +60,8 @@ def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
     if isinstance(error, BrokenPipeError):  # whoever read the output, such as `head`, has seen enough
         drop_output()
         return 128 + signal.SIGPIPE
-    if isinstance(error, KeyboardInterrupt):
-        return _say("interrupted", 128 + signal.SIGINT)
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
+        return _say("interrupted", 128 + signal.SIGINT)  # Lightning's own, a SystemExit, would exit with 1
     if isinstance(error, OSError) and error.errno in FULL:
         return _say(f"{error}: make room; what was saved before is whole, and `fit --resume` goes on from there", 1)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
