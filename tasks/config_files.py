@@ -48,7 +48,7 @@ class Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key.value, str):
                 if (key.tag, key.value) in seen:
-                    raise refused(key, f"{shown(key.value)} stands there twice")
+                    raise refused(key, f"{shown(key.value)} is given twice")
                 seen.add((key.tag, key.value))
         return node
 
@@ -57,7 +57,8 @@ class Loader(yaml.SafeLoader):
         if node.tag == f"{TAG}int" and len(node.value) > MOST_DIGITS:
             raise refused(node, f"a number has {len(node.value)} digits")
         try:
-            str(node.value).encode()  # half a pair of surrogates is no text
+            if isinstance(node.value, str):
+                node.value.encode()  # half a pair of surrogates is no text
             return super().construct_object(node, deep)
         except (ValueError, KeyError) as error:
             raise refused(node, f"{shown(node.value)} is no {node.tag.removeprefix(TAG)}") from error
@@ -154,7 +155,7 @@ def config_path(value: str) -> Path:
 def problem(error: Exception) -> str:
     """What is wrong with a YAML text, and in which line."""
     mark = getattr(error, "problem_mark", None)
-    return f"{error.problem} in line {mark.line + 1}" if mark else str(error)  # type: ignore[attr-defined]
+    return f"line {mark.line + 1}: {error.problem}" if mark else str(error)  # type: ignore[attr-defined]
 
 
 def refuse_unknown(options: Mapping[str, Any], known: Iterable[str], links: Mapping[str, str], above: str = "") -> None:

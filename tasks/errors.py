@@ -61,8 +61,8 @@ def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
     if isinstance(error, BrokenPipeError):  # whoever read the output, such as `head`, has seen enough
         drop_output()
         return 128 + signal.SIGPIPE
-    if isinstance(error, KeyboardInterrupt):
-        return _say("interrupted", 128 + signal.SIGINT)
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
+        return _say("interrupted", 128 + signal.SIGINT)  # Lightning's own, a SystemExit, would exit with 1
     if isinstance(error, OSError) and error.errno in FULL:
         return _say(f"{error}: make room; what was saved before is whole, and `fit --resume` goes on from there", 1)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
@@ -85,7 +85,7 @@ def named_by(place: str, arguments: Sequence[str]) -> str | None:
     '--run_dir'
     """
     shared, path = (Path.cwd(), *Path.cwd().parents), Path(place).absolute()
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         option, equals, value = argument.partition("=")
         named = Path(value if equals else following).absolute()
         inside = named not in shared and path.is_relative_to(named)

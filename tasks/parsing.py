@@ -161,7 +161,7 @@ def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]],
 
 def values(arguments: list[str]) -> Iterator[tuple[str, str]]:
     """Options and their values, in their order."""
-    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=False):
         option, equals, value = argument.partition("=")
         if option.startswith("-") and (equals or following is not None):
             yield option, value if equals else str(following)

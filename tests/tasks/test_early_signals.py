@@ -93,6 +93,40 @@ def test_two_processes(number: int, tmp_path: Path) -> None:
         strike(TWO, delay, number, tmp_path / str(turn), group=True)
 
 
+HALF = """
+import os, time
+try:
+    os.kill(os.getpid(), {number})
+    time.sleep(5)
+except BaseException as error:
+    raise RuntimeError("half a module") from error
+"""
+WAITS = """
+import runpy, sys, threading, time
+threading.Thread(target=time.sleep, args=(3,)).start()  # the interpreter waits for it at its end
+threading.Timer(2, __import__("os").kill, (__import__("os").getpid(), {number})).start()
+sys.argv = ["tasks.vit", "--version"]
+runpy.run_module("tasks.vit", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_an_import(number: int, tmp_path: Path) -> None:
+    (tmp_path / "pytorch_lightning.py").write_text(HALF.format(number=int(number)))
+    command = [sys.executable, "-m", "tasks.vit", "fit"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": f".:{ROOT}"})
+    assert done.returncode == 128 + number
+    assert done.stderr in ("error: interrupted\n", "terminated\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_after_the_end(number: int) -> None:
+    command = [sys.executable, "-c", WAITS.format(number=int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 128 + number
+    assert done.stdout.startswith("tessera ") and done.stderr == ""
+
+
 def test_a_process_that_only_imports_keeps_its_handlers() -> None:
     code = "import signal; before = [signal.getsignal(n) for n in (2, 15)]; import tasks.vit.__main__, tasks.signals\n"
     code += "assert before == [signal.getsignal(n) for n in (2, 15)]"
