@@ -18,6 +18,7 @@ from torch.distributed.checkpoint import save
 from tasks.checkpoint_files import AtomicCheckpointIO, clear, newest_checkpoint
 from tasks.checkpoints import KEY, META, aside, read_checkpoint
 from tasks.errors import RunError, UsageError
+from tasks.saved import PROGRESS
 from tests.tasks.command import Malicious, checkpoint, metrics, run, same, write_images
 
 
@@ -206,7 +207,8 @@ CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.link", "os.mkdir")  # that 
 def going_on(step: int) -> dict[str, Any]:
     """What a checkpoint of a task of one's own holds beside weights and optimizers."""
     entry = {"task": "mine", "version": "1", "facts": {}, "net": {}, "config": {"model": {}, "data": {}}}
-    return {KEY: entry, "epoch": 0, "global_step": step, "loops": {}, "callbacks": {}, "lr_schedulers": []}
+    loops = {"fit_loop": dict.fromkeys(PROGRESS, step)}
+    return {KEY: entry, "epoch": 0, "global_step": step, "loops": loops, "callbacks": {}, "lr_schedulers": []}
 
 
 def write(kind: str, step: int, target: Path, damaged: Path | None = None) -> None:

@@ -223,6 +223,6 @@ def test_a_folder_that_is_there_is_no_file_to_write(
 def test_names_of_files_that_are_there_for_a_while_are_not_said(
     format: str, lm_letters: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(f"export --ckpt_path {lm_letters} --format {format} --output /proc/model", "lm") == 1
+    assert run(f"export --ckpt_path {lm_letters} --format {format} --output /proc/model", "lm") == 2
     said = capsys.readouterr().err
     assert "'/proc/model' cannot be used" in said and ".tmp" not in said

@@ -148,7 +148,7 @@ def test_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     events.unlink()
     os.mkfifo(events)
     capsys.readouterr()
-    assert run("fit --resume r --trainer.max_epochs 4") == 1
+    assert run("fit --resume r --trainer.max_epochs 4") == 2
     assert events.name in capsys.readouterr().err
 
 
