@@ -85,7 +85,7 @@ class PlainErrors(jsonargparse.ArgumentParser):
         for argument in source:
             option, equals, value = argument.partition("=")
             name = option.removeprefix("--")
-            if name not in known or not any(one.startswith(f"{name}.") for one in known):
+            if name == option or name not in known or not any(one.startswith(f"{name}.") for one in known):
                 yield argument
                 continue
             if not equals and (value := next(source, "")) == "":

@@ -179,8 +179,8 @@ MONITORS = {
     "--checkpoint.monitor acc --checkpoint.save_top_k 2": "--checkpoint.monitor acc",
     "--checkpoint.monitor val/confusion": "--checkpoint.monitor val/confusion",
     "--checkpoint.monitor val/loss --trainer.limit_val_batches 0": "--checkpoint.monitor val/loss",
-    "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=test/loss": "EarlyStopping, test/loss",
-    "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.monitor=loss": "ModelCheckpoint, loss",
+    "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=test/loss": "EarlyStopping monitors test/loss",
+    "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.monitor=loss": "ModelCheckpoint monitors loss",
 }
 
 
@@ -207,7 +207,7 @@ FEW = (
 LOGGED = {
     "vit": f"{FEW} --model.net.stack.depth 1 --model.optimizer.optimizer muon --model.optimizer.muon_lr 0.1",
     "bert": f"{FEW} {TINY}",
-    "mlm": f"{FEW} {TINY} --data.next_sentence true --data.tokenizer.vocabulary 300",
+    "mlm": f"{FEW} {TINY} --data.next_sentence true --model.net.segments 2 --data.tokenizer.vocabulary 300",
     "lm": f"{FEW} {SMALL_LM} --data.source files --data.path texts --data.tokenizer.vocabulary 400",
     "seq2seq": f"{FEW} {SMALL_S2S} {PAIRS}",
 }

@@ -93,7 +93,7 @@ def test_what_is_not_utf8_is_named(line: str, capsys: pytest.CaptureFixture[str]
 def test_predictions_of_files_that_are_not_utf8(best: Path) -> None:
     picture(8, "L").save(f"{NOT_UTF8}.png")
     assert run(f"predict --ckpt_path {best} --data.predict_path {NOT_UTF8}.png") == 0
-    assert Path("predictions.csv").read_bytes().splitlines()[1].startswith(b"caf\xe9.png,")
+    assert Path("predictions.csv").read_bytes().splitlines()[1].startswith(rb"caf\xe9.png,")
 
 
 @pytest.mark.slow
