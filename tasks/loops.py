@@ -93,7 +93,10 @@ class FitLoop(_FitLoop):
     @property
     def completed(self) -> int:
         """Number of epochs whose end is over."""
-        return int(self.state_dict()["epoch_progress"]["current"]["completed"])
+        epochs: Any = self.epoch_progress.current
+        epoch, batch = position(self.trainer)
+        full = batch >= self.trainer.num_training_batches
+        return epoch + (full and epochs.processed == epochs.ready) if epochs.ready else 0
 
     @property
     def done(self) -> bool:
@@ -143,9 +146,9 @@ class FitLoop(_FitLoop):
         if not epochs.ready:
             return state
         epoch, batch = position(self.trainer)
-        full = batch >= self.trainer.num_training_batches
-        over = full and epochs.processed == epochs.ready  # else the end of the epoch has yet to be done
-        done, total = epoch + over, batches.total.processed - batches.current.processed + batch
+        full, done = batch >= self.trainer.num_training_batches, self.completed
+        over = done > epoch  # else the end of the epoch has yet to be done
+        total = batches.total.processed - batches.current.processed + batch
 
         def progress(total: dict[str, int], current: dict[str, int], **more: bool) -> dict[str, Any]:
             return {"total": total, "current": current, **more}
