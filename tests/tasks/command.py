@@ -14,6 +14,7 @@ from PIL import Image
 
 from tasks.cli import main
 
+DEFAULT_SECONDS = 300  # of any default run: 90 to 120 alone on a fast processor, more beside other jobs
 ROOT = Path(__file__).parents[2]
 SHORT = (
     "--trainer.limit_train_batches 4 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "

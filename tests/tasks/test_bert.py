@@ -21,7 +21,7 @@ from datamodules.reviews import ReviewData
 from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
 from modules.bert import BERT_PRESETS, BertClassifier
 from tasks.bert.task import BertTask, divergence
-from tests.tasks.command import SHORT, checkpoint, metrics, process, run, same, write_reviews
+from tests.tasks.command import DEFAULT_SECONDS, SHORT, checkpoint, metrics, process, run, same, write_reviews
 from tests.tasks.test_resume import KILL
 
 NET = "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2"
@@ -42,7 +42,7 @@ def test_the_default_run(task: str, metric: str, bound: float, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / f"runs/{task}/latest/summary.json").read_text())
     assert summary[metric] >= bound
-    assert seconds <= 90
+    assert seconds <= DEFAULT_SECONDS
 
 
 def rows(path: str) -> list[dict[str, str]]:

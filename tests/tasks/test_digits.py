@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.command import SHORT, checkpoint, metrics, process, run
+from tests.tasks.command import DEFAULT_SECONDS, SHORT, checkpoint, metrics, process, run
 
 
 @pytest.mark.slow
@@ -17,7 +17,7 @@ def test_the_default_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "runs/vit/latest/summary.json").read_text())
     assert summary["test/acc"] >= 0.98
-    assert seconds <= 90
+    assert seconds <= DEFAULT_SECONDS
 
 
 def test_grey_images_for_a_network_of_three_channels() -> None:

@@ -21,7 +21,7 @@ from tasks.checkpoints import KEY, load_config, net_weights
 from tasks.lm.architectures import load_model
 from tasks.lm.writing import prompt_tokens
 from tasks.throughput import flops_per_token
-from tests.tasks.command import SMALL_LM, checkpoint, metrics, process, run, same, write_corpus
+from tests.tasks.command import DEFAULT_SECONDS, SMALL_LM, checkpoint, metrics, process, run, same, write_corpus
 from tests.tasks.test_ddp import python
 from tests.tasks.test_resume import KILL
 
@@ -43,7 +43,7 @@ def test_the_default_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = summary(tmp_path / "runs/lm/latest")
     assert found["test/bits_per_byte"] < 2.3 and len(found["sample"]) > 100
-    assert seconds <= 120
+    assert seconds <= DEFAULT_SECONDS
 
 
 def by_hand(net: Decoder, data: CorpusData) -> tuple[float, int, int]:

@@ -19,7 +19,7 @@ from modules.sampling import GenerationConfig
 from modules.translation import translate
 from tasks.checkpoints import KEY
 from tasks.seq2seq.architectures import Model, load_model, writing
-from tests.tasks.command import PAIRS, SMALL_S2S, checkpoint, metrics, process, run, same, write_pairs
+from tests.tasks.command import DEFAULT_SECONDS, PAIRS, SMALL_S2S, checkpoint, metrics, process, run, same, write_pairs
 from tests.tasks.test_ddp import python
 from tests.tasks.test_resume import KILL
 
@@ -38,7 +38,7 @@ def test_the_default_run(tmp_path: Path) -> None:
     seconds = time.perf_counter() - start
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "runs/seq2seq/latest")["test/exact"] >= 0.98
-    assert seconds <= 120
+    assert seconds <= DEFAULT_SECONDS
 
 
 # Figures ------------------------------------------------------------------------------------------------------------
