@@ -6,7 +6,11 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
+
+from modules.config import require
+from tasks.saved import check_tensor
 
 State = dict[str, Tensor]
 
@@ -65,16 +69,29 @@ class Averaging(Callback):
         """Starts the average at the present weights, which after a resume are the saved average."""
         self.names = {parameter: name for name, parameter in pl_module.named_parameters()}
         self.other = {parameter: parameter.detach().clone() for parameter in self.names}
-        if self.loaded:
-            for parameter, name in self.names.items():
-                for weights in (self.loaded["trained"], *self.loaded.get("last", ())):
-                    if weights[name].shape != parameter.shape:  # else it would be broadcast
-                        raise ValueError(f"the average of {name} has another shape")
-                parameter.copy_(self.loaded["trained"][name])
-            self.restore(self.loaded)
-            self.loaded = {}
         # torch marks the hook with an attribute, which a bound method cannot take but a partial can
         self.hook = pl_module.register_state_dict_post_hook(partial(self._averaged_state))
+        if self.loaded:
+            self._take_over()
+        elif trainer.ckpt_path is not None:
+            rank_zero_only(print)("the average of the weights begins here: the checkpoint has none")
+
+    def _take_over(self) -> None:
+        """Goes on with what a checkpoint has.
+
+        Raises:
+            ValueError: Something is missing, of another type or shape, or not finite, by name.
+        """
+        own = f"callbacks.{self.state_key}"
+        for weights in (self.loaded["trained"], *self.loaded.get("last", ())):
+            for parameter, name in self.names.items():
+                require(name in weights, f"{own} has no {name}.")
+                check_tensor(weights[name], parameter, f"{own}: {name}")
+                require(bool(weights[name].isfinite().all()), f"{own}: {name} holds NaN or infinity.")
+        for parameter, name in self.names.items():
+            parameter.copy_(self.loaded["trained"][name])
+        self.restore(self.loaded)
+        self.loaded = {}
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the averaged weights in."""

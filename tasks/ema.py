@@ -8,6 +8,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from tasks.averaging import Averaging
 from tasks.errors import UsageError
+from tasks.saved import count
 
 
 class EMA(Averaging):
@@ -47,7 +48,7 @@ class EMA(Averaging):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on counting."""
-        self.step = state["step"]
+        self.step = count(state, f"callbacks.{self.state_key}", "step")
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Updates the average if the batch completed an optimizer step."""

@@ -22,11 +22,11 @@ from tasks.errors import RunError, UsageError, nearest, refusals
 from tasks.launch import SameStart, as_one, as_started, continued, environment, settle, strategy
 from tasks.loggers import go_on
 from tasks.loops import with_own_loops
-from tasks.optim import StateError
 from tasks.parsing import PlainErrors, expand, flat, given, merged, names_data, one_line, refuse_values, typed_options
 from tasks.report import closing_table, left_out, show_texts
 from tasks.resume import farewell, read_run
 from tasks.run_folder import Continued, MetricsCSV, check_writable, kept_if_started, read_rows, run_folder
+from tasks.saved import check_primitives
 from tasks.signals import SIGNALS, Stopped
 from tasks.trainer_parts import HIDDEN, FolderCheckpoint, as_list, best_checkpoint, fill_in, place_loggers, refuse_ours
 
@@ -175,7 +175,11 @@ class TaskCLI(LightningCLI):
         """The command's options as primitives, without those that belong to this call alone."""
         text = self.parser.dump(self.config, skip_link_targets=True, skip_none=False, format="yaml")
         options = yaml.safe_load(text)[self.command]
-        return {name: value for name, value in options.items() if name not in THIS_CALL | {"preset"}}
+        options = {name: value for name, value in options.items() if name not in THIS_CALL | {"preset"}}
+        with refusals():  # as a checkpoint would be
+            for name, value in options.items():
+                check_primitives(value, f"--{name}")
+        return options
 
     # What the command builds ----------------------------------------------------------------------------------------
 
@@ -278,7 +282,7 @@ class TaskCLI(LightningCLI):
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             if self.start.restored or isinstance(error, UsageError):
                 raise
-            reason = str(error) if isinstance(error, StateError) else f"its state of training is damaged, {error!r}"
+            reason = str(error).rstrip(".") if type(error) is ValueError else f"it is damaged, {error!r}"
             raise RunError(f"checkpoint '{self.last}' cannot be used: {reason}") from error
         metrics = {**outcome, **model.notes(), **left_out(datamodule)}
         recorded = not self.trainer.fast_dev_run  # type: ignore[attr-defined]

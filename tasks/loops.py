@@ -11,7 +11,8 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.base import position
 from tasks.errors import UsageError
-from tasks.seeds import States, random_states, set_random_states
+from tasks.saved import check_like
+from tasks.seeds import States, check_random_states, random_states, set_random_states
 
 
 class EpochLoop(_TrainingEpochLoop):
@@ -68,6 +69,7 @@ class EpochLoop(_TrainingEpochLoop):
         states = state_dict.get("random", ())
         if len(states) == self.trainer.world_size:
             self.states = states[self.trainer.global_rank]
+            check_random_states(self.states, self.trainer.strategy.root_device)
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Nothing: see the class."""
@@ -125,6 +127,7 @@ class FitLoop(_FitLoop):
 
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
         """Take over the progress of a checkpoint."""
+        check_like(state_dict, self.state_dict(), "loops.fit_loop")
         super().load_state_dict(state_dict, prefix)
         epochs: Any = self.epoch_progress.current
         done, most = epochs.processed, self.max_epochs

@@ -266,22 +266,18 @@ class StepSchedule(LambdaLR):
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 
-class StateError(ValueError):
-    """An optimizer's state in a checkpoint does not fit its parameters."""
-
-
 def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """Checks each tensor against its parameter: fused kernels write wherever the parameter's shape leads them.
 
     Raises:
-        StateError: One is missing, no tensor, or of another shape or type, by name.
+        ValueError: One is missing, no tensor, or of another shape or type, by name.
     """
     for old, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         names = STATES.get(own["kind"])
         for number, parameter in zip(old["params"], own["params"], strict=True):
             state = saved["state"].get(number, {})
             if state and names is not None and state.keys() != names:
-                raise StateError(
+                raise ValueError(
                     f"the optimizer state of parameter {number} has {', '.join(state)}, not {', '.join(names)}"
                 )
             for name, value in state.items():
@@ -290,7 +286,7 @@ def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
                     value.is_contiguous() or value.stride() == parameter.stride()
                 )
                 if value.shape != shape or not value.is_floating_point() or not dense or not value.isfinite().all():
-                    raise StateError(
+                    raise ValueError(
                         f"{name} in the optimizer state of parameter {number} has dtype {value.dtype} and shape "
                         f"{[*value.shape]}, but must be finite floating point of shape {[*shape]}"
                     )

@@ -245,12 +245,11 @@ def check_primitives(value: Any, name: str, levels: int = NESTED) -> None:
         require(value is None or (isinstance(value, str | int | float) and small), f"{name[:200]} is {shown(value)}.")
 
 
-PROGRESS = (  # entries of Lightning's FitLoop, which starts afresh where one is missing
-    "epoch_progress",
-    "epoch_loop.state_dict",
-    "epoch_loop.batch_progress",
-    "epoch_loop.automatic_optimization.optim_progress",
-)
+# Counts of Lightning's FitLoop, which starts afresh where one is missing.
+EPOCH = ("epoch_progress", "current", "ready")
+DONE = ("epoch_progress", "current", "completed")
+BATCH = ("epoch_loop.batch_progress", "current", "completed")
+STEPS = ("epoch_loop.automatic_optimization.optim_progress", "optimizer", "step", "total", "completed")
 
 
 # What a run goes on with ---------------------------------------------------------------------------------------------
@@ -336,18 +335,60 @@ def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> Non
     Raises:
         ValueError: Something is missing or of another type, by name.
     """
+    found = part(Training, {"optimizer_states": [], **checkpoint} if in_parts else checkpoint)
+    epoch, batch, steps = (count(found.loops, "loops", "fit_loop", *place) for place in (EPOCH, BATCH, STEPS))
+    count(found.loops, "loops", "fit_loop", *DONE)
+    require(steps == found.global_step, f"global_step is {found.global_step}, but its loops have {steps} steps.")
     if known := KNOWN.get(checkpoint[KEY]["task"]):
         require(known.data in checkpoint, f"{known.data} is missing.")
-        part(NextBatch, checked(dict[str, Any], checkpoint[known.data], known.data), f"{known.data}.")
-    found = part(Training, {"optimizer_states": [], **checkpoint} if in_parts else checkpoint)
-    for name in PROGRESS:
-        require(name in found.loops.get("fit_loop", {}), f"loops.fit_loop.{name} is missing.")
+        data = part(NextBatch, checked(dict[str, Any], checkpoint[known.data], known.data), f"{known.data}.")
+        fits = (data.epoch, data.batch) in ((epoch - 1, batch), (epoch, 0))
+        require(fits, f"{known.data} has another epoch or batch than its loops.")
+        one = len(found.lr_schedulers) == 1 and (in_parts or len(found.optimizer_states) == 1)
+        require(one, "lr_schedulers or optimizer_states is not the state of one.")
+        require(in_parts or not steps or bool(found.optimizer_states[0].state), "optimizer_states[0].state is empty.")
+        done = count(found.lr_schedulers[0], "lr_schedulers[0]", "last_epoch")
+        count(found.lr_schedulers[0], "lr_schedulers[0]", "_step_count")
+        require(done == steps, f"lr_schedulers[0].last_epoch is {done}, but its loops have {steps} steps.")
     for i, state in enumerate(found.optimizer_states):
         for j, group in enumerate(state.param_groups):
             part(Group, group, f"optimizer_states[{i}].param_groups[{j}].")
     for name, callback in found.callbacks.items():
         if name.startswith(("ModelCheckpoint", "FolderCheckpoint")):
             part(Best, callback, f"callbacks.{name}.")
+
+
+def count(state: Any, name: str, *place: str) -> int:
+    """A number in nested dicts that is not below 0; `name` is of the outermost.
+
+    Raises:
+        ValueError: There is none, by name.
+    """
+    for entry in place:
+        state, name = checked(dict[str, Any], state, name), f"{name}.{entry}"
+        require(entry in state, f"{name} is missing.")
+        state = state[entry]
+    require(checked(int, state, name) >= 0, f"{name} is below 0.")
+    return int(state)
+
+
+def check_like(value: Any, own: Any, name: str) -> None:
+    """Check a state that was saved against the same of an object that is as new.
+
+    Args:
+        value: Saved; nested dicts of counts and flags.
+        own: The same, of which `value` may lack dicts.
+        name: Of the outermost.
+
+    Raises:
+        ValueError: One is of another type or below 0, by name.
+    """
+    if isinstance(own, dict):
+        found = checked(dict[str, Any], value, name)
+        for entry in own.keys() & found.keys():
+            check_like(found[entry], own[entry], f"{name}.{entry}")
+    elif isinstance(own, bool | int):
+        require(checked(type(own), value, name) >= 0, f"{name} is below 0.")
 
 
 def part(kind: type[Kind], state: Mapping[str, Any], prefix: str = "") -> Kind:

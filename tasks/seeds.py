@@ -36,3 +36,14 @@ def set_random_states(states: States, device: torch.device) -> None:
     torch.set_rng_state(states["torch"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def check_random_states(states: Any, device: torch.device) -> None:
+    """Raises `ValueError` unless generators can go on from such states, read from a file; theirs stay as they are."""
+    own = random_states(device)
+    try:
+        set_random_states(states, device)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"The states of its random generators are none ({error!r}).") from error
+    finally:
+        set_random_states(own, device)

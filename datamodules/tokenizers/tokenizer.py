@@ -82,12 +82,12 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, truncate: TruncateName = "head") -> "Tokenizer":
-        """From what `to_json` returned.
+        """From what `to_json` returned, which checkpoints keep.
 
         Raises:
             DataError: It is not a tokenizer.
         """
-        return cls(text, truncate)
+        return cls(text, truncate, "the tokenizer in the checkpoint")
 
     @classmethod
     def from_file(cls, path: str | Path, truncate: TruncateName = "head") -> "Tokenizer":

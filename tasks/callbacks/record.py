@@ -11,10 +11,12 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.trainer.states import TrainerFn
 
 from datamodules.files import write_text
+from modules.schema import checked
 from tasks.base import Task
 from tasks.parsing import flat
 from tasks.report import draw_curves
 from tasks.run_folder import code_version, lock, make_run_folder, read_rows, unlock, write_config, write_summary
+from tasks.saved import count
 from tasks.trainer_parts import check_monitors
 
 
@@ -46,7 +48,9 @@ class RunRecord(Callback):
         """Count on, unless it is the tested checkpoint of the fit that was just counted."""
         if self.counted:
             return
-        self.samples, self.seconds, self.before = (state_dict[name] for name in ("samples", "seconds", "elapsed"))
+        own = f"callbacks.{self.state_key}"
+        self.samples = count(state_dict, own, "samples")
+        self.seconds, self.before = (checked(float, state_dict.get(name), own) for name in ("seconds", "elapsed"))
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Hand the options to the task, which keeps them in its checkpoints."""

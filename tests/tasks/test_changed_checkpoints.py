@@ -179,29 +179,46 @@ def test_weights_that_are_not_finite(
     refuse(content, command, "net.head.linear.weight holds NaN or infinity", run_copy, capsys)
 
 
-TRAINING = {  # wrong for a run that is to go on
-    ("global_step",): (GONE, "global_step is missing"),
-    ("epoch",): ("1", "epoch is"),
-    ("loops",): ([], "loops is"),
-    ("loops", "fit_loop"): ({}, "loops.fit_loop.epoch_progress is missing"),
-    ("loops", "fit_loop", "epoch_loop.state_dict"): (GONE, "loops.fit_loop.epoch_loop.state_dict is missing"),
-    ("ImageData", "epoch"): (-1, "below 0"),
-    ("loops", "fit_loop", "epoch_loop.batch_progress"): ("x", "TypeError"),
-    ("callbacks",): (GONE, "callbacks is missing"),
-    ("lr_schedulers",): (None, "lr_schedulers is"),
-    ("lr_schedulers", 0, "last_epoch"): (GONE, "last_epoch"),
-    ("optimizer_states",): (GONE, "optimizer_states is missing"),
-    ("optimizer_states", 0, "state", 0, "exp_avg"): ("x", "optimizer_states[0].state.0.exp_avg"),
-    ("optimizer_states", 0, "param_groups", 0, "params"): ("x", "param_groups[0].params"),
-    ("ImageData",): (GONE, "ImageData is missing"),
-    ("ImageData", "batch"): ("3", "ImageData.batch"),
-}
+LOOP = ("loops", "fit_loop")
+STEPS = (*LOOP, "epoch_loop.automatic_optimization.optim_progress", "optimizer", "step", "total", "completed")
+TRAINING: list[tuple[Place, Any, str]] = [  # wrong for a run that is to go on
+    (("global_step",), GONE, "global_step is missing"),
+    (("epoch",), "1", "epoch is"),
+    (("loops",), [], "loops is"),
+    (("loops", "fit_loop"), {}, "loops.fit_loop.epoch_progress is missing"),
+    ((*LOOP, "epoch_progress"), 5, "loops.fit_loop.epoch_progress is 5"),
+    ((*LOOP, "epoch_progress", "current", "completed"), "x", "loops.fit_loop.epoch_progress.current.completed is 'x'"),
+    ((*LOOP, "epoch_loop.batch_progress", "total", "ready"), -1, "total.ready is below 0"),
+    ((*LOOP, "epoch_loop.state_dict", "_batches_that_stepped"), "x", "_batches_that_stepped is 'x'"),
+    ((*LOOP, "epoch_loop.state_dict", "random", 0, "torch"), GONE, "random generators"),
+    ((*STEPS,), 3, "but its loops have 3 steps"),
+    (("ImageData", "epoch"), -1, "below 0"),
+    (("ImageData", "batch"), 10**15, "ImageData has another epoch or batch"),
+    ((*LOOP, "epoch_loop.batch_progress"), "x", "loops.fit_loop.epoch_loop.batch_progress is 'x'"),
+    (("callbacks",), GONE, "callbacks is missing"),
+    (("lr_schedulers",), None, "lr_schedulers is"),
+    (("lr_schedulers",), [], "lr_schedulers"),
+    (("lr_schedulers", 0, "last_epoch"), GONE, "last_epoch"),
+    (("lr_schedulers", 0, "last_epoch"), math.nan, "last_epoch"),
+    (("lr_schedulers", 0, "last_epoch"), 2, "lr_schedulers[0].last_epoch is 2"),
+    (("lr_schedulers", 0, "_step_count"), "x", "_step_count"),
+    (("callbacks", "RunRecord", "samples"), "x", "callbacks.RunRecord.samples"),
+    (("optimizer_states",), [], "optimizer_states"),
+    (("optimizer_states", 0, "state"), {}, "optimizer_states[0].state is empty"),
+    (("optimizer_states",), GONE, "optimizer_states is missing"),
+    (("optimizer_states", 0, "state", 0, "exp_avg"), "x", "optimizer_states[0].state.0.exp_avg"),
+    (("optimizer_states", 0, "param_groups", 0, "params"), "x", "param_groups[0].params"),
+    (("ImageData",), GONE, "ImageData is missing"),
+    (("ImageData", "batch"), "3", "ImageData.batch"),
+]
 
 
-@pytest.mark.parametrize("place", TRAINING, ids=str)
-def test_what_a_run_goes_on_with(place: Place, run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    value, named = TRAINING[place]
-    refuse(changed(checkpoint(run_copy), place, value), "fit --resume {1}", named, run_copy, capsys)
+@pytest.mark.parametrize("place, value, named", TRAINING, ids=str)
+def test_what_a_run_goes_on_with(
+    place: Place, value: Any, named: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "fit --resume {1} --trainer.max_epochs 3"
+    refuse(changed(checkpoint(run_copy), place, value), line, named, run_copy, capsys)
 
 
 def test_the_one_before_goes_on(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,10 @@
 """What a published folder asks of generation: followed as `generate` of transformers does, said, or refused."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 
 from datamodules.embedded.reference import documents
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from tasks.generation import NOT_DONE, Asked
 from tasks.lm.architectures import load_model
 from tests.tasks.command import checkpoint, run, write_corpus
 from tests.tasks.test_pretrained_seq2seq import marian_folder
@@ -182,6 +185,21 @@ def test_what_is_not_done_is_said_in_one_line(
     said = [line for line in capsys.readouterr().err.splitlines() if FILE in line]
     assert len(said) == bool(words)
     assert all(word in said[0] for word in words) and (not said or "min_length" not in said[0])
+
+
+# Entries of transformers that do not change what is written: where it is computed, what is returned, drafts of others.
+ELSEWHERE = re.compile(
+    "_.*|use_cache|cache_.*|max_cache_len|output_.*|return_dict.*|(pad|bos)_token_id|transformers_version|use_mtp|"
+    ".*assistant.*|.*lookup.*|.*lookbehind|max_matching_ngram_size|speculation_type|.*compile.*|continuous.*|low_memory|"
+    "prefill_chunk_size"
+)
+
+
+def test_no_entry_is_ignored() -> None:
+    known = {field.name for field in fields(Asked)} | set(NOT_DONE)
+    assert not [
+        name for name in vars(transformers.GenerationConfig()) if not (name in known or ELSEWHERE.fullmatch(name))
+    ]
 
 
 BAD = {

@@ -163,7 +163,7 @@ OUTCOMES = ("equal", "refused", "theirs")
 DECISIVE = {
     *("tie_word_embeddings", "is_encoder_decoder", "is_causal", "num_attention_heads"),
     *("scale_decoder_outputs", "dense_act_fn", "is_gated_act", "hidden_act", "sliding_window"),
-    *("layer_types"),
+    "layer_types",
 }
 # What these say must not keep a model from being loaded.
 HARMLESS = {"use_cache", "dtype", "torch_dtype", "_name_or_path", "initializer_range", "n_ctx", "num_beams"}
