@@ -245,11 +245,13 @@ def check_primitives(value: Any, name: str, levels: int = NESTED) -> None:
         require(value is None or (isinstance(value, str | int | float) and small), f"{name[:200]} is {shown(value)}.")
 
 
-# Counts of Lightning's FitLoop, which starts afresh where one is missing.
-EPOCH = ("epoch_progress", "current", "ready")
-DONE = ("epoch_progress", "current", "completed")
-BATCH = ("epoch_loop.batch_progress", "current", "completed")
-STEPS = ("epoch_loop.automatic_optimization.optim_progress", "optimizer", "step", "total", "completed")
+COUNTS = {  # of Lightning's FitLoop, which starts afresh where one is missing
+    "epoch": ("epoch_progress", "current", "ready"),
+    "done": ("epoch_progress", "current", "completed"),
+    "batch": ("epoch_loop.batch_progress", "current", "completed"),
+    "step": ("epoch_loop.automatic_optimization.optim_progress", "optimizer", "step", "total", "completed"),
+    "logged": ("epoch_loop.state_dict", "_batches_that_stepped"),
+}
 
 
 # What a run goes on with ---------------------------------------------------------------------------------------------
@@ -336,8 +338,8 @@ def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> Non
         ValueError: Something is missing or of another type, by name.
     """
     found = part(Training, {"optimizer_states": [], **checkpoint} if in_parts else checkpoint)
-    epoch, batch, steps = (count(found.loops, "loops", "fit_loop", *place) for place in (EPOCH, BATCH, STEPS))
-    count(found.loops, "loops", "fit_loop", *DONE)
+    counts = {name: count(found.loops, "loops", "fit_loop", *place) for name, place in COUNTS.items()}
+    epoch, batch, steps = counts["epoch"], counts["batch"], counts["step"]
     require(steps == found.global_step, f"global_step is {found.global_step}, but its loops have {steps} steps.")
     if known := KNOWN.get(checkpoint[KEY]["task"]):
         require(known.data in checkpoint, f"{known.data} is missing.")

@@ -76,6 +76,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: create(name, **options))
 
 
+@pytest.mark.slow
 def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> None:
     epochs = 0
     for line in "".join(blocks("bash")).splitlines():

@@ -35,7 +35,7 @@ def nested(levels: int) -> list[Any]:
     return value
 
 
-GONE = object()
+GONE = ...
 ODD = [GONE, None, True, -1, 0, 10**7, 10**30, 1.5, math.nan, "", "x", [], {}, nested(100), torch.full((2,), math.nan)]
 
 

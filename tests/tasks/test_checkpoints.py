@@ -7,6 +7,7 @@ import pickle
 import shutil
 import stat
 import sys
+from functools import reduce
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint import save
 from tasks.checkpoint_files import AtomicCheckpointIO, clear, newest_checkpoint
 from tasks.checkpoints import KEY, META, aside, read_checkpoint
 from tasks.errors import RunError, UsageError
-from tasks.saved import PROGRESS
+from tasks.saved import COUNTS
 from tests.tasks.command import Malicious, checkpoint, metrics, run, same, write_images
 
 
@@ -207,8 +208,13 @@ CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.link", "os.mkdir")  # that 
 def going_on(step: int) -> dict[str, Any]:
     """What a checkpoint of a task of one's own holds beside weights and optimizers."""
     entry = {"task": "mine", "version": "1", "facts": {}, "net": {}, "config": {"model": {}, "data": {}}}
-    loops = {"fit_loop": dict.fromkeys(PROGRESS, step)}
-    return {KEY: entry, "epoch": 0, "global_step": step, "loops": loops, "callbacks": {}, "lr_schedulers": []}
+    loops: dict[str, Any] = {}
+    for *place, last in COUNTS.values():
+        reduce(lambda state, name: state.setdefault(name, {}), place, loops)[last] = step
+    return {
+        **{KEY: entry, "epoch": 0, "global_step": step, "callbacks": {}, "lr_schedulers": []},
+        "loops": {"fit_loop": loops},
+    }
 
 
 def write(kind: str, step: int, target: Path, damaged: Path | None = None) -> None:
