@@ -251,6 +251,8 @@ def lr_share(t: int, total: int, config: OptimConfig) -> float:
     """Learning rate of optimizer step `t` (from 1 to `total`) as a share of the peak, warm-up included."""
     warmup = int(config.warmup if config.warmup >= 1 else config.warmup * total)
     t = min(t, total)
+    if total == 1 >= warmup:
+        return 1.0  # that of the last step may be 0
     return t / warmup if t < warmup else SCHEDULES[config.schedule](t, total, warmup, config)
 
 

@@ -251,7 +251,7 @@ class JsonTables(LineTables):
     def _row(self, text: str) -> dict[str, Any] | str:
         """The cells that hold text or whole numbers, the others as null; or what is wrong with the line."""
         try:
-            row = json.loads(text)
+            row = json.loads(text.rstrip())
         except json.JSONDecodeError as error:
             return f"is not JSON ({error.msg} at character {error.colno})"
         except ValueError:  # Python's limit

@@ -96,7 +96,7 @@ def load_pretrained(net: nn.Module, source: str, facts: Mapping[str, Any], fresh
     with refusals(f"--model.pretrained {source}"):
         left = load_weights(net, state)
     if anew := sorted({name.partition(".")[0] for name in left}):
-        rank_zero_only(print)(f"--model.pretrained {source}: {' and '.join(anew)} start anew")
+        rank_zero_only(print)(f"--model.pretrained {source}: starts anew with {' and '.join(anew)}")
 
 
 def converted(settings: Settings, weights: State) -> State:

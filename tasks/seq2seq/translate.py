@@ -76,7 +76,12 @@ class TranslateOptions(GenerationConfig):
 
 
 def translate(options: TranslateOptions, typed: Collection[str] = ()) -> None:
-    """Translate texts, a sentence a line; `typed` names the options that win over what the model's folder asks."""
+    """Translate texts, a sentence a line.
+
+    Args:
+        options: What to translate, and how.
+        typed: Names of those that win over what the model's folder asks.
+    """
     lines = list(options.text)
     if options.file is not None or not lines:
         lines += read_lines(options.file or "-", "--file", "sentences")

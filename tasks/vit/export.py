@@ -35,6 +35,8 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
     net.load_state_dict(net_weights(checkpoint))
     endings = {"timm": ".timm.safetensors", "onnx": ".onnx", "safetensors": ".safetensors"}
     target = Path(output) if output else Path(ckpt_path).with_suffix(endings[format])
+    if format != "onnx" and target.suffix != ".safetensors":
+        raise UsageError(f"--output {output} must end with .safetensors: readers go by the name")
     with new_file(target) as partial:
         hint = WRITERS[format](net.eval(), checkpoint[KEY]["facts"], partial)
     print(f"wrote {target}\n{hint.format(file=target)}")

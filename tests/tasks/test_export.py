@@ -204,6 +204,12 @@ def test_no_network(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert [path.name for path in Path().iterdir()] == ["images"]
 
 
+@pytest.mark.parametrize("format", ["timm", "safetensors"])
+def test_names_that_readers_would_misread(format: str, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"export --ckpt_path {best} --format {format} --output out_timm") == 2
+    assert "must end with .safetensors" in capsys.readouterr().err and not Path("out_timm").exists()
+
+
 @pytest.mark.parametrize("output", [".", "..", "there", "here/.."])
 @pytest.mark.parametrize("task, format", [("vit", "safetensors"), ("vit", "onnx"), ("lm", "hf")])
 def test_a_folder_that_is_there_is_no_file_to_write(

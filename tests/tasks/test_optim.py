@@ -258,6 +258,8 @@ def test_schedule_properties(schedule: str, warmup: float, total: int) -> None:
     assert all(0 < share <= 1 for share in shares)
     assert ramp == pytest.approx([t / steps for t in range(1, len(ramp) + 1)])
     assert rest == sorted(rest, reverse=True)
+    if total == 1 >= steps:
+        assert shares == [1]
     if 0 < steps < total:
         assert shares[steps - 1] == 1
     if steps < total > 1 and schedule in ("cosine", "linear", "wsd"):
