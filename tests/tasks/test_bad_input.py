@@ -172,4 +172,4 @@ def test_predict_refuses_what_it_would_overrule(option: str, best: Path, capsys:
 
 @pytest.mark.parametrize("format", ("timm", "nothing"))
 def test_a_refused_export_leaves_no_folders(format: str, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert_refused(f"export --ckpt_path {best} --format {format} --output new/deep/x", USER, format, capsys)
+    assert_refused(f"export --ckpt_path {best} --format {format} --output new/deep/x.safetensors", USER, format, capsys)
