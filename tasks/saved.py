@@ -348,7 +348,9 @@ def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> Non
         require(fits, f"{known.data} has another epoch or batch than its loops.")
         one = len(found.lr_schedulers) == 1 and (in_parts or len(found.optimizer_states) == 1)
         require(one, "lr_schedulers or optimizer_states is not the state of one.")
-        require(in_parts or not steps or bool(found.optimizer_states[0].state), "optimizer_states[0].state is empty.")
+        empty = bool(steps) and not in_parts and not found.optimizer_states[0].state
+        scaled = "MixedPrecision" in checkpoint  # by a GradScaler, which skips the first steps
+        require(scaled or not empty, "optimizer_states[0].state is empty.")
         done = count(found.lr_schedulers[0], "lr_schedulers[0]", "last_epoch")
         count(found.lr_schedulers[0], "lr_schedulers[0]", "_step_count")
         require(done == steps, f"lr_schedulers[0].last_epoch is {done}, but its loops have {steps} steps.")

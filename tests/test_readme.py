@@ -78,12 +78,12 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> None:
-    epochs = 0
+    epochs = 1
     for line in "".join(blocks("bash")).splitlines():
         command, arguments = shlex.split(line)[:3], shlex.split(line)[3:]
         assert re.fullmatch(r"python -m tasks\.\w+", " ".join(command)), line
         if arguments[0] == "fit" and "--help" not in arguments:
-            epochs += 1
+            epochs += "--resume" in arguments
             arguments += f"--trainer.max_epochs {epochs} --trainer.limit_train_batches 2 --data.batch_size 2".split()
             arguments += ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
         try:
