@@ -21,8 +21,14 @@ SHORT = {
 MOST = {"tests.benchmarks.mlm_step": ("peak MiB", 0.5), "tests.benchmarks.lm_step": ("taken MiB", 0.55)}
 
 
+PROMISES = ("bert_step", "growth", "lm_generate", "lm_step", "mlm_step", "seq2seq_decode")  # about speed or memory
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("module", NAMED)
+@pytest.mark.parametrize(
+    "module",
+    [pytest.param(name, marks=pytest.mark.alone) if name.endswith(PROMISES) else name for name in NAMED],
+)
 def test_benchmark(module: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     if "TESSERA_DATA" in (ROOT / f"{module.replace('.', '/')}.py").read_text():
         request.getfixturevalue("real_data")
