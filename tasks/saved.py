@@ -270,18 +270,9 @@ class Best:
     last_model_path: str
 
     def __post_init__(self) -> None:
-        paths = (
-            self.best_model_path,
-            self.kth_best_model_path,
-            self.last_model_path,
-            *self.best_k_models,
-        )
-        for path in paths:
+        for path in (self.best_model_path, self.kth_best_model_path, self.last_model_path, *self.best_k_models):
             inside = Path(path).is_relative_to(self.dirpath or "") and ".." not in Path(path).parts
-            require(
-                not path or inside,
-                f"callbacks name {path}, which is not in their folder {self.dirpath}.",
-            )
+            require(not path or inside, f"callbacks name {path}, which is not in their folder {self.dirpath}.")
 
 
 @dataclass(frozen=True)
