@@ -401,10 +401,10 @@ def test_the_command_refuses_to_export_what_timm_cannot_load(capsys: pytest.Capt
     for option in ("head_size 8", "mlp_bias false"):
         assert run(f"fit --preset cifar_tiny {SHORT} --model.net.stack.{option} --run_dir {option[:4]}") == 0
         capsys.readouterr()
-        assert run(f"export --ckpt_path {option[:4]}/checkpoints/last.ckpt --format timm --output out.st") == 2
+        assert run(f"export --ckpt_path {option[:4]}/checkpoints/last.ckpt --format timm --output out.safetensors") == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and "safetensors" in error and option.split("_")[0] in error
-        assert not Path("out.st").exists()
+        assert not Path("out.safetensors").exists()
 
 
 @pytest.mark.parametrize(
