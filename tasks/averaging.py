@@ -1,4 +1,4 @@
-"""Averages of the weights: what is validated, saved and used is calmer than what is trained."""
+"""Averages of the weights: what is validated, saved and used is smoother than what is trained."""
 
 from functools import partial
 from typing import Any
@@ -74,7 +74,7 @@ class Averaging(Callback):
         if self.loaded:
             self._take_over()
         elif trainer.ckpt_path is not None:
-            rank_zero_only(print)("the average of the weights begins here: the checkpoint has none")
+            rank_zero_only(print)("the checkpoint has no average of the weights: it starts from the present ones")
 
     def _take_over(self) -> None:
         """Goes on with what a checkpoint has.

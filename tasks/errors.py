@@ -116,12 +116,12 @@ def nearest(word: str, known: Iterable[str], what: str) -> str:
     """A sentence that refuses `word` and suggests the nearest of the known ones.
 
     >>> nearest("fti", ["fit", "test"], "command")
-    "unknown command 'fti': did you mean 'fit'? there are fit, test"
+    "unknown command 'fti': did you mean 'fit'? choose from fit, test"
     """
     known = list(known)
     close = difflib.get_close_matches(word, known, 1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    listed = f"there are {', '.join(known)}" if len(known) <= 12 else f"there are {len(known)}"
+    listed = f"choose from {', '.join(known)}" if len(known) <= 12 else f"there are {len(known)}"
     return f"unknown {what} '{word}': {hint}{listed}"
 
 

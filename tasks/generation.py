@@ -56,9 +56,7 @@ NOT_DONE: dict[str, Any] = {
     **dict.fromkeys(("encoder_repetition_penalty", "typical_p", "guidance_scale", "num_beam_groups"), 1),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "penalty_alpha"), 0),
     **dict.fromkeys(("begin_suppress_tokens", "sequence_bias", "force_words_ids", "constraints"), []),
-    **dict.fromkeys(
-        ("exponential_decay_length_penalty", "watermarking_config", "dola_layers", "max_time", "top_h"), None
-    ),
+    **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config", "dola_layers", "max_time"), None),
     **dict.fromkeys(("remove_invalid_values", "token_healing"), False),
     "top_h": None,
 }

@@ -331,8 +331,8 @@ def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> Non
     found = part(Training, {"optimizer_states": [], **checkpoint} if in_parts else checkpoint)
     counts = {name: count(found.loops, "loops", "fit_loop", *place) for name, place in COUNTS.items()}
     epoch, batch, steps = counts["epoch"], counts["batch"], counts["step"]
-    require(steps == found.global_step, f"global_step is {found.global_step}, but its loops have {steps} steps.")
     if known := KNOWN.get(checkpoint[KEY]["task"]):
+        require(steps == found.global_step, f"global_step is {found.global_step}, but its loops have {steps} steps.")
         require(known.data in checkpoint, f"{known.data} is missing.")
         data = part(NextBatch, checked(dict[str, Any], checkpoint[known.data], known.data), f"{known.data}.")
         fits = (data.epoch, data.batch) in ((epoch - 1, batch), (epoch, 0))
@@ -368,11 +368,11 @@ def count(state: Any, name: str, *place: str) -> int:
 
 
 def check_like(value: Any, own: Any, name: str) -> None:
-    """Check a state that was saved against the same of an object that is as new.
+    """Check a saved state against the state of a new object.
 
     Args:
         value: Saved; nested dicts of counts and flags.
-        own: The same, of which `value` may lack dicts.
+        own: State of the new object; `value` may lack some of its entries.
         name: Of the outermost.
 
     Raises:

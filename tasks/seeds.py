@@ -44,6 +44,6 @@ def check_random_states(states: Any, device: torch.device) -> None:
     try:
         set_random_states(states, device)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"The states of its random generators are none ({error!r}).") from error
+        raise ValueError(f"The states of its random generators cannot be set ({error!r}).") from error
     finally:
         set_random_states(own, device)

@@ -36,6 +36,7 @@ def test_numbers_of_the_trainer(name: str, value: str, capsys: pytest.CaptureFix
 
 
 CASES = {
+    f"--data.batch_size {HUGE}": "--data.batch_size",
     "--seed_everything abc": "--seed_everything",
     "--seed_everything true": "--seed_everything",
     "--seed_everything 1.5": "--seed_everything",

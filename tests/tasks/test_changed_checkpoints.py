@@ -221,6 +221,27 @@ def test_what_a_run_goes_on_with(
     refuse(changed(checkpoint(run_copy), place, value), line, named, run_copy, capsys)
 
 
+AVERAGES: list[tuple[Place, Any, str]] = [
+    (("step",), "x", "callbacks.EMA.step is 'x'"),
+    (("step",), GONE, "callbacks.EMA.step is missing"),
+    (("trained", "net.head.linear.bias"), GONE, "callbacks.EMA has no net.head.linear.bias"),
+    (("trained", "net.head.linear.bias"), torch.zeros(3), "net.head.linear.bias has shape [3]"),
+    (("trained", "net.head.linear.bias"), torch.full((10,), math.nan), "net.head.linear.bias holds NaN"),
+]
+
+
+def test_averages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"fit {SHORT} --model.ema 0.9 --run_dir whole") == 0
+    for number, (place, value, named) in enumerate(AVERAGES):
+        folder = Path(shutil.copytree("whole", str(number)))
+        content = changed(checkpoint(folder), ("callbacks", "EMA", *place), value)
+        refuse(content, "fit --resume {1} --trainer.max_epochs 3", named, folder, capsys)
+    content = changed(checkpoint("whole"), ("callbacks", "EMA"), GONE)
+    torch.save(content, "whole/checkpoints/last.ckpt")
+    assert run("fit --resume whole --trainer.max_epochs 3") == 0
+    assert "the checkpoint has no average of the weights" in capsys.readouterr().out
+
+
 def test_the_one_before_goes_on(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where an entry of the last one is wrong."""
     file = run_copy / "checkpoints" / "last.ckpt"
