@@ -9,8 +9,8 @@ import pytorch_lightning as pl
 from torch import Generator
 from torch.utils.data import DataLoader
 
-from datamodules.batching import DealtBatches, ResumableBatchSampler
-from datamodules.errors import UsageError
+from datamodules.utils.batching import DealtBatches, ResumableBatchSampler
+from datamodules.utils.errors import UsageError
 
 # Both are wrong here: data in memory need no workers, and the order of batches does survive a resume.
 for _message in (".*does not have many workers.*", ".*your dataloader is not resumable.*"):

@@ -7,14 +7,14 @@ from typing import Any, Literal
 from pytorch_lightning.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
-from datamodules.batching import ResumableBatchSampler, StreamBatchSampler
-from datamodules.errors import DataError, UsageError
-from datamodules.packing import PackedDocuments, RandomWindows, Rows, Windows
 from datamodules.sources import CorpusOptions, Documents, DocumentSource, document_source
-from datamodules.token_cache import tokenised_documents
-from datamodules.token_file import TokenFile
 from datamodules.tokenized import TokenizedData
 from datamodules.tokenizers import Frame, TokenizerConfig
+from datamodules.tokens.packing import PackedDocuments, RandomWindows, Rows, Windows
+from datamodules.tokens.token_cache import tokenised_documents
+from datamodules.tokens.token_file import TokenFile
+from datamodules.utils.batching import ResumableBatchSampler, StreamBatchSampler
+from datamodules.utils.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)

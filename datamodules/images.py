@@ -8,13 +8,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from datamodules.base import BatchedDataset, ResumableDataModule
-from datamodules.decoding import common_size, decode_all, usable_cores
-from datamodules.errors import DataError, UsageError
-from datamodules.files import problem
-from datamodules.pixels import MemoryImages, StreamedImages, channel_statistics
-from datamodules.records import IMAGE_ENDINGS, Records
 from datamodules.sources import SOURCES, DatasetOptions, Source
 from datamodules.sources.folder import files_below
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.files import problem
+from datamodules.vision.decoding import common_size, decode_all, usable_cores
+from datamodules.vision.pixels import MemoryImages, StreamedImages, channel_statistics
+from datamodules.vision.records import IMAGE_ENDINGS, Records
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ImageData(ResumableDataModule):
     """Batches of images: {"image": uint8 (B, C, Y, X), "label": int64 (B,), "index": int64 (B,)}.
 
     For prediction "path" (B names) takes the place of "label". Images are not augmented and not normalised here:
-    that is done on the batch, on the device (`datamodules.augment`).
+    that is done on the batch, on the device (`datamodules.vision.augment`).
 
     Args:
         source: digits: the 1,797 handwritten digits of scikit-learn; hub: a data set of the hub; folder:

@@ -7,12 +7,12 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader
 
-from datamodules.batching import ResumableBatchSampler
-from datamodules.errors import UsageError
 from datamodules.sources import CORPORA
 from datamodules.text import Sequences, TextData, TokenRows
-from datamodules.token_cache import tokenised
 from datamodules.tokenizers import Tokenizer
+from datamodules.tokens.token_cache import tokenised
+from datamodules.utils.batching import ResumableBatchSampler
+from datamodules.utils.errors import UsageError
 
 
 class Pieces(Sequences):
@@ -96,7 +96,8 @@ class MaskedTextData(TextData):
     """Batches of text to pretrain on: {"tokens": int64 (B, N), "keep": bool (B, N), "index": int64 (B,)}.
 
     "keep" is False at padding. With `next_sentence` also "segments": int64 (B, N), 1 in the second of two spans, and
-    "is_next": int64 (B,), 1 where it follows the first. Tokens are masked later, on the device (`datamodules.masking`).
+    "is_next": int64 (B,), 1 where it follows the first. Tokens are masked later, on the device (see
+    `datamodules.tokens.masking`).
 
     Args:
         source: reference: that of the Python language, no download; hub: a data set of the hub; csv, jsonl: files with

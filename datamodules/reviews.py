@@ -8,14 +8,14 @@ from typing import Any, BinaryIO, Literal
 import torch
 from torch import Tensor
 
-from datamodules.errors import DataError, UsageError
-from datamodules.files import open_regular, problem
 from datamodules.sources import TEXT_SOURCES, Texts
 from datamodules.sources.compressed import bounded_lines
 from datamodules.sources.texts import arrow_texts
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
-from datamodules.token_cache import tokenised
 from datamodules.tokenizers import Tokenizer
+from datamodules.tokens.token_cache import tokenised
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.files import open_regular, problem
 
 
 class LabelledTokens(Sequences):

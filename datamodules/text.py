@@ -9,11 +9,11 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamodules.base import BatchedDataset
-from datamodules.batching import BucketBatchSampler, ResumableBatchSampler, cells, padded
-from datamodules.errors import UsageError
 from datamodules.sources import TextDatasetOptions, TextSource
 from datamodules.tokenized import TokenizedData
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.utils.batching import BucketBatchSampler, ResumableBatchSampler, cells, padded
+from datamodules.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Sequences:
     Args:
         tokenizer: Gives the number of the padding.
         own: (S,) int64, tokens of each sample with control tokens.
-        max_length, multiple: See `datamodules.batching.padded`.
+        max_length, multiple: See `datamodules.utils.batching.padded`.
     """
 
     in_memory = True  # or mapped into it: no workers

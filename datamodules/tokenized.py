@@ -7,9 +7,9 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from datamodules.base import ResumableDataModule
-from datamodules.errors import UsageError
 from datamodules.sources import Source
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.utils.errors import UsageError
 
 
 class TokenizedData(ResumableDataModule):

@@ -5,14 +5,14 @@ from typing import Any, Literal
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from datamodules.batching import padded
-from datamodules.errors import UsageError
-from datamodules.packing import IGNORED
 from datamodules.sources import PARALLEL, Pairs, ParallelOptions, ParallelSource
 from datamodules.sources.parallel import pair_name
 from datamodules.text import Sequences, TextData, TextLoading, TokenRows
-from datamodules.token_cache import tokenised
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
+from datamodules.tokens.packing import IGNORED
+from datamodules.tokens.token_cache import tokenised
+from datamodules.utils.batching import padded
+from datamodules.utils.errors import UsageError
 
 
 class PairTokens:

@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import StackConfig, require
-from modules.dropout import dropout
-from modules.exact import exact
-from modules.linear import Linear
+from modules.kernels.dropout import dropout
+from modules.kernels.linear import Linear
+from modules.kernels.upcast import exact
 from modules.masks import Mask
 from modules.memory import Memory
 from modules.norm import norm_factory

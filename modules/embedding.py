@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from modules.config import StemName, require
-from modules.linear import linear
+from modules.kernels.linear import linear
 
 
 class PatchStem(nn.Module):

@@ -6,8 +6,8 @@ from functools import partial
 from torch import Tensor, nn
 
 from modules.config import GATED
-from modules.dropout import Dropout
-from modules.linear import Linear
+from modules.kernels.dropout import Dropout
+from modules.kernels.linear import Linear
 
 
 class FeedForward(nn.Module):

@@ -5,10 +5,10 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from modules.dropout import Dropout
 from modules.embedding import TokenEmbedding
-from modules.exact import exact
-from modules.linear import Linear, linear
+from modules.kernels.dropout import Dropout
+from modules.kernels.linear import Linear, linear
+from modules.kernels.upcast import exact
 
 
 class ClassifierHead(nn.Module):

@@ -1,6 +1,7 @@
 """What attention hands its tensors to: hooks that do nothing by default, as in `Position`.
 
-A record keeps weights, a cache adds the keys and values of earlier tokens (modules/cache.py, modules/branches.py).
+A record keeps weights, a cache adds the keys and values of earlier tokens (modules/kv_cache.py,
+modules/generation/beam_cache.py).
 """
 
 from dataclasses import dataclass, field

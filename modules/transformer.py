@@ -9,9 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from modules.attention import ATTENTIONS, FREE
 from modules.config import StackConfig, require
-from modules.dropout import Dropout
 from modules.feedforward import FEEDFORWARDS
 from modules.init import initialise
+from modules.kernels.dropout import Dropout
 from modules.masks import Mask
 from modules.memory import BlockMemory, Memory, StackMemory
 from modules.norm import norm_factory

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from tasks import __version__, optim
-from tasks.checkpoints import KEY, Checkpoint, net_weights
+from tasks import __version__
+from tasks.checkpoints.reading import KEY, Checkpoint, net_weights
+from tasks.checkpoints.weights import load_weights
+from tasks.cli.parsing import merged
 from tasks.errors import RunError, refusals
-from tasks.evaluation import count
-from tasks.parsing import merged
-from tasks.precision import float32_by_default, sum_in_float32, total_norm
-from tasks.seeds import position_seed, run_seed
-from tasks.step_mean import StepMean
-from tasks.weights import load_weights
+from tasks.training import optim
+from tasks.training.evaluation import count
+from tasks.training.loss_weighting import StepMean
+from tasks.training.precision import float32_by_default, sum_in_float32, total_norm
+from tasks.training.seeds import position_seed, run_seed
 
 Batch = dict[str, Any]
 
@@ -116,7 +117,7 @@ class Task(pl.LightningModule):
         """The running average of weights, where asked for."""
         if self.ema is None:
             return []
-        from tasks.ema import EMA
+        from tasks.training.ema import EMA
 
         return [EMA(self.ema)]
 

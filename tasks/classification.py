@@ -10,12 +10,12 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from datamodules.files import replacing
+from datamodules.utils.files import replacing
 from tasks.base import Task
-from tasks.callbacks.gallery import Exhibits, Picture, Table, drawn
-from tasks.optim import OptimConfig
-from tasks.parsing import merged
-from tasks.report import draw_confusion
+from tasks.cli.parsing import merged
+from tasks.tracking.media import Exhibits, Picture, Table, drawn
+from tasks.tracking.report import draw_confusion
+from tasks.training.optim import OptimConfig
 
 
 class ConfusionMatrix(MulticlassConfusionMatrix):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from datamodules.errors import DataError, UsageError
-from tasks.signals import SIGNALS, Stopped
+from datamodules.utils.errors import DataError, UsageError
+from tasks.cli.signals import SIGNALS, Stopped
 
 __all__ = ["DataError", "RunError", "UsageError", "first_here", "guarded", "nearest", "nearest_option", "refusals"]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torchmetrics import MeanMetric
 
-from datamodules.files import write_text
 from datamodules.tokenizers import Tokenizer
+from datamodules.utils.files import write_text
 from tasks.base import Task
+from tasks.cli.parsing import merged
 from tasks.errors import UsageError
-from tasks.parsing import merged
 
 Config = TypeVar("Config")
 TRAINED_BY = ("kind", "vocabulary", "min_frequency", "lowercase")  # the options that training a tokenizer goes by

@@ -3,7 +3,7 @@
 import re
 from zlib import crc32
 
-from datamodules.errors import DataError
+from datamodules.utils.errors import DataError
 
 VAL_SHARE = TEST_SHARE = 0.08
 MOST_REPEATED = 0.5

@@ -1,6 +1,5 @@
 """Where samples come from: a source is a class and an entry in its kind's dict."""
 
-from datamodules.records import Records
 from datamodules.sources.base import DatasetOptions, Source
 from datamodules.sources.digits import Digits
 from datamodules.sources.document_files import DOCUMENTS, document_source
@@ -13,6 +12,7 @@ from datamodules.sources.parallel_tables import PairHub, PairTable
 from datamodules.sources.text_folder import PlainTexts, TextFolder
 from datamodules.sources.text_tables import Csv, JsonLines, TextHub
 from datamodules.sources.texts import Reference, Reviews, TextDatasetOptions, Texts, TextSource
+from datamodules.vision.records import Records
 
 __all__ = [
     "CORPORA",

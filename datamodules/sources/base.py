@@ -8,8 +8,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from datamodules.errors import DataError, UsageError
-from datamodules.splits import stratified_split
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.splits import stratified_split
 
 
 @dataclass(frozen=True)

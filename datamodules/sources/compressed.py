@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from datamodules.errors import DataError
-from datamodules.files import open_regular
+from datamodules.utils.errors import DataError
+from datamodules.utils.files import open_regular
 
 CODECS = {".gz": "gzip", ".zst": "zstd"}  # by ending, in lower case
 RATIO, FREE = 200, 2**26  # times its size that a file may expand to; bytes that any may

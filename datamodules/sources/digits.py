@@ -2,10 +2,10 @@
 
 import torch
 
-from datamodules.errors import UsageError
-from datamodules.records import PixelRecords, Records
 from datamodules.sources.base import Source
-from datamodules.splits import stratified_split
+from datamodules.utils.errors import UsageError
+from datamodules.utils.splits import stratified_split
+from datamodules.vision.records import PixelRecords, Records
 
 
 class Digits(Source[Records]):

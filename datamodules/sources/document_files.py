@@ -9,16 +9,16 @@ from typing import TypeVar
 
 from pytorch_lightning.utilities import rank_zero_warn
 
-from datamodules.cache import content_key
-from datamodules.errors import DataError, UsageError
-from datamodules.files import problem
 from datamodules.sources.base import listed
 from datamodules.sources.compressed import CODECS
 from datamodules.sources.document_kinds import READERS, blocks, column, plain, reader_of
 from datamodules.sources.documents import CorpusOptions, DocumentSource, Piece, ReferenceDocuments, pieces
 from datamodules.sources.folder import files_below
 from datamodules.sources.tables import HubTables
-from datamodules.splits import split_of
+from datamodules.utils.cache import content_key
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.files import problem
+from datamodules.utils.splits import split_of
 
 KINDS = ", ".join(READERS)
 HUB_ID = r"[\w-][\w.-]*/[\w-][\w.-]*"

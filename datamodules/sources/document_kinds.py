@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from datamodules.files import open_regular
 from datamodules.sources.base import Source
 from datamodules.sources.compressed import CODECS, opened
 from datamodules.sources.tables import read_table
 from datamodules.sources.text_tables import NOT_TEXT, JsonTables, text_column, text_names, unlike
+from datamodules.utils.files import open_regular
 
 BLOCK = 2**20  # bytes that are read at once
 ROWS = 256  # of a table that are read at once

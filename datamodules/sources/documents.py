@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from pytorch_lightning.utilities import rank_zero_warn
 
-from datamodules.cache import cache_folder, content_key, unwritable
-from datamodules.errors import DataError, UsageError
-from datamodules.files import read_bytes, replacing
-from datamodules.progress import progress_bar
 from datamodules.sources.base import Source
+from datamodules.utils.cache import cache_folder, content_key, unwritable
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.files import read_bytes, replacing
+from datamodules.utils.progress import progress_bar
 
 PIECE = 2**16  # characters of a document that are handled at once
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from datamodules.errors import DataError, UsageError
-from datamodules.files import named, printable, problem, regular_files
-from datamodules.records import IMAGE_ENDINGS, Records
 from datamodules.sources.base import S, Source, other_source
-from datamodules.splits import SPLITS
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.files import named, printable, problem, regular_files
+from datamodules.utils.splits import SPLITS
+from datamodules.vision.records import IMAGE_ENDINGS, Records
 
 
 class ClassFolders(Source[S]):

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from datamodules.errors import UsageError
-from datamodules.records import Records, TableRecords
 from datamodules.sources.tables import TableSource, features_of
+from datamodules.utils.errors import UsageError
+from datamodules.vision.records import Records, TableRecords
 
 
 class Hub(TableSource[Records]):

@@ -10,9 +10,9 @@ import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from datamodules.errors import DataError, UsageError
 from datamodules.sources.base import Source, other_source
 from datamodules.sources.texts import WORD, arrow_texts, is_empty, is_endless, is_utf8
+from datamodules.utils.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from datamodules.errors import DataError, UsageError
-from datamodules.files import problem, regular_files
 from datamodules.sources.base import listed
 from datamodules.sources.compressed import CODECS, bounded_lines, opened
 from datamodules.sources.parallel import Pairs, ParallelSource, hint
 from datamodules.sources.text_tables import NOT_TEXT, broken
-from datamodules.splits import split_of
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.files import problem, regular_files
+from datamodules.utils.splits import split_of
 
 CHUNK = 2**16  # lines that exist as Python objects at a time
 

@@ -6,12 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from datamodules.errors import DataError, UsageError
 from datamodules.sources.compressed import ending
 from datamodules.sources.parallel import Pairs, ParallelSource, hint
 from datamodules.sources.tables import HubTables, Tables
 from datamodules.sources.text_tables import CsvTables, JsonTables, LineTables, unlike
 from datamodules.sources.texts import arrow_texts, holds_text
+from datamodules.utils.errors import DataError, UsageError
 
 
 class PairCsv(CsvTables):

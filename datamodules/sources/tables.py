@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from datamodules.errors import DataError, UsageError
-from datamodules.files import open_regular, problem, regular_files
 from datamodules.sources.base import S, Source, listed, other_source
 from datamodules.sources.texts import holds_text, is_utf8
-from datamodules.splits import split_of
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.files import open_regular, problem, regular_files
+from datamodules.utils.splits import split_of
 
 MOST = 10**6  # whole numbers from here on are no classes
 NUMBER = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)

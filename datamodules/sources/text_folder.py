@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from datamodules.errors import UsageError
-from datamodules.files import printable, problem, read_bytes
 from datamodules.sources.folder import ClassFolders, files_below
 from datamodules.sources.texts import Texts, TextSource, arrow_texts
-from datamodules.splits import SPLITS
+from datamodules.utils.errors import UsageError
+from datamodules.utils.files import printable, problem, read_bytes
+from datamodules.utils.splits import SPLITS
 
 
 class TextFolder(ClassFolders[Texts], TextSource):

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datamodules.errors import DataError, UsageError
-from datamodules.files import problem, regular_files
 from datamodules.sources.base import Source
 from datamodules.sources.compressed import LONGEST, bounded_lines, ending, opened
 from datamodules.sources.tables import Tables, TableSource, holds_classes
 from datamodules.sources.texts import Texts, TextSource, arrow_texts, holds_text
-from datamodules.splits import split_of
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.files import problem, regular_files
+from datamodules.utils.splits import split_of
 
 TEXT_COLUMNS = ("text", "review", "sentence", "content", "document")
 NOT_UTF8 = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8, with "surrogateescape"

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datamodules.errors import DataError, UsageError
 from datamodules.sources.base import Source, SourceOptions, other_source
+from datamodules.utils.errors import DataError, UsageError
 
 WORD = 100_000  # characters of a word at most: the time that BPE takes to merge them grows faster than their square
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from datamodules.errors import DataError, UsageError
-from datamodules.files import read_object
 from datamodules.tokenizers.control import CONTROL, OTHER_NAMES, named_roles
 from datamodules.tokenizers.sentencepiece import SUFFIXES, read_sentencepiece
 from datamodules.tokenizers.settings import CONFIG, SPM, add_tokens, flag, follow, tokenizer_class
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.files import read_object
 
 PROBE = "a \U00012000"  # with a character that hardly any vocabulary has
 GAPS = 1000  # numbers that no token has: so many, and as many as there are tokens

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from datamodules.cache import Texts, chunks
-from datamodules.errors import UsageError
 from datamodules.tokenizers.control import CONTROL
+from datamodules.utils.cache import Texts, chunks
+from datamodules.utils.errors import UsageError
 
 TokenizerName = Literal["whitespace", "word", "character", "bpe", "wordpiece"]
 TruncateName = Literal["head", "tail", "both"]

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from datamodules.cache import Texts, content_key
-from datamodules.errors import UsageError
 from datamodules.tokenizers.kinds import TokenizerConfig, TokenizerName
 from datamodules.tokenizers.tokenizer import Tokenizer
+from datamodules.utils.cache import Texts, content_key
+from datamodules.utils.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datamodules.files import read_bytes, read_object
+from datamodules.utils.files import read_bytes, read_object
 
 SUFFIXES = (".spm", ".model")
 UNIGRAM = 1  # the kind of model, in its options

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from datamodules.errors import DataError
 from datamodules.tokenizers.control import named_roles
+from datamodules.utils.errors import DataError
 
 CONFIG = "tokenizer_config.json"
 Settings = Mapping[str, Any]

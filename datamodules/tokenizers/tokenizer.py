@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datamodules.cache import CHUNK, Texts, chunks, content_key
-from datamodules.errors import UsageError
-from datamodules.progress import progress_bar
 from datamodules.tokenizers.control import CONTROL, ControlIds, Frame, find_control
 from datamodules.tokenizers.foreign import parsed, read_tokenizer
 from datamodules.tokenizers.kinds import CHARACTERS, KIND_OF, WORDS, TokenizerConfig, TokenizerName, TruncateName
 from datamodules.tokenizers.training import learn, learned
+from datamodules.utils.cache import CHUNK, Texts, chunks, content_key
+from datamodules.utils.errors import UsageError
+from datamodules.utils.progress import progress_bar
 
 
 class Built(NamedTuple):
@@ -120,7 +120,7 @@ class Tokenizer:
     # Text to numbers.
 
     def encode_chunks(self, texts: Texts, progress: bool = True) -> Iterator[list[list[int]]]:
-        """Token numbers of many texts, without control tokens, `datamodules.cache.CHUNK` texts at a time.
+        """Token numbers of many texts, without control tokens, `datamodules.utils.cache.CHUNK` texts at a time.
 
         Args:
             texts: The texts; encoded in all cores.

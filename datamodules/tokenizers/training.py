@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from datamodules.cache import Texts, cache_folder, chunks, content_key, text_digest, unwritable
-from datamodules.errors import UsageError
-from datamodules.files import replacing
-from datamodules.progress import progress_bar
 from datamodules.tokenizers.control import CONTROL
 from datamodules.tokenizers.kinds import KINDS, TokenizerConfig
+from datamodules.utils.cache import Texts, cache_folder, chunks, content_key, text_digest, unwritable
+from datamodules.utils.errors import UsageError
+from datamodules.utils.files import replacing
+from datamodules.utils.progress import progress_bar
 
 
 def learn(texts: Texts, config: TokenizerConfig) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from modules.bert import BertClassifier, BertConfig, BertMaskedLM
+from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.pretrained.bert_configs import FAMILIES, check_expressible
 from modules.pretrained.names import (
     Layers,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from modules.bert import BertConfig
 from modules.config import PoolerName, StackConfig, require
+from modules.models.bert import BertConfig
 from modules.pretrained.settings import (
     ACTIVATIONS,
     Settings,

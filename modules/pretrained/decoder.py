@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from modules.decoder import Decoder, DecoderConfig
+from modules.models.gpt import Decoder, DecoderConfig
 from modules.pretrained.decoder_configs import check_expressible
 from modules.pretrained.names import (
     Layers,

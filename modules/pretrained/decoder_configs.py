@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from modules.config import FeedForwardName, RotaryScaling, StackConfig, require
-from modules.decoder import DecoderConfig
+from modules.models.gpt import DecoderConfig
 from modules.pretrained.settings import (
     ACTIVATIONS,
     GATED_ACTIVATIONS,

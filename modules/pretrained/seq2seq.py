@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from modules.config import GATED
 from modules.init import RESIDUAL
+from modules.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from modules.pretrained.names import (
     Layers,
     Names,
@@ -27,7 +28,6 @@ from modules.pretrained.names import (
     take,
 )
 from modules.pretrained.seq2seq_configs import check_expressible
-from modules.seq2seq import Seq2Seq, Seq2SeqConfig
 
 HEAD = "lm_head"
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from modules.config import FeedForwardName, StackConfig, require
+from modules.models.seq2seq_config import Seq2SeqConfig, TyingName
 from modules.pretrained.settings import (
     ACTIVATIONS,
     Settings,
@@ -21,7 +22,6 @@ from modules.pretrained.settings import (
     written,
 )
 from modules.schema import checked
-from modules.seq2seq_config import Seq2SeqConfig, TyingName
 
 SIDES: dict[str, Settings] = {
     "encoder": {},

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from modules.config import FeedForwardName, PoolName, StackConfig, require
+from modules.models.vit import ViTConfig
 from modules.pretrained.names import State
 from modules.pretrained.settings import check_feedforward, check_heads, check_options
 from modules.pretrained.vit import covered_tokens
-from modules.vit import ViTConfig
 
 RANKS = {  # of weights whose shapes tell sizes
     "patch_embed.proj.weight": 4,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from modules.config import require
+from modules.models.vit import ViT, ViTConfig
 from modules.position import resize_grid
 from modules.pretrained.names import Layers, Names, State, check_fit, check_given, full_names, give, take
-from modules.vit import ViT, ViTConfig
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ from typing import Any
 from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
 
-from modules.bert import BERT_PRESETS, BertConfig
+from modules.models.bert import BERT_PRESETS, BertConfig
 from modules.pretrained.bert import load_weights, to_tessera
 from modules.pretrained.bert_configs import config_from_huggingface
-from tasks.errors import UsageError, refusals
-from tasks.parsing import Options
-from tasks.pretrained import (
+from tasks.checkpoints.pretrained import (
     Settings,
     checkpoint_options,
     folder_options,
@@ -21,8 +19,10 @@ from tasks.pretrained import (
     pretrained_state,
     read_settings,
 )
+from tasks.checkpoints.weights import State, filled
+from tasks.cli.parsing import Options
+from tasks.errors import UsageError, refusals
 from tasks.text import with_vocabulary
-from tasks.weights import State, filled
 
 TASKS = ("mlm", "bert")  # whose checkpoints hold an encoder
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from modules.bert import BertClassifier, BertConfig, BertMaskedLM
+from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.pretrained.bert import TABLES, from_tessera
 from modules.pretrained.bert_configs import config_to_huggingface
-from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
+from tasks.checkpoints.exporting import TextFormat, export_texts
+from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
-from tasks.exporting import TextFormat, export_texts
 
 MODELS: dict[str, type[nn.Module]] = {"bert": BertClassifier, "mlm": BertMaskedLM}
 

@@ -12,16 +12,16 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAUROC, MulticlassCalibrationError, MulticlassF1Score
 from torchmetrics.utilities import dim_zero_cat
 
-from datamodules.files import write_text
 from datamodules.reviews import ReviewData
-from modules.bert import BertClassifier, BertConfig
+from datamodules.utils.files import write_text
+from modules.models.bert import BertClassifier, BertConfig
 from tasks.base import Batch
 from tasks.bert.architectures import fitted, load_pretrained
 from tasks.classification import ClassifierTask
 from tasks.errors import UsageError
-from tasks.optim import OptimConfig
-from tasks.run_folder import make_folder
 from tasks.text import TextTask
+from tasks.tracking.run_folder import make_folder
+from tasks.training.optim import OptimConfig
 
 
 class CalibrationError(MulticlassCalibrationError):

@@ -4,8 +4,8 @@ from collections.abc import Collection
 
 from datamodules.embedded.reviews import generate
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from tasks.checkpoints import KEY, read_checkpoint
-from tasks.config_files import read_config
+from tasks.checkpoints.reading import KEY, read_checkpoint
+from tasks.cli.config_files import read_config
 from tasks.errors import UsageError
 
 DEFAULT = TokenizerConfig(**read_config("configs/bert/reviews.yaml")["data"]["tokenizer"])  # that of the default run

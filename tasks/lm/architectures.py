@@ -8,15 +8,11 @@ from typing import Any, NamedTuple
 from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.tokenizers import Frame, Tokenizer, TokenizerConfig
-from modules.decoder import DECODER_PRESETS, Decoder, DecoderConfig
+from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
 from modules.pretrained.decoder import load_weights, to_tessera
 from modules.pretrained.decoder_configs import config_from_huggingface
-from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
-from tasks.config_files import Options
-from tasks.errors import UsageError, refusals
-from tasks.generation import FolderGeneration, read_generation
-from tasks.parsing import merged
-from tasks.pretrained import (
+from tasks.checkpoints.generation_config import FolderGeneration, read_generation
+from tasks.checkpoints.pretrained import (
     CKPT_PATH,
     OPTION,
     Settings,
@@ -27,8 +23,12 @@ from tasks.pretrained import (
     pretrained_state,
     read_settings,
 )
+from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
+from tasks.checkpoints.weights import State
+from tasks.cli.config_files import Options
+from tasks.cli.parsing import merged
+from tasks.errors import UsageError, refusals
 from tasks.text import with_vocabulary
-from tasks.weights import State
 
 TASKS = ("lm",)  # whose checkpoints hold a decoder
 ROW = 256  # tokens of a row where nobody says how many

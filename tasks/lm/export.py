@@ -6,7 +6,7 @@ from torch import Tensor
 
 from modules.pretrained.decoder import from_tessera
 from modules.pretrained.decoder_configs import config_to_huggingface, suited_family
-from tasks.exporting import TextFormat, export_texts
+from tasks.checkpoints.exporting import TextFormat, export_texts
 from tasks.lm.architectures import Model, load_model
 
 

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from modules.generation import GenerationConfig, beam_search
-from modules.inference import QuantizationName
-from tasks.devices import DeviceName, prepared
+from modules.generation.quantized import QuantizationName
+from modules.generation.search import GenerationConfig, beam_search
+from tasks.checkpoints.generation_config import FolderGeneration
+from tasks.cli.text_io import json_line, read_lines
 from tasks.errors import UsageError
-from tasks.generation import FolderGeneration
-from tasks.lines import json_line, read_lines
 from tasks.lm.architectures import Model, load_model
 from tasks.lm.writing import Writer, Writers, end_tokens, prompt_tokens, writers
+from tasks.training.devices import DeviceName, prepared
 
 MOST_SAMPLES = 10_000  # for each prompt; memory is taken for all of them
 

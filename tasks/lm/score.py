@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from datamodules.corpus import CorpusData
-from datamodules.progress import progress_bar
 from datamodules.sources import CorpusOptions
 from datamodules.tokenizers import TokenizerConfig
-from modules.decoder import Decoder
-from modules.inference import QuantizationName
-from modules.losses import IGNORED
-from tasks.devices import DeviceName, prepared
+from datamodules.utils.progress import progress_bar
+from modules.generation.quantized import QuantizationName
+from modules.kernels.cross_entropy import IGNORED
+from modules.models.gpt import Decoder
 from tasks.errors import UsageError
 from tasks.lm.architectures import load_model
-from tasks.report import table
+from tasks.tracking.report import table
+from tasks.training.devices import DeviceName, prepared
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from datamodules.tokenizers import Tokenizer
-from modules.decoder import Decoder, DecoderConfig
-from modules.generation import GenerationConfig
-from modules.losses import IGNORED
+from modules.generation.search import GenerationConfig
+from modules.kernels.cross_entropy import IGNORED
+from modules.models.gpt import Decoder, DecoderConfig
 from tasks.base import Batch
-from tasks.callbacks.samples import Sample, Samples, write_samples
 from tasks.lm.architectures import Model, fitted, load_pretrained
 from tasks.lm.writing import prompt_tokens, writers
-from tasks.optim import OptimConfig
 from tasks.text import MeanOf, TextTask
-from tasks.throughput import TokenCount, flops_per_token, matmul_peak
+from tasks.tracking.samples import Sample, Samples, write_samples
+from tasks.training.optim import OptimConfig
+from tasks.training.throughput import TokenCount, flops_per_token, matmul_peak
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from datamodules.tokenizers import Tokenizer
-from modules.generation import GenerationConfig, generate
+from modules.generation.search import GenerationConfig, generate
+from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.errors import UsageError
-from tasks.generation import FolderGeneration
 from tasks.lm.architectures import Model
 
 LOOK_BACK = 8  # tokens before new ones that may decide how these are spelled, such as with a space before them
@@ -136,7 +136,7 @@ def writers(
     """Texts that follow prompts, to be written step by step.
 
     Args:
-        model, prompts, config, stop, seeds: As in `modules.generation.generate`; `stop` are strings.
+        model, prompts, config, stop, seeds: As in `modules.generation.search.generate`; `stop` are strings.
         found: What the model's folder asks.
     """
     ends = end_tokens(model, found)

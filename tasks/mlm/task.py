@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric
 
-from datamodules.masking import MaskConfig, Masker
 from datamodules.tokenizers import Tokenizer
-from modules.bert import BertConfig, BertMaskedLM
+from datamodules.tokens.masking import MaskConfig, Masker
+from modules.models.bert import BertConfig, BertMaskedLM
 from tasks.base import Batch
 from tasks.bert.architectures import fitted, load_pretrained
-from tasks.optim import OptimConfig
-from tasks.seeds import position_seed, run_seed
 from tasks.text import MeanOf, TextTask
+from tasks.training.optim import OptimConfig
+from tasks.training.seeds import position_seed, run_seed
 
 
 class MaskedLMTask(TextTask):

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from datamodules.tokenizers.pairs import PairTokenizer
-from modules.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
-from modules.translation import Rules
-from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
+from modules.generation.translation import Rules
+from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
+from tasks.checkpoints.contents import build_seq2seq as build
+from tasks.checkpoints.generation_config import FolderGeneration
+from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
+from tasks.cli.parsing import Options
 from tasks.errors import UsageError
-from tasks.generation import FolderGeneration
-from tasks.parsing import Options
-from tasks.saved import build_seq2seq as build
 from tasks.text import with_vocabulary
 
 
@@ -43,7 +43,7 @@ def fitted(config: Seq2SeqConfig, facts: Mapping[str, Any]) -> Seq2SeqConfig:
 
 
 class Ends(TypedDict):
-    """What `modules.translation.translate` must know of the control tokens."""
+    """What `modules.generation.translation.translate` must know of the control tokens."""
 
     start: int
     stop: list[int]

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from datamodules.tokenizers import Tokenizer
+from modules.generation.sampling import GenerationConfig
+from modules.generation.translation import Translation, translate
 from modules.memory import AttentionRecord
-from modules.sampling import GenerationConfig
-from modules.translation import Translation, translate
-from tasks.devices import DeviceName, prepared
+from tasks.checkpoints.exporting import new_file
+from tasks.cli.text_io import printed
 from tasks.errors import UsageError, refusals
-from tasks.exporting import new_file
-from tasks.lines import printed
 from tasks.seq2seq.architectures import Model, load_model
+from tasks.training.devices import DeviceName, prepared
 
 KINDS = ("pdf", "png", "svg")  # of pictures
 CELL, LABELS, WIDEST = 0.2, 0.9, 200.0  # inches: of a token, beside each panel, of a figure

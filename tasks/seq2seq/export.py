@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from datamodules.files import write_text
 from datamodules.tokenizers import PairTokenizer
+from datamodules.utils.files import write_text
 from modules.pretrained.seq2seq import from_tessera
 from modules.pretrained.seq2seq_configs import config_to_huggingface, suited_family
-from tasks.exporting import TextFormat, export_texts, save_tokenizer, write_frame
+from tasks.checkpoints.exporting import TextFormat, export_texts, save_tokenizer, write_frame
 from tasks.seq2seq.architectures import Ends, load_model
 from tasks.seq2seq.pretrained import TARGET
 from tasks.seq2seq.rules import generation_settings

@@ -6,16 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from datamodules.files import read_object
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer
+from datamodules.utils.files import read_object
+from modules.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from modules.pretrained.seq2seq import load_weights, to_tessera
 from modules.pretrained.seq2seq_configs import config_from_huggingface
-from modules.seq2seq import Seq2Seq, Seq2SeqConfig
-from tasks.checkpoints import KEY, net_weights
-from tasks.errors import UsageError, refusals
-from tasks.generation import FolderGeneration
-from tasks.parsing import Options
-from tasks.pretrained import (
+from tasks.checkpoints.generation_config import FolderGeneration
+from tasks.checkpoints.pretrained import (
     CKPT_PATH,
     OPTION,
     Settings,
@@ -27,9 +24,12 @@ from tasks.pretrained import (
     tokenizer_file,
     without_rates,
 )
+from tasks.checkpoints.reading import KEY, net_weights
+from tasks.checkpoints.weights import State
+from tasks.cli.parsing import Options
+from tasks.errors import UsageError, refusals
 from tasks.seq2seq.architectures import build, fitted
 from tasks.seq2seq.rules import folder_generation, start_token
-from tasks.weights import State
 
 TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder
 SIDES = ("source", "target")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.generation import FolderGeneration, read_generation
+from tasks.checkpoints.generation_config import FolderGeneration, read_generation
 from tasks.seq2seq.architectures import Ends
 
 FORCED = {"marian": 0, "bart": 2}  # the end at the limit, in folders without that file whose config.json leaves it out
@@ -12,7 +12,7 @@ Settings = Mapping[str, Any]
 
 
 def folder_generation(folder: Path, settings: Settings, vocabulary: int = 0) -> FolderGeneration:
-    """What the folder of a model asks of `generate`; arguments and errors as in `tasks.generation.read_generation`."""
+    """What the folder of a model asks of `generate`; arguments and errors as in `read_generation`."""
     return read_generation(
         folder, settings, vocabulary, forced_eos_token_id=FORCED.get(str(settings.get("model_type")))
     )

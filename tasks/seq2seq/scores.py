@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from torch import Tensor
 from torchmetrics import Metric
 
-from tasks.lines import flat
+from tasks.cli.text_io import flat
 
 SPLITS = {"zh": "zh", "ja": "char", "ko": "char"}  # how BLEU cuts languages that part no words by spaces; others: 13a
 

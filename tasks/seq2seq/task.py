@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from datamodules.files import write_text
 from datamodules.tokenizers.pairs import PairTokenizer
-from modules.losses import IGNORED
-from modules.sampling import GenerationConfig
-from modules.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
-from modules.translation import translate
-from tasks.averaging import LastWeights
+from datamodules.utils.files import write_text
+from modules.generation.sampling import GenerationConfig
+from modules.generation.translation import translate
+from modules.kernels.cross_entropy import IGNORED
+from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.base import Batch
-from tasks.callbacks.gallery import Exhibits, Picture, Table, drawn
+from tasks.cli.text_io import printed
 from tasks.errors import UsageError
-from tasks.lines import printed
-from tasks.optim import OptimConfig
 from tasks.seq2seq.architectures import Model, build, fitted, writing
 from tasks.seq2seq.scores import TranslationScores, table
 from tasks.text import MeanOf, TextTask
-from tasks.throughput import TokenCount
+from tasks.tracking.media import Exhibits, Picture, Table, drawn
+from tasks.training.averaging import LastWeights
+from tasks.training.optim import OptimConfig
+from tasks.training.throughput import TokenCount
 
 SHOWN, LOGGED = 3, 16  # test sentences that a run ends with; those of an evaluation that loggers show
 

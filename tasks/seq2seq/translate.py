@@ -6,15 +6,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from datamodules.progress import progress_bar
+from datamodules.utils.progress import progress_bar
 from modules.config import require
-from modules.inference import QuantizationName
-from modules.sampling import GenerationConfig, StoppingName
-from modules.translation import Translation
-from modules.translation import translate as search
-from tasks.devices import DeviceName, prepared
-from tasks.lines import UNFINISHED, json_line, printed, read_lines
+from modules.generation.quantized import QuantizationName
+from modules.generation.sampling import GenerationConfig, StoppingName
+from modules.generation.translation import Translation
+from modules.generation.translation import translate as search
+from tasks.cli.text_io import UNFINISHED, json_line, printed, read_lines
 from tasks.seq2seq.architectures import Model, load_model
+from tasks.training.devices import DeviceName, prepared
 
 
 @dataclass(frozen=True, kw_only=True)

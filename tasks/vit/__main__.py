@@ -3,11 +3,11 @@
 import sys
 
 if __name__ == "__main__":
-    from tasks.signals import SIGNALS
+    from tasks.cli.signals import SIGNALS
 
     SIGNALS.own_process()  # before anything slow is imported
 
-from tasks.cli import App, main
+from tasks.cli.main import App, main
 
 APP = App(
     name="vit",

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from pytorch_lightning.utilities import rank_zero_only
 
-from datamodules.files import parse_object, read_object
+from datamodules.utils.files import parse_object, read_object
 from modules.config import StackConfig, require
+from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from modules.pretrained.timm_configs import UNTOLD, config_from_timm_model, config_from_timm_state
 from modules.pretrained.vit import to_tessera
 from modules.schema import checked, from_dict
-from modules.vit import VIT_PRESETS, ViT, ViTConfig
+from tasks.checkpoints.weights import read_header, read_weights, with_classes
+from tasks.cli.parsing import Options, flat
 from tasks.errors import DataError, UsageError, nearest, refusals
-from tasks.parsing import Options, flat
-from tasks.weights import read_header, read_weights, with_classes
 
 SIZES = {
     "img_size",

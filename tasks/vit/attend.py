@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from modules.memory import AttentionRecord
-from modules.vit import ViT
+from modules.models.vit import ViT
 
 
 @torch.inference_mode()

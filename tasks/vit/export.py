@@ -9,14 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from datamodules.augment import normalise
+from datamodules.vision.augment import normalise
 from modules.config import StackConfig, require
+from modules.models.vit import ViT, ViTConfig
 from modules.pretrained.timm_configs import timm_arguments
 from modules.pretrained.vit import from_tessera
-from modules.vit import ViT, ViTConfig
-from tasks.checkpoints import KEY, load_config, net_weights, read_checkpoint
+from tasks.checkpoints.exporting import new_file, save_weights, write_safetensors
+from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
-from tasks.exporting import new_file, save_weights, write_safetensors
 
 Format = Literal["timm", "onnx", "safetensors"]
 

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from datamodules.augment import Augment, AugmentConfig, normalise
-from datamodules.files import write_text
 from datamodules.images import ImageData
-from modules.vit import VIT_PRESETS, ViT, ViTConfig
+from datamodules.utils.files import write_text
+from datamodules.vision.augment import Augment, AugmentConfig, normalise
+from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from tasks.base import Batch
-from tasks.callbacks.gallery import Picture, Table, drawn
+from tasks.checkpoints.weights import filled
 from tasks.classification import ClassifierTask
-from tasks.optim import OptimConfig
-from tasks.run_folder import make_folder
+from tasks.tracking.media import Picture, Table, drawn
+from tasks.tracking.run_folder import make_folder
+from tasks.training.optim import OptimConfig
 from tasks.vit.attend import draw, rollout
-from tasks.weights import filled
 
 LOOKED_AT, MISTAKES = 6, 32  # images that loggers show of an evaluation
 

@@ -77,7 +77,7 @@ SIZES = {
 def tessera(sizes: Sizes, position: str = "learned") -> Any:
     """Our decoder; `position` "rotary" is for comparison with litgpt, which has no learned positions."""
     from modules.config import StackConfig
-    from modules.decoder import Decoder, DecoderConfig
+    from modules.models.gpt import Decoder, DecoderConfig
 
     stack = StackConfig(sizes.width, sizes.layers, sizes.heads, norm_eps=1e-5, causal=True, init="gpt2")
     return Decoder(DecoderConfig(sizes.vocabulary, sizes.length, position, stack=stack))  # type: ignore[arg-type]

@@ -79,9 +79,9 @@ def hugging_face(dropout: float = 0.0, spread: float = 0.02) -> Any:
 
 def tessera(dropout: float = 0.0, spread: float = 0.02) -> Any:
     """Our model with the weights of Hugging Face's; arguments as there."""
+    from modules.models.seq2seq import Seq2Seq
     from modules.pretrained.seq2seq import load_weights, to_tessera
     from modules.pretrained.seq2seq_configs import config_from_huggingface
-    from modules.seq2seq import Seq2Seq
 
     theirs = hugging_face(dropout, spread)
     family, found = config_from_huggingface(theirs.config.to_dict())

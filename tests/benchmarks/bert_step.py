@@ -69,7 +69,7 @@ def hugging_face() -> Any:
 
 def tessera() -> Any:
     """Our model with the weights of theirs."""
-    from modules.bert import BertClassifier
+    from modules.models.bert import BertClassifier
     from modules.pretrained.bert import load_weights, to_tessera
     from modules.pretrained.bert_configs import config_from_huggingface
 
@@ -122,8 +122,8 @@ def train_theirs() -> Callable[[], int]:
 
 def train_ours() -> Callable[[], int]:
     """Our model with our optimizer, the allocator tuned as `fit` does it."""
-    from tasks.optim import OptimConfig, build
-    from tasks.runtime import tune_allocator
+    from tasks.training.allocator import tune_allocator
+    from tasks.training.optim import OptimConfig, build
 
     tune_allocator()
     net = tessera()
@@ -158,7 +158,7 @@ def infer_theirs() -> Callable[[], int]:
 
 def infer_ours() -> Callable[[], int]:
     """Our model."""
-    from tasks.runtime import tune_allocator
+    from tasks.training.allocator import tune_allocator
 
     tune_allocator()
     net = tessera()

@@ -23,8 +23,8 @@ def worker(millions: int, folder: str) -> Callable[[], dict[str, float]]:
     """A round: saves a checkpoint and reads it; seconds of both, bytes of the file, and the memory that saving took."""
     import torch
 
-    from tasks.checkpoint_files import AtomicCheckpointIO
-    from tasks.checkpoints import KEY, read_checkpoint
+    from tasks.checkpoints.reading import KEY, read_checkpoint
+    from tasks.checkpoints.writing import AtomicCheckpointIO
 
     names = [f"net.{number}" for number in range(millions * 10**6 // SIDE**2 + 1)]
     weights = {name: torch.randn(SIDE, SIDE) for name in names}

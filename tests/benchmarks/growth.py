@@ -29,9 +29,9 @@ def training(axis: str, value: int) -> Callable[[], int]:
     import torch
 
     from modules.config import StackConfig
-    from modules.decoder import Decoder, DecoderConfig
-    from tasks.optim import OptimConfig, build
-    from tasks.runtime import tune_allocator
+    from modules.models.gpt import Decoder, DecoderConfig
+    from tasks.training.allocator import tune_allocator
+    from tasks.training.optim import OptimConfig, build
 
     tune_allocator()
     torch.manual_seed(0)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.augment import Augment, AugmentConfig
 from datamodules.images import ImageData
+from datamodules.vision.augment import Augment, AugmentConfig
 
 BATCH = 128
 RECIPES = {

@@ -31,7 +31,7 @@ def model(name: str) -> Any:
     torch.manual_seed(0)
     ours = tessera(SIZES["small"], "rotary" if name in ("litgpt", "tessera, rotary") else "learned").eval()
     if name.startswith("tessera"):
-        from modules.inference import prepare
+        from modules.generation.quantized import prepare
 
         return prepare(ours, "int8" if name.endswith("int8") else None)
     theirs = build_peer(name, SIZES["small"], "").eval()
@@ -69,7 +69,7 @@ def continuation(name: str, batch: int) -> Callable[[], Any]:
             [torch.cat(step) for step in batched_generate_fn(net, tokens, PROMPT + NEW, **draw)], 1
         )
 
-    from modules.generation import GenerationConfig, generate
+    from modules.generation.search import GenerationConfig, generate
 
     rows, config = tokens.tolist(), GenerationConfig(NEW, temperature=0.0)
     return lambda: torch.stack(list(generate(net, rows, config)), 1)
@@ -78,7 +78,7 @@ def continuation(name: str, batch: int) -> Callable[[], Any]:
 def generation(options: Namespace) -> Callable[[], int]:
     """A round: the new tokens once."""
     if options.worker.startswith("tessera"):
-        from tasks.runtime import tune_allocator
+        from tasks.training.allocator import tune_allocator
 
         tune_allocator()
     make = continuation(options.worker, options.batch)
@@ -117,7 +117,7 @@ def times(runs: int = 5) -> Any:
     import numpy as np
 
     from modules.attention import MultiHeadAttention
-    from modules.generation import GenerationConfig, generate
+    from modules.generation.search import GenerationConfig, generate
     from tests.benchmarks._decoders import SIZES, tessera
 
     net = tessera(replace(SIZES["small"], length=CONTEXT)).eval()

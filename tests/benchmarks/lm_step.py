@@ -35,9 +35,9 @@ def build(options: Namespace) -> tuple[Any, Any]:
 
     sizes, device, rate = SIZES[options.size], options.device, 1e-4
     if options.worker.startswith("tessera"):
-        from tasks.optim import OptimConfig
-        from tasks.optim import build as build_optimizer
-        from tasks.runtime import tune_allocator
+        from tasks.training.allocator import tune_allocator
+        from tasks.training.optim import OptimConfig
+        from tasks.training.optim import build as build_optimizer
 
         tune_allocator()
         net = tessera(sizes, "rotary" if options.worker.endswith("rotary") else "learned").to(device)
@@ -81,7 +81,7 @@ def product(options: Namespace) -> Callable[[], int]:
     """A round of large matrix products, the fastest that this machine has; returns the number of operations."""
     import torch
 
-    from modules.linear import linear
+    from modules.kernels.linear import linear
 
     context, side, times = settings(options), *((8192, 20) if options.device == "cuda" else (2048, 5))
     kind = torch.bfloat16 if options.precision == "bf16" else torch.float32

@@ -42,8 +42,8 @@ def bare() -> float:
     import torch
 
     from datamodules.images import ImageData
-    from modules.vit import VIT_PRESETS
-    from tasks import optim
+    from modules.models.vit import VIT_PRESETS
+    from tasks.training import optim
     from tasks.vit.task import ViTTask
 
     data, task = ImageData(batch_size=BATCH), ViTTask(net=VIT_PRESETS["cifar_tiny"])
@@ -78,7 +78,7 @@ def command() -> Callable[[], tuple[float, float]]:
     """A function that runs `fit` up to the end of training: images/s, and seconds that saving the checkpoints took."""
     import pytorch_lightning as pl
 
-    from tasks.lightning_cli import TaskCLI
+    from tasks.cli.lightning_cli import TaskCLI
     from tasks.vit.__main__ import APP
 
     class Clock(pl.Callback):
@@ -121,8 +121,8 @@ def main() -> None:
         "--rounds", type=int, default=5, help=f"rounds of {STEPS} steps each, after one that does not count"
     )
     rounds = parser.parse_args().rounds
-    from tasks.imports import import_lightning
-    from tasks.runtime import tune_allocator
+    from tasks.cli.lazy_imports import import_lightning
+    from tasks.training.allocator import tune_allocator
 
     tune_allocator()
     import_lightning()

@@ -41,9 +41,9 @@ def tessera() -> Callable[[], int]:
     """Our model with our optimizer, the allocator tuned as `fit` does it."""
     from dataclasses import replace
 
-    from modules.bert import BERT_PRESETS, BertMaskedLM
-    from tasks.optim import OptimConfig, build
-    from tasks.runtime import tune_allocator
+    from modules.models.bert import BERT_PRESETS, BertMaskedLM
+    from tasks.training.allocator import tune_allocator
+    from tasks.training.optim import OptimConfig, build
 
     tune_allocator()
     net = BertMaskedLM(replace(BERT_PRESETS["mini"], vocabulary=VOCABULARY, max_length=LENGTH)).train()

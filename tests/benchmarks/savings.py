@@ -28,9 +28,9 @@ def training(name: str) -> Callable[[], int]:
     import torch
 
     from modules.config import StackConfig
-    from modules.decoder import Decoder, DecoderConfig
-    from tasks.optim import OptimConfig, build
-    from tasks.runtime import tune_allocator
+    from modules.models.gpt import Decoder, DecoderConfig
+    from tasks.training.allocator import tune_allocator
+    from tasks.training.optim import OptimConfig, build
 
     tune_allocator()
     recompute, parts = WAYS[name]

@@ -37,9 +37,9 @@ def translator(name: str, batch: int) -> Callable[[], list[list[int]]]:
     rows = sentences()
     parts = [rows[first : first + batch] for first in range(0, len(rows), batch)]
     if name == "tessera":
-        from modules.inference import prepare
-        from modules.translation import GenerationConfig, translate
-        from tasks.runtime import tune_allocator
+        from modules.generation.quantized import prepare
+        from modules.generation.translation import GenerationConfig, translate
+        from tasks.training.allocator import tune_allocator
 
         tune_allocator()
         net = prepare(_translators.tessera(spread=SPREAD).eval())

@@ -35,8 +35,8 @@ def training(name: str) -> Callable[[], int]:
     from tests.benchmarks import _translators
 
     if name == "tessera":
-        from tasks.optim import OptimConfig, build
-        from tasks.runtime import tune_allocator
+        from tasks.training.allocator import tune_allocator
+        from tasks.training.optim import OptimConfig, build
 
         tune_allocator()
         net = _translators.tessera(DROPOUT)

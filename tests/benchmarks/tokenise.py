@@ -47,8 +47,8 @@ def theirs() -> Callable[[], int]:
 
 def ours() -> Callable[[], int]:
     """The same through the token cache, which is empty each time."""
-    from datamodules.token_cache import tokenised
     from datamodules.tokenizers import Tokenizer
+    from datamodules.tokens.token_cache import tokenised
 
     texts = reviews(*SPLITS)
 

@@ -24,7 +24,7 @@ def timm_step() -> Callable[[], None]:
 
 def our_step() -> Callable[[], None]:
     """Our model with our optimizer, the allocator tuned as `python -m tasks.vit fit` does it."""
-    from tasks.runtime import tune_allocator
+    from tasks.training.allocator import tune_allocator
 
     tune_allocator()
     return plain_step()
@@ -32,8 +32,8 @@ def our_step() -> Callable[[], None]:
 
 def plain_step() -> Callable[[], None]:
     """Our model with our optimizer, the allocator left alone."""
-    from modules.vit import VIT_PRESETS, ViT
-    from tasks.optim import OptimConfig, build
+    from modules.models.vit import VIT_PRESETS, ViT
+    from tasks.training.optim import OptimConfig, build
 
     net = ViT(VIT_PRESETS["cifar_tiny"])
     return step(net, build(net, OptimConfig(), 1000)["optimizer"])

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from datamodules.augment import AUGMENTATIONS, Augment, AugmentConfig, normalise
-from datamodules.rand_augment import RAND_AUGMENT_OPS, RandAugment
+from datamodules.vision.augment import AUGMENTATIONS, Augment, AugmentConfig, normalise
+from datamodules.vision.rand_augment import RAND_AUGMENT_OPS, RandAugment
 
 ON = {
     "resized_crop": AugmentConfig(resized_crop=0.3),

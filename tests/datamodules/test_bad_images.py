@@ -11,9 +11,9 @@ import pytorch_lightning as pl
 import torch
 from PIL import Image
 
-from datamodules.errors import DataError, UsageError
 from datamodules.images import ImageData, LoadingOptions
 from datamodules.sources import DatasetOptions
+from datamodules.utils.errors import DataError, UsageError
 
 FACTS = {
     "class_names": ["ant", "bee"],

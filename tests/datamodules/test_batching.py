@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from datamodules.batching import DealtBatches, ResumableBatchSampler, epoch_order
+from datamodules.utils.batching import DealtBatches, ResumableBatchSampler, epoch_order
 
 SHAPES = [(size, batch, world) for size in (1, 2, 7, 16, 33) for batch in (1, 2, 5) for world in (1, 2, 3)]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.batching import BucketBatchSampler, ResumableBatchSampler, cells, padded
 from datamodules.sources import TEXT_SOURCES, TextDatasetOptions
+from datamodules.utils.batching import BucketBatchSampler, ResumableBatchSampler, cells, padded
 
 BATCHES = [(1, None), (2, None), (4, None), (50, None), (4, 40), (4, 97)]  # samples or tokens
 CASES = list(product((3, 7, 40, 131), (1, 2, 3), BATCHES, (0, 1)))  # sizes, ranks, batches, seeds

@@ -14,11 +14,11 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from datamodules.batching import Shuffled, StreamBatchSampler
 from datamodules.corpus import CorpusData, CorpusLoading
-from datamodules.errors import DataError, UsageError
 from datamodules.sources import CorpusOptions
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.utils.batching import Shuffled, StreamBatchSampler
+from datamodules.utils.errors import DataError, UsageError
 
 ROOT = Path(__file__).parents[2]
 PACKINGS = ("windows", "documents")
@@ -352,7 +352,7 @@ def test_a_text_that_changes_while_it_is_read(poem: Path) -> None:
 
 PREPARE = """
 import resource, sys, time
-from datamodules import token_cache
+from datamodules.tokens import token_cache
 from datamodules.tokenizers import Tokenizer
 from tests.datamodules.test_corpus import Path, DataError, corpus
 

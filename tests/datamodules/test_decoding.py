@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from datamodules.decoding import decode, fit_size
+from datamodules.vision.decoding import decode, fit_size
 from tests.datamodules.test_images import picture
 
 

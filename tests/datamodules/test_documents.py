@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from datamodules.errors import DataError, UsageError
 from datamodules.sources import CorpusOptions, DocumentSource, Piece, document_kinds, document_source, documents
 from datamodules.sources.documents import PIECE, pieces
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.utils.errors import DataError, UsageError
 
 TEXTS = ["One.\n\nTwo, of café and “quotes”.\n", "a line\n" * 30_000, "x" * 200_000, "words and words " * 20_000, "end"]
 

@@ -7,7 +7,7 @@ from zlib import crc32
 import pytest
 
 from datamodules.embedded import reference, reviews
-from datamodules.errors import DataError
+from datamodules.utils.errors import DataError
 
 Splits = dict[str, tuple[list[str], list[int]]]
 

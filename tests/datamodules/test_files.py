@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.files import open_regular, read_bytes, regular_files, replacing, write_text
+from datamodules.utils.files import open_regular, read_bytes, regular_files, replacing, write_text
 
 
 def test_pipes_devices_and_folders_are_refused_at_once(tmp_path: Path) -> None:

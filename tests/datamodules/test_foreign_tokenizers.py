@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.errors import DataError, UsageError
 from datamodules.tokenizers import KINDS, ControlIds, Tokenizer, TokenizerConfig
+from datamodules.utils.errors import DataError, UsageError
 from tests.datamodules.test_tokenizers import TEXTS, numbers, trained
 
 

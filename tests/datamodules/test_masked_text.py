@@ -11,12 +11,12 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from datamodules.errors import UsageError
 from datamodules.masked_text import MaskedTextData, Pairs, Pieces
 from datamodules.reviews import ReviewData
 from datamodules.sources import CORPORA, TextDatasetOptions
 from datamodules.text import TextLoading, TokenLists
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.utils.errors import UsageError
 
 WORDS = TokenizerConfig("whitespace", min_frequency=1)
 CONTROL = 7  # numbers below are control tokens

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.errors import UsageError
-from datamodules.masking import MaskConfig, Masker
 from datamodules.tokenizers import ControlIds, Tokenizer, TokenizerConfig
+from datamodules.tokens.masking import MaskConfig, Masker
+from datamodules.utils.errors import UsageError
 
 V, CONTROL_IDS = 500, ControlIds(*range(7))
 STARTS = [number % 3 > 0 or number < 7 for number in range(V)]  # a third of the tokens continue a word

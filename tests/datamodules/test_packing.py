@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.packing import PackedDocuments, RandomWindows, Rows, Windows, best_fit
-from datamodules.token_file import Part, TokenFile, write_tokens
+from datamodules.tokens.packing import PackedDocuments, RandomWindows, Rows, Windows, best_fit
+from datamodules.tokens.token_file import Part, TokenFile, write_tokens
 
 BOS, EOS, PAD = 1, 2, 0
 NAMES = ("tokens", "targets", "documents", "coords")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from datamodules.errors import DataError, UsageError
 from datamodules.sources import PARALLEL, Pairs, ParallelOptions, ParallelSource
+from datamodules.utils.errors import DataError, UsageError
 
 ROWS = [(f'the dog, "number" {i}', f"der Hund,\u2028 „Nummer“ {i}\x85") for i in range(40)]
 FORMATS = ("plain", "gz", "csv", "tsv", "jsonl", "nested", "translation", "columns", "tsv.gz", "csv.zst", "jsonl.gz")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from datamodules.progress import progress_bar
+from datamodules.utils.progress import progress_bar
 
 
 class Terminal(io.StringIO):

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from datamodules.base import ResumableDataModule
-from datamodules.batching import BucketBatchSampler, ResumableBatchSampler, StreamBatchSampler
 from datamodules.corpus import CorpusData
-from datamodules.errors import UsageError
 from datamodules.images import ImageData
 from datamodules.reviews import ReviewData
+from datamodules.utils.batching import BucketBatchSampler, ResumableBatchSampler, StreamBatchSampler
+from datamodules.utils.errors import UsageError
 
 BATCHES, EPOCHS = 5, 3  # 42 samples in batches of 8, the rest dropped
 

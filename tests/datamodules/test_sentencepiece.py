@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from datamodules.errors import DataError
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer
 from datamodules.tokenizers.sentencepiece import read_model
+from datamodules.utils.errors import DataError
 from tests.datamodules.test_tokenizers import TEXTS
 
 sentencepiece = pytest.importorskip("sentencepiece")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules.errors import DataError, UsageError
 from datamodules.masked_text import MaskedTextData
 from datamodules.reviews import ReviewData
 from datamodules.sources import CORPORA, TEXT_SOURCES, TextDatasetOptions
 from datamodules.text import TextLoading
 from datamodules.tokenizers import CONTROL, TokenizerConfig
+from datamodules.utils.errors import DataError, UsageError
 
 LINE = "the {} film, number {}\nof café “{}” "
 ROWS = [(LINE.format(("bad", "good")[i % 2], i % 9, i % 7) * (1 + i % 5), i % 2) for i in range(60)]

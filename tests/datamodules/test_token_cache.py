@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from datamodules import token_file
-from datamodules.cache import CHUNK, cache_folder
-from datamodules.errors import DataError
-from datamodules.token_cache import tokenised
-from datamodules.token_file import TokenFile
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.tokens import token_file
+from datamodules.tokens.token_cache import tokenised
+from datamodules.tokens.token_file import TokenFile
+from datamodules.utils.cache import CHUNK, cache_folder
+from datamodules.utils.errors import DataError
 
 ROOT = Path(__file__).parents[2]
 # Chunks of which one is not full, and texts without a token.
@@ -146,7 +146,7 @@ def test_large_files_are_read_alike_and_give_pages_back(tokenizer: Tokenizer, mo
 KILLED = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-from datamodules.token_cache import tokenised
+from datamodules.tokens.token_cache import tokenised
 from datamodules.tokenizers import Tokenizer
 from tests.datamodules.test_token_cache import TEXTS
 
@@ -183,8 +183,8 @@ def test_a_killed_writer_leaves_nothing_that_looks_whole(
 
 FULL = """
 import resource, sys
-from datamodules.errors import DataError
-from datamodules.token_cache import tokenised
+from datamodules.utils.errors import DataError
+from datamodules.tokens.token_cache import tokenised
 from datamodules.tokenizers import Tokenizer
 from tests.datamodules.test_token_cache import TEXTS
 

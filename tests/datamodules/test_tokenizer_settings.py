@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from datamodules.errors import DataError
 from datamodules.tokenizers import Tokenizer
+from datamodules.utils.errors import DataError
 from tests.datamodules.test_foreign_tokenizers import bert_folder, roberta_folder
 from tests.datamodules.test_sentencepiece import marian
 from tests.datamodules.test_tokenizers import TEXTS, trained

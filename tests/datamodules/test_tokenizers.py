@@ -11,8 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from datamodules.cache import chunks, text_digest
-from datamodules.errors import UsageError
 from datamodules.tokenizers import (
     CONTROL,
     KINDS,
@@ -23,6 +21,8 @@ from datamodules.tokenizers import (
     TruncateName,
     training,
 )
+from datamodules.utils.cache import chunks, text_digest
+from datamodules.utils.errors import UsageError
 
 TEXTS = [
     "The film was not good, but the music is great.",

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules.errors import DataError, UsageError
 from datamodules.text import TextLoading
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer, TokenizerConfig
 from datamodules.translation import TranslationData
+from datamodules.utils.errors import DataError, UsageError
 
 BOS, EOS, IGNORED = 5, 6, -100
 SMALL = PairTokenizerConfig(vocabulary=400)

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM, Encoder
 from modules.config import StackConfig
 from modules.feedforward import GatedFeedForward
 from modules.heads import POOLERS
 from modules.memory import AttentionRecord
+from modules.models.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM, Encoder
+from modules.models.vit import VIT_PRESETS, ViT
+from modules.parameter_groups import parameter_depths, parameter_roles
 from modules.pooling import POOLINGS
 from modules.position import POSITIONS, Rotary
-from modules.roles import parameter_depths, parameter_roles
 from modules.transformer import Block
-from modules.vit import VIT_PRESETS, ViT
 from tests.modules.test_properties import CHOICES, label, shaken
 
 V, N, E = 13, 7, 16
@@ -115,7 +115,7 @@ def test_gradients_by_finite_differences(name: str) -> None:
 def test_full_batches_need_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     net, (tokens, _) = build(Encoder), texts((N, N))
     expected = net(tokens)
-    monkeypatch.setattr("modules.bert.padding", lambda keep: pytest.fail("a mask where nothing is padding"))
+    monkeypatch.setattr("modules.models.bert.padding", lambda keep: pytest.fail("a mask where nothing is padding"))
     assert torch.equal(net(tokens, torch.ones_like(tokens, dtype=torch.bool)), expected)
 
 

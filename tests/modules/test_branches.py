@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modules import branches
-from modules.branches import BagMemory, Bags, Branches, Index, SlotMemory, SourceBags
 from modules.config import StackConfig
-from modules.decoder import Decoder
-from modules.generation import GenerationConfig
+from modules.generation import beam_cache
+from modules.generation.beam_cache import BagMemory, Bags, Branches, Index, SlotMemory, SourceBags
+from modules.generation.search import GenerationConfig
+from modules.generation.translation import translate
 from modules.masks import Mask
-from modules.translation import translate
+from modules.models.gpt import Decoder
 from tests.modules.test_cache import VARIANTS, T, V, close, decoder, name_of
 from tests.modules.test_translation import SOURCES, START, model
 
@@ -30,7 +30,7 @@ def without_gradients() -> Any:
 def either(by_sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of rows where they suit, or what other devices have."""
     if not by_sums:
-        monkeypatch.setattr(branches, "suits", lambda *_: False)
+        monkeypatch.setattr(beam_cache, "suits", lambda *_: False)
 
 
 def alone(net: Decoder, texts: list[list[list[int]]]) -> Tensor:
@@ -42,7 +42,7 @@ def alone(net: Decoder, texts: list[list[list[int]]]) -> Tensor:
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("options", VARIANTS, ids=name_of)
 def test_texts_branch_off(options: dict[str, Any], padded: bool, either: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches, "ROOM", 4)  # so that tables grow more than once
+    monkeypatch.setattr(beam_cache, "ROOM", 4)  # so that tables grow more than once
     net, tokens, beams = decoder(**options), torch.randint(V, (2, 5)), 3
     pads = (0, 2) if padded else (0, 0)
     cache = net.make_cache(2, 5)
@@ -108,7 +108,7 @@ def test_translations_are_the_same_either_way(architecture: str, monkeypatch: py
     fast = translate(net, SOURCES, config, START, [2])
     assert {type(block.own) for block in kinds} == {BagMemory}
     assert {type(block.cross) is SourceBags for block in kinds} == {architecture == "encoder_decoder"}
-    monkeypatch.setattr(branches, "suits", lambda *_: False)
+    monkeypatch.setattr(beam_cache, "suits", lambda *_: False)
     kinds.clear()
     plain = translate(net, SOURCES, config, START, [2])
     assert {type(block.own) for block in kinds} == {SlotMemory}

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from modules.attention import ATTENTIONS
-from modules.branches import Branches
-from modules.cache import Cache
 from modules.config import StackConfig
-from modules.decoder import Decoder, DecoderConfig
+from modules.generation.beam_cache import Branches
+from modules.kv_cache import Cache
 from modules.masks import padding
 from modules.memory import AttentionRecord
+from modules.models.gpt import Decoder, DecoderConfig
 from modules.position import POSITIONS
 from modules.transformer import ORDERS, Source, Stack
 from tests.modules.test_properties import shaken

@@ -9,9 +9,9 @@ import torch
 
 from modules.attention import AdditiveAttention, MultiHeadAttention
 from modules.config import StackConfig
+from modules.models.vit import VIT_PRESETS, ViT, ViTConfig, position_config
 from modules.position import POSITIONS, grid_coordinates
 from modules.transformer import Stack
-from modules.vit import VIT_PRESETS, ViT, ViTConfig, position_config
 
 
 @pytest.mark.parametrize("name", VIT_PRESETS)

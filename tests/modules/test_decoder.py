@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modules.config import RotaryScaling, StackConfig
-from modules.decoder import DECODER_PRESETS, Decoder, DecoderConfig
-from modules.losses import IGNORED
-from modules.roles import parameter_depths, parameter_roles
+from modules.kernels.cross_entropy import IGNORED
+from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
+from modules.parameter_groups import parameter_depths, parameter_roles
 from tests.modules.test_cache import PLACES, VARIANTS, T, V, close, decoder, name_of
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modules.dropout import LEVELS, Dropout, TokenDropout, draws, dropout
+from modules.kernels.dropout import LEVELS, Dropout, TokenDropout, draws, dropout
 
 COUNT = 400_000
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from modules import generation, sampling
-from modules.decoder import Decoder
-from modules.generation import GenerationConfig, beam_search, generate, leading, search
-from modules.reader import Reader
-from modules.sampling import candidates, draw, noise, penalise
+from modules.generation import sampling
+from modules.generation.decoding import Reader
+from modules.generation.sampling import candidates, draw, noise, penalise
+from modules.generation.search import GenerationConfig, beam_search, generate, leading, search
+from modules.models.gpt import Decoder
 from tests.modules.test_cache import PLACES, VARIANTS, T, V, decoder, name_of
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
@@ -133,7 +133,7 @@ def test_rows_that_have_ended_are_read_no_more(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Reader, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens))
     fewer = text(net, prompts, stop=stop, **options)
     assert rows == sorted(rows, reverse=True) and rows[-1] < rows[0] == 4
-    monkeypatch.setattr(generation, "few", lambda open_: None)
+    monkeypatch.setattr("modules.generation.search.few", lambda open_: None)
     assert text(net, prompts, stop=stop, **options) == fewer
 
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modules import inference
-from modules.decoder import Decoder
-from modules.generation import GenerationConfig, generate
-from modules.inference import PackedLinear, QuantizedLinear, prepare, rounded
-from modules.linear import AT_HAND, Linear
+from modules.generation import quantized
+from modules.generation.quantized import PackedLinear, QuantizedLinear, prepare, rounded
+from modules.generation.search import GenerationConfig, generate
+from modules.kernels.linear import AT_HAND, Linear
+from modules.models.gpt import Decoder
 from tests.modules.test_cache import VARIANTS, T, V, decoder, name_of
 
 SHAPES = [(1, 384, 96), (7, 24, 65), (1, 3, 5), (40, 129, 2), (300, 24, 65), (1, 700, 400)]  # rows, K, N
@@ -38,7 +38,7 @@ def test_a_packed_layer_is_the_layer(shape: tuple[int, int, int], bias: bool) ->
 def test_a_prepared_decoder_is_the_decoder(
     options: dict[str, Any], smallest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference, "SMALLEST_BARE", smallest)  # 0: packed weights however few rows there are
+    monkeypatch.setattr(quantized, "SMALLEST_BARE", smallest)  # 0: packed weights however few rows there are
     net = decoder(**options)
     texts = torch.randint(V, (2, T))
     logits, loss = net.logits(net(texts)), net.loss(net(texts), texts)[0]

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from modules.linear import SMALLEST, Linear, Product, linear, suits
+from modules.kernels.linear import SMALLEST, Linear, Product, linear, suits
 
 SHAPES = [((4, 65, 192), 768), ((4, 65, 768), 192), ((300, 256), 64), ((2, 3, 50, 128), 256)]
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modules import losses
-from modules.losses import chunked_cross_entropy
+from modules.kernels import cross_entropy
+from modules.kernels.cross_entropy import chunked_cross_entropy
 
 S, E, V = 23, 8, 17
 
@@ -58,8 +58,8 @@ def test_nothing_to_guess_costs_nothing(rows: int) -> None:
 
 def test_only_the_gradients_asked_for_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    linear = losses.linear
-    monkeypatch.setattr(losses, "linear", lambda *args: calls.append(1) or linear(*args))
+    linear = cross_entropy.linear
+    monkeypatch.setattr(cross_entropy, "linear", lambda *args: calls.append(1) or linear(*args))
     x, weight, bias, targets = inputs()
     with torch.no_grad():
         assert not chunked_cross_entropy(x, weight, bias, targets)[0].requires_grad
@@ -106,9 +106,9 @@ def test_autocast_learns_from_the_table_twice() -> None:
 
 def test_no_product_is_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    linear: Any = losses.linear
-    monkeypatch.setattr(losses, "linear", lambda *args: seen.append((made := linear(*args)).numel()) or made)
-    monkeypatch.setattr(losses, "CHUNK", 4 * V)
+    linear: Any = cross_entropy.linear
+    monkeypatch.setattr(cross_entropy, "linear", lambda *args: seen.append((made := linear(*args)).numel()) or made)
+    monkeypatch.setattr(cross_entropy, "CHUNK", 4 * V)
     chunked_cross_entropy(*inputs())[0].backward()
     assert max(seen) == 4 * V  # all scores are S x V, and the table's gradient is V x E
     assert sum(seen) == S * V + S * E + 6 * V * E  # six chunks

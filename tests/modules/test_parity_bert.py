@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modules.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM
+from modules.models.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM
 from modules.pretrained.bert import TABLES, from_tessera, load_weights, to_tessera
 from modules.pretrained.bert_configs import FAMILIES, config_from_huggingface, config_to_huggingface
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from modules.config import RotaryScaling
-from modules.decoder import DECODER_PRESETS, Decoder, DecoderConfig, position_config
-from modules.generation import GenerationConfig, generate
+from modules.generation.search import GenerationConfig, generate
+from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig, position_config
 from modules.position import Rotary
 from modules.pretrained.decoder import TABLES, from_tessera, load_weights, to_tessera
 from modules.pretrained.decoder_configs import (

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from modules.config import PositionConfig
+from modules.generation.sampling import GenerationConfig
+from modules.generation.translation import translate
+from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from modules.position import T5Bias
 from modules.pretrained.seq2seq import TABLES, from_tessera, load_weights, to_tessera
 from modules.pretrained.seq2seq_configs import (
@@ -18,9 +21,6 @@ from modules.pretrained.seq2seq_configs import (
     config_to_huggingface,
     suited_family,
 )
-from modules.sampling import GenerationConfig
-from modules.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
-from modules.translation import translate
 
 transformers = pytest.importorskip("transformers")
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from modules.config import StackConfig
+from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from modules.pretrained.timm_configs import config_from_timm_model, config_from_timm_state
 from modules.pretrained.vit import TABLES, from_tessera, to_tessera
-from modules.vit import VIT_PRESETS, ViT, ViTConfig
 
 TIMM = [
     "vit_tiny_patch16_224",

@@ -16,12 +16,12 @@ from modules.heads import POOLERS, TokenHead
 from modules.init import INITS
 from modules.masks import Mask, causal, documents, padding, pairs
 from modules.memory import AttentionRecord, Memory, WeightList
+from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from modules.norm import NORMS
+from modules.parameter_groups import parameter_roles
 from modules.pooling import POOLINGS
 from modules.position import POSITIONS, grid_coordinates, resize_grid
-from modules.roles import parameter_roles
 from modules.transformer import ORDERS, Source, Stack
-from modules.vit import VIT_PRESETS, ViT, ViTConfig
 
 B, N, E, H = 2, 6, 16, 2
 SMALL = StackConfig(width=E, depth=2, heads=H, mlp_width=12)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from modules.bert import BERT_PRESETS, BertConfig
 from modules.config import RotaryScaling
-from modules.decoder import DECODER_PRESETS, DecoderConfig
+from modules.models.bert import BERT_PRESETS, BertConfig
+from modules.models.gpt import DECODER_PRESETS, DecoderConfig
+from modules.models.seq2seq_config import SEQ2SEQ_PRESETS, Seq2SeqConfig
+from modules.models.vit import VIT_PRESETS, ViTConfig
 from modules.schema import from_dict
-from modules.seq2seq_config import SEQ2SEQ_PRESETS, Seq2SeqConfig
-from modules.vit import VIT_PRESETS, ViTConfig
 
 PRESETS = [*VIT_PRESETS.values(), *BERT_PRESETS.values(), *DECODER_PRESETS.values(), *SEQ2SEQ_PRESETS.values()]
 PRESETS += [DecoderConfig(position="rotary", rotary_scaling=RotaryScaling("llama3", 8))]

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules import seq2seq_config
 from modules.config import StackConfig
 from modules.memory import AttentionRecord
+from modules.models import seq2seq_config
+from modules.models.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
+from modules.parameter_groups import parameter_depths, parameter_roles
 from modules.position import POSITIONS
-from modules.roles import parameter_depths, parameter_roles
-from modules.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tests.modules.test_parity_torch import copy_stack
 from tests.modules.test_properties import shaken
 

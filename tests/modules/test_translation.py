@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modules import generation
-from modules.reader import Reader
-from modules.seq2seq import ARCHITECTURES, Seq2Seq
-from modules.translation import GenerationConfig, SourceReader, Translation, translate
+from modules.generation import search
+from modules.generation.decoding import Reader
+from modules.generation.translation import GenerationConfig, SourceReader, Translation, translate
+from modules.models.seq2seq import ARCHITECTURES, Seq2Seq
 from tests.modules.test_seq2seq import PLACES, V, both, model
 
 SOURCES = [[3, 1, 4, 1, 5], [9], [2, 6, 5], [8, 2]]
@@ -117,7 +117,7 @@ def test_what_is_done_leaves_the_batch(
         count = still if still <= 0.75 * count else count
         wanted.append(count)
     assert rows == (wanted if len(made[0]) == 1 else sorted(rows, reverse=True)) and rows
-    monkeypatch.setattr(generation, "few", lambda open_: None)
+    monkeypatch.setattr(search, "few", lambda open_: None)
     stayed = found(net, sources, **options)
     assert [[row.tokens for row in one] for one in made] == [[row.tokens for row in one] for one in stayed]
 

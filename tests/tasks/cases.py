@@ -161,8 +161,9 @@ def scale_gradients(put: Callable[..., None] = setattr, **options: float) -> Non
     """
     from pytorch_lightning.plugins import MixedPrecision
 
-    from tasks import lightning_cli, trainer_parts
+    from tasks.cli import lightning_cli
+    from tasks.training import trainer_options
 
     scaler: Any = torch.amp.GradScaler
-    put(trainer_parts, "default_precision", lambda _: None)
+    put(trainer_options, "default_precision", lambda _: None)
     put(lightning_cli, "environment", lambda: [MixedPrecision("16-mixed", "cpu", scaler("cpu", **options))])

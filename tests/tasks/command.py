@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from tasks.cli import main
+from tasks.cli.main import main
 
 DEFAULT_SECONDS = 300  # of any default run: 90 to 120 alone on a fast processor, more beside other jobs
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def process(line: str, before: str = "", task: str = "vit", **options: Any) -> s
     """`python -m tasks.TASK LINE` in a process of its own, after the Python code `before`; prints what it imported."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{before}\n"
-        f"from tasks.cli import main\nfrom tasks.{task}.__main__ import APP\n"
+        f"from tasks.cli.main import main\nfrom tasks.{task}.__main__ import APP\n"
         f"code = main(APP, {shlex.split(line)!r})\n"
         "print('imported', *{name.partition('.')[0] for name in sys.modules})\nsys.exit(code)"
     )

@@ -14,15 +14,15 @@ from tests.tasks.command import ROOT
 
 SERVER = """
 import importlib, json, os, signal, sys, traceback
-from tasks.imports import import_lightning
+from tasks.cli.lazy_imports import import_lightning
 import_lightning()
 import torch
 torch.set_num_threads(1)
-import tasks.lightning_cli, tasks.callbacks.interruption, matplotlib.figure
+import tasks.cli.lightning_cli, tasks.training.interruption, matplotlib.figure
 for task in ("vit", "bert", "mlm", "lm", "seq2seq"):
     for part in ("__main__", "task"):
         importlib.import_module(f"tasks.{task}.{part}")
-from tasks.cli import main
+from tasks.cli.main import main
 
 def child(job, rank):
     os.setpgid(0, 0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from tasks.averaging import LastWeights
+from tasks.training.averaging import LastWeights
 from tests.tasks.test_ema import Stop, Toy, Weights, fit, load, same, trained, weights_of
 
 COUNT = 3

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from datamodules.errors import DataError
 from datamodules.images import ImageData
 from datamodules.reviews import ReviewData
 from datamodules.sources import DOCUMENTS, CorpusOptions, TextDatasetOptions
+from datamodules.utils.errors import DataError
 from tests.tasks.command import PAIRS, SMALL_LM, SMALL_S2S, picture, run, write_images, write_pairs
 from tests.tasks.test_bad_input import FAILED, USER, assert_refused, nothing
 

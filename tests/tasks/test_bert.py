@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from datamodules.embedded.reviews import generate
-from datamodules.files import write_text
 from datamodules.reviews import ReviewData
 from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
-from modules.bert import BERT_PRESETS, BertClassifier
+from datamodules.utils.files import write_text
+from modules.models.bert import BERT_PRESETS, BertClassifier
 from tasks.bert.task import BertTask, divergence
 from tests.tasks.command import DEFAULT_SECONDS, SHORT, checkpoint, metrics, process, run, same, write_reviews
 from tests.tasks.test_resume import KILL

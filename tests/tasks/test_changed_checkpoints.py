@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.checkpoint_files import read_to_go_on
-from tasks.checkpoints import KEY, read_checkpoint
+from tasks.checkpoints.contents import KNOWN
+from tasks.checkpoints.reading import KEY, read_checkpoint
+from tasks.checkpoints.writing import read_to_go_on
 from tasks.errors import DataError, RunError, UsageError
-from tasks.saved import KNOWN
 from tests.tasks.command import SHORT, checkpoint, run
 
 Place = tuple[str | int, ...]  # where an entry is

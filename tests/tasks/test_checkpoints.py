@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch.distributed.checkpoint import save
 
-from tasks.checkpoint_files import AtomicCheckpointIO, clear, newest_checkpoint
-from tasks.checkpoints import KEY, META, aside, read_checkpoint
+from tasks.checkpoints.contents import COUNTS
+from tasks.checkpoints.reading import KEY, META, aside, read_checkpoint
+from tasks.checkpoints.writing import AtomicCheckpointIO, clear, newest_checkpoint
 from tasks.errors import RunError, UsageError
-from tasks.saved import COUNTS
 from tests.tasks.command import Malicious, checkpoint, metrics, run, same, write_images
 
 

@@ -7,10 +7,10 @@ import jsonargparse
 import pytest
 
 from tasks import __version__
-from tasks.cli import help_screen
-from tasks.lightning_cli import TaskCLI
-from tasks.parsing import PlainErrors
-from tasks.trainer_parts import fill_in
+from tasks.cli.lightning_cli import TaskCLI
+from tasks.cli.main import help_screen
+from tasks.cli.parsing import PlainErrors
+from tasks.training.trainer_options import fill_in
 from tasks.vit.__main__ import APP
 from tests.tasks.command import SHORT, picture, process, run
 

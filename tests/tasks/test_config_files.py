@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.config_files import read_config
+from tasks.cli.config_files import read_config
 from tasks.errors import UsageError
 from tests.tasks.command import SHORT, checkpoint, run
 from tests.tasks.test_bad_input import USER, assert_refused

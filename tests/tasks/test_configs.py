@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.config_files import read_config
+from tasks.cli.config_files import read_config
 from tests.tasks.command import ROOT, metrics, run, write_corpus, write_images, write_pairs, write_reviews
 from tests.test_readme import write_parquet
 

@@ -12,15 +12,15 @@ import torch
 import yaml
 from torch.nn import functional as F
 
-from datamodules.augment import normalise
-from datamodules.batching import cells
 from datamodules.images import ImageData, LoadingOptions
 from datamodules.reviews import ReviewData
 from datamodules.text import TextLoading
 from datamodules.tokenizers import TokenizerConfig
-from modules.bert import BertClassifier, BertConfig
-from modules.vit import ViT, ViTConfig
-from tasks.checkpoints import KEY, load_config, net_weights
+from datamodules.utils.batching import cells
+from datamodules.vision.augment import normalise
+from modules.models.bert import BertClassifier, BertConfig
+from modules.models.vit import ViT, ViTConfig
+from tasks.checkpoints.reading import KEY, load_config, net_weights
 from tests.tasks.command import ROOT, checkpoint, metrics, run
 
 TORCHRUN = "torch.distributed.run --standalone --nproc_per_node 2"
@@ -162,7 +162,7 @@ def test_two_processes_share_all_texts(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", ["0", "1"], ids=["store of torchrun", "store of the first process"])
 def test_torchruns_processes_agree_on_the_folder(shared: str, tmp_path: Path) -> None:
-    ask = "from tasks.run_folder import run_folder\nprint(f'folder {run_folder(\"vit\", None)}\\n', end='')"
+    ask = "from tasks.tracking.run_folder import run_folder\nprint(f'folder {run_folder(\"vit\", None)}\\n', end='')"
     (tmp_path / "ask.py").write_text(ask)
     done = python(f"{TORCHRUN} ask.py", tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=shared)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.signals import Signals
+from tasks.cli.signals import Signals
 from tests.tasks.command import ROOT, SHORT
 
 NEVER = ("Traceback", "terminate called", "RecursionError", "Fatal", "Exception ignored")
@@ -128,7 +128,8 @@ def test_after_the_end(number: int) -> None:
 
 
 def test_a_process_that_only_imports_keeps_its_handlers() -> None:
-    code = "import signal; before = [signal.getsignal(n) for n in (2, 15)]; import tasks.vit.__main__, tasks.signals\n"
+    code = "import signal; before = [signal.getsignal(n) for n in (2, 15)]\n"
+    code += "import tasks.vit.__main__, tasks.cli.signals\n"
     code += "assert before == [signal.getsignal(n) for n in (2, 15)]"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
-from tasks.ema import EMA
+from tasks.training.ema import EMA
 
 DECAY, BATCHES, ACCUMULATE = 0.5, 10, 2
 Weights = dict[str, Tensor]

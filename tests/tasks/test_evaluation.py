@@ -13,9 +13,9 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatr
 
 from tasks.base import Task
 from tasks.bert.task import CalibrationError
-from tasks.evaluation import count
-from tasks.optim import OptimConfig
 from tasks.text import MeanOf
+from tasks.training.evaluation import count
+from tasks.training.optim import OptimConfig
 from tests.tasks.command import PAIRS, SMALL_LM, SMALL_S2S, checkpoint, metrics, write_corpus, write_pairs
 from tests.tasks.forked import Server
 
@@ -32,7 +32,7 @@ FIT = (
     "--trainer.log_every_n_steps 1"
 )
 FOUND = """
-import json, pathlib, tasks.lightning_cli as cli
+import json, pathlib, tasks.cli.lightning_cli as cli
 def keep(found, *_):
     found = {name: float(value) for name, value in found.items() if "/" in name}
     pathlib.Path("found.json").write_text(json.dumps(found))

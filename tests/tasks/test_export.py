@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from modules.vit import ViT, ViTConfig
-from tasks.checkpoints import KEY, load_config, net_weights
-from tasks.exporting import made_folder
+from modules.models.vit import ViT, ViTConfig
+from tasks.checkpoints.exporting import made_folder
+from tasks.checkpoints.reading import KEY, load_config, net_weights
 from tests.tasks.command import SHORT, checkpoint, run, write_images
 
 TINY = {"img_size": 32, "patch_size": 8, "depth": 2}  # of timm's vit_tiny, to be quick

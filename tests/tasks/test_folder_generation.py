@@ -14,7 +14,7 @@ import torch
 
 from datamodules.embedded.reference import documents
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from tasks.generation import NOT_DONE, Asked
+from tasks.checkpoints.generation_config import NOT_DONE, Asked
 from tasks.lm.architectures import load_model
 from tests.tasks.command import checkpoint, run, write_corpus
 from tests.tasks.test_pretrained_seq2seq import marian_folder

@@ -14,8 +14,8 @@ import torch
 
 from datamodules.embedded.reference import documents
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from modules.generation import GenerationConfig, beam_search, generate
-from modules.inference import prepare
+from modules.generation.quantized import prepare
+from modules.generation.search import GenerationConfig, beam_search, generate
 from tasks.lm import writing
 from tasks.lm.architectures import load_model
 from tasks.lm.writing import Writer, prompt_tokens

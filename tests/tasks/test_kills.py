@@ -40,7 +40,7 @@ def test_killed_in_the_middle(case: str, ranks: int, server: Server, wholes: Who
 
 KILL_AFTER_SAVING = """
 import os, pathlib
-import tasks.checkpoint_files as files
+import tasks.checkpoints.writing as files
 real = files.sync_folder
 def sync(folder):
     real(folder)

@@ -19,7 +19,7 @@ import pytest
 import torch
 import yaml
 
-from tasks import launch
+from tasks.distributed import launch
 from tasks.errors import RunError, UsageError
 from tests.tasks.cases import Wholes, assert_same, fill, first
 from tests.tasks.command import ROOT, checkpoint, metrics, run, same
@@ -34,7 +34,7 @@ SPY = """
 import json, os, pathlib, signal, socket, time
 import pytorch_lightning as pl
 import torch
-from tasks.signals import SIGNALS
+from tasks.cli.signals import SIGNALS
 class Spy(pl.Callback):
     def on_train_start(self, trainer, task):
         seen = {"host": socket.gethostname(), "threads": torch.get_num_threads(), "first": trainer.global_step}

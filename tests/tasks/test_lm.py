@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 from datamodules.corpus import CorpusData
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from modules.decoder import Decoder, DecoderConfig
-from tasks import throughput
-from tasks.checkpoints import KEY, load_config, net_weights
+from modules.models.gpt import Decoder, DecoderConfig
+from tasks.checkpoints.reading import KEY, load_config, net_weights
 from tasks.lm.architectures import load_model
 from tasks.lm.writing import prompt_tokens
-from tasks.throughput import flops_per_token
+from tasks.training import throughput
+from tasks.training.throughput import flops_per_token
 from tests.tasks.command import DEFAULT_SECONDS, SMALL_LM, checkpoint, metrics, process, run, same, write_corpus
 from tests.tasks.test_ddp import python
 from tests.tasks.test_resume import KILL

@@ -27,13 +27,14 @@ import yaml
 from jsonargparse import Namespace
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from tasks import __version__, wandb_files
+from tasks import __version__
 from tasks.base import Task
-from tasks.callbacks.gallery import Table, senders, to_tensorboard
 from tasks.errors import UsageError
-from tasks.loggers import STEP, WandbLogger
-from tasks.run_folder import Continued, git_commit
-from tasks.trainer_parts import fill_in, place_loggers
+from tasks.tracking import wandb_files
+from tasks.tracking.loggers import STEP, WandbLogger
+from tasks.tracking.media import Table, senders, to_tensorboard
+from tasks.tracking.run_folder import Continued, git_commit
+from tasks.training.trainer_options import fill_in, place_loggers
 from tests.tasks.command import (
     CLOCK,
     PAIRS,
@@ -636,9 +637,9 @@ def wandb_options(**given: Any) -> Namespace:
 
 
 def test_one_logger_of_each_class() -> None:
-    board = Namespace(class_path="tasks.loggers.TensorBoardLogger", init_args=Namespace())
+    board = Namespace(class_path="tasks.tracking.loggers.TensorBoardLogger", init_args=Namespace())
     first, second = wandb_options(), wandb_options(name="second")
-    first.class_path = "tasks.loggers.WandbLogger"
+    first.class_path = "tasks.tracking.loggers.WandbLogger"
     options = Namespace(precision="32-true", max_epochs=1, logger=[first, board, second])
     fill_in(options, 1)
     assert options.logger == [second, board]
@@ -670,7 +671,7 @@ def test_id_and_folder_of_w_and_b(
             place_loggers([options], here)
         return
     place_loggers([options], here)
-    assert options.class_path == "tasks.loggers.WandbLogger" and options.init_args.version is None
+    assert options.class_path == "tasks.tracking.loggers.WandbLogger" and options.init_args.version is None
     assert options.init_args.save_dir == str(here)
     assert options.init_args.id == found or (found is None and len(options.init_args.id) == 8)
 

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from modules.bert import BertClassifier, BertMaskedLM
-from modules.decoder import Decoder
+from modules.models.bert import BertClassifier, BertMaskedLM
+from modules.models.gpt import Decoder
+from modules.models.seq2seq import Seq2Seq
 from modules.pretrained import bert, bert_configs, decoder, decoder_configs, seq2seq, seq2seq_configs
-from modules.seq2seq import Seq2Seq
+from tasks.checkpoints.pretrained import folder_state, read_settings
 from tasks.errors import UsageError
-from tasks.pretrained import folder_state, read_settings
 from tests.tasks.command import checkpoint, run
 
 transformers = pytest.importorskip("transformers")

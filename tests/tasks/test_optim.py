@@ -15,13 +15,22 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from datamodules.errors import UsageError
+from datamodules.utils.errors import UsageError
 from modules.config import StackConfig
-from modules.decoder import Decoder, DecoderConfig
-from modules.roles import parameter_depths
-from modules.vit import ViT, ViTConfig
-from tasks import optim
-from tasks.optim import OPTIMIZERS, SCHEDULES, MuonAdamW, OptimConfig, build, freeze, lr_share, parameter_groups
+from modules.models.gpt import Decoder, DecoderConfig
+from modules.models.vit import ViT, ViTConfig
+from modules.parameter_groups import parameter_depths
+from tasks.training import optim
+from tasks.training.optim import (
+    OPTIMIZERS,
+    SCHEDULES,
+    MuonAdamW,
+    OptimConfig,
+    build,
+    freeze,
+    lr_share,
+    parameter_groups,
+)
 
 
 def tiny_vit() -> nn.Module:

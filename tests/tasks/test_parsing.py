@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.config_files import in_yaml, read_config
+from tasks.cli.config_files import in_yaml, read_config
+from tasks.cli.lightning_cli import TaskCLI
+from tasks.cli.parsing import expand, flat, given, merged, names_data
 from tasks.errors import UsageError
-from tasks.lightning_cli import TaskCLI
-from tasks.parsing import expand, flat, given, merged, names_data
 from tests.tasks.command import run
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from modules.attention import NO_MEMORY, MultiHeadAttention
 from modules.config import StackConfig
-from modules.losses import chunked_cross_entropy
+from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.masks import causal
 from modules.memory import WeightList
 from modules.norm import NORMS

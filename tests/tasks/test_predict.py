@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from modules.vit import ViT, ViTConfig
-from tasks.checkpoints import KEY, load_config, net_weights
+from modules.models.vit import ViT, ViTConfig
+from tasks.checkpoints.reading import KEY, load_config, net_weights
 from tests.tasks.command import checkpoint, picture, run
 
 

@@ -12,13 +12,13 @@ import torch
 import yaml
 from pytorch_lightning.utilities import rank_zero_only
 
-from datamodules.cache import content_key
 from datamodules.embedded.reviews import generate
 from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
-from modules.bert import BertClassifier, BertConfig
+from datamodules.utils.cache import content_key
+from modules.models.bert import BertClassifier, BertConfig
 from modules.pretrained.bert_configs import FAMILIES
 from tasks.bert.architectures import load_pretrained
-from tasks.checkpoints import load_config
+from tasks.checkpoints.reading import load_config
 from tests.modules.test_parity_bert import SIZES
 from tests.tasks.command import checkpoint, metrics, run, write_reviews
 from tests.tasks.test_bert import BERT, BRIEF, FEW, SMALL

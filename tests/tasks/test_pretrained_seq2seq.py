@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
-from modules.sampling import GenerationConfig
-from modules.translation import translate
+from modules.generation.sampling import GenerationConfig
+from modules.generation.translation import translate
 from tasks.seq2seq.architectures import Model, load_model, writing
 from tasks.seq2seq.pretrained import published, read_folder
 from tests.datamodules.test_sentencepiece import ENGLISH, marian, train

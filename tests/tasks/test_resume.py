@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from tasks.checkpoint_files import AtomicCheckpointIO
+from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.vit.task import ViTTask
 from tests.tasks.command import SHORT, checkpoint, metrics, process, run, same, write_images
 
@@ -24,7 +24,7 @@ EVERYTHING = (
 )
 KILL = """
 import os, signal
-from tasks.imports import import_lightning
+from tasks.cli.lazy_imports import import_lightning
 import_lightning()
 import torch
 torch.set_num_threads(2)

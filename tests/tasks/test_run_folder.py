@@ -8,8 +8,8 @@ import yaml
 from PIL import Image
 
 from datamodules.sources import Source
-from tasks.lightning_cli import TaskCLI
-from tasks.run_folder import Continued, read_rows
+from tasks.cli.lightning_cli import TaskCLI
+from tasks.tracking.run_folder import Continued, read_rows
 from tests.tasks.command import (
     PAIRS,
     SHORT,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks import runtime
+from tasks.training import allocator
 
 ROOT = Path(__file__).parents[2]
 FAULTS = """
 import resource, sys
-from tasks.runtime import tune_allocator
+from tasks.training.allocator import tune_allocator
 assert "torch" not in sys.modules
 tuned = sys.argv[1] == "tuned" and tune_allocator()
 import torch
@@ -40,5 +40,5 @@ def test_freed_memory_is_used_again() -> None:
 
 
 def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.platform, "system", lambda: "Darwin")
-    assert runtime.tune_allocator() is False
+    monkeypatch.setattr(allocator.platform, "system", lambda: "Darwin")
+    assert allocator.tune_allocator() is False

@@ -19,9 +19,9 @@ import pytest
 import torch
 import yaml
 
-from tasks.checkpoints import KEY, read_checkpoint
+from tasks.checkpoints.pretrained import FILES, weight_files
+from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.errors import DataError, UsageError
-from tasks.pretrained import FILES, weight_files
 from tests.tasks.command import ROOT, SMALL_LM, Malicious, process, run, write_corpus, write_images, write_pairs
 from tests.test_architecture import NAMES, SOURCES
 
@@ -81,9 +81,9 @@ MODULES = {
     "transformers",
 }
 EXCEPT = {  # for the name of an error, for checksums, and to read descriptions of parts and nothing else
-    ("tasks/checkpoints.py", "pickle"),
-    ("tasks/checkpoints.py", "zipfile"),
-    ("tasks/parts.py", "pickle"),
+    ("tasks/checkpoints/reading.py", "pickle"),
+    ("tasks/checkpoints/reading.py", "zipfile"),
+    ("tasks/checkpoints/sharded.py", "pickle"),
 }
 
 
@@ -109,7 +109,7 @@ def test_no_line_could(path: Path) -> None:
     assert {(name, what) for what in unsafe(tree)} <= EXCEPT
     parts = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
     pickles = [node for node in parts if ast.unparse(node).startswith("pickle.")]
-    strict = {"pickle.Unpickler"} if name == "tasks/parts.py" else set()  # see test_sharding.py
+    strict = {"pickle.Unpickler"} if name == "tasks/checkpoints/sharded.py" else set()  # see test_sharding.py
     assert {ast.unparse(node) for node in pickles} <= {"pickle.UnpicklingError"} | strict
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from modules.losses import IGNORED
+from modules.kernels.cross_entropy import IGNORED
 from tasks.lm.architectures import Model, load_model
 from tasks.lm.score import batches, total
 from tests.tasks.command import run, write_corpus

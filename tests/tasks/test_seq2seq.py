@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from datamodules.tokenizers import PairTokenizerConfig
 from datamodules.translation import TranslationData
-from modules.sampling import GenerationConfig
-from modules.translation import translate
-from tasks.checkpoints import KEY
+from modules.generation.sampling import GenerationConfig
+from modules.generation.translation import translate
+from tasks.checkpoints.reading import KEY
 from tasks.seq2seq.architectures import Model, load_model, writing
 from tests.tasks.command import DEFAULT_SECONDS, PAIRS, SMALL_S2S, checkpoint, metrics, process, run, same, write_pairs
 from tests.tasks.test_ddp import python

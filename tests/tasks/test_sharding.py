@@ -16,11 +16,11 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from tasks import launch
-from tasks.checkpoints import named, numbered
+from tasks.checkpoints.reading import named, numbered
+from tasks.checkpoints.sharded import gathered
+from tasks.distributed import launch
+from tasks.distributed.sharding import Sharded
 from tasks.errors import RunError, UsageError
-from tasks.parts import gathered
-from tasks.sharding import Sharded
 from tests.tasks.command import (
     PAIRS,
     ROOT,
@@ -37,7 +37,7 @@ from tests.tasks.forked import Server
 from tests.tasks.test_launch import SHORT, TORCHRUN, finish, spied, start
 
 LINE = f"{SHORT} --model.optimizer.gradient_clip 0.5 --trainer.limit_test_batches 2 --checkpoint.every_n_train_steps 2"
-ON_CPU = "from tasks.sharding import Sharded\nclass OnCPU(Sharded):\n    pass\n"
+ON_CPU = "from tasks.distributed.sharding import Sharded\nclass OnCPU(Sharded):\n    pass\n"
 PARTS = "--trainer.strategy parts.OnCPU --trainer.strategy.init_args.save_distributed_checkpoint"
 
 
@@ -159,7 +159,7 @@ def test_whole_weights_go_on_from_parts(both: Path, capsys: pytest.CaptureFixtur
     shutil.copytree(both / "parts", folder, ignore=shutil.ignore_patterns("*.ckpt*"))
     shutil.copytree(both / "kept", folder / "checkpoints" / "last.ckpt")
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["trainer"] |= {"callbacks": None, "strategy": {"class_path": "tasks.sharding.Sharded"}}
+    config["trainer"] |= {"callbacks": None, "strategy": {"class_path": "tasks.distributed.sharding.Sharded"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     more = f"--resume {folder} --trainer.max_epochs 2 --trainer.limit_test_batches 0"
     assert run(f"fit {more} --trainer.strategy auto --trainer.devices 1") == 2
@@ -201,7 +201,7 @@ THREE_STEPS = (
 )
 
 
-GPUS = "import tasks.launch; tasks.launch.SHARDED = set()"  # as if there were some
+GPUS = "import tasks.distributed.launch; tasks.distributed.launch.SHARDED = set()"  # as if there were some
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ from types import SimpleNamespace
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from tasks.base import Task
-from tasks.sharding import shard
+from tasks.distributed.sharding import shard
 dist.init_process_group("gloo", rank=rank, world_size=4)
 model = net = torch.nn.Linear(4096, 1, bias=False).bfloat16()
 if {parts}:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tasks.base import Task
-from tasks.signals import Signals
+from tasks.cli.signals import Signals
 from tests.tasks.cases import CASES, Wholes, assert_same, at, fill, first
 from tests.tasks.command import ROOT, SHORT, checkpoint, run
 from tests.tasks.forked import Server

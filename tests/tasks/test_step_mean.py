@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from datamodules.base import ResumableDataModule
-from datamodules.masking import Masker
+from datamodules.tokens.masking import Masker
 from tests.tasks.command import PAIRS, SMALL_LM, SMALL_S2S, checkpoint, metrics, run, write_corpus, write_pairs
 from tests.tasks.forked import Server
 
@@ -39,7 +39,7 @@ def same_draws(tokens: torch.Tensor, seeds: list[int] | None) -> torch.Tensor:
 
 
 SAME_DRAWS = """
-from datamodules.masking import Masker
+from datamodules.tokens.masking import Masker
 from tests.tasks.test_step_mean import same_draws
 Masker._draws = staticmethod(same_draws)
 """
@@ -107,7 +107,7 @@ def test_two_ranks_equal_one_process(case: str, data: Path, server: Server, monk
     summary = json.loads(Path("r/summary.json").read_text())
     chosen = "best" if Path("r/checkpoints/best.ckpt").exists() else "last"
     found: dict[str, float] = {}
-    monkeypatch.setattr("tasks.lightning_cli.closing_table", lambda metrics, *_: found.update(metrics))
+    monkeypatch.setattr("tasks.cli.lightning_cli.closing_table", lambda metrics, *_: found.update(metrics))
     assert run(f"test --ckpt_path r/checkpoints/{chosen}.ckpt --trainer.accelerator cpu", task) == 0
     for name in (name for name in found if name.startswith("test/")):
         assert summary[name] == pytest.approx(found[name], rel=1e-6), name  # to the bit where threads are as many, too

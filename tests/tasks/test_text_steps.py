@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.masking import MaskConfig, Masker
 from datamodules.tokenizers import Tokenizer
-from modules.bert import BERT_PRESETS, BertClassifier, BertMaskedLM
+from datamodules.tokens.masking import MaskConfig, Masker
+from modules.models.bert import BERT_PRESETS, BertClassifier, BertMaskedLM
 from modules.pretrained.bert import load_weights, to_tessera
 from modules.pretrained.bert_configs import config_from_huggingface
 from tasks.bert.task import BertTask

@@ -14,10 +14,10 @@ from timm.models.vision_transformer import ParallelScalingBlock, ParallelThingsB
 from torch import nn
 
 from modules.config import StackConfig
+from modules.models.vit import ViT, ViTConfig
 from modules.pretrained.timm_configs import config_from_timm_model
 from modules.pretrained.vit import to_tessera
 from modules.schema import from_dict
-from modules.vit import ViT, ViTConfig
 from tasks.errors import UsageError
 from tasks.vit.architectures import architecture, check_named, load_pretrained, pretrained_options
 from tasks.vit.export import write_timm

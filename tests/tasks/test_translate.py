@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from modules.sampling import GenerationConfig
-from modules.translation import translate
-from tasks.lines import UNFINISHED
+from modules.generation.sampling import GenerationConfig
+from modules.generation.translation import translate
+from tasks.cli.text_io import UNFINISHED
 from tasks.seq2seq.architectures import Model, load_model, writing
 from tasks.seq2seq.attend import cross_weights, draw, own_translation, spelled
 from tests.tasks.command import PAIRS, SMALL_S2S, run, write_pairs

@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from tasks.wandb_files import BLOCK, entries
+from tasks.tracking.wandb_files import BLOCK, entries
 
 
 def written(content: list[bytes]) -> bytes:

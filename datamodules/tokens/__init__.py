@@ -1,0 +1,1 @@
+"""Tokens: files that keep them, rows that are packed, masks."""

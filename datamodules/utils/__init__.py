@@ -1,0 +1,1 @@
+"""What all datamodules use: batches, splits, files, errors."""

@@ -1,0 +1,71 @@
+"""What is computed from texts once and kept on disk: where it lies, and the content hash that names it."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from datamodules.utils.errors import DataError
+
+CHUNK = 1024  # texts that are handled at once
+
+
+class Texts(Protocol):
+    """Many texts: a list, or a string column of an Arrow table, which then is never a Python list as a whole."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Any: ...
+
+
+def cache_folder(kind: str) -> Path:
+    """`$TESSERA_CACHE/KIND`, by default `~/.cache/tessera/KIND`; made where it is missing. Safe to delete.
+
+    Raises:
+        DataError: It cannot be made.
+    """
+    root = os.environ.get("TESSERA_CACHE") or Path("~/.cache/tessera").expanduser()
+    folder = Path(root, kind)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    return folder
+
+
+def unwritable(path: Path, error: OSError) -> DataError:
+    """What to tell where the cache cannot be written."""
+    return DataError(f"{path} cannot be written ({error.strerror}): set TESSERA_CACHE to a folder with space for it.")
+
+
+def chunks(texts: Texts, size: int = CHUNK) -> Iterator[list[str]]:
+    """The texts in order, `size` at a time."""
+    for start in range(0, len(texts), size):
+        part = texts[start : start + size]
+        yield part.to_pylist() if hasattr(part, "to_pylist") else list(part)
+
+
+def content_key(*parts: str) -> str:
+    """Hash of some strings that depends on where one ends and the next begins: 32 hexadecimal digits."""
+    lengths = ",".join(str(len(part)) for part in parts)
+    return hashlib.blake2b("\n".join((lengths, *parts)).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def text_digest(texts: Texts) -> str:
+    """Hash of the texts and their order, the same for a list and for a column in any chunks: 32 hexadecimal digits."""
+    import numpy as np
+    import pyarrow as pa
+
+    content, lengths = hashlib.blake2b(), hashlib.blake2b()
+    for start in range(0, len(texts), CHUNK):
+        part = texts[start : start + CHUNK]
+        if isinstance(part, pa.ChunkedArray):
+            part = part.combine_chunks()
+        array = pa.array(part, pa.large_string()) if not isinstance(part, pa.Array) else part.cast(pa.large_string())
+        _, offsets, data = array.buffers()
+        ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+        lengths.update(np.diff(ends).tobytes())
+        if data is not None:
+            content.update(memoryview(data)[ends[0] : ends[-1]])
+    return content_key(content.hexdigest(), lengths.hexdigest())

@@ -1,0 +1,1 @@
+"""Images: decoding, and random changes to whole batches."""

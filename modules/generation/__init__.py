@@ -1,0 +1,1 @@
+"""Generation: sampling, beam search and what they need of a model."""

@@ -1,0 +1,120 @@
+"""Linear layers for inference on CPUs, where reading the weights is most of the time when rows are few.
+
+Packed, the weights lie in the order in which oneDNN reads them; in int8 they are a quarter of the bytes.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from modules.config import require
+from modules.heads import TokenHead
+from modules.kernels.linear import AT_HAND, SMALLEST_BARE, Linear
+
+QuantizationName = Literal["int8"]
+LARGEST, SMALLEST = 127, 1e-9  # of int8; of the numbers that are rounded, so that zeros stay zeros
+
+
+def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in steps of 1/127 of their largest number: (M, K) -> int8 (M, K) and the size of the steps, (M, 1)."""
+    steps = torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True).clamp_(min=SMALLEST).div_(LARGEST)
+    return (rows / steps).round_().to(torch.int8), steps
+
+
+class PackedLinear(nn.Module):
+    """x W^T + b, equal to that of the layer it is made of: float32 (..., K) -> (..., N). It has no parameters.
+
+    Args:
+        weight: float32 (N, K) on the CPU.
+        bias: (N,) or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.table = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # (N, K), opaque
+        self.product = torch.ops.mkldnn._linear_pointwise.default  # looked up once
+        self.plain = weight.detach() if weight.numel() < SMALLEST_BARE else None  # for few rows
+        self.bias = None if bias is None else bias.detach()
+
+    @property
+    def weight(self) -> Tensor:
+        """W as it was: (N, K)."""
+        return self.table.to_dense() if self.plain is None else self.plain
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., K) -> (..., N)."""
+        if self.plain is not None and x.numel() * len(self.plain) < SMALLEST_BARE:
+            return F.linear(x, self.plain, self.bias)
+        return self.product(x, self.table, self.bias, "none", [], "")
+
+
+class QuantizedLinear(nn.Module):
+    """x W^T + b with W and each vector x rounded to int8, sums exact in int32 (Dettmers 2022): (..., K) -> (..., N).
+
+    For inference: it has no parameters.
+
+    Args:
+        weight: (N, K).
+        bias: (N,) or None.
+
+    Raises:
+        ValueError: The weights are not on the CPU.
+    """
+
+    table: Tensor
+    steps: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        require(
+            weight.device.type == "cpu",
+            f'int8 weights are for CPUs, but these are on "{weight.device}"; move them, or do without.',
+        )
+        table, steps = rounded(weight.detach().float())
+        self.register_buffer("table", table)  # int8 (N, K)
+        self.register_buffer("steps", steps[:, 0])  # (N,)
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+
+    @property
+    def weight(self) -> Tensor:
+        """What W was rounded to, in float32: (N, K)."""
+        return self.table * self.steps[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., K) -> (..., N)."""
+        rows, steps = rounded(x.flatten(0, -2).float())  # (M, K), (M, 1)
+        sums = torch._int_mm(rows, self.table.T) * self.steps  # (M, N)
+        out = sums.mul_(steps) if self.bias is None else torch.addcmul(self.bias, sums, steps)
+        return out.to(x.dtype).unflatten(0, x.shape[:-1])  # (M, N) -> (..., N)
+
+
+def packed(weight: Tensor, bias: Tensor | None) -> nn.Module | None:
+    """The packed layer; None where oneDNN does not take these weights."""
+    fits = AT_HAND and weight.device.type == "cpu" and weight.dtype == torch.float32
+    return PackedLinear(weight, bias) if fits else None
+
+
+LAYERS: dict[str | None, Callable[[Tensor, Tensor | None], nn.Module | None]] = {None: packed, "int8": QuantizedLinear}
+
+
+def prepare(net: nn.Module, quantization: QuantizationName | None = None) -> nn.Module:
+    """Replaces all linear layers of `net` and its scores of tokens by those for inference, in place; embeddings stay.
+
+    Afterwards `net` can neither be trained, nor saved, nor moved. Without autocast only.
+
+    Args:
+        net: Any network.
+        quantization: "int8" rounds the weights; None: they are as exact as before, and stay as they are on a GPU.
+
+    Raises:
+        ValueError: Weights that are to be rounded are not on the CPU.
+    """
+    for parent in list(net.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, Linear | TokenHead) and (fast := LAYERS[quantization](layer.weight, layer.bias)):
+                setattr(parent, name, fast)
+    return net

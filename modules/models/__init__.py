@@ -1,0 +1,1 @@
+"""Models: blocks assembled into ViT, BERT, GPT and encoder-decoders."""

@@ -1,1 +1,0 @@
-"""Callbacks: progress, the record of a run, pictures."""

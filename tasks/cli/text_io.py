@@ -1,0 +1,66 @@
+"""Lines that a command reads from a file or from standard input, and those that it prints."""
+
+import json
+import os
+import sys
+from io import TextIOWrapper
+
+from datamodules.utils.files import read_bytes
+from tasks.errors import UsageError
+
+UNFINISHED = " [...]"  # behind a text that was not at its end
+
+
+def settle_streams() -> None:
+    """Make the standard streams usable, whatever this process was started with.
+
+    A closed one becomes the null device: else the next file that is opened would take its place. Characters that the
+    encoding of a stream lacks are printed as escapes.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def json_line(value: object) -> str:
+    """An object of JSON on one line, with escapes where standard output is not in UTF-8."""
+    ascii_only = not str(sys.stdout.encoding).lower().startswith("utf")
+    return json.dumps(value, ensure_ascii=ascii_only)
+
+
+def read_lines(name: str, option: str, what: str) -> list[str]:
+    """The lines of a text in UTF-8.
+
+    Args:
+        name: Of a file; - is standard input.
+        option: Which named it.
+        what: What its lines are.
+
+    Raises:
+        UsageError: The file does not exist, or is not UTF-8.
+    """
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else read_bytes(name)
+        return raw.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n").split("\n") if raw else []
+    except OSError as error:
+        raise UsageError(f"{option} {name} cannot be read ({error.strerror}): give a file of {what}") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{option} {name} holds bytes that are not UTF-8 in line {line}") from error
+
+
+def flat(text: str) -> str:
+    """A text without tabs and line breaks."""
+    return " ".join(text.split())
+
+
+def printed(text: str, finished: bool) -> str:
+    """A text on one line, with a mark behind it if it was not at its end."""
+    return flat(text) + ("" if finished else UNFINISHED)

@@ -1,0 +1,174 @@
+"""The record of a run: its configuration at the start, throughput on the way, summary and pictures at the end."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.trainer.states import TrainerFn
+
+from datamodules.utils.files import write_text
+from modules.schema import checked
+from tasks.base import Task
+from tasks.checkpoints.contents import count
+from tasks.cli.parsing import flat
+from tasks.tracking.report import draw_curves
+from tasks.tracking.run_folder import (
+    code_version,
+    lock,
+    make_run_folder,
+    read_rows,
+    unlock,
+    write_config,
+    write_summary,
+)
+from tasks.training.trainer_options import check_monitors
+
+
+class RunRecord(Callback):
+    """Write `config.yaml` once the data have decided what they decide, log samples/s, write `summary.json`.
+
+    Args:
+        folder: run folder.
+        options: the command's options, primitives only.
+        changes: of them, in a run that goes on.
+    """
+
+    def __init__(self, folder: Path, options: dict[str, Any], changes: Sequence[str] = ()) -> None:
+        self.folder, self.options, self.changes = folder, options, changes
+        self.samples, self.seconds, self.since, self.unlogged = 0, 0.0, 0.0, 0
+        self.open = 0  # samples of an optimizer step that is not complete
+        self.counted = False
+        self.lock: BinaryIO | None = None
+        self.before, self.started = 0.0, time.perf_counter()  # seconds of earlier processes of a continued run
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `summary.json` counts, so that a continued run counts on."""
+        now = time.perf_counter()
+        seconds = self.seconds + (now - self.since if self.unlogged else 0.0)
+        elapsed = self.before + now - self.started
+        return {"samples": self.samples + self.unlogged - self.open, "seconds": seconds, "elapsed": elapsed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Count on, unless it is the tested checkpoint of the fit that was just counted."""
+        if self.counted:
+            return
+        own = f"callbacks.{self.state_key}"
+        self.samples = count(state_dict, own, "samples")
+        self.seconds, self.before = (checked(float, state_dict.get(name), own) for name in ("seconds", "elapsed"))
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Hand the options to the task, which keeps them in its checkpoints."""
+        assert isinstance(pl_module, Task)
+        pl_module.run_config = self.options
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write `config.yaml`; the data are known now, and what a continued run changed fits its checkpoint."""
+        assert isinstance(pl_module, Task)
+        check_monitors(trainer, pl_module.logged())
+        self.start_clock(pl_module)  # a run that goes on begins no epoch
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        make_run_folder(self.folder, pl_module.name)
+        self.lock = lock(self.folder)
+        for change in self.changes:
+            print(f"changed for the rest of the run: {change}")
+        config = pl_module.resolved()
+        write_config(self.folder, config)
+        pl_module.keep_files(self.folder)
+        tracked = flat(config) | pl_module.notes() | code_version() if len(trainer.loggers) > 1 else {}
+        for logger in trainer.loggers:
+            logger.log_hyperparams(tracked)
+            if isinstance(logger, pl.loggers.WandbLogger):
+                write_text(self.folder / "wandb_id", str(logger.version))
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop counting, and let others have the folder."""
+        self.counted = True
+        if self.lock:
+            unlock(self.folder, self.lock)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock; validation in between is not counted."""
+        self.start_clock(pl_module)
+
+    def start_clock(self, task: Any) -> None:
+        """Log samples/s of what comes from now on."""
+        self.since, self.unlogged, task.aside = time.perf_counter(), 0, 0.0
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Log the learning rate of each role of parameters, where they differ; `train/lr` is the largest."""
+        rates = dict[str, float]()
+        for group in optimizer.param_groups:
+            rates[group["name"]] = max(group["lr"], rates.get(group["name"], 0.0))
+        if len(set(rates.values())) > 1:
+            pl_module.log_dict({f"train/lr_{name}": rate for name, rate in rates.items()})
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count samples; log samples/s wherever the loggers log."""
+        assert isinstance(pl_module, Task)
+        new, loop = pl_module.samples(batch) * trainer.world_size, trainer.fit_loop.epoch_loop
+        self.unlogged, self.open = self.unlogged + new, self.open + new if loop._should_accumulate() else 0
+        every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
+        if trainer.global_step % every == 0 or loop.batch_progress.is_last_batch:
+            rate = self.count(pl_module)
+            pl_module.log_dict({"train/samples_per_s": rate} | pl_module.rates(rate))
+
+    def count(self, task: Task) -> float:
+        """Add up samples and seconds since the clock was started, and start it again; samples/s."""
+        new, seconds = self.unlogged, time.perf_counter() - self.since - task.aside
+        self.samples, self.seconds = self.samples + new, self.seconds + seconds
+        self.start_clock(task)
+        return new / seconds
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count what came before."""
+        assert isinstance(pl_module, Task)
+        if self.unlogged:
+            self.count(pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock again."""
+        self.start_clock(pl_module)
+
+    def finish(self, trainer: pl.Trainer, task: Task, metrics: Mapping[str, Any], seconds: float) -> dict[str, str]:
+        """Write `summary.json` and the pictures.
+
+        Args:
+            trainer: after its test, or where there was none, after training.
+            task: the task it trained.
+            metrics: final metrics by their logged names, and what there is to say beside them.
+            seconds: from the start of this process's work to now.
+
+        Returns:
+            The task's closing texts, by name.
+        """
+        rate = self.samples / self.seconds if self.seconds else 0.0
+        for logger in trainer.loggers:
+            logger.save()
+        draw_curves(read_rows(self.folder / "metrics.csv"), self.folder / "curves.png")
+        if trainer.state.fn == TrainerFn.TESTING:
+            task.draw_results(self.folder)
+        texts, rates = task.closing_texts(self.folder), task.rates(rate) if rate else {}
+        write_summary(
+            self.folder,
+            {
+                **metrics,
+                **texts,
+                "parameters": sum(p.numel() for p in task.net.parameters()),
+                "samples_per_s": round(rate, 1) or None,
+                **{name.removeprefix("train/"): float(f"{value:.4g}") for name, value in rates.items()},
+                "seconds": round(self.before + seconds, 1),
+                "epochs": trainer.current_epoch,
+                "data": task.datamodule.origin,
+                "steps": trainer.global_step,
+            },
+        )
+        return texts

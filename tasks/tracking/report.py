@@ -1,0 +1,110 @@
+"""What a run says at its end: a table, and two pictures in the run folder."""
+
+import shlex
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torch import Tensor
+
+from datamodules.utils.files import replacing
+
+
+def table(title: str, rows: Mapping[str, Any]) -> None:
+    """Print names and values as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title=title, show_header=False, title_justify="left", title_style="bold")
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
+    Console(width=None if sys.stdout.isatty() else 120).print(grid)
+
+
+def left_out(datamodule: Any) -> dict[str, int]:
+    """How many bad files, texts or pairs were skipped, where there were any."""
+    return {"skipped": len(skipped)} if (skipped := getattr(datamodule, "skipped", [])) else {}
+
+
+def closing_table(metrics: Mapping[str, Any], folder: Path | None = None, follow: Sequence[str] = ()) -> None:
+    """Print the metrics and, after a fit, where its files are and what to do next.
+
+    Args:
+        metrics: by their logged names, and notes on them.
+        folder: run folder of a fit.
+        follow: commands to try, with {best} for the best checkpoint and {folder} for the run folder.
+    """
+    rows: dict[str, Any] = {**metrics}
+    best: Path | None = None
+    if folder is not None:
+        names = (folder / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
+        best = next((path for path in names if path.exists()), None)
+        rows |= {"run folder": folder, "best checkpoint" if best and best.stem == "best" else "checkpoint": best}
+    table("Results", rows)
+    if folder is not None and best is not None:
+        quoted = {"best": shlex.quote(str(best)), "folder": shlex.quote(str(folder))}
+        print("next:", *(f"  {line.format(**quoted)}" for line in follow), sep="\n")
+
+
+def show_texts(texts: Mapping[str, str]) -> None:
+    """Print texts with their names, indented."""
+    for name, text in texts.items():
+        print(f"{name}:", textwrap.indent(text, "  ", lambda line: True).rstrip(), "", sep="\n")
+
+
+def draw_curves(rows: Sequence[Mapping[str, str]], path: Path) -> None:
+    """Draw loss and accuracy over steps, one panel for each.
+
+    Args:
+        rows: of `metrics.csv`: `step` and logged values.
+        path: PNG to write.
+    """
+    import matplotlib.figure
+
+    names = [name for name in sorted(set().union(*rows)) if name.startswith(("train/", "val/"))]
+    kinds = sorted({name.split("/")[1] for name in names if name.startswith("val/")} | {"loss", "lr"}, reverse=True)
+    figure = matplotlib.figure.Figure(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
+    for axis, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+        for name in (name for name in names if name.endswith("/" + kind)):
+            points = [(int(row["step"]), float(row[name])) for row in rows if name in row]
+            axis.plot(*zip(*points, strict=True), label=name.split("/")[0]) if points else None
+        axis.set(xlabel="step", title=kind)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend()
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
+
+
+def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) -> None:
+    """Draw a confusion matrix with row shares as colour and, up to 20 classes, the counts as text.
+
+    Args:
+        counts: (K, K), true class by predicted class.
+        names: the K class names.
+        path: PNG to write, or a file to write it to.
+    """
+    import matplotlib.figure
+
+    size = min(3 + 0.35 * len(names), 14)
+    figure = matplotlib.figure.Figure(figsize=(size, size), layout="constrained")
+    axis = figure.subplots()
+    shares = counts / counts.sum(1, keepdim=True).clamp(min=1)  # (K, K)
+    axis.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    ticks = range(len(names))
+    axis.set(xlabel="predicted", ylabel="true", title=f"accuracy {counts.trace() / counts.sum():.4f}")
+    if len(names) <= 50:
+        axis.set_xticks(ticks, names, rotation=90)
+        axis.set_yticks(ticks, names)
+    if len(names) <= 20:
+        for row in ticks:
+            for column in ticks:
+                colour = "white" if shares[row, column] > 0.5 else "black"
+                if counts[row, column]:
+                    axis.text(
+                        column, row, str(int(counts[row, column])), ha="center", va="center", color=colour, fontsize=8
+                    )
+    figure.savefig(path, dpi=120, format="png")

@@ -1,0 +1,1 @@
+"""Training: loops, optimizers, averages of weights, precision."""

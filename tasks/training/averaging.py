@@ -1,0 +1,184 @@
+"""Averages of the weights: what is validated, saved and used is smoother than what is trained."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor, nn
+
+from modules.config import require
+from tasks.checkpoints.contents import check_tensor
+
+State = dict[str, Tensor]
+
+
+class Averaging(Callback):
+    """Keeps an average of the weights and shows it to everyone but the optimizer; subclasses say of which weights.
+
+    Validation sees the averaged weights, and so does whoever uses the task after `fit`, however that ended. A
+    checkpoint's `state_dict` holds them under the usual names; the weights in training are in this callback's own state
+    there, and a resumed run continues from those, bit by bit. Only parameters are averaged; buffers stay as they are.
+
+    Lightning 2.6's `WeightAveraging` is not exact: it mixes up the two sets of weights in a checkpoint that is written
+    when training ends or when validation is interrupted, saves the wrong one with `save_weights_only`, and copies the
+    whole task before it reaches its device.
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self.names: dict[nn.Parameter, str] = {}
+        self.other: dict[nn.Parameter, Tensor] = {}  # the averages, or while they are swapped in, the trained weights
+        self.swapped = False
+        self.loaded: dict[str, Any] = {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes over what else a checkpoint has of this callback; the trained weights are in place again."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is an average yet; until then everyone sees the trained weights."""
+        return bool(self.other)
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        if not self.ready:
+            return
+        for parameter, other in self.other.items():
+            kept = parameter.clone()
+            parameter.copy_(other)
+            other.copy_(kept)
+        self.swapped = not self.swapped
+
+    def _averaged_state(self, task: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        if self.ready and not self.swapped:
+            shared = task.named_parameters(remove_duplicate=False)  # a tied weight has two names
+            state.update({prefix + name: self.other[parameter] for name, parameter in shared})
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Starts every `fit` afresh, from the weights the task has then."""
+        if stage == TrainerFn.FITTING:
+            self._forget()
+
+    @torch.no_grad()
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the average at the present weights, which after a resume are the saved average."""
+        self.names = {parameter: name for name, parameter in pl_module.named_parameters()}
+        self.other = {parameter: parameter.detach().clone() for parameter in self.names}
+        # torch marks the hook with an attribute, which a bound method cannot take but a partial can
+        self.hook = pl_module.register_state_dict_post_hook(partial(self._averaged_state))
+        if self.loaded:
+            self._take_over()
+        elif trainer.ckpt_path is not None:
+            rank_zero_only(print)("the checkpoint has no average of the weights: it starts from the present ones")
+
+    def _take_over(self) -> None:
+        """Goes on with what a checkpoint has.
+
+        Raises:
+            ValueError: Something is missing, of another type or shape, or not finite, by name.
+        """
+        own = f"callbacks.{self.state_key}"
+        for weights in (self.loaded["trained"], *self.loaded.get("last", ())):
+            for parameter, name in self.names.items():
+                require(name in weights, f"{own} has no {name}.")
+                check_tensor(weights[name], parameter, f"{own}: {name}")
+                require(bool(weights[name].isfinite().all()), f"{own}: {name} holds NaN or infinity.")
+        for parameter, name in self.names.items():
+            parameter.copy_(self.loaded["trained"][name])
+        self.restore(self.loaded)
+        self.loaded = {}
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Puts the averaged weights in."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._swap()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Puts the trained weights back."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._swap()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leaves the averaged weights in the task, which saves its own weights from now on."""
+        if self.other:
+            self.hook.remove()
+            if not self.swapped:
+                self._swap()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Ends an interrupted run like a complete one, also in the middle of a validation."""
+        self.on_train_end(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights in training by name, and what a subclass adds."""
+        trained = {name: self.other[p] if self.swapped else p.detach() for p, name in self.names.items()}
+        return {"trained": trained} if trained else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keeps the saved state until `fit` starts."""
+        self.loaded = state_dict
+
+
+class LastWeights(Averaging):
+    """Shows the mean of the weights at the latest validations (Vaswani 2017, 6.1: of the last 5 or 20 checkpoints).
+
+    Each validation first takes its own weights into the mean. Memory and checkpoints hold the network once for each.
+
+    Args:
+        count: Number of validations, from 2 on; as many as there were as yet, if fewer.
+
+    Raises:
+        ValueError: `count` is out of range.
+    """
+
+    def __init__(self, count: int) -> None:
+        if count < 2:
+            raise ValueError(f"The number of weights to average must be at least 2, but is {count}.")
+        self.count = count
+        super().__init__()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.last: list[State] = []  # the oldest first
+        self.taken = False  # whether the newest is of a validation that goes on
+
+    @property
+    def ready(self) -> bool:
+        """As in the base class."""
+        return bool(self.last)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes over the weights of the latest validations."""
+        devices = {name: parameter.device for parameter, name in self.names.items()}
+        self.last = [{name: value.to(devices[name]) for name, value in one.items()} for one in state["last"]]
+        self.last = self.last[-self.count :]
+        self._average()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        last = self.last[-self.count :]
+        for parameter, name in self.names.items() if last else ():
+            self.other[parameter].copy_(sum(one[name] / len(last) for one in last))  # type: ignore[arg-type]
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes the present weights into the mean and puts it in."""
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            taken = {name: parameter.detach().clone() for parameter, name in self.names.items()}
+            self.last, self.taken = [*self.last, taken], True
+            self._average()
+        super().on_validation_start(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Puts the trained weights back."""
+        self.last, self.taken = self.last[-self.count :], False
+        super().on_validation_end(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in the base class, and the weights of the latest validations; one that goes on will be done again."""
+        state = super().state_dict()
+        return state | {"last": self.last[:-1] if self.taken else self.last} if state else {}

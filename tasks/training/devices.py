@@ -1,0 +1,26 @@
+"""Where a model computes that does not train, and how exact its weights are."""
+
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from modules.generation.quantized import QuantizationName, prepare
+from tasks.errors import UsageError, refusals
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+Model = TypeVar("Model", bound=Any)
+
+
+def prepared(model: Model, name: DeviceName, quantization: QuantizationName | None = None) -> Model:
+    """A model, a named tuple with a `net`, ready for use on a device, with weights as exact as wanted.
+
+    Raises:
+        UsageError: there is no such device, or it knows no such weights.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: there is no GPU that torch can use; leave it out")
+    on_gpu = name != "cpu" and torch.cuda.is_available()
+    net = model.net.to("cuda" if on_gpu else "cpu")
+    with refusals(f"--quantize {quantization}"):
+        prepare(net, quantization)
+    return model._replace(net=net)

@@ -1,0 +1,76 @@
+"""How much a training step does: tokens, and which share of the machine's peak (Chowdhery 2022)."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modules.kernels.linear import linear
+
+DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}  # by how a precision's name begins
+SIDES = {"cpu": 2048}  # of the matrices that are multiplied; elsewhere 8192
+
+
+class TokenCount(nn.Module):
+    """How many tokens the samples of training had, padding left out; counted on the device, which need not wait."""
+
+    sums: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(2, dtype=torch.int64), persistent=False)  # tokens, samples
+
+    def add(self, tokens: Tensor, samples: int) -> None:
+        """Count a batch of so many tokens, ()."""
+        self.sums += torch.stack((tokens, torch.full_like(tokens, samples)))
+
+    def per_sample(self) -> float:
+        """Tokens that a sample has on average."""
+        tokens, samples = self.sums.tolist()
+        return tokens / max(samples, 1)
+
+
+def flops_per_token(net: Any, length: int) -> int:
+    """FLOP that training needs for a token, forward and backward: 6 N + 12 L H D T (Chowdhery 2022, appendix B).
+
+    N are the weights that a token is multiplied with: those of linear layers and of the output layer; looking up an
+    embedding multiplies nothing. L blocks of H heads of size D compare the token with all T of a row, as if attention
+    saw later ones, too. What activation checkpointing computes again does not count.
+
+    Args:
+        net: A `Decoder`.
+        length: Tokens T of a row.
+    """
+    weights = sum(part.weight.numel() for part in net.stack.modules() if isinstance(part, nn.Linear))
+    stack = net.config.stack
+    return 6 * (weights + net.head.weight.numel()) + 12 * stack.depth * stack.heads * stack.head_width * length
+
+
+def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> float:
+    """FLOP/s of a large matrix product on this device, the best of some.
+
+    Args:
+        device: That of the run.
+        precision: Lightning's name of the run's, such as "bf16-mixed".
+        seconds: How long to try.
+    """
+    dtype = next((dtype for name, dtype in DTYPES.items() if precision.startswith(name)), torch.float32)
+    side, draw = SIDES.get(device.type, 8192), torch.Generator(device).manual_seed(0)
+    a, b = torch.randn(2, side, side, generator=draw, device=device, dtype=dtype)
+    best, end = float("inf"), time.perf_counter() + seconds
+    with torch.no_grad():
+        linear(a, b)
+        while time.perf_counter() < end or best == float("inf"):
+            _wait(device)
+            start = time.perf_counter()
+            linear(a, b)
+            _wait(device)
+            best = min(best, time.perf_counter() - start)
+    return 2 * side**3 / best
+
+
+def _wait(device: torch.device) -> None:
+    """Until the device has done its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
