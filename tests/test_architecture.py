@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,29 @@ def test_files_and_functions_stay_small(path: Path) -> None:
             assert all(a.annotation for a in arguments), f"{node.name} has an argument without a type"
             limit = 5 if node.name == "forward" else 8
             assert len(arguments) <= limit, f"{node.name} takes {len(arguments)} arguments"
+
+
+def ours(path: Path) -> set[str]:
+    """Files of ours that a file imports, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{name}" for name in names] + [node.module or ""]
+        files = {f"{name.replace('.', '/')}.py" for name in names}
+        found |= files & set(NAMES)
+    return found
+
+
+def test_no_import_circles() -> None:
+    graph = {name: ours(path) for name, path in zip(NAMES, SOURCES, strict=True)}
+    assert sum(map(len, graph.values())) > 300
+    TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("folder", ["tasks", "modules/models", "modules/generation", "modules/kernels"])
+def test_folders_stay_small(folder: str) -> None:
+    assert len(list((ROOT / folder).glob("*.py"))) <= 10
 
 
 def test_one_place_computes_attention() -> None:

@@ -10,8 +10,8 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from tasks.checkpoints.reading import Checkpoint, read_checkpoint
 from tasks.checkpoints.writing import LAST, newest_checkpoint
+from tasks.cli.app import App, program
 from tasks.cli.config_files import Options, read_config
-from tasks.cli.main import App, program
 from tasks.cli.signals import Stopped
 from tasks.distributed.launch import as_started
 from tasks.errors import UsageError

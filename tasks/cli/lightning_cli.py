@@ -14,8 +14,8 @@ from tasks.checkpoints.contents import check_primitives
 from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.checkpoints.resume import farewell, read_run
 from tasks.checkpoints.writing import AtomicCheckpointIO
+from tasks.cli.app import App, load, program
 from tasks.cli.config_files import Options, read_config
-from tasks.cli.main import App, load, program
 from tasks.cli.parsing import (
     PlainErrors,
     expand,

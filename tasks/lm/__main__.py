@@ -7,7 +7,8 @@ if __name__ == "__main__":
 
     SIGNALS.own_process()  # before anything slow is imported
 
-from tasks.cli.main import App, main
+from tasks.cli.app import App
+from tasks.cli.main import main
 
 APP = App(
     name="lm",

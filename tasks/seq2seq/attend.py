@@ -14,7 +14,7 @@ from modules.memory import AttentionRecord
 from tasks.checkpoints.exporting import new_file
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError, refusals
-from tasks.seq2seq.architectures import Model, load_model
+from tasks.seq2seq.translator import Model, load_model
 from tasks.training.devices import DeviceName, prepared
 
 KINDS = ("pdf", "png", "svg")  # of pictures

@@ -12,9 +12,9 @@ from datamodules.utils.files import write_text
 from modules.pretrained.seq2seq import from_tessera
 from modules.pretrained.seq2seq_configs import config_to_huggingface, suited_family
 from tasks.checkpoints.exporting import TextFormat, export_texts, save_tokenizer, write_frame
-from tasks.seq2seq.architectures import Ends, load_model
 from tasks.seq2seq.pretrained import TARGET
-from tasks.seq2seq.rules import generation_settings
+from tasks.seq2seq.rules import Ends, generation_settings
+from tasks.seq2seq.translator import load_model
 
 
 def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:

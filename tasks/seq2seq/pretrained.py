@@ -11,6 +11,7 @@ from datamodules.utils.files import read_object
 from modules.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from modules.pretrained.seq2seq import load_weights, to_tessera
 from modules.pretrained.seq2seq_configs import config_from_huggingface
+from tasks.checkpoints.contents import build_seq2seq as build
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.checkpoints.pretrained import (
     CKPT_PATH,
@@ -28,7 +29,7 @@ from tasks.checkpoints.reading import KEY, net_weights
 from tasks.checkpoints.weights import State
 from tasks.cli.parsing import Options
 from tasks.errors import UsageError, refusals
-from tasks.seq2seq.architectures import build, fitted
+from tasks.seq2seq.architectures import fitted
 from tasks.seq2seq.rules import folder_generation, start_token
 
 TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder

@@ -2,13 +2,45 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from datamodules.tokenizers.pairs import PairTokenizer
+from modules.generation.translation import Rules
 from tasks.checkpoints.generation_config import FolderGeneration, read_generation
-from tasks.seq2seq.architectures import Ends
 
 FORCED = {"marian": 0, "bart": 2}  # the end at the limit, in folders without that file whose config.json leaves it out
 Settings = Mapping[str, Any]
+
+
+class Ends(TypedDict):
+    """What `modules.generation.translation.translate` must know of the control tokens."""
+
+    start: int
+    stop: list[int]
+    banned: list[int]
+    rules: Rules
+
+
+def writing(tokenizer: PairTokenizer) -> Ends:
+    """Tokens that translations begin with, end with, and never have inside: padding, which some models mistake."""
+    pad = tokenizer.target.control("pad")
+    return {"start": tokenizer.start, "stop": [tokenizer.end], "banned": [pad], "rules": Rules()}
+
+
+def published_ends(found: FolderGeneration, facts: Mapping[str, Any]) -> Ends:
+    """How a model of Hugging Face's layout writes with `generate`.
+
+    Args:
+        found: What its folder asks.
+        facts: Of its tokenizers.
+
+    Raises:
+        UsageError: It bans phrases, or names tokens that the model does not have.
+    """
+    first, last = found.tokens("forced_bos_token_id"), found.tokens("forced_eos_token_id")
+    rules = Rules(bool(found.asked.renormalize_logits), first, last)
+    stop = [*found.stop] or [facts["end"]]
+    return {"start": facts["start"], "stop": stop, "banned": [*found.banned], "rules": rules}
 
 
 def folder_generation(folder: Path, settings: Settings, vocabulary: int = 0) -> FolderGeneration:

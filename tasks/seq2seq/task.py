@@ -17,10 +17,13 @@ from modules.generation.translation import translate
 from modules.kernels.cross_entropy import IGNORED
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.base import Batch
+from tasks.checkpoints.contents import build_seq2seq as build
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError
-from tasks.seq2seq.architectures import Model, build, fitted, writing
+from tasks.seq2seq.architectures import fitted
+from tasks.seq2seq.rules import writing
 from tasks.seq2seq.scores import TranslationScores, table
+from tasks.seq2seq.translator import Model
 from tasks.text import MeanOf, TextTask
 from tasks.tracking.media import Exhibits, Picture, Table, drawn
 from tasks.training.averaging import LastWeights

@@ -13,7 +13,7 @@ from modules.generation.sampling import GenerationConfig, StoppingName
 from modules.generation.translation import Translation
 from modules.generation.translation import translate as search
 from tasks.cli.text_io import UNFINISHED, json_line, printed, read_lines
-from tasks.seq2seq.architectures import Model, load_model
+from tasks.seq2seq.translator import Model, load_model
 from tasks.training.devices import DeviceName, prepared
 
 

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
-from tasks.seq2seq.architectures import Model, load_model, writing
 from tasks.seq2seq.pretrained import published, read_folder
+from tasks.seq2seq.rules import writing
+from tasks.seq2seq.translator import Model, load_model
 from tests.datamodules.test_sentencepiece import ENGLISH, marian, train
 from tests.tasks.command import PAIRS, SMALL_S2S, Malicious, checkpoint, run, same, write_pairs
 

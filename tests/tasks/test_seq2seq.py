@@ -18,7 +18,8 @@ from datamodules.translation import TranslationData
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from tasks.checkpoints.reading import KEY
-from tasks.seq2seq.architectures import Model, load_model, writing
+from tasks.seq2seq.rules import writing
+from tasks.seq2seq.translator import Model, load_model
 from tests.tasks.command import DEFAULT_SECONDS, PAIRS, SMALL_S2S, checkpoint, metrics, process, run, same, write_pairs
 from tests.tasks.test_ddp import python
 from tests.tasks.test_resume import KILL

@@ -13,8 +13,9 @@ from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from tasks.cli.text_io import UNFINISHED
-from tasks.seq2seq.architectures import Model, load_model, writing
 from tasks.seq2seq.attend import cross_weights, draw, own_translation, spelled
+from tasks.seq2seq.rules import writing
+from tasks.seq2seq.translator import Model, load_model
 from tests.tasks.command import PAIRS, SMALL_S2S, run, write_pairs
 
 LINES = ["two three", "six five four three two one's", "", "four", "five five five", "  ", "one's six"]
