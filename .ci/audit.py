@@ -16,15 +16,26 @@ def audited() -> list[dict]:
     """The packages that the service knows, with their holes."""
     try:
         done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=MOST)
-        return [package for package in json.loads(done.stdout)["dependencies"] if "vulns" in package]
-    except (subprocess.TimeoutExpired, json.JSONDecodeError):  # it prints nothing where it cannot connect
+        return [
+            package for package in json.loads(done.stdout)["dependencies"] if "vulns" in package
+        ]
+    except (
+        subprocess.TimeoutExpired,
+        json.JSONDecodeError,
+    ):  # it prints nothing where it cannot connect
         return []
 
 
 packages = audited()
-holes = [f"{package['name']} {package['version']}: {hole}" for package in packages for hole in package["vulns"]]
+holes = [
+    f"{package['name']} {package['version']}: {hole}"
+    for package in packages
+    for hole in package["vulns"]
+]
 print(
-    f"pip-audit: {len(packages)} packages" if packages else "pip-audit: its service cannot be asked, nothing is known"
+    f"pip-audit: {len(packages)} packages"
+    if packages
+    else "pip-audit: its service cannot be asked, nothing is known"
 )
 print(*holes, sep="\n", end="\n" if holes else "")
 sys.exit(bool(holes))

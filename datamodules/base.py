@@ -63,7 +63,9 @@ class ResumableDataModule(pl.LightningDataModule):
         UsageError: A size below 1, or fewer workers than 0.
     """
 
-    source: Any = None  # where the samples come from, and what to know of them; see `datamodules.sources`
+    source: Any = (
+        None  # where the samples come from, and what to know of them; see `datamodules.sources`
+    )
 
     def __init__(self, batch_size: int, eval_batch_size: int, num_workers: int, seed: int) -> None:
         super().__init__()
@@ -84,7 +86,13 @@ class ResumableDataModule(pl.LightningDataModule):
         world_size, rank = self.train_ranks(dataset)
         whole = len(dataset) >= self.batch_size * world_size
         return ResumableBatchSampler(
-            len(dataset), self.batch_size, self.seed, shuffle=True, drop_last=whole, rank=rank, world_size=world_size
+            len(dataset),
+            self.batch_size,
+            self.seed,
+            shuffle=True,
+            drop_last=whole,
+            rank=rank,
+            world_size=world_size,
         )
 
     def train_loader(self, dataset: BatchedDataset) -> DataLoader:
@@ -130,7 +138,11 @@ class ResumableDataModule(pl.LightningDataModule):
         state, self._resume = self._resume, None
         if not state:
             return (self.trainer.current_epoch if self.trainer else 0), 0
-        words = {"batch_size": "batch size", "world_size": "number of devices", "samples": "number of training samples"}
+        words = {
+            "batch_size": "batch size",
+            "world_size": "number of devices",
+            "samples": "number of training samples",
+        }
         for name, value in self.counted(world_size).items():
             if value == state.get(name, value):
                 continue
@@ -153,7 +165,11 @@ class ResumableDataModule(pl.LightningDataModule):
         plain = type(options)()
         names = [field.name for field in fields(plain) if field.name in self.source.unused]
         given = {name: getattr(options, name) for name in names}
-        return {f"dataset.{name}": value for name, value in given.items() if value != getattr(plain, name)}
+        return {
+            f"dataset.{name}": value
+            for name, value in given.items()
+            if value != getattr(plain, name)
+        }
 
     def train_ranks(self, dataset: BatchedDataset) -> tuple[int, int]:
         """Number of processes that share the samples of training, and which this one is.
@@ -172,7 +188,9 @@ class ResumableDataModule(pl.LightningDataModule):
     def _ranks(self) -> tuple[int, int]:
         return (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
 
-    def _loader(self, dataset: BatchedDataset, sampler: ResumableBatchSampler | DealtBatches) -> DataLoader:
+    def _loader(
+        self, dataset: BatchedDataset, sampler: ResumableBatchSampler | DealtBatches
+    ) -> DataLoader:
         workers = 0 if dataset.in_memory else self.num_workers
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return DataLoader(
@@ -183,5 +201,7 @@ class ResumableDataModule(pl.LightningDataModule):
             worker_init_fn=leave_signals if workers else None,
             persistent_workers=workers > 0,
             pin_memory=on_gpu,
-            generator=Generator().manual_seed(self.seed),  # an iterator then draws nothing from the global generator
+            generator=Generator().manual_seed(
+                self.seed
+            ),  # an iterator then draws nothing from the global generator
         )

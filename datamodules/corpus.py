@@ -73,14 +73,18 @@ class CorpusData(TokenizedData):
         loading: CorpusLoading = CorpusLoading(),
         **shared: Any,
     ) -> None:
-        super().__init__(batch_size, max_length, tokenizer, loading.eval_batch_size, loading.seed, **shared)
+        super().__init__(
+            batch_size, max_length, tokenizer, loading.eval_batch_size, loading.seed, **shared
+        )
         if packing not in ("windows", "documents"):
             raise UsageError(f"packing is {packing}, but must be windows or documents.")
         if max_length < 2:
             raise UsageError(f"max_length is {max_length}, but must be at least 2.")
         self.source = document_source(source, path, dataset, self.skip_bad)
         self.packing, self.options, self.loading = packing, dataset, loading
-        self._given = tokenizer.file is not None  # the tokenizer: a text must fit it, not the other way round
+        self._given = (
+            tokenizer.file is not None
+        )  # the tokenizer: a text must fit it, not the other way round
 
     # The tokenizer.
 
@@ -115,7 +119,9 @@ class CorpusData(TokenizedData):
 
     def load(self, split: str) -> RandomWindows | Rows:
         if split == "predict":
-            raise UsageError("there is nothing to predict here: generate text from a checkpoint instead.")
+            raise UsageError(
+                "there is nothing to predict here: generate text from a checkpoint instead."
+            )
         file = self.file(split)
         least = self.max_length + 1 if split == "train" and self.packing == "windows" else 2
         if len(file.tokens) < least:
@@ -160,7 +166,9 @@ class CorpusData(TokenizedData):
             )
         rare = not self._given and (self.config.min_frequency or 0) > 1
         advice = (
-            "--data.tokenizer.min_frequency 1 learns rare ones, too" if rare else "the model learns nothing of them"
+            "--data.tokenizer.min_frequency 1 learns rare ones, too"
+            if rare
+            else "the model learns nothing of them"
         )
         rank_zero_warn(f"{share}, such as {named}: {advice}.")
 
@@ -181,8 +189,12 @@ class CorpusData(TokenizedData):
         """
         world_size, rank = self.train_ranks(dataset)
         enough = len(dataset) >= self.batch_size * world_size
-        drop_last = enough and (self.packing == "windows" or self.batch_size == 1)  # else ranks might go without
-        return StreamBatchSampler(len(dataset), self.batch_size, self.seed, True, drop_last, rank, world_size)
+        drop_last = enough and (
+            self.packing == "windows" or self.batch_size == 1
+        )  # else ranks might go without
+        return StreamBatchSampler(
+            len(dataset), self.batch_size, self.seed, True, drop_last, rank, world_size
+        )
 
     def train_dataloader(self) -> DataLoader:
         loader, dataset = super().train_dataloader(), self.dataset("train")
@@ -192,5 +204,8 @@ class CorpusData(TokenizedData):
 
     def counted(self, world_size: int) -> dict[str, int]:
         """As in the base class, with what decides what a row is."""
-        rows = {"packed": int(self.packing == "documents"), "content": self.dataset("train").file.checksum}
+        rows = {
+            "packed": int(self.packing == "documents"),
+            "content": self.dataset("train").file.checksum,
+        }
         return super().counted(world_size) | rows

@@ -96,7 +96,9 @@ class ImageData(ResumableDataModule):
             mean, std = self.options.mean or mean, self.options.std or std
             for name, values in (("mean", mean), ("std", std)):
                 if len(values) != layout["channels"]:  # type: ignore[arg-type]
-                    raise UsageError(f"{name} {values} need a number for each of {layout['channels']} channels.")
+                    raise UsageError(
+                        f"{name} {values} need a number for each of {layout['channels']} channels."
+                    )
             self._facts = {**layout, "mean": mean, "std": std}
         return self._facts
 
@@ -113,7 +115,9 @@ class ImageData(ResumableDataModule):
         for name in ("class_names", "mean", "std"):
             given = getattr(self.options, name)
             if given is not None and list(given) != list(facts[name]):
-                raise UsageError(f"{name} is {given}, the checkpoint was trained with {facts[name]}: leave it out.")
+                raise UsageError(
+                    f"{name} is {given}, the checkpoint was trained with {facts[name]}: leave it out."
+                )
         self._facts, self.image_size = dict(facts), facts["image_size"]
         self.source.known_names = facts["class_names"]
         self._records, self._datasets = {}, {}
@@ -134,7 +138,12 @@ class ImageData(ResumableDataModule):
             names, train = self.source.names(), self._split("train")
             channels = self.options.channels or train.channels()
             size = self.image_size or common_size(train, channels, self.skip_bad)
-            self._facts = {"class_names": names, "num_classes": len(names), "channels": channels, "image_size": size}
+            self._facts = {
+                "class_names": names,
+                "num_classes": len(names),
+                "channels": channels,
+                "image_size": size,
+            }
         return self._facts
 
     # Splits: read and decoded when first asked for, so that the test images stay untouched until the test.
@@ -157,15 +166,21 @@ class ImageData(ResumableDataModule):
 
     def _split(self, split: str) -> Records:
         if split not in self._records:
-            self._records[split] = self._predicted() if split == "predict" else self.source.split(split)
+            self._records[split] = (
+                self._predicted() if split == "predict" else self.source.split(split)
+            )
         return self._records[split]
 
     def _predicted(self) -> Records:
         if self.predict_path is None:
-            raise UsageError("predict needs --data.predict_path: an image file or a folder of images.")
+            raise UsageError(
+                "predict needs --data.predict_path: an image file or a folder of images."
+            )
         path = Path(self.predict_path)
         if not path.is_dir() and (fault := problem(path)):
-            raise UsageError(f"{path} {fault}: --data.predict_path takes an image file or a folder of images.")
+            raise UsageError(
+                f"{path} {fault}: --data.predict_path takes an image file or a folder of images."
+            )
         files = files_below(path, IMAGE_ENDINGS, self.source.bad) if path.is_dir() else [path]
         if not files:
             raise UsageError(f"{path} holds no images.")
@@ -174,18 +189,26 @@ class ImageData(ResumableDataModule):
     def _dataset(self, split: str) -> BatchedDataset:
         if split not in self._datasets:
             layout = self._layout()
-            self._datasets[split] = self._load(self._split(split), layout, labelled=split != "predict")
+            self._datasets[split] = self._load(
+                self._split(split), layout, labelled=split != "predict"
+            )
         return self._datasets[split]
 
     def _load(self, records: Records, layout: dict[str, Any], labelled: bool) -> BatchedDataset:
         """In memory where the decoded images fit, else a stream."""
         channels, size = layout["channels"], layout["image_size"]
         if len(records) * channels * size**2 > self.loading.memory_limit_mb * 2**20:
-            return StreamedImages(records, labelled, channels, size, self.skip_bad, self.image_size is not None)
-        pixels, good, skipped = decode_all(records, channels, size, self.image_size is not None, self.skip_bad)
+            return StreamedImages(
+                records, labelled, channels, size, self.skip_bad, self.image_size is not None
+            )
+        pixels, good, skipped = decode_all(
+            records, channels, size, self.image_size is not None, self.skip_bad
+        )
         self._skipped += skipped
         if not good:
-            raise DataError(f"none of the {len(records)} image files can be read, such as {records.name(0)}.")
+            raise DataError(
+                f"none of the {len(records)} image files can be read, such as {records.name(0)}."
+            )
         records = records.select(good) if skipped else records
         if labelled:
             return MemoryImages(pixels, records.labels)
@@ -209,7 +232,9 @@ class ImageData(ResumableDataModule):
     def predict_dataloader(self) -> DataLoader:
         return self.eval_loader(self._dataset("predict"))
 
-    def on_before_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> dict[str, Any]:
+    def on_before_batch_transfer(
+        self, batch: dict[str, Any], dataloader_idx: int
+    ) -> dict[str, Any]:
         """Passes on what a worker reports: an error is raised here, skipped files are counted."""
         if "error" in batch:
             raise DataError(batch["error"])

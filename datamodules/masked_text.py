@@ -27,17 +27,27 @@ class Pieces(Sequences):
 
     pair = False
 
-    def __init__(self, table: TokenRows, tokenizer: Tokenizer, max_length: int, multiple: int) -> None:
+    def __init__(
+        self, table: TokenRows, tokenizer: Tokenizer, max_length: int, multiple: int
+    ) -> None:
         self.table, room = table, max_length - tokenizer.added(self.pair)
         if room < 2:
-            raise UsageError(f"max_length is {max_length}, which leaves no room for text between control tokens.")
-        counts = table.lengths.add(room - 1).div(room, rounding_mode="floor")  # (D,) pieces of each document
+            raise UsageError(
+                f"max_length is {max_length}, which leaves no room for text between control tokens."
+            )
+        counts = table.lengths.add(room - 1).div(
+            room, rounding_mode="floor"
+        )  # (D,) pieces of each document
         self.document = torch.arange(len(counts)).repeat_interleave(counts)  # (S,)
-        first = (counts.cumsum(0) - counts).repeat_interleave(counts)  # (S,) number of its document's first piece
+        first = (counts.cumsum(0) - counts).repeat_interleave(
+            counts
+        )  # (S,) number of its document's first piece
         self.start = (torch.arange(len(first)) - first) * room
         self.size = (table.lengths[self.document] - self.start).clamp(max=room)
         least = 2 if self.pair else 1  # a span has a token at least
-        super().__init__(tokenizer, self.size.clamp(min=least) + tokenizer.added(self.pair), max_length, multiple)
+        super().__init__(
+            tokenizer, self.size.clamp(min=least) + tokenizer.added(self.pair), max_length, multiple
+        )
 
     def tokens(self, i: int) -> Any:
         """The tokens of piece i, without control tokens."""
@@ -62,20 +72,29 @@ class Pairs(Pieces):
 
     pair = True
 
-    def __init__(self, table: TokenRows, tokenizer: Tokenizer, max_length: int, multiple: int, seed: int) -> None:
+    def __init__(
+        self, table: TokenRows, tokenizer: Tokenizer, max_length: int, multiple: int, seed: int
+    ) -> None:
         super().__init__(table, tokenizer, max_length, multiple)
         self.seed = seed
-        self.sampler: ResumableBatchSampler | None = None  # whose epoch it is; evaluation draws the same each time
+        self.sampler: ResumableBatchSampler | None = (
+            None  # whose epoch it is; evaluation draws the same each time
+        )
         self.documents: list[int] = self.document.unique().tolist()  # those that are not empty
         if len(self.documents) < 2:
-            raise UsageError("next_sentence needs two documents at least in each split: add some, or switch it off.")
+            raise UsageError(
+                "next_sentence needs two documents at least in each split: add some, or switch it off."
+            )
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index, drawn = torch.tensor(indices), [self._pair(i) for i in indices]
         built = [self.tokenizer.build(first, self.max_length, second) for first, second, _ in drawn]
         segments = self.filled(index, [row.segments for row in built], padding=0)
         is_next = torch.tensor([follows for _, _, follows in drawn], dtype=torch.int64)
-        return self.batch(index, [row.ids for row in built]) | {"segments": segments, "is_next": is_next}
+        return self.batch(index, [row.ids for row in built]) | {
+            "segments": segments,
+            "is_next": is_next,
+        }
 
     def _pair(self, i: int) -> tuple[Any, Any, bool]:
         """Two spans, and whether the second follows the first."""
@@ -150,8 +169,12 @@ class MaskedTextData(TextData):
 
     def load(self, split: str) -> Pieces:
         if split == "predict":
-            raise UsageError("there is nothing to predict here: pretraining ends in weights for another task.")
-        table = tokenised(self._training if split == "train" else self.source.corpus(split), self.tokenizer)
+            raise UsageError(
+                "there is nothing to predict here: pretraining ends in weights for another task."
+            )
+        table = tokenised(
+            self._training if split == "train" else self.source.corpus(split), self.tokenizer
+        )
         if not self.next_sentence:
             return Pieces(table, self.tokenizer, self.max_length, self.loading.multiple)
         return Pairs(table, self.tokenizer, self.max_length, self.loading.multiple, self.seed)

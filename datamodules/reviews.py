@@ -30,7 +30,12 @@ class LabelledTokens(Sequences):
     """
 
     def __init__(
-        self, table: TokenRows, labels: Tensor | None, tokenizer: Tokenizer, max_length: int, multiple: int
+        self,
+        table: TokenRows,
+        labels: Tensor | None,
+        tokenizer: Tokenizer,
+        max_length: int,
+        multiple: int,
     ) -> None:
         whole = table.lengths + tokenizer.added()
         super().__init__(tokenizer, whole.clamp(max=max_length), max_length, multiple)
@@ -38,7 +43,9 @@ class LabelledTokens(Sequences):
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index = torch.tensor(indices)
-        batch = self.batch(index, [self.tokenizer.build(self.table[i], self.max_length).ids for i in indices])
+        batch = self.batch(
+            index, [self.tokenizer.build(self.table[i], self.max_length).ids for i in indices]
+        )
         return batch if self.labels is None else batch | {"label": self.labels[index]}
 
 
@@ -86,7 +93,9 @@ class ReviewData(TextData):
         given = self.options.class_names
         if given is not None and given != facts["class_names"]:
             known = facts["class_names"]
-            raise UsageError(f"class_names is {given}, the checkpoint was trained with {known}: leave it out.")
+            raise UsageError(
+                f"class_names is {given}, the checkpoint was trained with {known}: leave it out."
+            )
         super().adopt(facts)
         self.source.known_names = facts["class_names"]
 
@@ -119,12 +128,16 @@ class ReviewData(TextData):
         if self.predict_text is not None:
             return self._usable([self.predict_text], [1], "--text")
         if self.predict_path is None:
-            raise UsageError("predict needs --data.predict_path: a file with a text on each line, or - to read them.")
+            raise UsageError(
+                "predict needs --data.predict_path: a file with a text on each line, or - to read them."
+            )
         if self.predict_path == "-":
             return self._usable(*self._lines(sys.stdin.buffer, "standard input"))
         path = Path(self.predict_path)
         if fault := problem(path):
-            raise UsageError(f"{path} {fault}: --data.predict_path takes a file with a text on each line, or -.")
+            raise UsageError(
+                f"{path} {fault}: --data.predict_path takes a file with a text on each line, or -."
+            )
         with open_regular(path) as file:
             return self._usable(*self._lines(file, str(path)))
 

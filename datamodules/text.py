@@ -91,9 +91,13 @@ class TextData(TokenizedData):
         tokenizer: TokenizerConfig = TokenizerConfig(),
         loading: TextLoading = TextLoading(),
     ) -> None:
-        super().__init__(batch_size, max_length, tokenizer, loading.eval_batch_size, loading.seed, skip_bad)
+        super().__init__(
+            batch_size, max_length, tokenizer, loading.eval_batch_size, loading.seed, skip_bad
+        )
         if max_length < 4:
-            raise UsageError(f"max_length is {max_length}, but must be at least 4: control tokens and text.")
+            raise UsageError(
+                f"max_length is {max_length}, but must be at least 4: control tokens and text."
+            )
         if loading.multiple < 1:
             raise UsageError(f"multiple is {loading.multiple}, but must be at least 1.")
         if loading.batch_tokens is not None and loading.batch_tokens < max_length:
@@ -107,7 +111,9 @@ class TextData(TokenizedData):
     def loaded(self, datasets: list[TokenDataset]) -> None:
         """Says how many texts were cut."""
         if cut := sum(dataset.truncated for dataset in datasets):
-            kept = {"head": "the head", "tail": "the tail", "both": "head and tail"}[self.config.truncate]
+            kept = {"head": "the head", "tail": "the tail", "both": "head and tail"}[
+                self.config.truncate
+            ]
             rank_zero_warn(
                 f"{cut:,} of {sum(map(len, datasets)):,} texts are longer than {self.max_length} tokens and were cut "
                 f"(keeping {kept})."
@@ -163,12 +169,18 @@ class Sequences:
 
     def __init__(self, tokenizer: Tokenizer, own: Tensor, max_length: int, multiple: int) -> None:
         self.tokenizer, self.own, self.max_length = tokenizer, own, max_length
-        self.lengths, self.padding, self.truncated = padded(own, multiple, max_length), tokenizer.control("pad"), 0
+        self.lengths, self.padding, self.truncated = (
+            padded(own, multiple, max_length),
+            tokenizer.control("pad"),
+            0,
+        )
 
     def __len__(self) -> int:
         return len(self.own)
 
-    def filled(self, index: Tensor, rows: Sequence[list[int]], padding: int | None = None) -> Tensor:
+    def filled(
+        self, index: Tensor, rows: Sequence[list[int]], padding: int | None = None
+    ) -> Tensor:
         """Rows of numbers as one tensor (B, N), filled up to the longest of the samples `index` (B,)."""
         width, fill = int(self.lengths[index].max()), self.padding if padding is None else padding
         return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])

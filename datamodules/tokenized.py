@@ -96,7 +96,12 @@ class TokenizedData(ResumableDataModule):
         options = asdict(self.config)
         if self.config.file is not None:
             own = self.tokenizer
-            options |= {"kind": own.kind, "vocabulary": own.size, "min_frequency": None, "lowercase": None}
+            options |= {
+                "kind": own.kind,
+                "vocabulary": own.size,
+                "min_frequency": None,
+                "lowercase": None,
+            }
         return options
 
     def adopt(self, facts: dict[str, Any]) -> None:
@@ -116,7 +121,10 @@ class TokenizedData(ResumableDataModule):
                     f"--data.tokenizer.{name} {asked[name]} (vocabulary {asked['vocabulary']}) does not fit the "
                     f"checkpoint, whose tokenizer of {theirs.size} tokens was made with {name} {value}: leave it out."
                 )
-        known = (None, facts["tokenizer_options"]["file"])  # that file may be another one by now, or gone
+        known = (
+            None,
+            facts["tokenizer_options"]["file"],
+        )  # that file may be another one by now, or gone
         if self.config.file not in known:
             own = self.make_tokenizer()
             if own.digest != theirs.digest:
@@ -141,7 +149,11 @@ class TokenizedData(ResumableDataModule):
 
     def prepare_data(self) -> None:
         """Downloads and tokenises (one process; the others find the tokens on disk); to predict takes no data set."""
-        stage = self.trainer.state.fn.value if self.trainer is not None and self.trainer.state.fn is not None else None
+        stage = (
+            self.trainer.state.fn.value
+            if self.trainer is not None and self.trainer.state.fn is not None
+            else None
+        )
         if stage != "predict":
             self.source.prepare()
         if stage is not None:
@@ -149,7 +161,12 @@ class TokenizedData(ResumableDataModule):
 
     def setup(self, stage: str) -> None:
         """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""
-        splits = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}[stage]
+        splits = {
+            "fit": ("train", "val"),
+            "validate": ("val",),
+            "test": ("test",),
+            "predict": ("predict",),
+        }[stage]
         new = [self.dataset(split) for split in splits if split not in self._datasets]
         self.loaded(new)
         if stage != "predict":

@@ -40,16 +40,25 @@ class PairTokens:
         self.own = whole.clamp(max=max_length)
         self.lengths = padded(self.own, multiple, max_length)
         self.truncated = int((whole > max_length).any(1).sum())
-        self.tables, self.tokenizer, self.max_length, self.texts = tables, tokenizer, max_length, texts
+        self.tables, self.tokenizer, self.max_length, self.texts = (
+            tables,
+            tokenizer,
+            max_length,
+            texts,
+        )
         sides = zip((tokenizer.source, tokenizer.target), self.own.unbind(1), strict=True)
-        self._source, self._target = (Sequences(cuts, own, max_length, multiple) for cuts, own in sides)
+        self._source, self._target = (
+            Sequences(cuts, own, max_length, multiple) for cuts, own in sides
+        )
 
     def __len__(self) -> int:
         return len(self.own)
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index, (sources, targets) = torch.tensor(indices), self.tables
-        first = self._source.batch(index, [self.tokenizer.frame_source(sources[i], self.max_length) for i in indices])
+        first = self._source.batch(
+            index, [self.tokenizer.frame_source(sources[i], self.max_length) for i in indices]
+        )
         rows = [self.tokenizer.frame_target(targets[i], self.max_length) for i in indices]
         batch = {
             "source": first["tokens"],
@@ -167,9 +176,14 @@ class TranslationData(TextData):
 
     def load(self, split: str) -> PairTokens:
         if split == "predict":
-            raise UsageError("there is nothing to predict here: translate texts with a checkpoint instead.")
+            raise UsageError(
+                "there is nothing to predict here: translate texts with a checkpoint instead."
+            )
         pairs = self.source.split(split)
-        tables = tokenised(self._prompted(pairs), self.tokenizer.source), tokenised(pairs.target, self.tokenizer.target)
+        tables = (
+            tokenised(self._prompted(pairs), self.tokenizer.source),
+            tokenised(pairs.target, self.tokenizer.target),
+        )
         texts = None if split == "train" else pairs
         return PairTokens(tables, self.tokenizer, self.max_length, self.loading.multiple, texts)
 
@@ -181,7 +195,9 @@ class TranslationData(TextData):
         if not self.config.prompt:
             return pairs.source
         kind = pa.large_string()
-        return pc.binary_join_element_wise(pa.scalar(self.config.prompt, kind), pairs.source, pa.scalar("", kind))
+        return pc.binary_join_element_wise(
+            pa.scalar(self.config.prompt, kind), pairs.source, pa.scalar("", kind)
+        )
 
     def loaded(self, datasets: list[Any]) -> None:
         """Says how many pairs were cut."""

@@ -33,13 +33,21 @@ class MultiHeadAttention(nn.Module):
         self.heads, self.kv_heads, self.head_width = config.heads, config.groups, config.head_width
         self.dropout = config.attention_dropout
         self.is_cross = source_width is not None
-        width, inner, shared = config.width, self.heads * self.head_width, 2 * self.kv_heads * self.head_width
+        width, inner, shared = (
+            config.width,
+            self.heads * self.head_width,
+            2 * self.kv_heads * self.head_width,
+        )
         if source_width is None:
             self.qkv = Linear(width, inner + shared, bias=config.qkv_bias)
         else:
             self.query = Linear(width, inner, bias=config.qkv_bias)
             self.key_value = Linear(source_width, shared, bias=config.qkv_bias)
-        norm = norm_factory(config.norm, config.norm_eps, config.bias) if config.qk_norm else nn.Identity
+        norm = (
+            norm_factory(config.norm, config.norm_eps, config.bias)
+            if config.qk_norm
+            else nn.Identity
+        )
         self.q_norm, self.k_norm = norm(self.head_width), norm(self.head_width)
         self.output = Linear(inner, width, bias=config.bias)
         self.add_parameters()
@@ -73,7 +81,9 @@ class MultiHeadAttention(nn.Module):
             "Cross-attention needs a source sequence and self-attention takes none; see source_width.",
         )
         if source is None:
-            q, k, v = self.split(self.qkv(x)).split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+            q, k, v = self.split(self.qkv(x)).split(
+                (self.heads, self.kv_heads, self.kv_heads), dim=1
+            )
             q, k = self.q_norm(q), self.k_norm(k)
             if rotation is not None:
                 q, k = rotation(q), rotation(k)
@@ -82,14 +92,20 @@ class MultiHeadAttention(nn.Module):
             k, v = memory.recall() or memory.extend(*self.read(source))
             q = self.query(x)
             if memory.texts > 1:  # those that share a source become one
-                q = q.unflatten(0, (-1, memory.texts)).flatten(1, 2)  # (B K, N, H D) -> (B, K N, H D)
+                q = q.unflatten(0, (-1, memory.texts)).flatten(
+                    1, 2
+                )  # (B K, N, H D) -> (B, K N, H D)
             q = self.q_norm(self.split(q))
-        mixed = mask.silence(self.attend(q, k, v, mask, memory)).transpose(1, 2)  # (B, H, N, D) -> (B, N, H, D)
+        mixed = mask.silence(self.attend(q, k, v, mask, memory)).transpose(
+            1, 2
+        )  # (B, H, N, D) -> (B, N, H, D)
         return self.output(mixed.reshape(*x.shape[:2], self.heads * self.head_width))
 
     def split(self, x: Tensor) -> Tensor:
         """Heads side by side, as a view: (B, N, heads x D) -> (B, heads, N, D)."""
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)  # (B, N, heads, D) -> (B, heads, N, D)
+        return x.unflatten(-1, (-1, self.head_width)).transpose(
+            1, 2
+        )  # (B, N, heads, D) -> (B, heads, N, D)
 
     def read(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a source: (B, M, source width) -> (B, G, M, D) twice."""
@@ -105,7 +121,9 @@ class MultiHeadAttention(nn.Module):
         slow = rate > 0 and q.device.type == "cpu"  # SDPA's fast kernel knows no dropout there
         if self.fused and not memory.wants_weights and not slow:
             allowed, shared = mask.tensor(q.dtype), self.kv_heads != self.heads
-            return F.scaled_dot_product_attention(q, k, v, allowed, rate, mask.is_causal, enable_gqa=shared)
+            return F.scaled_dot_product_attention(
+                q, k, v, allowed, rate, mask.is_causal, enable_gqa=shared
+            )
         if (groups := self.heads // self.kv_heads) > 1:
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)  # (B, H, M, D)
         weights = mask.silence(mask.add_to(exact(self.scores(q, k))).softmax(-1))
@@ -138,12 +156,20 @@ class AdditiveAttention(MultiHeadAttention):
         memory: Memory = NO_MEMORY,
     ) -> Tensor:
         """As `MultiHeadAttention.forward`: (B, N, E) -> (B, N, E)."""
-        require(rotation is None, "Rotary positions work on dot products; additive attention cannot use them.")
+        require(
+            rotation is None,
+            "Rotary positions work on dot products; additive attention cannot use them.",
+        )
         return super().forward(x, source, mask, None, memory)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """w . tanh(q + k): (B, H, N, D), (B, H, M, D) -> (B, H, N, M)."""
-        return torch.einsum("bhnmd,hd->bhnm", torch.tanh(q[:, :, :, None] + k[:, :, None]), self.score)
+        return torch.einsum(
+            "bhnmd,hd->bhnm", torch.tanh(q[:, :, :, None] + k[:, :, None]), self.score
+        )
 
 
-ATTENTIONS: dict[str, type[MultiHeadAttention]] = {"dot": MultiHeadAttention, "additive": AdditiveAttention}
+ATTENTIONS: dict[str, type[MultiHeadAttention]] = {
+    "dot": MultiHeadAttention,
+    "additive": AdditiveAttention,
+}

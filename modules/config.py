@@ -8,7 +8,9 @@ FeedForwardName = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"
 OrderName = Literal["pre", "post", "parallel"]
 AttentionName = Literal["dot", "additive"]
 InitName = Literal["trunc_normal", "xavier", "gpt2"]
-PositionName = Literal["none", "learned", "sinusoidal", "sincos2d", "rotary", "rotary2d", "alibi", "t5"]
+PositionName = Literal[
+    "none", "learned", "sinusoidal", "sincos2d", "rotary", "rotary2d", "alibi", "t5"
+]
 StemName = Literal["patch", "conv", "convpool"]
 PoolName = Literal["cls", "mean", "max", "attention"]
 PoolerName = Literal["none", "tanh", "relu"]
@@ -34,7 +36,9 @@ def check_rates(config: object, *names: str) -> None:
         )
 
 
-def check_text(position: PositionName, rotary_fraction: float, stack: "StackConfig", **sizes: int | None) -> None:
+def check_text(
+    position: PositionName, rotary_fraction: float, stack: "StackConfig", **sizes: int | None
+) -> None:
     """Raises `ValueError` unless a model for text can have these positions, and `sizes` that are given are above 0."""
     for name, size in sizes.items():
         require(size is None or size >= 1, f"{name} is {size}; it must be at least 1.")
@@ -46,7 +50,9 @@ def check_text(position: PositionName, rotary_fraction: float, stack: "StackConf
         not (position == "rotary" and stack.attention == "additive"),
         'position "rotary" works on dot products; use attention "dot" or another position.',
     )
-    require(0 < rotary_fraction <= 1, f"rotary_fraction is {rotary_fraction}; give a share from 0 to 1.")
+    require(
+        0 < rotary_fraction <= 1, f"rotary_fraction is {rotary_fraction}; give a share from 0 to 1."
+    )
 
 
 @dataclass(frozen=True)
@@ -111,18 +117,29 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "heads"):
-            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1.")
-        require(self.depth <= MAX_DEPTH, f"depth is {self.depth}; a stack has at most {MAX_DEPTH} blocks.")
+            require(
+                getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1."
+            )
+        require(
+            self.depth <= MAX_DEPTH,
+            f"depth is {self.depth}; a stack has at most {MAX_DEPTH} blocks.",
+        )
         require(
             self.head_size is not None or self.width % self.heads == 0,
             f"width {self.width} cannot be split into {self.heads} heads; make width a multiple of heads.",
         )
-        require(self.head_size is None or self.head_size >= 1, f"head_size is {self.head_size}; it must be at least 1.")
+        require(
+            self.head_size is None or self.head_size >= 1,
+            f"head_size is {self.head_size}; it must be at least 1.",
+        )
         require(
             self.groups >= 1 and self.heads % self.groups == 0,
             f"kv_heads {self.kv_heads} does not divide heads {self.heads}; choose a divisor.",
         )
-        require(self.mlp_width is None or self.mlp_width >= 1, f"mlp_width is {self.mlp_width}; it must be at least 1.")
+        require(
+            self.mlp_width is None or self.mlp_width >= 1,
+            f"mlp_width is {self.mlp_width}; it must be at least 1.",
+        )
         require(self.norm_eps > 0, f"norm_eps is {self.norm_eps}; it must be above 0.")
         require(
             self.source_width is None or self.cross_attention,
@@ -145,7 +162,9 @@ class StackConfig:
         """Hidden size F of the feed-forward part."""
         if self.mlp_width is not None:
             return self.mlp_width
-        gated = (8 * self.width // 3 + 7) // 8 * 8  # three matrices instead of two: same parameter count
+        gated = (
+            (8 * self.width // 3 + 7) // 8 * 8
+        )  # three matrices instead of two: same parameter count
         return gated if self.feedforward in GATED else 4 * self.width
 
     @property

@@ -26,8 +26,12 @@ class PatchStem(nn.Module):
         """(B, C, Y, X) -> (B, N, E), as a matrix product over patches: faster than a convolution, already in order."""
         batch, channels, height, width = images.shape
         patch = self.conv.stride[0]
-        cut = images.reshape(batch, channels, height // patch, patch, width // patch, patch)  # (B, C, Y', P, X', P)
-        rows = cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch**2)  # (B, N, C P P)
+        cut = images.reshape(
+            batch, channels, height // patch, patch, width // patch, patch
+        )  # (B, C, Y', P, X', P)
+        rows = cut.permute(0, 2, 4, 1, 3, 5).reshape(
+            batch, -1, channels * patch**2
+        )  # (B, N, C P P)
         return linear(rows, self.conv.weight.flatten(1), self.conv.bias)  # weight: (E, C P P)
 
 
@@ -51,7 +55,11 @@ class ConvStem(nn.Module):
         sizes = doubling(channels, width, patch)
         layers: list[nn.Module] = []
         for before, after in zip(sizes, sizes[1:], strict=False):
-            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.GroupNorm(1, after), nn.ReLU()]
+            layers += [
+                nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False),
+                nn.GroupNorm(1, after),
+                nn.ReLU(),
+            ]
         self.layers = nn.Sequential(*layers, nn.Conv2d(sizes[-1], width, 1))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -101,7 +109,9 @@ class PatchEmbedding(nn.Module):
         stem: Entry of `STEMS`.
     """
 
-    def __init__(self, image_size: int, patch_size: int, channels: int, width: int, stem: StemName = "patch") -> None:
+    def __init__(
+        self, image_size: int, patch_size: int, channels: int, width: int, stem: StemName = "patch"
+    ) -> None:
         super().__init__()
         self.shape = (channels, image_size, image_size)
         self.stem = STEMS[stem](channels, width, patch_size)
@@ -126,7 +136,9 @@ class TokenEmbedding(nn.Embedding):
         padding: Number of the padding token, whose vector stays zero; None: there is none.
     """
 
-    def __init__(self, vocabulary: int, width: int, scale: bool = False, padding: int | None = None) -> None:
+    def __init__(
+        self, vocabulary: int, width: int, scale: bool = False, padding: int | None = None
+    ) -> None:
         super().__init__(vocabulary, width, padding_idx=padding)
         self.scale = math.sqrt(width) if scale else 1.0
 

@@ -22,7 +22,11 @@ class ClassifierHead(nn.Module):
     """
 
     def __init__(
-        self, width: int, classes: int, norm: Callable[[int], nn.Module] | None = None, dropout: float = 0.0
+        self,
+        width: int,
+        classes: int,
+        norm: Callable[[int], nn.Module] | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.norm = norm(width) if norm else nn.Identity()
@@ -45,7 +49,9 @@ class Pooler(nn.Module):
         activation: Makes the non-linearity.
     """
 
-    def __init__(self, width: int, dropout: float = 0.0, activation: Callable[[], nn.Module] = nn.Tanh) -> None:
+    def __init__(
+        self, width: int, dropout: float = 0.0, activation: Callable[[], nn.Module] = nn.Tanh
+    ) -> None:
         super().__init__()
         self.dropout = Dropout(dropout) if dropout else nn.Identity()
         self.dense = Linear(width, width)
@@ -74,7 +80,9 @@ class TokenHead(nn.Module):
     def __init__(self, embedding: TokenEmbedding, bias: bool = False) -> None:
         super().__init__()
         self.shared = (embedding,)  # no submodule, so that a file holds the table once
-        self.bias = nn.Parameter(embedding.weight.new_zeros(embedding.num_embeddings)) if bias else None
+        self.bias = (
+            nn.Parameter(embedding.weight.new_zeros(embedding.num_embeddings)) if bias else None
+        )
 
     @property
     def weight(self) -> Tensor:

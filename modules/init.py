@@ -33,7 +33,11 @@ def gpt2(weight: Tensor, residual_scale: float) -> None:
     nn.init.normal_(weight, std=0.02 * residual_scale)
 
 
-INITS: dict[str, Callable[[Tensor, float], None]] = {"trunc_normal": trunc_normal, "xavier": xavier, "gpt2": gpt2}
+INITS: dict[str, Callable[[Tensor, float], None]] = {
+    "trunc_normal": trunc_normal,
+    "xavier": xavier,
+    "gpt2": gpt2,
+}
 
 
 def initialise(net: nn.Module, name: InitName, depth: int) -> None:

@@ -22,7 +22,12 @@ class Cache(StackMemory):
     """
 
     def __init__(
-        self, config: StackConfig, batch: int, length: int, device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        config: StackConfig,
+        batch: int,
+        length: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.config, self.length = config, length
         shape = (config.depth, 2, batch, config.groups, length, config.head_width)
@@ -36,13 +41,24 @@ class Cache(StackMemory):
     def beside(cls, tensor: Tensor, config: StackConfig, batch: int, length: int) -> "Cache":
         """A cache where `tensor` is, and of its type, or autocast's; other arguments as for the class."""
         kind, is_cast = tensor.device.type, torch.is_autocast_enabled(tensor.device.type)
-        return cls(config, batch, length, tensor.device, torch.get_autocast_dtype(kind) if is_cast else tensor.dtype)
+        return cls(
+            config,
+            batch,
+            length,
+            tensor.device,
+            torch.get_autocast_dtype(kind) if is_cast else tensor.dtype,
+        )
 
     def clear(self) -> None:
         """Forgets all tokens, but not the source."""
         self.past, self.filled = 0, 0
-        self.padded, self.uneven = False, False  # whether there is padding, whether rows differ in coordinates
-        self.coords[:] = torch.arange(self.length, device=self.coords.device)[:, None]  # (length, 1)
+        self.padded, self.uneven = (
+            False,
+            False,
+        )  # whether there is padding, whether rows differ in coordinates
+        self.coords[:] = torch.arange(self.length, device=self.coords.device)[
+            :, None
+        ]  # (length, 1)
         self.keep.fill_(True)
 
     def block(self, index: int) -> BlockMemory:

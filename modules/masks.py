@@ -36,7 +36,9 @@ class Mask:
 
     def _drawn(self, other: "Mask") -> Tensor | None:
         """`allowed` with the causal flag drawn in and dead rows all False."""
-        allowed = self.allowed if self.dead is None or self.allowed is None else self.allowed & ~self.dead
+        allowed = (
+            self.allowed if self.dead is None or self.allowed is None else self.allowed & ~self.dead
+        )
         like = allowed if allowed is not None else other.allowed
         if not self.causal or like is None:
             return allowed
@@ -50,7 +52,9 @@ class Mask:
         bias = bias if self.bias is None else self.bias + bias
         merged = bias if self.allowed is None else bias.masked_fill(~self.allowed, float("-inf"))
         if self.causal:
-            merged = merged.masked_fill(~_triangle(bias.shape[-2], bias.shape[-1], bias.device), float("-inf"))
+            merged = merged.masked_fill(
+                ~_triangle(bias.shape[-2], bias.shape[-1], bias.device), float("-inf")
+            )
         return replace(self, bias=bias, merged=merged)
 
     def select(self, rows: Tensor) -> "Mask":
@@ -78,7 +82,9 @@ class Mask:
         if self.causal:
             closed.append(~_triangle(scores.shape[-2], scores.shape[-1], scores.device))
         for where in closed:  # adding is several times faster than filling, forward and backward
-            scores.add_(torch.zeros_like(where, dtype=scores.dtype).masked_fill_(where, float("-inf")))
+            scores.add_(
+                torch.zeros_like(where, dtype=scores.dtype).masked_fill_(where, float("-inf"))
+            )
         return scores
 
     def silence(self, values: Tensor) -> Tensor:
@@ -139,7 +145,9 @@ def documents(ids: Tensor) -> Mask:
     Args:
         ids: Integers (B, N), the same number for tokens of the same document.
     """
-    return Mask((ids[:, :, None] == ids[:, None, :])[:, None])  # (B, 1, N, N): each token sees itself, none is dead
+    return Mask(
+        (ids[:, :, None] == ids[:, None, :])[:, None]
+    )  # (B, 1, N, N): each token sees itself, none is dead
 
 
 def pairs(allowed: Tensor) -> Mask:

@@ -17,7 +17,12 @@ def parameter_roles(net: nn.Module) -> dict[str, Role]:
     - "table": weights of convolutions, embeddings and heads, which touch pixels, tokens or classes; decayed, AdamW.
     - "scalar": biases, norms, scales, positions, class and register tokens, learned queries; never decayed, AdamW.
     """
-    heads = {id(part) for head in net.modules() if isinstance(head, ClassifierHead) for part in head.modules()}
+    heads = {
+        id(part)
+        for head in net.modules()
+        if isinstance(head, ClassifierHead)
+        for part in head.modules()
+    }
     roles: dict[int, Role] = {}
     for module in net.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -48,7 +48,11 @@ class MaxPooling(ClassTokenPooling):
         """(B, N, E) -> (B, E)."""
         if keep is None:
             return x.amax(1)
-        return x.masked_fill(~keep[..., None], float("-inf")).amax(1).masked_fill(~keep.any(1, keepdim=True), 0.0)
+        return (
+            x.masked_fill(~keep[..., None], float("-inf"))
+            .amax(1)
+            .masked_fill(~keep.any(1, keepdim=True), 0.0)
+        )
 
 
 class AttentionPooling(ClassTokenPooling):
@@ -64,7 +68,9 @@ class AttentionPooling(ClassTokenPooling):
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""
         mask = FREE if keep is None else padding(keep)
-        return self.attention(self.query.expand(len(x), -1, -1), x, mask)[:, 0]  # (B, 1, E) -> (B, E)
+        return self.attention(self.query.expand(len(x), -1, -1), x, mask)[
+            :, 0
+        ]  # (B, 1, E) -> (B, E)
 
 
 POOLINGS: dict[str, type[ClassTokenPooling]] = {

@@ -18,19 +18,26 @@ from modules.config import PositionConfig, RotaryScaling, require
 def grid_coordinates(grid: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
     """Coordinates (1, N, A) of all points of a grid, last axis fastest."""
     axes = [torch.arange(size, device=device) for size in grid]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)[None]  # (*grid, A) -> (1, N, A)
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)[
+        None
+    ]  # (*grid, A) -> (1, N, A)
 
 
 def resize_grid(table: Tensor, grid: tuple[int, ...]) -> Tensor:
     """Interpolates a table of positions to another grid: (*old grid, E) -> (*grid, E), one or two axes, smoothly."""
     if tuple(table.shape[:-1]) == tuple(grid):
         return table
-    require(table.dim() == len(grid) + 1, f"A table over {table.dim() - 1} axes cannot be resized to grid {grid}.")
+    require(
+        table.dim() == len(grid) + 1,
+        f"A table over {table.dim() - 1} axes cannot be resized to grid {grid}.",
+    )
     image = table.movedim(-1, 0)[None].float()  # (1, E, *old grid)
     if len(grid) == 1:
         smooth = F.interpolate(image, size=grid, mode="linear", align_corners=False)
     else:
-        smooth = F.interpolate(image, size=grid, mode="bicubic", antialias=True, align_corners=False)
+        smooth = F.interpolate(
+            image, size=grid, mode="bicubic", antialias=True, align_corners=False
+        )
     return smooth[0].movedim(0, -1).to(table.dtype)  # (*grid, E)
 
 
@@ -61,7 +68,10 @@ def llama3_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
     return (1 - kept) * frequency / scaling.factor + kept * frequency
 
 
-SCALINGS: dict[str, Callable[[Tensor, RotaryScaling], Tensor]] = {"linear": linear_scaling, "llama3": llama3_scaling}
+SCALINGS: dict[str, Callable[[Tensor, RotaryScaling], Tensor]] = {
+    "linear": linear_scaling,
+    "llama3": llama3_scaling,
+}
 
 
 @dataclass(frozen=True)
@@ -78,12 +88,18 @@ class Rotation:
         """Queries or keys (B, H, N, D) -> the same, rotated; channels from R on stay as they are."""
         width = self.cos.shape[-1]
         turned, cos, sin = x[..., :width], self.cos.to(x.dtype), self.sin.to(x.dtype)
-        turned = torch.addcmul(turned * cos, turned.roll(width // 2, -1), sin)  # (B, H, N, R); few passes over memory
-        return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)  # (B, H, N, D)
+        turned = torch.addcmul(
+            turned * cos, turned.roll(width // 2, -1), sin
+        )  # (B, H, N, R); few passes over memory
+        return (
+            turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
+        )  # (B, H, N, D)
 
     def after_prefix(self, count: int) -> "Rotation":
         """The same behind `count` tokens that are not rotated (class and register tokens)."""
-        return Rotation(F.pad(self.cos, (0, 0, count, 0), value=1.0), F.pad(self.sin, (0, 0, count, 0)))
+        return Rotation(
+            F.pad(self.cos, (0, 0, count, 0), value=1.0), F.pad(self.sin, (0, 0, count, 0))
+        )
 
 
 class Position(nn.Module):
@@ -131,7 +147,9 @@ class Learned(Position):
             coords is not None or x.shape[1] <= len(table),
             f"{x.shape[1]} tokens are more than the {len(table)} learned positions; shorten them or resize the table.",
         )
-        return x + (table[: x.shape[1]] if coords is None else F.embedding(self.raster(coords), table))
+        return x + (
+            table[: x.shape[1]] if coords is None else F.embedding(self.raster(coords), table)
+        )
 
 
 class Sinusoidal(Position):
@@ -139,7 +157,11 @@ class Sinusoidal(Position):
 
     def embed(self, x: Tensor, coords: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        number = torch.arange(x.shape[1], device=x.device)[None] if coords is None else self.raster(coords)
+        number = (
+            torch.arange(x.shape[1], device=x.device)[None]
+            if coords is None
+            else self.raster(coords)
+        )
         frequency = frequencies(x.shape[-1], self.config.base, x.device)
         waves = torch.stack(sinusoid(number, frequency), -1).flatten(-2)  # (B, N, E or E + 1)
         return x + waves[..., : x.shape[-1]].to(x.dtype)
@@ -150,8 +172,14 @@ class SinCos2D(Position):
 
     def __init__(self, config: PositionConfig) -> None:
         super().__init__(config)
-        require(len(config.grid) == 2, 'position "sincos2d" needs two axes; use "sinusoidal" for sequences.')
-        require(config.width % 4 == 0, f'position "sincos2d" needs a width that 4 divides, not {config.width}.')
+        require(
+            len(config.grid) == 2,
+            'position "sincos2d" needs two axes; use "sinusoidal" for sequences.',
+        )
+        require(
+            config.width % 4 == 0,
+            f'position "sincos2d" needs a width that 4 divides, not {config.width}.',
+        )
 
     def embed(self, x: Tensor, coords: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
@@ -173,15 +201,22 @@ class Rotary(Position):
             f"Rotary positions turn {config.rotated_width} of {config.head_width} channels a head, which "
             f"{2 * self.axes} must divide; change width, heads or the rotated fraction.",
         )
-        require(len(config.grid) >= self.axes, 'position "rotary2d" needs two axes; use "rotary" for sequences.')
+        require(
+            len(config.grid) >= self.axes,
+            'position "rotary2d" needs two axes; use "rotary" for sequences.',
+        )
 
     def rotate(self, coords: Tensor) -> Rotation:
         """Coordinates (B or 1, N, A) -> angles for pairs of channels."""
         places = self.raster(coords)[..., None] if self.axes == 1 else coords  # (B, N, axes)
-        frequency = frequencies(self.config.rotated_width // self.axes, self.config.base, coords.device)
+        frequency = frequencies(
+            self.config.rotated_width // self.axes, self.config.base, coords.device
+        )
         if self.config.scaling is not None:
             frequency = SCALINGS[self.config.scaling.kind](frequency, self.config.scaling)
-        sin, cos = (wave.flatten(-2)[:, None] for wave in sinusoid(places, frequency))  # (B, 1, N, R / 2)
+        sin, cos = (
+            wave.flatten(-2)[:, None] for wave in sinusoid(places, frequency)
+        )  # (B, 1, N, R / 2)
         return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))  # (B, 1, N, R)
 
 
@@ -197,14 +232,18 @@ class ALiBi(Position):
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
         """-slope x distance: (B or 1, H, N, M)."""
         offset = (queries[:, :, None] - keys[:, None]).float()  # (B, N, M, A)
-        distance = offset.abs()[..., 0] if offset.shape[-1] == 1 else offset.norm(dim=-1)  # (B, N, M)
+        distance = (
+            offset.abs()[..., 0] if offset.shape[-1] == 1 else offset.norm(dim=-1)
+        )  # (B, N, M)
         return -self.slopes(queries.device)[:, None, None] * distance[:, None]  # (B, H, N, M)
 
     def slopes(self, device: torch.device) -> Tensor:
         """2^(-8 / H), 2^(-16 / H), ...; if H is no power of two, every other slope of the next one fills up: (H,)."""
         heads = self.config.heads
         floor = 2 ** int(math.log2(heads))
-        powers = [8 * (i + 1) / floor for i in range(floor)] + [4 * (2 * i + 1) / floor for i in range(heads - floor)]
+        powers = [8 * (i + 1) / floor for i in range(floor)] + [
+            4 * (2 * i + 1) / floor for i in range(heads - floor)
+        ]
         return torch.tensor([2.0**-power for power in powers], device=device)
 
 
@@ -217,7 +256,9 @@ class T5Bias(Position):
             config.buckets >= 4 and config.buckets % 2 == 0,
             f"T5 needs an even number of buckets, not {config.buckets}.",
         )
-        self.table = nn.Parameter(torch.randn(len(config.grid), config.buckets, config.heads) * 0.02)
+        self.table = nn.Parameter(
+            torch.randn(len(config.grid), config.buckets, config.heads) * 0.02
+        )
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Numbers looked up by distance: (B or 1, H, N, M)."""
@@ -231,7 +272,9 @@ class T5Bias(Position):
         side = torch.zeros_like(offset) if self.config.causal else (offset > 0).long() * buckets
         distance = (-offset).clamp(min=0) if self.config.causal else offset.abs()
         exact = buckets // 2
-        growth = torch.log(distance.float().clamp(min=1) / exact) / math.log(self.config.max_distance / exact)
+        growth = torch.log(distance.float().clamp(min=1) / exact) / math.log(
+            self.config.max_distance / exact
+        )
         far = (exact + growth * (buckets - exact)).long().clamp(max=buckets - 1)
         return side + torch.where(distance < exact, distance, far)
 

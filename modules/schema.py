@@ -9,7 +9,13 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from modules.config import require
 
 Config = TypeVar("Config")
-TYPES = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text", NoneType: "null"}
+TYPES = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+}
 
 
 def from_dict(kind: type[Config], options: Any, prefix: str = "") -> Config:
@@ -23,7 +29,10 @@ def from_dict(kind: type[Config], options: Any, prefix: str = "") -> Config:
     Raises:
         ValueError: An entry is unknown, missing, of another type or not a finite number, by name.
     """
-    require(isinstance(options, Mapping), f"{prefix.rstrip('.') or 'The config'} is {shown(options)}, not a dict.")
+    require(
+        isinstance(options, Mapping),
+        f"{prefix.rstrip('.') or 'The config'} is {shown(options)}, not a dict.",
+    )
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(f"{prefix}{name}" for name in options.keys() - known.keys())
     require(not unknown, f"{', '.join(unknown)}: this version has no such entry.")
@@ -34,7 +43,9 @@ def from_dict(kind: type[Config], options: Any, prefix: str = "") -> Config:
     ]
     require(not needed, f"{', '.join(needed)} is missing.")
     types = get_type_hints(kind)
-    return kind(**{name: checked(types[name], value, f"{prefix}{name}") for name, value in options.items()})
+    return kind(
+        **{name: checked(types[name], value, f"{prefix}{name}") for name, value in options.items()}
+    )
 
 
 def checked(annotation: Any, value: Any, name: str) -> Any:
@@ -48,7 +59,9 @@ def checked(annotation: Any, value: Any, name: str) -> Any:
     Raises:
         ValueError: It is of another type, or not a finite number, by name.
     """
-    choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    choices = (
+        get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    )
     if annotation is Any or (value is None and NoneType in choices):
         return value
     for choice in choices:
@@ -58,14 +71,19 @@ def checked(annotation: Any, value: Any, name: str) -> Any:
         if origin is Literal and value.__hash__ and value in items:
             return value
         if origin is dict and isinstance(value, Mapping):
-            return {checked(items[0], key, name): checked(items[1], one, f"{name}.{key}") for key, one in value.items()}
+            return {
+                checked(items[0], key, name): checked(items[1], one, f"{name}.{key}")
+                for key, one in value.items()
+            }
         if origin in (list, tuple) and isinstance(value, list | tuple):
             return origin(checked(items[0], one, f"{name}[{i}]") for i, one in enumerate(value))
         if choice is float and type(value) in (int, float) and math.isfinite(value):
             return value
         if isinstance(choice, type) and type(value) is choice and choice is not float:
             return value
-    raise ValueError(f"{name} is {shown(value)}, but must be {' or '.join(map(described, choices))}.")
+    raise ValueError(
+        f"{name} is {shown(value)}, but must be {' or '.join(map(described, choices))}."
+    )
 
 
 def described(annotation: Any) -> str:

@@ -95,12 +95,16 @@ class Block(nn.Module):
         self.end1 = branch_end(config, drop_path)
         if config.cross_attention:
             self.cross_norm = norm(config.width)
-            self.cross_attention = ATTENTIONS[config.attention](config, config.source_width or config.width)
+            self.cross_attention = ATTENTIONS[config.attention](
+                config, config.source_width or config.width
+            )
             self.cross_end = branch_end(config, drop_path)
         self.has_cross = config.cross_attention
         self.norm2 = norm(config.width)
         make = FEEDFORWARDS[config.feedforward]
-        self.feedforward = make(config.width, config.feedforward_width, config.feedforward_bias, config.hidden_dropout)
+        self.feedforward = make(
+            config.width, config.feedforward_width, config.feedforward_bias, config.hidden_dropout
+        )
         self.end2 = branch_end(config, drop_path)
 
     def attend(self, x: Tensor, mask: Mask, rotation: Rotation | None, memory: Memory) -> Tensor:
@@ -110,7 +114,9 @@ class Block(nn.Module):
     def attend_source(self, x: Tensor, source: Source | None, memory: Memory) -> Tensor:
         """Cross-attention sub-layer without its norm: (B, N, E) -> (B, N, E)."""
         if source is None:
-            raise ValueError("This block has cross-attention, so it needs a source; pass one, or switch it off.")
+            raise ValueError(
+                "This block has cross-attention, so it needs a source; pass one, or switch it off."
+            )
         return self.cross_end(self.cross_attention(x, source.states, source.mask, None, memory))
 
     def transform(self, x: Tensor) -> Tensor:
@@ -214,11 +220,14 @@ class Stack(nn.Module):
             (B, N, E).
         """
         require(
-            x.shape[-1] == self.config.width, f"Vectors of size {x.shape[-1]} do not fit width {self.config.width}."
+            x.shape[-1] == self.config.width,
+            f"Vectors of size {x.shape[-1]} do not fit width {self.config.width}.",
         )
         if self.config.causal and x.shape[1] > 1:  # a single last token sees everything
             mask = mask & memory.order(x.shape[1], x.device)
-        recompute = self.config.checkpoint_activations and torch.is_grad_enabled() and memory is FORGETFUL
+        recompute = (
+            self.config.checkpoint_activations and torch.is_grad_enabled() and memory is FORGETFUL
+        )
         for index, block in enumerate(self.blocks):
             if recompute:
                 x = checkpoint(block, x, mask, rotation, source, use_reentrant=False)

@@ -41,12 +41,19 @@ class Task(pl.LightningModule):
     name: str  # of the task, as in `python -m tasks.NAME`
     monitor: str = "val/loss"  # decides which checkpoint is best
     monitor_mode: str = "min"
-    train_names: tuple[str, ...] = ("loss", "grad_norm", "lr", "samples_per_s")  # logged as train/loss
+    train_names: tuple[str, ...] = (
+        "loss",
+        "grad_norm",
+        "lr",
+        "samples_per_s",
+    )  # logged as train/loss
     net: Any  # nn.Module with a `config`, a dataclass of primitives; None until built
     metrics: Any  # nn.ModuleDict: "val" and "test", "val_loss" and "test_loss"
     first_bad_step: Tensor
 
-    def __init__(self, optimizer: optim.OptimConfig, ema: float | None = None, compile: bool = False) -> None:
+    def __init__(
+        self, optimizer: optim.OptimConfig, ema: float | None = None, compile: bool = False
+    ) -> None:
         super().__init__()
         if ema is not None and not 0 < ema < 1:
             raise ValueError(f"ema {ema} must lie between 0 and 1, as in 0.999")
@@ -55,7 +62,9 @@ class Task(pl.LightningModule):
         self.facts: dict[str, Any] = {}
         self.run_config: dict[str, Any] = {}  # the command line's options, kept in checkpoints
         self.restored: Checkpoint | None = None
-        self.aside = 0.0  # seconds that training stood still, for samples or the like; rates leave them out
+        self.aside = (
+            0.0  # seconds that training stood still, for samples or the like; rates leave them out
+        )
         self.metrics, self.step_mean = nn.ModuleDict(), StepMean()
         self.register_buffer("first_bad_step", torch.tensor(-1), persistent=False)
 
@@ -104,7 +113,9 @@ class Task(pl.LightningModule):
             for part in self.compiled():
                 part.compile()
         for split in ("val", "test"):
-            found = MetricCollection(dict(self.make_metrics()), prefix=f"{split}/", compute_groups=False)
+            found = MetricCollection(
+                dict(self.make_metrics()), prefix=f"{split}/", compute_groups=False
+            )
             self.metrics[split] = found  # without groups, which means that begin alike would share
             self.metrics[f"{split}_loss"] = MeanMetric()
 
@@ -138,11 +149,23 @@ class Task(pl.LightningModule):
     def logged(self) -> list[str]:
         """Names of all that training and its validations log, which callbacks may monitor."""
         metrics = self.metrics["val"].items(keep_base=True)
-        names = ["loss", *(name for key, metric in metrics for name in getattr(metric, "names", (key,)))]
+        names = [
+            "loss",
+            *(name for key, metric in metrics for name in getattr(metric, "names", (key,))),
+        ]
         values = {f"val/{name}": torch.ones(()) for name in names}
-        rates = {group["name"]: group["initial_lr"] for one in self.trainer.optimizers for group in one.param_groups}
-        trained = [*self.train_names, *(f"lr_{name}" for name in rates if len(set(rates.values())) > 1)]
-        return sorted({*values, *self.derived(values, "val"), *(f"train/{name}" for name in trained)})
+        rates = {
+            group["name"]: group["initial_lr"]
+            for one in self.trainer.optimizers
+            for group in one.param_groups
+        }
+        trained = [
+            *self.train_names,
+            *(f"lr_{name}" for name in rates if len(set(rates.values())) > 1),
+        ]
+        return sorted(
+            {*values, *self.derived(values, "val"), *(f"train/{name}" for name in trained)}
+        )
 
     # Training -------------------------------------------------------------------------------------------------------
 
@@ -152,13 +175,17 @@ class Task(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Let every random draw of this step follow from the seed and the position in training."""
-        torch.manual_seed(position_seed(run_seed(), self.current_epoch, batch_idx, self.global_rank))
+        torch.manual_seed(
+            position_seed(run_seed(), self.current_epoch, batch_idx, self.global_rank)
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss (scalar) of one micro-batch, weighted where a step has several."""
         with float32_by_default():
             loss, outputs, targets = self.step(batch, training=True)
-        return self.step_mean.add(self.trainer, loss, self.weight(targets), self.training_figures(outputs))
+        return self.step_mean.add(
+            self.trainer, loss, self.weight(targets), self.training_figures(outputs)
+        )
 
     def training_figures(self, outputs: Any) -> Mapping[str, Tensor]:
         """What else to take means of in training, by name, given a step's outputs."""
@@ -181,16 +208,22 @@ class Task(pl.LightningModule):
     ) -> None:
         """Finish the gradients of a step, clip them to the total norm asked for, and log the norm before it."""
         parameters = [p for p in self.net.parameters() if p.grad is not None]
-        means = self.step_mean.finish(self.trainer, [p.grad for p in parameters if p.grad is not None])
+        means = self.step_mean.finish(
+            self.trainer, [p.grad for p in parameters if p.grad is not None]
+        )
         self._watch(means["loss"])
         self.log_step(means)
-        limit = self.optimizer_config.gradient_clip if gradient_clip_val is None else gradient_clip_val
+        limit = (
+            self.optimizer_config.gradient_clip if gradient_clip_val is None else gradient_clip_val
+        )
         if limit and gradient_clip_algorithm == "value":
             nn.utils.clip_grad_value_(parameters, limit)
         norm = total_norm([p.grad for p in parameters if p.grad is not None])
         if limit and gradient_clip_algorithm != "value":
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        self.log("train/grad_norm", getattr(norm, "full_tensor", lambda: norm)())  # of gradients in parts: over all
+        self.log(
+            "train/grad_norm", getattr(norm, "full_tensor", lambda: norm)()
+        )  # of gradients in parts: over all
         self.log("train/lr", max(group["lr"] for group in optimizer.param_groups))
 
     def _watch(self, loss: Tensor) -> None:
@@ -230,7 +263,9 @@ class Task(pl.LightningModule):
         return len(targets)
 
     def _log_evaluation(self, split: str) -> None:
-        values = self.metrics[split].compute() | {f"{split}/loss": self.metrics[f"{split}_loss"].compute()}
+        values = self.metrics[split].compute() | {
+            f"{split}/loss": self.metrics[f"{split}_loss"].compute()
+        }
         values = {name: value.float() for name, value in values.items() if value.ndim == 0}
         self.log_dict(values | self.derived(values, split), prog_bar=split == "val")
 
@@ -239,7 +274,9 @@ class Task(pl.LightningModule):
         return {}
 
     def _start_evaluation(self, split: str) -> None:
-        exact = torch.float32 if self.device.type == "mps" else torch.float64  # sums then do not depend on their order
+        exact = (
+            torch.float32 if self.device.type == "mps" else torch.float64
+        )  # sums then do not depend on their order
         self.metrics.to(exact)
         self.metrics[split].reset()
         self.metrics[f"{split}_loss"].reset()

@@ -38,7 +38,11 @@ class ClassifierTask(Exhibits, Task):
     known: tuple[str, ...] = ("class_names",)  # facts that `config.yaml` names under `data.dataset`
 
     def __init__(
-        self, optimizer: OptimConfig, label_smoothing: float = 0.0, ema: float | None = None, compile: bool = False
+        self,
+        optimizer: OptimConfig,
+        label_smoothing: float = 0.0,
+        ema: float | None = None,
+        compile: bool = False,
     ) -> None:
         super().__init__(optimizer, ema, compile)
         if not 0 <= label_smoothing < 1:
@@ -53,7 +57,10 @@ class ClassifierTask(Exhibits, Task):
     def make_metrics(self) -> dict[str, Metric]:
         """Accuracy and the confusion matrix over all samples."""
         classes = len(self.class_names)
-        return {"acc": MulticlassAccuracy(classes, average="micro"), "confusion": ConfusionMatrix(classes)}
+        return {
+            "acc": MulticlassAccuracy(classes, average="micro"),
+            "confusion": ConfusionMatrix(classes),
+        }
 
     def resolved(self) -> dict[str, Any]:
         """The run's options with the network and what the data decided filled in."""
@@ -68,7 +75,9 @@ class ClassifierTask(Exhibits, Task):
     def draw_results(self, folder: Path) -> None:
         """Draw `confusion.png` from the test just done."""
         with replacing(folder / "confusion.png") as partial:
-            draw_confusion(self.metrics["test"]["confusion"].compute().cpu(), self.class_names, partial)
+            draw_confusion(
+                self.metrics["test"]["confusion"].compute().cpu(), self.class_names, partial
+            )
 
     def table(self, what: str, rows: Iterable[tuple[str, Tensor]]) -> str:
         """CSV: a sample, its most probable class, and the probability of each class.
@@ -82,5 +91,7 @@ class ClassifierTask(Exhibits, Task):
         table.writerow([what, "label", *self.class_names])
         for sample, probabilities in rows:
             shares = probabilities.tolist()
-            table.writerow([sample, self.class_names[shares.index(max(shares))], *(f"{p:.6f}" for p in shares)])
+            table.writerow(
+                [sample, self.class_names[shares.index(max(shares))], *(f"{p:.6f}" for p in shares)]
+            )
         return text.getvalue()

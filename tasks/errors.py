@@ -13,10 +13,27 @@ from pathlib import Path
 from datamodules.utils.errors import DataError, UsageError
 from tasks.cli.signals import SIGNALS, Stopped
 
-__all__ = ["DataError", "RunError", "UsageError", "first_here", "guarded", "nearest", "nearest_option", "refusals"]
+__all__ = [
+    "DataError",
+    "RunError",
+    "UsageError",
+    "first_here",
+    "guarded",
+    "nearest",
+    "nearest_option",
+    "refusals",
+]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PATHS = (  # what is wrong with a path itself, not with a disk
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+    ),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENXIO),
 )
 
@@ -58,20 +75,29 @@ def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
         return _say(str(error), 2)
     if isinstance(error, DataError | RunError):
         return _say(str(error), 1)
-    if isinstance(error, BrokenPipeError):  # whoever read the output, such as `head`, has seen enough
+    if isinstance(
+        error, BrokenPipeError
+    ):  # whoever read the output, such as `head`, has seen enough
         drop_output()
         return 128 + signal.SIGPIPE
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
-        return _say("interrupted", 128 + signal.SIGINT)  # Lightning's own, a SystemExit, would exit with 1
+        return _say(
+            "interrupted", 128 + signal.SIGINT
+        )  # Lightning's own, a SystemExit, would exit with 1
     if isinstance(error, OSError) and error.errno in FULL:
-        return _say(f"{error}: make room; what was saved before is whole, and `fit --resume` goes on from there", 1)
+        return _say(
+            f"{error}: make room; what was saved before is whole, and `fit --resume` goes on from there",
+            1,
+        )
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         place = os.fsdecode(error.filename2 or error.filename)
         what = f"'{place}' cannot be used ({error.strerror}): give another path"
         if error.errno in PATHS and (option := named_by(place, arguments)):
             return _say(f"{option}: {what}", 2)
         return _say(f"{what} (add --debug for the traceback)", 1)
-    if type(error).__name__ == "MisconfigurationException":  # Lightning's, of options that do not go together
+    if (
+        type(error).__name__ == "MisconfigurationException"
+    ):  # Lightning's, of options that do not go together
         return _say(str(error), 2)
     if isinstance(error, Exception):
         return _say(f"{type(error).__name__}: {error} (add --debug for the traceback)", 1)
@@ -89,7 +115,9 @@ def named_by(place: str, arguments: Sequence[str]) -> str | None:
         option, equals, value = argument.partition("=")
         named = Path(value if equals else following).absolute()
         inside = named not in shared and path.is_relative_to(named)
-        if option.startswith("--") and (inside or (path not in shared and named.is_relative_to(path))):
+        if option.startswith("--") and (
+            inside or (path not in shared and named.is_relative_to(path))
+        ):
             return option
     return None
 
@@ -132,7 +160,9 @@ def nearest_option(name: str, known: Iterable[str]) -> str:
     'unknown option --dpeth: did you mean --depth?'
     """
     close = difflib.get_close_matches(name, known, 1, cutoff=0.6)
-    return f"unknown option {name[:200]}: " + (f"did you mean {close[0]}?" if close else "`--help` lists the options")
+    return f"unknown option {name[:200]}: " + (
+        f"did you mean {close[0]}?" if close else "`--help` lists the options"
+    )
 
 
 def first_here() -> bool:
@@ -149,7 +179,9 @@ def _say(message: str, code: int) -> int:
     except OSError:
         drop_output()
     with suppress(OSError):
-        sys.stderr.write(f"error: {one_line}\n")  # at once: a print is two writes, and other processes print, too
+        sys.stderr.write(
+            f"error: {one_line}\n"
+        )  # at once: a print is two writes, and other processes print, too
     return code
 
 

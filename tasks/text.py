@@ -15,7 +15,12 @@ from tasks.cli.parsing import merged
 from tasks.errors import UsageError
 
 Config = TypeVar("Config")
-TRAINED_BY = ("kind", "vocabulary", "min_frequency", "lowercase")  # the options that training a tokenizer goes by
+TRAINED_BY = (
+    "kind",
+    "vocabulary",
+    "min_frequency",
+    "lowercase",
+)  # the options that training a tokenizer goes by
 
 
 class TextTask(Task):
@@ -33,7 +38,11 @@ class TextTask(Task):
         asked, pretrained = options.data.tokenizer, options.model.pretrained
         name = next((name for name in TRAINED_BY if f"--data.tokenizer.{name}" in typed), None)
         if name is not None and asked.file is not None:
-            origin = f"that of --model.pretrained {pretrained}" if pretrained else f"the file {asked.file}"
+            origin = (
+                f"that of --model.pretrained {pretrained}"
+                if pretrained
+                else f"the file {asked.file}"
+            )
             raise UsageError(
                 f"--data.tokenizer.{name} {asked[name]} (vocabulary {asked.vocabulary}) cannot go with a tokenizer "
                 f"that is there already, {origin} ({Tokenizer.from_file(asked.file).size} tokens): leave it out"
@@ -50,7 +59,9 @@ class TextTask(Task):
     def on_train_epoch_end(self) -> None:
         """Log the share of the epoch's cells that are padding, of those of all ranks."""
         filled, cells = self.datamodule.cells()
-        self.log("train/padding", 1 - filled / cells, sync_dist=True, batch_size=cells)  # which weights a mean
+        self.log(
+            "train/padding", 1 - filled / cells, sync_dist=True, batch_size=cells
+        )  # which weights a mean
 
 
 def with_vocabulary(config: Config, facts: Mapping[str, Any], name: str = "vocabulary") -> Config:

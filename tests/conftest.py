@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", MPLBACKEND="Agg")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to other workers
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "passive"
+)  # threads that wait leave the cores to other workers
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,7 +21,12 @@ FORBIDDEN = {
 
 def imported(tree: ast.AST) -> set[str]:
     """Top names of all modules that a file imports, inside functions too."""
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     return {name.partition(".")[0] for name in names}
 
@@ -44,7 +49,9 @@ def test_files_and_functions_stay_small(path: Path) -> None:
             assert (node.end_lineno or 0) - node.lineno < 60, node.name
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             arguments = [a for a in arguments if a.arg not in ("self", "cls")]
-            assert all(a.annotation for a in arguments), f"{node.name} has an argument without a type"
+            assert all(a.annotation for a in arguments), (
+                f"{node.name} has an argument without a type"
+            )
             limit = 5 if node.name == "forward" else 8
             assert len(arguments) <= limit, f"{node.name} takes {len(arguments)} arguments"
 
@@ -53,7 +60,11 @@ def ours(path: Path) -> set[str]:
     """Files of ours that a file imports, inside functions too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            else []
+        )
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{name}" for name in names] + [node.module or ""]
         files = {f"{name.replace('.', '/')}.py" for name in names}
@@ -67,7 +78,9 @@ def test_no_import_circles() -> None:
     TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("folder", ["tasks", "modules/models", "modules/generation", "modules/kernels"])
+@pytest.mark.parametrize(
+    "folder", ["tasks", "modules/models", "modules/generation", "modules/kernels"]
+)
 def test_folders_stay_small(folder: str) -> None:
     assert len(list((ROOT / folder).glob("*.py"))) <= 10
 
@@ -87,5 +100,7 @@ def test_the_block_library_needs_torch_only() -> None:
     ours = "modules.models.vit, modules.parameter_groups, modules.generation.search, modules.pretrained.vit"
     ours += ", modules.pretrained.bert, modules.pretrained.decoder"
     code = f"import {ours}, sys; print({{{heavy}}} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "set()"

@@ -31,10 +31,14 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.S)
 
 
-@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: re.search(r"class (\w+)", code)[1])
+@pytest.mark.parametrize(
+    "code", blocks("python"), ids=lambda code: re.search(r"class (\w+)", code)[1]
+)
 def test_examples(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for registry, name in re.findall(r'^(\w+)\["(\w+)"\] = ', code, re.M):  # an example's entry must not outlive it
+    for registry, name in re.findall(
+        r'^(\w+)\["(\w+)"\] = ', code, re.M
+    ):  # an example's entry must not outlive it
         monkeypatch.setitem({"SOURCES": SOURCES, "POSITIONS": POSITIONS}[registry], name, None)
     module = types.ModuleType("readme_example")
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -63,8 +67,12 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_reviews(tmp_path / "imdb")
     lines = [f"a {word} film seen {i} times" for i in range(20) for word in ("good", "bad")]
     (tmp_path / "lines.txt").write_text("\n".join(lines))
-    (tmp_path / "my_texts.csv").write_text("\n".join(["review,label", *(f"{x},{x.split()[1]}" for x in lines)]))
-    (tmp_path / "shakespeare.txt").write_text("To be, or not to be, that is the question: ROMEO\n" * 200)
+    (tmp_path / "my_texts.csv").write_text(
+        "\n".join(["review,label", *(f"{x},{x.split()[1]}" for x in lines)])
+    )
+    (tmp_path / "shakespeare.txt").write_text(
+        "To be, or not to be, that is the question: ROMEO\n" * 200
+    )
     (tmp_path / "my_texts").mkdir()
     shutil.copy(tmp_path / "shakespeare.txt", tmp_path / "my_texts")
     write_pairs(tmp_path / "my_pairs", languages=("en", "de"))
@@ -73,7 +81,9 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pairs(tmp_path / "multi30k", test="test_2016_flickr", languages=("en", "de"))
     shutil.copy(tmp_path / "lines.txt", tmp_path / "captions.txt")
     create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **options: create(name, **options))
+    monkeypatch.setattr(
+        timm, "create_model", lambda name, pretrained=False, **options: create(name, **options)
+    )
 
 
 @pytest.mark.slow
@@ -95,7 +105,10 @@ def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> Non
     assert Path("runs/first/checkpoints/best.onnx").exists()
     assert Path("sorted/predictions.csv").read_text().count("\n") == 41
     assert Path("my_bert/model.safetensors").exists() and Path("my_gpt/model.safetensors").exists()
-    assert Path("attention.png").exists() and Path("runs/captions/checkpoints/last.safetensors").exists()
+    assert (
+        Path("attention.png").exists()
+        and Path("runs/captions/checkpoints/last.safetensors").exists()
+    )
 
 
 def picture(side: int) -> Image.Image:
@@ -106,8 +119,12 @@ def picture(side: int) -> Image.Image:
 def write_parquet(folder: Path, column: str, classes: int) -> None:
     """A data set of the hub's schema with one small picture per class and split."""
     folder.mkdir()
-    features = Features({"img": ImageFeature(), column: ClassLabel(names=[f"class {i}" for i in range(classes)])})
+    features = Features(
+        {"img": ImageFeature(), column: ClassLabel(names=[f"class {i}" for i in range(classes)])}
+    )
     for split, copies in (("train", 4), ("test", 1)):
         labels = list(range(classes)) * copies
         rows = {"img": [picture(32) for _ in labels], column: labels}
-        Dataset.from_dict(rows, features=features).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+        Dataset.from_dict(rows, features=features).to_parquet(
+            folder / f"{split}-00000-of-00001.parquet"
+        )

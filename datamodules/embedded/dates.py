@@ -57,7 +57,9 @@ def _unseen(draw: Random, seen: set[date | int]) -> Say:
 
 
 def _day(draw: Random) -> date:
-    return date.fromordinal(FIRST.toordinal() + int(draw.random() * (LAST.toordinal() - FIRST.toordinal() + 1)))
+    return date.fromordinal(
+        FIRST.toordinal() + int(draw.random() * (LAST.toordinal() - FIRST.toordinal() + 1))
+    )
 
 
 def _number(draw: Random) -> int:
@@ -87,7 +89,9 @@ def date_in_words(day: date, language: str) -> str:
     year = num2words(day.year, lang=language, to="year")
     if language == "en":
         return f"{weekday}, the {num2words(day.day, lang='en', to='ordinal')} of {month}, {year}"
-    return f"{weekday} {'premier' if day.day == 1 else num2words(day.day, lang='fr')} {month} {year}"
+    return (
+        f"{weekday} {'premier' if day.day == 1 else num2words(day.day, lang='fr')} {month} {year}"
+    )
 
 
 def number_in_words(number: int, language: str) -> str:

@@ -25,16 +25,27 @@ def documents() -> dict[str, list[str]]:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        raise DataError("this Python has no pydoc_data, the text of its reference: install all of Python.") from error
+        raise DataError(
+            "this Python has no pydoc_data, the text of its reference: install all of Python."
+        ) from error
 
-    texts = {name: re.sub(r"[^\S\n]+$", "", text, flags=re.MULTILINE).strip("\n") for name, text in topics.items()}
+    texts = {
+        name: re.sub(r"[^\S\n]+$", "", text, flags=re.MULTILINE).strip("\n")
+        for name, text in topics.items()
+    }
     order = sorted(_distinct(texts), key=lambda name: crc32(name.encode()))
     total = sum(len(texts[name]) for name in order)
     splits: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     read = 0.0
     for name in order:
         read += len(texts[name]) / total
-        split = "train" if read < 1 - VAL_SHARE - TEST_SHARE else "val" if read < 1 - TEST_SHARE else "test"
+        split = (
+            "train"
+            if read < 1 - VAL_SHARE - TEST_SHARE
+            else "val"
+            if read < 1 - TEST_SHARE
+            else "test"
+        )
         splits[split].append(texts[name])
     return splits
 
@@ -45,7 +56,9 @@ def _distinct(texts: dict[str, str]) -> list[str]:
     kept = []
     for name in sorted(texts, key=lambda name: (-len(texts[name]), name)):
         paragraphs = _paragraphs(texts[name])
-        if sum(len(part) for part in paragraphs if part in seen) < MOST_REPEATED * sum(map(len, paragraphs)):
+        if sum(len(part) for part in paragraphs if part in seen) < MOST_REPEATED * sum(
+            map(len, paragraphs)
+        ):
             kept.append(name)
             seen.update(paragraphs)
     return kept

@@ -36,7 +36,15 @@ FACT   = 5 the ASPECT BE VERY GOOD | the ASPECT seemed VERY GOOD
 FANS   = my PERSON LOVED it | my PERSON said that FACT | most PEOPLE find the ASPECT VERY GOOD
        | the WITNESS promised a VERY GOOD THING | my PERSON never HATED it | my PERSON did not HATE the ASPECT
 """
-_MIRROR = dict(GOOD="BAD", LOVE="HATE", LOVED="HATED", LIKING="DISLIKING", PRAISE="BLAME", FACT="FAULT", FANS="FOES")
+_MIRROR = dict(
+    GOOD="BAD",
+    LOVE="HATE",
+    LOVED="HATED",
+    LIKING="DISLIKING",
+    PRAISE="BLAME",
+    FACT="FAULT",
+    FANS="FOES",
+)
 _MIRROR |= {bad: good for good, bad in _MIRROR.items()}
 
 _SHARED = """
@@ -88,7 +96,15 @@ _LAYOUTS = """
 4 LIKING | 3 LIKING LIKING | LIKING ASIDE | ASIDE LIKING | LIKING ASIDE LIKING | ASIDE LIKING ASIDE
        | LIKING LIKING ASIDE | ASIDE LIKING LIKING
 """
-_ONCE = {"ASPECT", "PERSON", "PEOPLE", "WITNESS", "GOOD", "BAD", "TRAIT"}  # no word of these twice in a review
+_ONCE = {
+    "ASPECT",
+    "PERSON",
+    "PEOPLE",
+    "WITNESS",
+    "GOOD",
+    "BAD",
+    "TRAIT",
+}  # no word of these twice in a review
 
 
 def _alternatives(text: str) -> list[list[str]]:
@@ -111,7 +127,9 @@ def _rules(text: str) -> Grammar:
 
 def _grammar(subject: str, tense: str) -> Grammar:
     verdicts = _rules(_VERDICTS)
-    mirrored = {_MIRROR[symbol]: [_mirrored(words) for words in verdicts[symbol]] for symbol in verdicts}
+    mirrored = {
+        _MIRROR[symbol]: [_mirrored(words) for words in verdicts[symbol]] for symbol in verdicts
+    }
     return {**verdicts, **mirrored, **_rules(_SHARED), **_rules(subject), "BE": [[tense]]}
 
 
@@ -120,7 +138,13 @@ GRAMMARS = [_grammar(subject, tense) for subject in (_FILM, _LAPTOP) for tense i
 
 
 def _vocabulary(*symbols: str) -> frozenset[str]:
-    return frozenset(word for rules in GRAMMARS for symbol in symbols for words in rules[symbol] for word in words)
+    return frozenset(
+        word
+        for rules in GRAMMARS
+        for symbol in symbols
+        for words in rules[symbol]
+        for word in words
+    )
 
 
 _POSITIVE, _NEGATIVE = _vocabulary("GOOD", "LOVE", "LOVED"), _vocabulary("BAD", "HATE", "HATED")
@@ -162,7 +186,10 @@ def _unseen(draw: random.Random, label: int, seen: set[str]) -> str:
 
 def _review(draw: random.Random, label: int) -> str:
     grammar, layout, used = _pick(draw, GRAMMARS), _pick(draw, LAYOUTS), set[str]()
-    sentences = [" ".join(_expand(draw, grammar, symbol, used)) for symbol in (layout if label else _mirrored(layout))]
+    sentences = [
+        " ".join(_expand(draw, grammar, symbol, used))
+        for symbol in (layout if label else _mirrored(layout))
+    ]
     return " ".join(f"{text[0].upper()}{text[1:]}." for text in sentences).replace(" ,", ",")
 
 
@@ -189,9 +216,15 @@ def label_of(text: str) -> int:
     Raises:
         ValueError: The text holds no opinion that counts, or opinions that disagree.
     """
-    found = {label for sentence in text.lower().split(".") for label in _opinions(re.findall(r"\w+|,", sentence))}
+    found = {
+        label
+        for sentence in text.lower().split(".")
+        for label in _opinions(re.findall(r"\w+|,", sentence))
+    }
     if len(found) != 1:
-        raise ValueError(f"{'Opinions disagree' if found else 'There is no opinion that counts'} in {text!r}.")
+        raise ValueError(
+            f"{'Opinions disagree' if found else 'There is no opinion that counts'} in {text!r}."
+        )
     return found.pop()
 
 

@@ -82,7 +82,9 @@ class Source(Generic[S]):
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
         self.path, self.options, self.skip_bad = path, options, skip_bad
         self.skipped: list[str] = []
-        self.known_names: list[str] | None = None  # from a checkpoint; for data that hold no training split
+        self.known_names: list[str] | None = (
+            None  # from a checkpoint; for data that hold no training split
+        )
 
     @property
     def origin(self) -> str:
@@ -114,7 +116,9 @@ class Source(Generic[S]):
             DataError: Bad samples are not to be skipped.
         """
         if not self.skip_bad:
-            raise DataError(f"{name} {problem}: mend or remove it, or leave such out with --data.skip_bad true.")
+            raise DataError(
+                f"{name} {problem}: mend or remove it, or leave such out with --data.skip_bad true."
+            )
         self.skipped.append(name)
 
     def column(self, table: Any, option: str, found: list[str]) -> str:
@@ -132,7 +136,9 @@ class Source(Generic[S]):
             )
         name = given or found[0]
         if table.column_names.count(name) > 1:
-            raise DataError(f"{self.origin} has {table.column_names.count(name)} columns {name}: rename or remove one.")
+            raise DataError(
+                f"{self.origin} has {table.column_names.count(name)} columns {name}: rename or remove one."
+            )
         return name
 
     def check(self, row: Mapping[str, Any]) -> str | None:
@@ -147,10 +153,14 @@ class Source(Generic[S]):
         """
         own, given = self.class_names, self.options.class_names
         if given is not None and len(given) != len(own):
-            raise UsageError(f"class_names lists {len(given)} classes, the data have {len(own)}: {listed(own)}.")
+            raise UsageError(
+                f"class_names lists {len(given)} classes, the data have {len(own)}: {listed(own)}."
+            )
         names = given or own
         if len(names) < 2:
-            raise UsageError(f"the data have one class only ({listed(names)}): classification needs at least two.")
+            raise UsageError(
+                f"the data have one class only ({listed(names)}): classification needs at least two."
+            )
         return names
 
     def agree(self, known: list[str]) -> None:
@@ -183,9 +193,13 @@ class Source(Generic[S]):
         train = found if split == "train" else self.records("train")
         if train is None:
             raise UsageError(f"{self.path or 'the data set'} has no training split.")
-        first, second = stratified_split(train.labels, self.options.val_fraction, self.options.split_seed)
+        first, second = stratified_split(
+            train.labels, self.options.val_fraction, self.options.split_seed
+        )
         if len(second) == 0:
-            raise UsageError(f"there are too few training {self.noun} to hold some back: add a validation split.")
+            raise UsageError(
+                f"there are too few training {self.noun} to hold some back: add a validation split."
+            )
         return train.select(first if split == "train" else second)
 
 
@@ -194,12 +208,31 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
 
 
-READS = {".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt", ".parquet": "hub"}
-READS |= {".arrow": "hub", ".jpg": "folder", ".jpeg": "folder", ".png": "folder"}  # a source by the ending of files
+READS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "txt",
+    ".parquet": "hub",
+}
+READS |= {
+    ".arrow": "hub",
+    ".jpg": "folder",
+    ".jpeg": "folder",
+    ".png": "folder",
+}  # a source by the ending of files
 
 
 def other_source(path: Path, own: tuple[str, ...], endings: Mapping[str, str] = READS) -> str:
     """Which source reads what lies at `path`, as the end of a sentence; empty where none but that of `own` endings."""
     files = path.rglob("*.*") if path.is_dir() else [path]
-    source = next((endings[file.suffix] for file in files if file.suffix in endings and file.suffix not in own), None)
+    source = next(
+        (
+            endings[file.suffix]
+            for file in files
+            if file.suffix in endings and file.suffix not in own
+        ),
+        None,
+    )
     return f"; try --data.source {source}" if source else ""

@@ -82,5 +82,7 @@ def bounded_lines(file: Any, where: object) -> Iterator[Any]:
     while line := file.readline(LONGEST + 1):
         number += 1
         if len(line) > LONGEST:
-            raise DataError(f"line {number} of {where} has more than {LONGEST:,} characters: part it, or remove it.")
+            raise DataError(
+                f"line {number} of {where} has more than {LONGEST:,} characters: part it, or remove it."
+            )
         yield line

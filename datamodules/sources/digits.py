@@ -20,7 +20,9 @@ class Digits(Source[Records]):
             UsageError: a path is named, which these data do not have.
         """
         if self.path is not None:
-            raise UsageError(f"--data.path {self.path} says where, not what: add --data.source folder (or hub)")
+            raise UsageError(
+                f"--data.path {self.path} says where, not what: add --data.source folder (or hub)"
+            )
 
     @property
     def class_names(self) -> list[str]:
@@ -39,4 +41,6 @@ class Digits(Source[Records]):
         pixels = torch.from_numpy(images).mul(255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
         labels = torch.from_numpy(labels).long()
         train, test = stratified_split(labels, 0.2, seed=0)
-        return PixelRecords(pixels, labels, torch.arange(len(pixels))).select(train if split == "train" else test)
+        return PixelRecords(pixels, labels, torch.arange(len(pixels))).select(
+            train if split == "train" else test
+        )

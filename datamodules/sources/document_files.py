@@ -12,7 +12,13 @@ from pytorch_lightning.utilities import rank_zero_warn
 from datamodules.sources.base import listed
 from datamodules.sources.compressed import CODECS
 from datamodules.sources.document_kinds import READERS, blocks, column, plain, reader_of
-from datamodules.sources.documents import CorpusOptions, DocumentSource, Piece, ReferenceDocuments, pieces
+from datamodules.sources.documents import (
+    CorpusOptions,
+    DocumentSource,
+    Piece,
+    ReferenceDocuments,
+    pieces,
+)
 from datamodules.sources.folder import files_below
 from datamodules.sources.tables import HubTables
 from datamodules.utils.cache import content_key
@@ -74,7 +80,9 @@ class DocumentFiles(DocumentSource):
             return {"train": paths}
         if unnamed := found.pop(None, []):
             names = listed([str(path) for path in unnamed])
-            rank_zero_warn(f"{len(unnamed)} of the files in {root} are of no split and left out: {names}.")
+            rank_zero_warn(
+                f"{len(unnamed)} of the files in {root} are of no split and left out: {names}."
+            )
         return _merged({split: some for split, some in found.items() if split})
 
     def prepare(self) -> None:
@@ -107,7 +115,9 @@ class DocumentFiles(DocumentSource):
                 yield from pieces(reader(self, path))
             except (OSError, EOFError, pa.ArrowException) as error:
                 reason = str(error).splitlines()[0][:99]
-                raise DataError(f"{path} cannot be read ({reason}): fetch or write it again.") from error
+                raise DataError(
+                    f"{path} cannot be read ({reason}): fetch or write it again."
+                ) from error
 
     def _is_text(self, path: Path) -> bool:
         """Whether all of a file is UTF-8; else it is left out as a whole."""
@@ -145,7 +155,9 @@ class DocumentHub(DocumentFiles):
         except DataError as error:
             if self.path is None:
                 raise
-            raise DataError(f"{self.path} is no file or folder here, and as a data set: {error}") from error
+            raise DataError(
+                f"{self.path} is no file or folder here, and as a data set: {error}"
+            ) from error
         return tables
 
     @cached_property
@@ -187,7 +199,9 @@ DOCUMENTS: dict[str, type[DocumentSource]] = {
 }
 
 
-def document_source(source: str, path: str | None, options: CorpusOptions, skip_bad: bool = False) -> DocumentSource:
+def document_source(
+    source: str, path: str | None, options: CorpusOptions, skip_bad: bool = False
+) -> DocumentSource:
     """The source of this name. Instead of files, `path` may name a data set of the hub; files may be a copy of one.
 
     Raises:
@@ -198,10 +212,14 @@ def document_source(source: str, path: str | None, options: CorpusOptions, skip_
     asked = source
     if path is not None and source in ("files", "hub"):
         where = Path(path)
-        named = bool(fullmatch(HUB_ID, path)) and not where.parent.is_dir() and reader_of(where) is None
+        named = (
+            bool(fullmatch(HUB_ID, path)) and not where.parent.is_dir() and reader_of(where) is None
+        )
         source, options = ("hub", replace(options, name=path)) if named else ("files", options)
     found = DOCUMENTS[source](path, options, skip_bad)
-    found.unused = found.unused & DOCUMENTS[asked].unused  # such as those that say which data set this is a copy of
+    found.unused = (
+        found.unused & DOCUMENTS[asked].unused
+    )  # such as those that say which data set this is a copy of
     return found
 
 

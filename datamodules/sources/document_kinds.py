@@ -19,7 +19,9 @@ ROWS = 256  # of a table that are read at once
 BLANK = re.compile(r"\n[^\S\n]*\n\s*")  # one or more blank lines
 
 Parts = Iterator[tuple[str, bool]]  # text, and whether a document ends with it
-Reader = Callable[[Source[Any], Path], Parts]  # the source tells its options, and is told what cannot be used
+Reader = Callable[
+    [Source[Any], Path], Parts
+]  # the source tells its options, and is told what cannot be used
 
 
 def plain(source: Source[Any], path: Path) -> Parts:
@@ -35,7 +37,9 @@ def lines(source: Source[Any], path: Path) -> Parts:
     """A JSON object with a text on each line."""
     name = None
     names = text_names(source.options)
-    rows = JsonTables(str(path), source.options, source.bad, lambda row: unlike(row, names, (str,), "text"))
+    rows = JsonTables(
+        str(path), source.options, source.bad, lambda row: unlike(row, names, (str,), "text")
+    )
     for line, row in rows.good(path):
         found = [n for n in names if n in row]
         name = name or source.column(SimpleNamespace(column_names=list(row)), "text_column", found)
@@ -102,7 +106,9 @@ def blocks(source: Source[Any], path: Path) -> Iterator[str]:
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                source.bad(str(path), f"{NOT_TEXT} in line {line + error.object.count(10, 0, error.start)}")
+                source.bad(
+                    str(path), f"{NOT_TEXT} in line {line + error.object.count(10, 0, error.start)}"
+                )
                 return
             yield text
             if not block:

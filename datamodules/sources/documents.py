@@ -50,7 +50,9 @@ class CorpusOptions:
         if not 0 < self.val_share < 1:
             raise UsageError(f"val_share is {self.val_share}, but must lie between 0 and 1.")
         if self.sample <= 0:
-            raise UsageError(f"sample is {self.sample} million characters, but must be more than 0.")
+            raise UsageError(
+                f"sample is {self.sample} million characters, but must be more than 0."
+            )
 
 
 class Piece(NamedTuple):
@@ -121,7 +123,10 @@ class Documents:
 
     def sample(self, characters: int) -> list[str]:
         """So many characters from the beginning, as texts."""
-        return [piece.text for piece in replace(self, stop=self.start + min(characters, self.characters))]
+        return [
+            piece.text
+            for piece in replace(self, stop=self.start + min(characters, self.characters))
+        ]
 
 
 class DocumentSource(Source[Any]):
@@ -157,10 +162,14 @@ class DocumentSource(Source[Any]):
             DataError: There is no text in it, or the cache cannot be written.
         """
         if split not in self._surveys:
-            stamp = None if self.skip_bad else self.stamp(split)  # what was skipped is to be counted again
+            stamp = (
+                None if self.skip_bad else self.stamp(split)
+            )  # what was skipped is to be counted again
             path = None
             if stamp is not None:
-                key = content_key("1", stamp, repr(self.options.text_column), repr(self.options.blank_lines))
+                key = content_key(
+                    "1", stamp, repr(self.options.text_column), repr(self.options.blank_lines)
+                )
                 path = cache_folder("surveys") / f"{key}.json"
             self._surveys[split] = _stored(path) or _store(path, self._surveyed(split))
         return self._surveys[split]
@@ -168,7 +177,9 @@ class DocumentSource(Source[Any]):
     def _surveyed(self, split: str) -> Survey:
         content, marks = hashlib.blake2b(), hashlib.blake2b()
         documents = characters = 0
-        with progress_bar(f"reading {self.origin}, bytes", self.size(split), least=200_000_000) as advance:
+        with progress_bar(
+            f"reading {self.origin}, bytes", self.size(split), least=200_000_000
+        ) as advance:
             for piece in self.read(split):
                 text = piece.text.encode()
                 content.update(text)
@@ -178,7 +189,9 @@ class DocumentSource(Source[Any]):
                 advance(len(text))
         if not documents:
             parted = any(self.has(other) for other in ("train", "val", "test") if other != split)
-            raise DataError(f"{f'the {split} split of ' if parted else ''}{self.origin} holds no text.")
+            raise DataError(
+                f"{f'the {split} split of ' if parted else ''}{self.origin} holds no text."
+            )
         return Survey(content_key(content.hexdigest(), marks.hexdigest()), documents, characters)
 
     def split(self, split: str) -> Documents:
@@ -206,11 +219,17 @@ class DocumentSource(Source[Any]):
         Raises:
             DataError: There is no text in it.
         """
-        splits = ["test"] if self.has("test") else [split for split in ("train", "val") if self.has(split)]
+        splits = (
+            ["test"]
+            if self.has("test")
+            else [split for split in ("train", "val") if self.has(split)]
+        )
         parts = [Documents(partial(self.read, split), self.survey(split)) for split in splits]
         digest = content_key(*(part.digest for part in parts))
         survey = Survey(
-            digest, sum(part.survey.documents for part in parts), sum(part.survey.characters for part in parts)
+            digest,
+            sum(part.survey.documents for part in parts),
+            sum(part.survey.characters for part in parts),
         )
         return Documents(lambda: chain.from_iterable(parts), survey)
 

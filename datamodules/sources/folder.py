@@ -33,12 +33,16 @@ class ClassFolders(Source[S]):
         root = Path(self.path)
         if not root.is_dir():
             fault = problem(root) or "is a file"
-            raise UsageError(f"{root} {fault}: --data.path takes {want}{other_source(root, self.endings)}.")
+            raise UsageError(
+                f"{root} {fault}: --data.path takes {want}{other_source(root, self.endings)}."
+            )
         return root
 
     def split_folder(self, split: str) -> Path | None:
         """The folder of a split, where there is one."""
-        return next((self.root / name for name in SPLITS[split] if (self.root / name).is_dir()), None)
+        return next(
+            (self.root / name for name in SPLITS[split] if (self.root / name).is_dir()), None
+        )
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -47,7 +51,9 @@ class ClassFolders(Source[S]):
             return self.options.class_names or self.known_names or []
         advice = f"put {self.noun} into train/CLASS/, one folder for each class."
         if folder is None:
-            raise UsageError(f"{self.root} has no folder train/: {advice[:-1]}{other_source(self.root, self.endings)}.")
+            raise UsageError(
+                f"{self.root} has no folder train/: {advice[:-1]}{other_source(self.root, self.endings)}."
+            )
         names = self._class_folders(folder)
         if not names:
             raise UsageError(f"{folder} has no class folders: {advice}")
@@ -60,13 +66,19 @@ class ClassFolders(Source[S]):
         try:
             names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
         except OSError as error:
-            raise DataError(f"{folder} cannot be read ({error.strerror}): allow it, or remove the folder.") from error
+            raise DataError(
+                f"{folder} cannot be read ({error.strerror}): allow it, or remove the folder."
+            ) from error
         classes = [name for name in names if os.path.isdir(folder / name)]
         for name in sorted(set(names) - set(classes)):
-            if fault := problem(folder / name):  # such as a broken link, which may have been a class
+            if fault := problem(
+                folder / name
+            ):  # such as a broken link, which may have been a class
                 self.bad(printable(folder / name), fault)
         if strange := next((name for name in classes if named(name)), None):
-            raise DataError(f"the class folder {printable(folder / strange)} {named(strange)}: rename it.")
+            raise DataError(
+                f"the class folder {printable(folder / strange)} {named(strange)}: rename it."
+            )
         return [name for name in classes if name not in self.set_aside]
 
     def labelled_files(self, folder: Path) -> tuple[list[Path], Tensor]:
@@ -80,13 +92,23 @@ class ClassFolders(Source[S]):
         unknown = sorted(set(self._class_folders(folder)) - set(names))
         if unknown:
             near = get_close_matches(unknown[0], names, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; the classes are {', '.join(names[:10])}."
+            hint = (
+                f"; did you mean {near[0]}?"
+                if near
+                else f"; the classes are {', '.join(names[:10])}."
+            )
             raise UsageError(f"{folder / unknown[0]} is not one of the {len(names)} classes{hint}")
         paths, labels = [], []
         for label, name in enumerate(names):
-            files = files_below(folder / name, self.endings, self.bad) if os.path.isdir(folder / name) else []
+            files = (
+                files_below(folder / name, self.endings, self.bad)
+                if os.path.isdir(folder / name)
+                else []
+            )
             if not files and folder == self.split_folder("train"):
-                raise UsageError(f"class {name} is empty: put {self.noun} into {folder / name}, or remove the folder.")
+                raise UsageError(
+                    f"class {name} is empty: put {self.noun} into {folder / name}, or remove the folder."
+                )
             paths += files
             labels += [label] * len(files)
         if not paths:
@@ -105,7 +127,9 @@ class Folder(ClassFolders[Records]):
         return Records(paths, labels, torch.arange(len(paths)))
 
 
-def files_below(folder: Path, endings: tuple[str, ...], bad: Callable[[str, str], None]) -> list[Path]:
+def files_below(
+    folder: Path, endings: tuple[str, ...], bad: Callable[[str, str], None]
+) -> list[Path]:
     """All files with these endings below a folder at any depth, sorted; hidden files are passed over.
 
     Args:

@@ -28,7 +28,9 @@ class Hub(TableSource[Records]):
         from datasets import config
         from huggingface_hub.constants import HF_HUB_CACHE
 
-        return tuple(map(Path, (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE)))
+        return tuple(
+            map(Path, (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE))
+        )
 
     def _image_column(self, table: Any) -> str:
         features, names = features_of(table), table.column_names

@@ -84,7 +84,14 @@ def pair_name(languages: list[str]) -> str:
     return (":" if any("-" in name for name in languages) else "-").join(languages)
 
 
-READS = {".csv": "table", ".tsv": "table", ".jsonl": "table", ".ndjson": "table", ".parquet": "hub", ".arrow": "hub"}
+READS = {
+    ".csv": "table",
+    ".tsv": "table",
+    ".jsonl": "table",
+    ".ndjson": "table",
+    ".parquet": "hub",
+    ".arrow": "hub",
+}
 
 
 def hint(path: Path, own: tuple[str, ...] = ()) -> str:
@@ -105,11 +112,18 @@ class ParallelSource(Source[Pairs]):
     noun = "pairs"
 
     def __init__(
-        self, path: str | None, options: ParallelOptions, languages: list[str], skip_bad: bool = False
+        self,
+        path: str | None,
+        options: ParallelOptions,
+        languages: list[str],
+        skip_bad: bool = False,
     ) -> None:
         super().__init__(path, options, skip_bad)
         self.languages = languages
-        self.columns = [options.source_column or languages[0], options.target_column or languages[1]]
+        self.columns = [
+            options.source_column or languages[0],
+            options.target_column or languages[1],
+        ]
         if self.columns[0] == self.columns[1]:
             raise UsageError(
                 f"--data.languages is {pair_name(languages)}, where source and target are both {self.columns[0]}: name "
@@ -153,7 +167,9 @@ class ParallelSource(Source[Pairs]):
         pairs = pairs.select(~endless) if endless.any() else pairs
         empty = is_empty(pairs.source) | is_empty(pairs.target)
         if empty.all():
-            raise DataError(f"no pair of the {split} split of {self.origin} has text on both sides.")
+            raise DataError(
+                f"no pair of the {split} split of {self.origin} has text on both sides."
+            )
         if not empty.any():
             return pairs
         names = [pairs.name(i) for i in empty.nonzero().flatten().tolist()]
@@ -184,7 +200,9 @@ class Dates(ParallelSource):
                 "files, table or hub."
             )
         if set(self.languages) != set(LANGUAGES):
-            raise UsageError(f"the source dates is en-fr or fr-en, not {pair_name(self.languages)}.")
+            raise UsageError(
+                f"the source dates is en-fr or fr-en, not {pair_name(self.languages)}."
+            )
 
     @cached_property
     def _splits(self) -> dict[str, tuple[list[str], list[str]]]:

@@ -39,7 +39,9 @@ class AlignedFiles(ParallelSource):
             UsageError: There is none.
         """
         first, second = self.columns
-        want = f"--data.path takes a folder of aligned files, such as train.{first} and train.{second}"
+        want = (
+            f"--data.path takes a folder of aligned files, such as train.{first} and train.{second}"
+        )
         folder = self.place
         if folder is None:
             raise UsageError(f"the source files needs --data.path: {want}.")
@@ -57,7 +59,10 @@ class AlignedFiles(ParallelSource):
         """
         files: dict[str, list[Path]] = {}
         for stem, by_ending in self._stems().items():
-            split, there = split_of(Path(stem)), [name for name in self.columns if name in by_ending]
+            split, there = (
+                split_of(Path(stem)),
+                [name for name in self.columns if name in by_ending],
+            )
             if not there or split not in ("train", "val", "test"):
                 continue
             if split == "test" and self.options.test not in (None, stem):
@@ -70,7 +75,9 @@ class AlignedFiles(ParallelSource):
                 )
             if split in files:
                 more = "join them" if split != "test" else f"choose with --data.dataset.test {stem}"
-                raise UsageError(f"{files[split][0]} and {by_ending[there[0]]} are both of the {split} split: {more}.")
+                raise UsageError(
+                    f"{files[split][0]} and {by_ending[there[0]]} are both of the {split} split: {more}."
+                )
             files[split] = [by_ending[name] for name in self.columns]
         self._check(files)
         return files
@@ -87,20 +94,26 @@ class AlignedFiles(ParallelSource):
             name = name.with_suffix("") if name.suffix.lower() in CODECS else name
             files, language = stems.setdefault(str(name.with_suffix("")), {}), name.suffix[1:]
             if language in files and language in self.columns:
-                raise UsageError(f"{files[language]} and {path} are the same side of the same texts: remove one.")
+                raise UsageError(
+                    f"{files[language]} and {path} are the same side of the same texts: remove one."
+                )
             files[language] = path
         return stems
 
     def _check(self, files: dict[str, list[Path]]) -> None:
         if not files:
-            found = listed(sorted(f"{stem}.{name}" for stem, names in self._stems().items() for name in names))
+            found = listed(
+                sorted(f"{stem}.{name}" for stem, names in self._stems().items() for name in names)
+            )
             there, other = f", only {found}" if found else "", hint(self._folder)
             raise UsageError(
                 f"{self._folder} holds no train.{self.columns[0]} and train.{self.columns[1]}{there}"
                 f"{other or ': choose with --data.path and --data.languages'}."
             )
         if self.options.test is not None and "test" not in files:
-            raise UsageError(f"{self._folder} holds no {self.options.test}.{self.columns[0]}: set --data.dataset.test.")
+            raise UsageError(
+                f"{self._folder} holds no {self.options.test}.{self.columns[0]}: set --data.dataset.test."
+            )
 
     def prepare(self) -> None:
         """Nothing to download, but to look whether there are files."""
@@ -127,7 +140,11 @@ class AlignedFiles(ParallelSource):
         rows = torch.arange(1, len(source) + 1)
         pairs = Pairs(source, target, rows, f"line {{}} of {first} and {second.name}")
         bad = [side.is_null().to_numpy() for side in (source, target)]
-        return pairs.select(torch.from_numpy(~(bad[0] | bad[1]))) if source.null_count + target.null_count else pairs
+        return (
+            pairs.select(torch.from_numpy(~(bad[0] | bad[1])))
+            if source.null_count + target.null_count
+            else pairs
+        )
 
     def _column(self, path: Path) -> Any:
         """Arrow strings, one for each line; null where bytes are not UTF-8, which is bad."""
@@ -140,7 +157,9 @@ class AlignedFiles(ParallelSource):
 
     def _lines(self, path: Path) -> Iterator[str | None]:
         try:
-            with io.TextIOWrapper(opened(path), "utf-8-sig", errors="surrogateescape", newline="\n") as file:
+            with io.TextIOWrapper(
+                opened(path), "utf-8-sig", errors="surrogateescape", newline="\n"
+            ) as file:
                 for number, line in enumerate(bounded_lines(file, path), 1):
                     if broken(line):
                         self.bad(f"line {number} of {path}", NOT_TEXT)
@@ -149,4 +168,6 @@ class AlignedFiles(ParallelSource):
                         yield line.rstrip("\r\n")
         except (OSError, EOFError) as error:
             reason = str(error).splitlines()[0][:99]
-            raise DataError(f"{path} cannot be read ({reason}): fetch or write it again.") from error
+            raise DataError(
+                f"{path} cannot be read ({reason}): fetch or write it again."
+            ) from error

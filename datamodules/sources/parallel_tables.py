@@ -24,7 +24,11 @@ class PairCsv(CsvTables):
 
     def _cut(self, path: Path, file: Any) -> Any:
         plain = ending(path) == ".tsv"
-        return csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if plain else super()._cut(path, file)
+        return (
+            csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            if plain
+            else super()._cut(path, file)
+        )
 
 
 class PairJson(JsonTables):
@@ -33,7 +37,11 @@ class PairJson(JsonTables):
     def _flat(self, row: dict[str, Any]) -> dict[str, Any]:
         flat: dict[str, Any] = {}
         for name, cell in row.items():
-            flat |= {f"{name}.{key}": value for key, value in cell.items()} if isinstance(cell, dict) else {name: cell}
+            flat |= (
+                {f"{name}.{key}": value for key, value in cell.items()}
+                if isinstance(cell, dict)
+                else {name: cell}
+            )
         return flat
 
 
@@ -69,7 +77,9 @@ class PairTable(ParallelSource):
     @cached_property
     def tables(self) -> Tables:
         """The tables by split."""
-        return self.reader(None if self.place is None else str(self.place), self.options, self.bad, self.check)
+        return self.reader(
+            None if self.place is None else str(self.place), self.options, self.bad, self.check
+        )
 
     def check(self, row: Mapping[str, Any]) -> str | None:
         sides = ((name, f"translation.{name}") for name in self.columns)
@@ -109,7 +119,9 @@ class PairTable(ParallelSource):
         if table.column_names.count(found) > 1:
             raise DataError(f"{self.origin} has several columns {found}: rename or remove one.")
         if not holds_text(kind := table.schema.field(found).type):
-            raise UsageError(f"column {found} of {self.origin} holds {kind}, not text: set --data.dataset.{option}.")
+            raise UsageError(
+                f"column {found} of {self.origin} holds {kind}, not text: set --data.dataset.{option}."
+            )
         return arrow_texts(table.column(found))
 
 

@@ -91,7 +91,9 @@ class HubTables(Tables):
         if at_hand and self.options.local and (Path(at_hand) / self.options.local).is_dir():
             return Path(at_hand) / self.options.local
         if self.options.name is None:
-            raise UsageError("the source hub needs --data.dataset.name ID (uoft-cs/cifar10) or --data.path FOLDER.")
+            raise UsageError(
+                "the source hub needs --data.dataset.name ID (uoft-cs/cifar10) or --data.path FOLDER."
+            )
         return None
 
     @cached_property
@@ -128,7 +130,9 @@ class HubTables(Tables):
             for path, table in zip(self.files[split], tables, strict=True):
                 if not table.schema.equals(tables[0].schema):
                     first = self.files[split][0]
-                    raise DataError(f"{path} has other columns than {first}: write them alike, or remove one.")
+                    raise DataError(
+                        f"{path} has other columns than {first}: write them alike, or remove one."
+                    )
             self._tables[split] = pa.concat_tables(tables)
         return self._tables[split]
 
@@ -161,7 +165,9 @@ class TableSource(Source[S]):
         if not self.has("train") and self.known_names:
             return self.known_names
         if not self.has("train"):
-            raise UsageError(f"{self.origin} has no train split, only {', '.join(self.tables.splits())}.")
+            raise UsageError(
+                f"{self.origin} has no train split, only {', '.join(self.tables.splits())}."
+            )
         return self._described_names("train") or self._values
 
     def label_columns(self, table: Any) -> list[str]:
@@ -178,7 +184,11 @@ class TableSource(Source[S]):
         """
         name = self.column(table, "label_column", self.label_columns(table))
         if not holds_classes(kind := table.schema.field(name).type):
-            others = [field.name for field in table.schema if holds_classes(field.type) and field.name != name]
+            others = [
+                field.name
+                for field in table.schema
+                if holds_classes(field.type) and field.name != name
+            ]
             raise UsageError(
                 f"column {name} of {self.origin} holds {kind}, not classes: set {self.prefix}.label_column to one that "
                 f"holds text or whole numbers ({', '.join(others) or 'there are none'})."
@@ -197,7 +207,9 @@ class TableSource(Source[S]):
         table = self.tables.table(split)
         cells = table.column(self.label_column(table)).cast(pa.string())
         if wrong := (~is_utf8(cells)).nonzero().flatten().tolist():
-            self._refuse(split, wrong[0], "has a label with bytes that are not UTF-8: mend or remove it.")
+            self._refuse(
+                split, wrong[0], "has a label with bytes that are not UTF-8: mend or remove it."
+            )
         cells = pc.utf8_trim_whitespace(cells)
         return pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
 
@@ -219,7 +231,11 @@ class TableSource(Source[S]):
         unknown = (found == len(self._values)).nonzero().flatten().tolist()
         if unknown:
             cell = self.cells(split)[unknown[0]].as_py()
-            fault = "has no label, but needs one" if cell is None else f"has the label {cell}, which is none"
+            fault = (
+                "has no label, but needs one"
+                if cell is None
+                else f"has the label {cell}, which is none"
+            )
             classes = f"of the {len(self._values)} classes: {listed(self.class_names)}."
             self._refuse(split, unknown[0], f"{fault} {classes}")
         return found
@@ -233,7 +249,9 @@ class TableSource(Source[S]):
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        found = pc.index_in(self.cells(split), pa.array(self._values, pa.string())).fill_null(len(self._values))
+        found = pc.index_in(self.cells(split), pa.array(self._values, pa.string())).fill_null(
+            len(self._values)
+        )
         return torch.from_numpy(found.to_numpy().astype("int64"))
 
     def _described_names(self, split: str) -> list[str]:
@@ -244,7 +262,11 @@ class TableSource(Source[S]):
     @property
     def _derived(self) -> bool:
         """Whether nothing says what the classes are but the labels of the training split."""
-        return not self.options.class_names and self.has("train") and not self._described_names("train")
+        return (
+            not self.options.class_names
+            and self.has("train")
+            and not self._described_names("train")
+        )
 
     @cached_property
     def _values(self) -> list[str]:
@@ -268,7 +290,9 @@ def is_no_class(value: str) -> bool:
     >>> [value for value in ("good", "3", "-1", "0.5", "1e3", "1000000000000") if is_no_class(value)]
     ['-1', '0.5', '1e3', '1000000000000']
     """
-    return NUMBER.fullmatch(value) is not None and not (value.isdecimal() and len(value.lstrip("0")) < len(str(MOST)))
+    return NUMBER.fullmatch(value) is not None and not (
+        value.isdecimal() and len(value.lstrip("0")) < len(str(MOST))
+    )
 
 
 def holds_classes(kind: Any) -> bool:
@@ -289,7 +313,9 @@ def features_of(table: Any) -> dict[str, Any]:
         features = json.loads(described)["info"]["features"] if described else {}
         return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError("the hub's description of the columns is damaged: fetch or write the file again.") from error
+        raise DataError(
+            "the hub's description of the columns is damaged: fetch or write the file again."
+        ) from error
 
 
 def read_table(path: Path) -> Any:
@@ -312,14 +338,18 @@ def read_table(path: Path) -> Any:
             except pa.ArrowInvalid:
                 return pa.ipc.open_file(file).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read ({str(error).splitlines()[0][:99]}): fetch it again.") from error
+        raise DataError(
+            f"{path} cannot be read ({str(error).splitlines()[0][:99]}): fetch it again."
+        ) from error
 
 
 def _downloaded_tables(options: Any) -> dict[str, Any]:
     from datasets import load_dataset
 
     name, local = options.name or "", options.local
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # not a line for each of its retries
+    logging.getLogger("huggingface_hub").setLevel(
+        logging.ERROR
+    )  # not a line for each of its retries
     try:
         splits = load_dataset(name, options.subset)
     except Exception as error:  # a dozen kinds, from sockets to the hub's own
@@ -332,5 +362,7 @@ def _downloaded_tables(options: Any) -> dict[str, Any]:
     tables = {}
     for key, part in splits.items():
         if split := split_of(Path(str(key))):
-            tables[split] = part.data.table.replace_schema_metadata(part.features.arrow_schema.metadata)
+            tables[split] = part.data.table.replace_schema_metadata(
+                part.features.arrow_schema.metadata
+            )
     return tables

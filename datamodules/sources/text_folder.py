@@ -70,7 +70,9 @@ class PlainTexts(TextFolder):
     def _plain(self) -> Path | None:
         """The file or folder, where it is not one of splits and classes."""
         path = Path(self.path or "")
-        fault = "needs --data.path" if self.path is None else None if path.is_dir() else problem(path)
+        fault = (
+            "needs --data.path" if self.path is None else None if path.is_dir() else problem(path)
+        )
         if fault:
             raise UsageError(
                 f"{self.path or 'this source'} {fault}: --data.path takes a .txt file, or a folder of such files."

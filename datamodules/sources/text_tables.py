@@ -23,7 +23,9 @@ from datamodules.utils.files import problem, regular_files
 from datamodules.utils.splits import split_of
 
 TEXT_COLUMNS = ("text", "review", "sentence", "content", "document")
-NOT_UTF8 = re.compile("[\ud800-\udfff]")  # what Python makes of bytes that are not UTF-8, with "surrogateescape"
+NOT_UTF8 = re.compile(
+    "[\ud800-\udfff]"
+)  # what Python makes of bytes that are not UTF-8, with "surrogateescape"
 NOT_TEXT = "holds bytes that are not UTF-8"
 CHUNK = 10_000  # rows that exist as Python objects at a time
 KINDS = {
@@ -43,9 +45,16 @@ class TextTable(TableSource[Texts], TextSource):
     """
 
     def read(self, split: str) -> Texts:
-        table, where = self.tables.table(split), f"{self.tables.unit} {{}} of {self.tables.where(split)}"
+        table, where = (
+            self.tables.table(split),
+            f"{self.tables.unit} {{}} of {self.tables.where(split)}",
+        )
         column = table.column(text_column(self, table))
-        labels = self.labels(split) if split != "unlabelled" else torch.zeros(table.num_rows, dtype=torch.int64)
+        labels = (
+            self.labels(split)
+            if split != "unlabelled"
+            else torch.zeros(table.num_rows, dtype=torch.int64)
+        )
         return Texts(arrow_texts(column), labels, self.tables.rows(split), where)
 
     def labels(self, split: str) -> Tensor:
@@ -57,12 +66,16 @@ class TextTable(TableSource[Texts], TextSource):
 
     def label_columns(self, table: Any) -> list[str]:
         found = super().label_columns(table)
-        return [name for name in found if self.labelled or holds_classes(table.schema.field(name).type)]
+        return [
+            name for name in found if self.labelled or holds_classes(table.schema.field(name).type)
+        ]
 
     def check(self, row: Mapping[str, Any]) -> str | None:
         labels = [name] if (name := self.options.label_column) else ("label", "labels")
         wrong = unlike(row, text_names(self.options), (str,), "text")
-        return wrong or (unlike(row, labels, (str, int), "text or a whole number") if self.labelled else None)
+        return wrong or (
+            unlike(row, labels, (str, int), "text or a whole number") if self.labelled else None
+        )
 
 
 def text_names(options: Any) -> Sequence[str]:
@@ -70,11 +83,17 @@ def text_names(options: Any) -> Sequence[str]:
     return TEXT_COLUMNS if options.text_column is None else (options.text_column,)
 
 
-def unlike(row: Mapping[str, Any], names: Sequence[str], kinds: tuple[type, ...], wanted: str) -> str | None:
+def unlike(
+    row: Mapping[str, Any], names: Sequence[str], kinds: tuple[type, ...], wanted: str
+) -> str | None:
     """What is wrong with a row of JSON whose first cell of these names is of no such type; None if it is, or null."""
     name = next((name for name in names if name in row), None)
     kind = type(None if name is None else row[name])
-    return None if kind in (*kinds, type(None)) else f"has {KINDS[kind]} as {name}, which must be {wanted}"
+    return (
+        None
+        if kind in (*kinds, type(None))
+        else f"has {KINDS[kind]} as {name}, which must be {wanted}"
+    )
 
 
 def text_column(source: Source[Any], table: Any) -> str:
@@ -108,13 +127,19 @@ class LineTables(Tables):
     @cached_property
     def files(self) -> dict[str, Path]:
         """The file of each split."""
-        want = f"a {self.kind} file, or a folder of such files named by split (train{self.endings[0]})"
+        want = (
+            f"a {self.kind} file, or a folder of such files named by split (train{self.endings[0]})"
+        )
         if self.path is None:
             raise UsageError(f"this source needs --data.path: {want}.")
         path = Path(self.path)
         if not path.is_dir() and (fault := problem(path)):
             raise UsageError(f"{path} {fault}: --data.path takes {want}.")
-        inside = [] if path.is_file() else regular_files(path, self.bad, lambda file: ending(file) in self.endings)
+        inside = (
+            []
+            if path.is_file()
+            else regular_files(path, self.bad, lambda file: ending(file) in self.endings)
+        )
         found = inside if path.is_dir() else [path]
         files: dict[str, Path] = {}
         for file in found:
@@ -122,7 +147,9 @@ class LineTables(Tables):
                 raise UsageError(f"{file} is not {want}{self.hint(file)}.")
             split = "train" if path.is_file() else split_of(file.relative_to(path))
             if split in files:
-                raise UsageError(f"{files[split]} and {file} are both of the {split} split: join them.")
+                raise UsageError(
+                    f"{files[split]} and {file} are both of the {split} split: join them."
+                )
             if split:
                 files[split] = file
         if not files:
@@ -156,17 +183,26 @@ class LineTables(Tables):
             rows, lines, parts = self.good(self.files[split]), list[int](), []
             while chunk := list(islice(rows, CHUNK)):
                 lines += [line for line, _ in chunk]
-                parts.append(pa.Table.from_pylist([row for _, row in chunk], self._schema([row for _, row in chunk])))
+                parts.append(
+                    pa.Table.from_pylist(
+                        [row for _, row in chunk], self._schema([row for _, row in chunk])
+                    )
+                )
             if not parts:
                 raise DataError(f"{self.files[split]} is empty.")
-            self._tables[split] = pa.concat_tables(parts, promote_options="default"), torch.tensor(lines)
+            self._tables[split] = (
+                pa.concat_tables(parts, promote_options="default"),
+                torch.tensor(lines),
+            )
         return self._tables[split]
 
     @staticmethod
     def _schema(rows: list[dict[str, str]]) -> Any:
         import pyarrow as pa
 
-        return pa.schema([(name, pa.large_string()) for name in dict.fromkeys(chain.from_iterable(rows))])
+        return pa.schema(
+            [(name, pa.large_string()) for name in dict.fromkeys(chain.from_iterable(rows))]
+        )
 
     def good(self, path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         """(line, cells) of the rows that are well-formed; the others are bad.
@@ -175,7 +211,9 @@ class LineTables(Tables):
             DataError: The file is damaged.
         """
         try:
-            with io.TextIOWrapper(opened(path), "utf-8-sig", errors="surrogateescape", newline="") as file:
+            with io.TextIOWrapper(
+                opened(path), "utf-8-sig", errors="surrogateescape", newline=""
+            ) as file:
                 for line, row in self._parsed(path, file):
                     problem = row if isinstance(row, str) else None
                     if isinstance(row, dict) and any(map(broken, chain(row, row.values()))):
@@ -186,7 +224,9 @@ class LineTables(Tables):
                         yield line, row
         except (OSError, EOFError) as error:
             reason = str(error).splitlines()[0][:99]
-            raise DataError(f"{path} cannot be read ({reason}): fetch or write it again.") from error
+            raise DataError(
+                f"{path} cannot be read ({reason}): fetch or write it again."
+            ) from error
 
     def _parsed(self, path: Path, file: Any) -> Iterator[tuple[int, dict[str, str] | str]]:
         """(line, cells) of each row, or (line, what is wrong with it)."""
@@ -212,11 +252,19 @@ class CsvTables(LineTables):
         reader = self._cut(path, bounded_lines(file, path))
         try:
             first: list[str] = next(reader, [])
-            names = [name.strip() for name in first] if self.header else [str(i + 1) for i in range(len(first))]
+            names = (
+                [name.strip() for name in first]
+                if self.header
+                else [str(i + 1) for i in range(len(first))]
+            )
             if any(map(broken, names)):
                 raise DataError(f"line 1 of {path} {NOT_TEXT}: save the file as UTF-8.")
-            if twice := next((name for name, count in Counter(names).items() if name and count > 1), None):
-                raise DataError(f"line 1 of {path} has several columns {twice}: rename or remove one.")
+            if twice := next(
+                (name for name, count in Counter(names).items() if name and count > 1), None
+            ):
+                raise DataError(
+                    f"line 1 of {path} has several columns {twice}: rename or remove one."
+                )
             before = reader.line_num if self.header else 0
             for cells in chain([] if self.header else [first], reader):
                 line, before = before + 1, reader.line_num
@@ -227,7 +275,9 @@ class CsvTables(LineTables):
                 elif cells:  # else an empty line
                     yield line, f"has {len(cells)} cells where the first line has {len(names)}"
         except csv.Error as error:
-            raise DataError(f"line {reader.line_num} of {path} is not valid CSV: {error}.") from error
+            raise DataError(
+                f"line {reader.line_num} of {path} is not valid CSV: {error}."
+            ) from error
 
     def _cut(self, path: Path, file: Any) -> Any:
         """What gives the cells of each row, of Python's csv module."""

@@ -56,7 +56,11 @@ class Texts:
     def name(self, i: int) -> str:
         """What to call text i in a message."""
         row = int(self.rows[i])
-        return self.where.replace("{}", str(row), 1) if isinstance(self.where, str) else str(self.where[row])
+        return (
+            self.where.replace("{}", str(row), 1)
+            if isinstance(self.where, str)
+            else str(self.where[row])
+        )
 
 
 def arrow_texts(texts: Any) -> Any:
@@ -73,7 +77,9 @@ def holds_text(kind: Any) -> bool:
     import pyarrow as pa
 
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 def is_endless(column: Any) -> Tensor:
@@ -123,7 +129,9 @@ class TextSource(Source[Texts]):
     noun = "texts"
     labelled = True
 
-    def __init__(self, path: str | None, options: TextDatasetOptions, skip_bad: bool = False) -> None:
+    def __init__(
+        self, path: str | None, options: TextDatasetOptions, skip_bad: bool = False
+    ) -> None:
         super().__init__(path, options, skip_bad)
         self._read: dict[str, Texts] = {}
 
@@ -144,7 +152,11 @@ class TextSource(Source[Texts]):
             texts = self.usable(self.read(split))
             if split == "train" and self.labelled:
                 counts = texts.labels.bincount(minlength=len(self.class_names))
-                if absent := [name for name, n in zip(self.class_names, counts.tolist(), strict=True) if n == 0]:
+                if absent := [
+                    name
+                    for name, n in zip(self.class_names, counts.tolist(), strict=True)
+                    if n == 0
+                ]:
                     raise UsageError(
                         f"class {absent[0]} is missing from the training split of {self.origin}: add texts of it, or "
                         "list the classes there are with --data.dataset.class_names."
@@ -156,7 +168,10 @@ class TextSource(Source[Texts]):
         """Arrow strings to pretrain on: "train" is the training split with all texts that have no label, or "val"."""
         import pyarrow as pa
 
-        own, more = self.split(split).column, self.records("unlabelled") if split == "train" else None
+        own, more = (
+            self.split(split).column,
+            self.records("unlabelled") if split == "train" else None,
+        )
         return own if more is None else pa.chunked_array([*own.chunks, *more.column.chunks])
 
     def usable(self, found: Texts) -> Texts:
@@ -184,7 +199,15 @@ class TextSource(Source[Texts]):
 class EmbeddedTexts(TextSource):
     """Base of the texts that need no file, with splits of their own."""
 
-    unused = {"name", "subset", "local", "label_column", "text_column", "val_fraction", "split_seed"}
+    unused = {
+        "name",
+        "subset",
+        "local",
+        "label_column",
+        "text_column",
+        "val_fraction",
+        "split_seed",
+    }
 
     def prepare(self) -> None:
         """Nothing to download.

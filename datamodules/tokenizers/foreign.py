@@ -34,15 +34,23 @@ def read_tokenizer(path: Path) -> str:
         content = json.loads(_made(read_sentencepiece, file))
     else:
         content = _object(file) if file.exists() else json.loads(_older(folder, settings))
-    kind = SPM if file.suffix in SUFFIXES else tokenizer_class(own, _object(folder / "config.json"), content)
-    if not (file.suffix in SUFFIXES and file.name.startswith("target")):  # the settings are those of the source
+    kind = (
+        SPM
+        if file.suffix in SUFFIXES
+        else tokenizer_class(own, _object(folder / "config.json"), content)
+    )
+    if not (
+        file.suffix in SUFFIXES and file.name.startswith("target")
+    ):  # the settings are those of the source
         content = _made(followed, folder, content, settings, kind)
     if named := named_roles(settings):
         content["control"] = named
     return json.dumps(content, ensure_ascii=False)
 
 
-def followed(folder: Path, content: dict[str, Any], settings: dict[str, Any], kind: str) -> dict[str, Any]:
+def followed(
+    folder: Path, content: dict[str, Any], settings: dict[str, Any], kind: str
+) -> dict[str, Any]:
     """The content of a `tokenizer.json` with what the files beside it say; see `datamodules.tokenizers.settings`."""
     follow(content, settings, kind, folder)
     return add_tokens(content, settings, _object(folder / "added_tokens.json"), kind, folder)
@@ -66,7 +74,9 @@ def _object(file: Path) -> dict[str, Any]:
     try:
         return read_object(file)
     except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read: it is not JSON of a tokenizer ({error}).") from error
+        raise DataError(
+            f"{file} cannot be read: it is not JSON of a tokenizer ({error})."
+        ) from error
 
 
 def _older(folder: Path, settings: dict[str, Any]) -> str:
@@ -96,13 +106,17 @@ def _made(make: Callable[..., Any], path: Path, *others: Any) -> Any:
     except (DataError, UsageError):
         raise
     except Exception as error:  # the package raises nothing more special
-        raise DataError(f"the vocabulary in {path} cannot be read ({str(error) or type(error).__name__}).") from error
+        raise DataError(
+            f"the vocabulary in {path} cannot be read ({str(error) or type(error).__name__})."
+        ) from error
 
 
 def _bert(folder: Path, settings: dict[str, Any]) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    backend = Tokenizer(models.WordPiece.from_file(str(folder / "vocab.txt"), unk_token=CONTROL["unk"]))
+    backend = Tokenizer(
+        models.WordPiece.from_file(str(folder / "vocab.txt"), unk_token=CONTROL["unk"])
+    )
     backend.normalizer = normalizers.BertNormalizer(
         lowercase=bool(flag(settings, "do_lower_case", True, folder)),
         strip_accents=flag(settings, "strip_accents", None, folder),
@@ -115,15 +129,21 @@ def _bert(folder: Path, settings: dict[str, Any]) -> Any:
 def _roberta(folder: Path, settings: dict[str, Any]) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-    backend = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(bool(flag(settings, "add_prefix_space", False, folder)))
+    backend = Tokenizer(
+        models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(
+        bool(flag(settings, "add_prefix_space", False, folder))
+    )
     backend.decoder = decoders.ByteLevel()
     numbers = backend.get_vocab()
     if {"<s>", "</s>"} <= numbers.keys():  # not in GPT-2's files, which are of the same kind
         sep, cls = ("</s>", numbers["</s>"]), ("<s>", numbers["<s>"])
         backend.post_processor = processors.RobertaProcessing(sep, cls)
     elif settings.get("add_bos_token") and (begin := named_roles(settings).get("bos")) in numbers:
-        backend.post_processor = processors.TemplateProcessing(f"{begin} $A", None, [(begin, numbers[begin])])
+        backend.post_processor = processors.TemplateProcessing(
+            f"{begin} $A", None, [(begin, numbers[begin])]
+        )
     return backend
 
 
@@ -153,10 +173,14 @@ def parsed(text: str, origin: str) -> tuple[Any, dict[str, Any], dict[str, str]]
             raise ValueError("the type of its decoder is no text")
         ids = backend.encode(PROBE).ids
         backend.decode_batch([ids[:1], [], ids])
-    except BaseException as error:  # the package raises nothing more special, and its panics are no `Exception`
+    except (
+        BaseException
+    ) as error:  # the package raises nothing more special, and its panics are no `Exception`
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise DataError(f"{origin} is not a tokenizer ({str(error) or type(error).__name__}).") from error
+        raise DataError(
+            f"{origin} is not a tokenizer ({str(error) or type(error).__name__})."
+        ) from error
     return backend, content, named
 
 
@@ -174,10 +198,16 @@ def check_numbers(vocabulary: Mapping[str, int], added: Sequence[Mapping[str, An
         raise ValueError("it has no tokens")
     names = {number: token for token, number in vocabulary.items()}
     if len(names) < len(vocabulary):
-        token, number = next((token, number) for token, number in vocabulary.items() if names[number] != token)
-        raise ValueError(f"tokens {ascii(token)} and {ascii(names[number])} both have the number {number}")
+        token, number = next(
+            (token, number) for token, number in vocabulary.items() if names[number] != token
+        )
+        raise ValueError(
+            f"tokens {ascii(token)} and {ascii(names[number])} both have the number {number}"
+        )
     if (last := max(names)) > GAPS + 2 * len(names):
-        raise ValueError(f"token {ascii(names[last])} has the number {last}, but there are {len(names)} tokens")
+        raise ValueError(
+            f"token {ascii(names[last])} has the number {last}, but there are {len(names)} tokens"
+        )
     for entry in added:
         if vocabulary.get(entry["content"]) != entry["id"]:
             raise ValueError(

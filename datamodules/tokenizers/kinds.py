@@ -15,9 +15,18 @@ TruncateName = Literal["head", "tail", "both"]
 ALPHABET = 1000  # characters that WordPiece knows at most, the most frequent ones; others are [UNK]
 
 # How `tokenizer.json` spells the cut into single characters.
-CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+CHARACTERS = {
+    "type": "Split",
+    "pattern": {"Regex": r"[\s\S]"},
+    "behavior": "Isolated",
+    "invert": False,
+}
 # The kinds by the decoder in `tokenizer.json`, and those of whole words, which have none, by their cut.
-KIND_OF: dict[str | None, TokenizerName] = {"WordPiece": "wordpiece", "ByteLevel": "bpe", "Fuse": "character"}
+KIND_OF: dict[str | None, TokenizerName] = {
+    "WordPiece": "wordpiece",
+    "ByteLevel": "bpe",
+    "Fuse": "character",
+}
 WORDS: dict[str | None, TokenizerName] = {"Whitespace": "word", "Sequence": "whitespace"}
 
 
@@ -53,14 +62,18 @@ class TokenizerConfig:
                 "the tokenizer's kind, min_frequency or lowercase is null: say which, or give a file of one."
             )
         if self.kind is not None and self.kind not in KINDS:
-            raise UsageError(f"the tokenizer's kind is {self.kind}, but must be one of {', '.join(KINDS)}.")
+            raise UsageError(
+                f"the tokenizer's kind is {self.kind}, but must be one of {', '.join(KINDS)}."
+            )
         if self.vocabulary <= len(CONTROL):
             raise UsageError(
                 f"the tokenizer's vocabulary is {self.vocabulary}, but must be more than its {len(CONTROL)} "
                 "control tokens."
             )
         if self.min_frequency is not None and self.min_frequency < 1:
-            raise UsageError(f"the tokenizer's min_frequency is {self.min_frequency}, but must be at least 1.")
+            raise UsageError(
+                f"the tokenizer's min_frequency is {self.min_frequency}, but must be at least 1."
+            )
 
 
 class Parts(NamedTuple):
@@ -100,7 +113,13 @@ def character(config: TokenizerConfig, texts: Texts) -> Parts:
 
     model = models.WordLevel(unk_token=CONTROL["unk"])
     cut = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    return Parts(model, _lowercase(config), cut, decoders.Fuse(), trainers.WordLevelTrainer(**_limits(config)))
+    return Parts(
+        model,
+        _lowercase(config),
+        cut,
+        decoders.Fuse(),
+        trainers.WordLevelTrainer(**_limits(config)),
+    )
 
 
 def bpe(config: TokenizerConfig, texts: Texts) -> Parts:
@@ -120,8 +139,12 @@ def wordpiece(config: TokenizerConfig, texts: Texts) -> Parts:
     letters = _letters(texts, cleaned)
     limits = _limits(config)
     # The trainer numbers single pieces in an order that differs from run to run, unless they are given.
-    limits["special_tokens"] += [f"##{letter}" for letter in letters if unicodedata.category(letter)[0] in "LMN"]
-    trainer = trainers.WordPieceTrainer(initial_alphabet=letters, limit_alphabet=len(letters), **limits)
+    limits["special_tokens"] += [
+        f"##{letter}" for letter in letters if unicodedata.category(letter)[0] in "LMN"
+    ]
+    trainer = trainers.WordPieceTrainer(
+        initial_alphabet=letters, limit_alphabet=len(letters), **limits
+    )
     model = models.WordPiece(unk_token=CONTROL["unk"])
     return Parts(model, cleaned, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(), trainer)
 

@@ -39,12 +39,16 @@ class PairTokenizerConfig(TokenizerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.target_file is not None and self.file is None:
-            raise UsageError("the tokenizer's target_file needs a file for the source: give both, or train both.")
+            raise UsageError(
+                "the tokenizer's target_file needs a file for the source: give both, or train both."
+            )
 
     def single(self, **changes: Any) -> TokenizerConfig:
         """The options of one of the tokenizers."""
         own = asdict(self)
-        return TokenizerConfig(**{field.name: own[field.name] for field in fields(TokenizerConfig)} | changes)
+        return TokenizerConfig(
+            **{field.name: own[field.name] for field in fields(TokenizerConfig)} | changes
+        )
 
 
 class PairTokenizer:
@@ -67,12 +71,17 @@ class PairTokenizer:
         self.end = target.control("eos")
         self._heads = [[side.control("bos")] if config.begin else [] for side in (source, target)]
         if not 0 <= self.start < target.size:
-            raise UsageError(f"the tokenizer's start is {self.start}, but must be one of its {target.size} tokens.")
+            raise UsageError(
+                f"the tokenizer's start is {self.start}, but must be one of its {target.size} tokens."
+            )
         self._source_end = source.control("eos")
 
     @classmethod
     def for_texts(
-        cls, sides: Callable[[], Sequence[Texts]], joined: Callable[[], Texts], config: PairTokenizerConfig
+        cls,
+        sides: Callable[[], Sequence[Texts]],
+        joined: Callable[[], Texts],
+        config: PairTokenizerConfig,
     ) -> "PairTokenizer":
         """Those of the files, where given; else trained, once: they are cached.
 
@@ -87,7 +96,11 @@ class PairTokenizer:
         if config.file is not None:
             source = Tokenizer.for_texts([], config.single())
             other = config.target_file
-            return cls(source, Tokenizer.for_texts([], config.single(file=other)) if other else source, config)
+            return cls(
+                source,
+                Tokenizer.for_texts([], config.single(file=other)) if other else source,
+                config,
+            )
         if config.joint:
             both = Tokenizer.for_texts(joined(), config.single())
             return cls(both, both, config)
@@ -104,7 +117,11 @@ class PairTokenizer:
         config = PairTokenizerConfig(**facts["tokenizer_options"])
         first, second = facts["source_tokenizer"], facts["target_tokenizer"]
         source = Tokenizer.from_json(first, config.truncate)
-        return cls(source, source if first == second else Tokenizer.from_json(second, config.truncate), config)
+        return cls(
+            source,
+            source if first == second else Tokenizer.from_json(second, config.truncate),
+            config,
+        )
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps of them.
@@ -163,7 +180,12 @@ class PairTokenizer:
 
     def frame_target(self, ids: Sequence[int], max_length: int) -> list[int]:
         """A target of which a decoder reads and writes at most `max_length` tokens: one more; a longer text is cut."""
-        return [self.start, *self._heads[1], *self.target.cut(ids, max_length - self.added), self.end]
+        return [
+            self.start,
+            *self._heads[1],
+            *self.target.cut(ids, max_length - self.added),
+            self.end,
+        ]
 
     def sources(self, texts: Sequence[str], max_length: int) -> tuple[list[list[int]], list[bool]]:
         """Texts to translate as token numbers with control tokens, and of each whether it was cut.

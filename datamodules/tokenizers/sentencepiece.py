@@ -42,9 +42,13 @@ def read_sentencepiece(path: Path) -> str:
     unknown = next((piece.text for piece in pieces if piece.kind == UNKNOWN), "<unk>")
     scores = {piece.text: piece.score for piece in pieces if piece.kind == NORMAL}
     tokens = sorted(numbers, key=lambda token: numbers[token])
-    backend = Tokenizer(models.Unigram([(token, scores.get(token, NEVER)) for token in tokens], numbers[unknown]))
+    backend = Tokenizer(
+        models.Unigram([(token, scores.get(token, NEVER)) for token in tokens], numbers[unknown])
+    )
     cleaned = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    backend.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap), *cleaned] if charsmap else cleaned)
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Precompiled(charsmap), *cleaned] if charsmap else cleaned
+    )
     control = {piece.text for piece in pieces if piece.kind in (UNKNOWN, CONTROL)} | {"<pad>"}
     names = "|".join(name.strip("<>") for name in control)
     # What a text says is text: the bracket of a typed control token becomes a word of its own.
@@ -52,13 +56,17 @@ def read_sentencepiece(path: Path) -> str:
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(SPACE), brackets])
     backend.decoder = decoders.Metaspace(SPACE)
     backend.add_special_tokens(sorted(control & numbers.keys()))
-    backend.add_tokens([token for token in tokens if token.startswith(">>") and token.endswith("<<")])  # languages
+    backend.add_tokens(
+        [token for token in tokens if token.startswith(">>") and token.endswith("<<")]
+    )  # languages
     return backend.to_str()
 
 
 def _numbers(path: Path) -> dict[str, int] | None:
     """Token: number, by the file beside; None where there is none."""
-    names = ("target_vocab.json", "vocab.json") if path.name.startswith("target") else ("vocab.json",)
+    names = (
+        ("target_vocab.json", "vocab.json") if path.name.startswith("target") else ("vocab.json",)
+    )
     file = next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
     return None if file is None else read_object(file)
 
@@ -86,7 +94,9 @@ def _piece(data: bytes) -> Piece:
     import struct
 
     found = dict(_fields(data))
-    return Piece(found[1].decode(), struct.unpack("<f", found.get(2, bytes(4)))[0], found.get(3, NORMAL))
+    return Piece(
+        found[1].decode(), struct.unpack("<f", found.get(2, bytes(4)))[0], found.get(3, NORMAL)
+    )
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

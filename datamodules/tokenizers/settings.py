@@ -12,11 +12,23 @@ CONFIG = "tokenizer_config.json"
 Settings = Mapping[str, Any]
 
 # Classes of transformers that follow a setting, and what it is where nothing says; others follow none of them.
-LOWER = dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"), True)
-BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "Qwen2Tokenizer")
+LOWER = dict.fromkeys(
+    ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"), True
+)
+BYTE_LEVEL = (
+    "GPT2Tokenizer",
+    "RobertaTokenizer",
+    "BartTokenizer",
+    "LongformerTokenizer",
+    "Qwen2Tokenizer",
+)
 SPACE = {**dict.fromkeys(BYTE_LEVEL, False), "LlamaTokenizer": True}
 SPM = "MarianTokenizer"  # and any other of a file of SentencePiece
-PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer")  # which take the file as it is
+PLAIN = (
+    "PreTrainedTokenizerFast",
+    "TokenizersBackend",
+    "PreTrainedTokenizer",
+)  # which take the file as it is
 KEPT = (*PLAIN, SPM)  # with all tokens that the files have
 NEITHER = (*KEPT, "T5Tokenizer")
 CLASSES = {  # by the model, where the tokenizer's files do not name one
@@ -65,7 +77,10 @@ def follow(content: dict[str, Any], settings: Settings, kind: str, folder: Path)
         if kind in BYTE_LEVEL and part.get("type") == "ByteLevel":
             part["add_prefix_space"] = flag(settings, "add_prefix_space", False, folder)
     unknown = kind not in (*LOWER, *SPACE, *NEITHER)
-    for name, classes, does in (("do_lower_case", LOWER, lowers), ("add_prefix_space", SPACE, adds_space)):
+    for name, classes, does in (
+        ("do_lower_case", LOWER, lowers),
+        ("add_prefix_space", SPACE, adds_space),
+    ):
         said = flag(settings, name, classes.get(kind), folder)
         if said is not None and (unknown or kind in classes) and said != does(content):
             raise DataError(
@@ -87,15 +102,22 @@ def parts(content: Settings, name: str) -> Iterator[dict[str, Any]]:
 def lowers(content: Settings) -> bool:
     """Whether a `tokenizer.json` makes letters small."""
     return any(
-        part.get("type") == "Lowercase" or part.get("lowercase") is True for part in parts(content, "normalizer")
+        part.get("type") == "Lowercase" or part.get("lowercase") is True
+        for part in parts(content, "normalizer")
     )
 
 
 def adds_space(content: Settings) -> bool:
     """Whether a `tokenizer.json` puts a space before a text."""
     found = (*parts(content, "normalizer"), *parts(content, "pre_tokenizer"))
-    schemes = [part.get("prepend_scheme", "always") != "never" for part in found if part.get("type") == "Metaspace"]
-    return any(schemes) or any(part.get("type") == "Prepend" or part.get("add_prefix_space") is True for part in found)
+    schemes = [
+        part.get("prepend_scheme", "always") != "never"
+        for part in found
+        if part.get("type") == "Metaspace"
+    ]
+    return any(schemes) or any(
+        part.get("type") == "Prepend" or part.get("add_prefix_space") is True for part in found
+    )
 
 
 def flag(settings: Settings, name: str, usual: bool | None, folder: Path) -> bool | None:
@@ -106,11 +128,15 @@ def flag(settings: Settings, name: str, usual: bool | None, folder: Path) -> boo
     """
     value = settings.get(name)
     if value is not None and not isinstance(value, bool):
-        raise DataError(f"{folder / CONFIG}: {name} is {ascii(value)[:60]}, but must be true or false.")
+        raise DataError(
+            f"{folder / CONFIG}: {name} is {ascii(value)[:60]}, but must be true or false."
+        )
     return usual if value is None else value
 
 
-def add_tokens(content: dict[str, Any], settings: Settings, older: Settings, kind: str, folder: Path) -> dict[str, Any]:
+def add_tokens(
+    content: dict[str, Any], settings: Settings, older: Settings, kind: str, folder: Path
+) -> dict[str, Any]:
     """A `tokenizer.json` with the tokens that `added_tokens_decoder`, or else `added_tokens.json`, has besides.
 
     Args:
@@ -126,23 +152,45 @@ def add_tokens(content: dict[str, Any], settings: Settings, older: Settings, kin
     from tokenizers import AddedToken, Tokenizer
 
     decides = "added_tokens_decoder" in settings
-    origin = f"{folder / CONFIG}: added_tokens_decoder" if decides else str(folder / "added_tokens.json")
-    own = {token.get("content"): token for token in content.get("added_tokens") or [] if isinstance(token, dict)}
+    origin = (
+        f"{folder / CONFIG}: added_tokens_decoder" if decides else str(folder / "added_tokens.json")
+    )
+    own = {
+        token.get("content"): token
+        for token in content.get("added_tokens") or []
+        if isinstance(token, dict)
+    }
     special = {*named_roles(settings).values(), *extra_tokens(settings)}
-    found = dict(_entries(settings["added_tokens_decoder"] if decides else older, decides, special, origin))
-    forgotten = [name for name, token in own.items() if not token.get("special") and name not in special | found.keys()]
+    found = dict(
+        _entries(settings["added_tokens_decoder"] if decides else older, decides, special, origin)
+    )
+    forgotten = [
+        name
+        for name, token in own.items()
+        if not token.get("special") and name not in special | found.keys()
+    ]
     if decides and kind not in KEPT and forgotten:  # by a class that makes the tokenizer anew
-        raise DataError(f"{origin} lacks {forgotten[0]!r}, which tokenizer.json adds: add it there, too.")
-    if kind == SPM and (parting := [name for name in found.keys() - own.keys() if not found[name]["special"]]):
+        raise DataError(
+            f"{origin} lacks {forgotten[0]!r}, which tokenizer.json adds: add it there, too."
+        )
+    if kind == SPM and (
+        parting := [name for name in found.keys() - own.keys() if not found[name]["special"]]
+    ):
         raise DataError(
             f"{origin}: {ascii(parting[0])} is added to SentencePiece, which is not supported: leave it out."
         )
-    new = {name: token for name, token in found.items() if name not in own or (decides and own[name] != token)}
+    new = {
+        name: token
+        for name, token in found.items()
+        if name not in own or (decides and own[name] != token)
+    }
     backend = Tokenizer.from_str(json.dumps(content)) if new else None
     for name, token in found.items():
         number = own.get(name, token)["id"]
         if backend and name in new:
-            backend.add_tokens([AddedToken(**{key: value for key, value in token.items() if key != "id"})])
+            backend.add_tokens(
+                [AddedToken(**{key: value for key, value in token.items() if key != "id"})]
+            )
             number = backend.token_to_id(name)
         if number != token["id"]:
             raise DataError(
@@ -156,13 +204,17 @@ def extra_tokens(settings: Settings) -> Iterator[str]:
     """Further tokens that a `tokenizer_config.json` calls special."""
     for name in ("extra_special_tokens", "additional_special_tokens"):
         found = settings.get(name) or []
-        for token in found.values() if isinstance(found, dict) else found if isinstance(found, list) else []:
+        for token in (
+            found.values() if isinstance(found, dict) else found if isinstance(found, list) else []
+        ):
             content = token.get("content") if isinstance(token, dict) else token
             if isinstance(content, str):
                 yield content
 
 
-def _entries(found: Any, decides: bool, special: Collection[str], origin: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _entries(
+    found: Any, decides: bool, special: Collection[str], origin: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and content of each added token, as a `tokenizer.json` has it, in the order of their numbers."""
     if not isinstance(found, dict):
         raise DataError(f"{origin} is a {type(found).__name__}, but must be an object.")

@@ -13,7 +13,14 @@ import numpy as np
 
 from datamodules.tokenizers.control import CONTROL, ControlIds, Frame, find_control
 from datamodules.tokenizers.foreign import parsed, read_tokenizer
-from datamodules.tokenizers.kinds import CHARACTERS, KIND_OF, WORDS, TokenizerConfig, TokenizerName, TruncateName
+from datamodules.tokenizers.kinds import (
+    CHARACTERS,
+    KIND_OF,
+    WORDS,
+    TokenizerConfig,
+    TokenizerName,
+    TruncateName,
+)
 from datamodules.tokenizers.training import learn, learned
 from datamodules.utils.cache import CHUNK, Texts, chunks, content_key
 from datamodules.utils.errors import UsageError
@@ -40,15 +47,23 @@ class Tokenizer:
         DataError: The content is not a tokenizer.
     """
 
-    def __init__(self, text: str, truncate: TruncateName = "head", origin: str = "the tokenizer") -> None:
+    def __init__(
+        self, text: str, truncate: TruncateName = "head", origin: str = "the tokenizer"
+    ) -> None:
         self._backend, content, named = parsed(text, origin)
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = True  # as text
         self.truncate = truncate
         self._style = (content.get("decoder") or content["model"]).get("type")
-        self._plain = content.get("normalizer") is None and content.get("pre_tokenizer") == CHARACTERS
-        words = WORDS.get((content.get("pre_tokenizer") or {}).get("type")) if self._style == "WordLevel" else None
+        self._plain = (
+            content.get("normalizer") is None and content.get("pre_tokenizer") == CHARACTERS
+        )
+        words = (
+            WORDS.get((content.get("pre_tokenizer") or {}).get("type"))
+            if self._style == "WordLevel"
+            else None
+        )
         self.kind: TokenizerName | None = KIND_OF.get(self._style, words)
         self.vocabulary: dict[str, int] = self._backend.get_vocab()
         self.size = max(self.vocabulary.values()) + 1
@@ -100,7 +115,10 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """Content of a `tokenizer.json`, the same for the same tokenizer."""
-        content = {**json.loads(self._backend.to_str()), **({"control": self._named} if self._named else {})}
+        content = {
+            **json.loads(self._backend.to_str()),
+            **({"control": self._named} if self._named else {}),
+        }
         return json.dumps(content, ensure_ascii=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -115,7 +133,10 @@ class Tokenizer:
     def frame(self) -> Frame:
         """Control tokens that mark documents for a language model."""
         made = self._backend.encode("")
-        return Frame.of(self.ids, [i for i, special in zip(made.ids, made.special_tokens_mask, strict=True) if special])
+        return Frame.of(
+            self.ids,
+            [i for i, special in zip(made.ids, made.special_tokens_mask, strict=True) if special],
+        )
 
     # Text to numbers.
 
@@ -134,8 +155,12 @@ class Tokenizer:
                 try:
                     found = self._backend.encode_batch_fast(part, add_special_tokens=False)
                 except TypeError as error:
-                    row = number * CHUNK + next((i for i, text in enumerate(part) if not _is_text(text)), 0)
-                    raise UsageError(f"text {row + 1} is not UTF-8: {ascii(part[row % CHUNK])[:80]}.") from error
+                    row = number * CHUNK + next(
+                        (i for i, text in enumerate(part) if not _is_text(text)), 0
+                    )
+                    raise UsageError(
+                        f"text {row + 1} is not UTF-8: {ascii(part[row % CHUNK])[:80]}."
+                    ) from error
                 yield [encoding.ids for encoding in found]
                 advance(len(part))
 
@@ -152,7 +177,9 @@ class Tokenizer:
             try:
                 points = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
             except UnicodeEncodeError as error:
-                raise UsageError(f"a text is not UTF-8: {ascii(error.object[error.start : error.end])}.") from error
+                raise UsageError(
+                    f"a text is not UTF-8: {ascii(error.object[error.start : error.end])}."
+                ) from error
             return self._numbers[points], np.array([len(text) for text in texts], np.int64)
         lists = [ids for part in self.encode_chunks(texts, progress=False) for ids in part]
         sizes = np.array([len(ids) for ids in lists], np.int64)
@@ -194,7 +221,9 @@ class Tokenizer:
         """Token numbers of each text, without control tokens; as `encode_chunks`."""
         return [ids for part in self.encode_chunks(texts) for ids in part]
 
-    def build(self, ids: Sequence[int], max_length: int, pair: Sequence[int] | None = None) -> Built:
+    def build(
+        self, ids: Sequence[int], max_length: int, pair: Sequence[int] | None = None
+    ) -> Built:
         """A model's input: [CLS] a [SEP], or of a pair [CLS] a [SEP] b [SEP], cut down to `max_length`.
 
         Of a pair that is too long the longer text gives way first (Devlin 2019).
@@ -205,7 +234,9 @@ class Tokenizer:
         cls, sep = self.control("cls"), self.control("sep")
         room = max_length - self.added(pair is not None)
         if room < (1 if pair is None else 2):
-            raise UsageError(f"max_length is {max_length}, which leaves no room for text between control tokens.")
+            raise UsageError(
+                f"max_length is {max_length}, which leaves no room for text between control tokens."
+            )
         first = self.cut(ids, room if pair is None else max(room - len(pair), (room + 1) // 2))
         built, cut = [cls, *first, sep], len(first) < len(ids)
         segments = [0] * len(built)
@@ -228,7 +259,9 @@ class Tokenizer:
         """
         number = getattr(self.ids, role)
         if number is None:
-            raise UsageError(f"the tokenizer has no {CONTROL[role]} token, which is needed here: use another one.")
+            raise UsageError(
+                f"the tokenizer has no {CONTROL[role]} token, which is needed here: use another one."
+            )
         return number
 
     def cut(self, ids: Sequence[int], room: int) -> list[int]:
@@ -244,7 +277,9 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token numbers, without control tokens except for [UNK]."""
         hidden = set(self.ids.known().values()) - {self.ids.unk}
-        return self._backend.decode([int(i) for i in ids if int(i) not in hidden], skip_special_tokens=False)
+        return self._backend.decode(
+            [int(i) for i in ids if int(i) not in hidden], skip_special_tokens=False
+        )
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The tokens as the vocabulary spells them, such as ##ing; empty for a number that it lacks."""

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from datamodules.tokenizers.control import CONTROL
 from datamodules.tokenizers.kinds import KINDS, TokenizerConfig
-from datamodules.utils.cache import Texts, cache_folder, chunks, content_key, text_digest, unwritable
+from datamodules.utils.cache import (
+    Texts,
+    cache_folder,
+    chunks,
+    content_key,
+    text_digest,
+    unwritable,
+)
 from datamodules.utils.errors import UsageError
 from datamodules.utils.files import replacing
 from datamodules.utils.progress import progress_bar
@@ -40,9 +47,13 @@ def learn(texts: Texts, config: TokenizerConfig) -> str:
         )
     ends = [(name, list(CONTROL.values()).index(name)) for name in (CONTROL["cls"], CONTROL["sep"])]
     # For other programs that read the file; `Tokenizer.build` does it here.
-    backend.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ends)
+    backend.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ends
+    )
     content = json.loads(backend.to_str())
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in CONTROL.values()]
+    content["added_tokens"] = [
+        token for token in content["added_tokens"] if token["content"] in CONTROL.values()
+    ]
     return json.dumps(content, ensure_ascii=False)
 
 

@@ -30,7 +30,9 @@ class MaskConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise UsageError(f"the share of masked tokens is {self.share}, but must lie between 0 and 1.")
+            raise UsageError(
+                f"the share of masked tokens is {self.share}, but must lie between 0 and 1."
+            )
         if min(self.mask, self.random) < 0 or self.mask + self.random > 1 + 1e-9:
             raise UsageError(
                 f"of the chosen tokens {self.mask} become [MASK] and {self.random} random ones: both must be at "
@@ -52,18 +54,26 @@ class Masker:
         UsageError: The tokenizer has no [MASK], or nothing but control tokens.
     """
 
-    def __init__(self, config: MaskConfig, ids: ControlIds, vocabulary: int, starts_word: list[bool]) -> None:
+    def __init__(
+        self, config: MaskConfig, ids: ControlIds, vocabulary: int, starts_word: list[bool]
+    ) -> None:
         if ids.mask is None:
-            raise UsageError("the tokenizer has no [MASK] token, which masked pretraining needs: use another one.")
+            raise UsageError(
+                "the tokenizer has no [MASK] token, which masked pretraining needs: use another one."
+            )
         self.config, self.mask = config, ids.mask
         self._control = torch.zeros(vocabulary, dtype=torch.bool)
         self._control[list(ids.known().values())] = True
         self._starts = torch.tensor(starts_word) | self._control
-        self._ordinary = (~self._control).nonzero()[:, 0]  # (V, 1) -> (V,): what a token may turn into
+        self._ordinary = (~self._control).nonzero()[
+            :, 0
+        ]  # (V, 1) -> (V,): what a token may turn into
         if len(self._ordinary) == 0:
             raise UsageError("the tokenizer knows control tokens only: train one on more text.")
 
-    def __call__(self, tokens: Tensor, keep: Tensor, seeds: list[int] | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, tokens: Tensor, keep: Tensor, seeds: list[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Hides some tokens of each sequence, at least one where it has any but control tokens.
 
         Args:
@@ -80,11 +90,15 @@ class Masker:
         free = keep & ~self._control[tokens]
         luck, fate, other = self._draws(tokens, seeds)
         if self.config.whole_words:
-            luck = luck.gather(1, self._words(tokens))  # (B, words) -> (B, N): pieces of a word share its luck
+            luck = luck.gather(
+                1, self._words(tokens)
+            )  # (B, words) -> (B, N): pieces of a word share its luck
         lowest = luck.masked_fill(~free, 2.0).amin(1, keepdim=True)
         where = free & ((luck < self.config.share) | (luck == lowest))
         hidden = torch.where(where & (fate < self.config.mask), self.mask, tokens)
-        changed = where & (fate >= self.config.mask) & (fate < self.config.mask + self.config.random)
+        changed = (
+            where & (fate >= self.config.mask) & (fate < self.config.mask + self.config.random)
+        )
         others = self._ordinary[(other * len(self._ordinary)).long()]
         return torch.where(changed, others, hidden), where
 
@@ -93,7 +107,10 @@ class Masker:
         """Numbers from 0 to below 1: (B, N) -> (3, B, N)."""
         if seeds is None:
             return torch.rand(3, *tokens.shape, device=tokens.device)
-        rows = [torch.rand(tokens.shape[1], 3, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        rows = [
+            torch.rand(tokens.shape[1], 3, generator=torch.Generator().manual_seed(seed))
+            for seed in seeds
+        ]
         return torch.stack(rows).to(tokens.device).movedim(2, 0)
 
     def _words(self, tokens: Tensor) -> Tensor:

@@ -37,7 +37,9 @@ class RandomWindows:
         """{"tokens": int64 (B, T), "targets": int64 (B, T), the same one token further, "bytes": int64 (B,)}."""
         starts = np.minimum(np.array(indices) * self.length + self.shift(), self.last)  # (B,)
         rows = self.file.windows(starts, self.length + 1)  # (B, T + 1)
-        tokens, targets = (torch.from_numpy(part.astype(np.int64)) for part in (rows[:, :-1], rows[:, 1:]))
+        tokens, targets = (
+            torch.from_numpy(part.astype(np.int64)) for part in (rows[:, :-1], rows[:, 1:])
+        )
         first, last = self.file.byte_places(starts + [[1], [self.length + 1]])  # (2, B)
         return {"tokens": tokens, "targets": targets, "bytes": torch.from_numpy(last - first)}
 
@@ -45,7 +47,10 @@ class RandomWindows:
         """Where the first window of this epoch begins."""
         epoch = self.sampler.epoch if self.sampler else 0
         if self._shift[0] != epoch:
-            self._shift = epoch, int(np.random.default_rng([self.seed, epoch]).integers(self.length))
+            self._shift = (
+                epoch,
+                int(np.random.default_rng([self.seed, epoch]).integers(self.length)),
+            )
         return self._shift[1]
 
 
@@ -93,7 +98,9 @@ class Rows:
         targets stand for}; where rows are parted also "documents": int64 (B, T), -1 at padding, and "coords": int64
         (B, T), which begin anew in each."""
         row, start, size = self.spans(np.array(indices))
-        coords = np.arange(size.sum()) - (size.cumsum() - size).repeat(size)  # (S,), S tokens in all
+        coords = np.arange(size.sum()) - (size.cumsum() - size).repeat(
+            size
+        )  # (S,), S tokens in all
         places = start.repeat(size) + coords  # (S,)
         filled = np.bincount(row, size, len(indices))  # (B,)
         where = np.arange(self.length) < filled[:, None]  # (B, T), True at tokens
@@ -111,7 +118,9 @@ class Rows:
             number = np.arange(len(row)) - np.searchsorted(row, row)  # (P,) of each span in its row
             batch |= {"documents": spread(number.repeat(size), -1), "coords": spread(coords, 0)}
         bytes_ = self.file.byte_places(start + size + 1) - self.file.byte_places(start + 1)  # (P,)
-        return batch | {"bytes": torch.from_numpy(np.bincount(row, bytes_, len(indices)).astype(np.int64))}
+        return batch | {
+            "bytes": torch.from_numpy(np.bincount(row, bytes_, len(indices)).astype(np.int64))
+        }
 
 
 class Windows(Rows):
@@ -140,10 +149,14 @@ class PackedDocuments(Rows):
 
     def __init__(self, file: TokenFile, length: int, padding: int) -> None:
         super().__init__(file, length, padding)
-        self._lead = int(file.offsets[0] > 0)  # then the token before a document is the end of another
+        self._lead = int(
+            file.offsets[0] > 0
+        )  # then the token before a document is the end of another
         sizes = (np.diff(file.offsets) - 1 + self._lead).clip(0)  # (D,) targets
         self._targets = int(sizes.sum())
-        self._whole = sums(sizes // length)  # (D + 1,) rows that the documents before one fill alone
+        self._whole = sums(
+            sizes // length
+        )  # (D + 1,) rows that the documents before one fill alone
         rests = sizes % length
         rested = rests.nonzero()[0]  # (P,)
         row = best_fit(rests[rested], length)
@@ -156,13 +169,18 @@ class PackedDocuments(Rows):
     def spans(self, rows: np.ndarray) -> Spans:
         alone = self._whole[-1]  # the first rows are a part of one document each
         shared = (rows - alone).clip(0)  # (B,)
-        begin, end = self._shared[shared], self._shared[(shared + 1).clip(max=len(self._shared) - 1)]
+        begin, end = (
+            self._shared[shared],
+            self._shared[(shared + 1).clip(max=len(self._shared) - 1)],
+        )
         row = np.arange(len(rows)).repeat(np.where(rows < alone, 1, end - begin))  # (P,)
         rest = rows[row] >= alone
         document = np.searchsorted(self._whole, rows[row], side="right") - 1
         place = np.arange(len(row)) - np.searchsorted(row, row)  # of a span in its row
         document[rest] = self._rested[(begin[row] + place)[rest]]
-        number = np.where(rest, self._whole[document + 1], rows[row]) - self._whole[document]  # of it in its document
+        number = (
+            np.where(rest, self._whole[document + 1], rows[row]) - self._whole[document]
+        )  # of it in its document
         start = self.file.offsets[document] - self._lead + number * self.length
         size = (self.file.offsets[document + 1] - 1 - start).clip(max=self.length)
         return Spans(row, start, size)
@@ -192,7 +210,9 @@ def best_fit(sizes: np.ndarray, room: int) -> np.ndarray:
     rows = np.empty(len(sizes), np.int64)
     open_rows: dict[int, np.ndarray] = {}  # by the room that is left
     place = total = 0
-    for size, count in zip(*(part[::-1].tolist() for part in np.unique(sizes, return_counts=True)), strict=True):
+    for size, count in zip(
+        *(part[::-1].tolist() for part in np.unique(sizes, return_counts=True)), strict=True
+    ):
         end = place + count
         while place < end:
             left = min((left for left in open_rows if left >= size), default=None)

@@ -41,7 +41,9 @@ def tokenised(texts: Texts, tokenizer: Tokenizer, progress: bool = True) -> Toke
     return _kept(text_digest(texts), parts(), tokenizer)
 
 
-def tokenised_documents(documents: Documents, tokenizer: Tokenizer, frame: Frame, title: str = "text") -> TokenFile:
+def tokenised_documents(
+    documents: Documents, tokenizer: Tokenizer, frame: Frame, title: str = "text"
+) -> TokenFile:
     """The tokens of a stream of documents, from the cache where the same text was cut by the same tokenizer before.
 
     Args:
@@ -55,7 +57,9 @@ def tokenised_documents(documents: Documents, tokenizer: Tokenizer, frame: Frame
     """
 
     def parts() -> Iterator[Part]:
-        with progress_bar(f"tokenising {title}, characters", documents.characters, least=20_000_000) as advance:
+        with progress_bar(
+            f"tokenising {title}, characters", documents.characters, least=20_000_000
+        ) as advance:
             yield from _framed(documents, tokenizer, frame, advance)
 
     return _kept(content_key(documents.digest, repr(frame)), parts(), tokenizer)
@@ -65,7 +69,10 @@ def _kept(content: str, parts: Iterable[Part], tokenizer: Tokenizer) -> TokenFil
     """The file that is named by its content; written if there is none, or if it is damaged."""
     from tokenizers import __version__
 
-    path = cache_folder("tokens") / f"{content_key(LAYOUT, __version__, tokenizer.digest, content)}.tokens"
+    path = (
+        cache_folder("tokens")
+        / f"{content_key(LAYOUT, __version__, tokenizer.digest, content)}.tokens"
+    )
     if path.is_file():
         with suppress(DataError):  # damaged: written anew
             return TokenFile(path)
@@ -78,7 +85,9 @@ def _kept(content: str, parts: Iterable[Part], tokenizer: Tokenizer) -> TokenFil
     return TokenFile(path)
 
 
-def _framed(documents: Documents, tokenizer: Tokenizer, frame: Frame, advance: Callable[[int], None]) -> Iterator[Part]:
+def _framed(
+    documents: Documents, tokenizer: Tokenizer, frame: Frame, advance: Callable[[int], None]
+) -> Iterator[Part]:
     """The tokens of a few pieces at a time, with control tokens around each document."""
     if frame.lead is not None:
         one = np.ones(1, np.int64)
@@ -87,16 +96,25 @@ def _framed(documents: Documents, tokenizer: Tokenizer, frame: Frame, advance: C
     for pieces in _few(documents):
         texts = [piece.text for piece in pieces]
         tokens, sizes = tokenizer.encode_joined(texts)
-        opens, closes = (np.array([getattr(piece, name) for piece in pieces]) for name in ("opens", "closes"))
+        opens, closes = (
+            np.array([getattr(piece, name) for piece in pieces]) for name in ("opens", "closes")
+        )
         bare = opens & (frame.first is None)  # then nothing foresees the first token
-        first = np.array([tokenizer.first_bytes(text) if alone else 0 for text, alone in zip(texts, bare, strict=True)])
+        first = np.array(
+            [
+                tokenizer.first_bytes(text) if alone else 0
+                for text, alone in zip(texts, bare, strict=True)
+            ]
+        )
         ends, places, controls = sizes.cumsum(), [], []
         for control, where, at in ((frame.tail, closes, ends), (frame.head, opens, ends - sizes)):
             if control is not None:
                 places.append(at[where])
                 controls.append(np.full(int(where.sum()), control))
                 sizes = sizes + where
-        if places:  # at the same place a tail comes before a head: the order of equal places is kept
+        if (
+            places
+        ):  # at the same place a tail comes before a head: the order of equal places is kept
             tokens = np.insert(tokens, np.concatenate(places), np.concatenate(controls))
         bytes_ = np.array([len(text.encode()) for text in texts], np.int64)
         yield Part(tokens, sizes, bytes_, opens, first)

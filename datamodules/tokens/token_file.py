@@ -19,11 +19,17 @@ from datamodules.utils.errors import DataError
 from datamodules.utils.files import open_regular, replacing
 
 SMALL = 2**16  # vocabularies up to this size are kept in 16 bits a token
-HEADER = struct.Struct("<16s4QQ8x")  # mark, bytes a token, tokens, documents, unknown tokens; checksum
-COLUMNS = 3  # of the table of documents: where each begins, bytes before it, bytes of its first token
+HEADER = struct.Struct(
+    "<16s4QQ8x"
+)  # mark, bytes a token, tokens, documents, unknown tokens; checksum
+COLUMNS = (
+    3  # of the table of documents: where each begins, bytes before it, bytes of its first token
+)
 COUNTS = 48  # bytes of the header before the checksum
 MARK = b"tessera-tokens-2"  # of the layout
-LARGE = 2**28  # files of more bytes are not compared with their checksum when opened, nor stay resident
+LARGE = (
+    2**28
+)  # files of more bytes are not compared with their checksum when opened, nor stay resident
 AROUND = 2**21  # bytes that become resident, at most, where one is read
 
 
@@ -133,7 +139,11 @@ class TokenFile:
         rest = self.offsets[document + 1] - self.offsets[document] - 1  # tokens behind the first
         share = np.where(rest > 0, (number - 1).clip(0) / rest.clip(1), (number > 0) | (rest < 0))
         before, first = self.bytes[document], self.first[document] * (number > 0)
-        return before + first + np.rint((self.bytes[document + 1] - before - first) * share).astype(np.int64)
+        return (
+            before
+            + first
+            + np.rint((self.bytes[document + 1] - before - first) * share).astype(np.int64)
+        )
 
     def _count(self, runs: int) -> None:
         """Told how many places are read: gives pages back before they are too many; the system still caches them."""
@@ -143,7 +153,9 @@ class TokenFile:
             self._read = 0
 
 
-def write_tokens(path: Path, parts: Iterable[Part], vocabulary: int, unknown: int | None = None) -> None:
+def write_tokens(
+    path: Path, parts: Iterable[Part], vocabulary: int, unknown: int | None = None
+) -> None:
     """Writes a file for `TokenFile`, whole or not at all; never more than a part of it is in memory.
 
     Args:
@@ -156,17 +168,27 @@ def write_tokens(path: Path, parts: Iterable[Part], vocabulary: int, unknown: in
         OSError: It cannot be written.
     """
     kind = np.dtype("<u2" if vocabulary <= SMALL else "<u4")
-    with replacing(path) as partial, open(partial, "wb") as file, tempfile.TemporaryFile(dir=path.parent) as starts:
+    with (
+        replacing(path) as partial,
+        open(partial, "wb") as file,
+        tempfile.TemporaryFile(dir=path.parent) as starts,
+    ):
         file.write(bytes(HEADER.size))
         tokens = documents = text = missing = checksum = 0
         for part in parts:
             numbers = part.tokens.astype(kind)
             ends, bytes_ = tokens + part.sizes.cumsum(), text + part.bytes.cumsum()
-            table = np.stack([ends - part.sizes, bytes_ - part.bytes, part.first], axis=1)[part.opens]  # (D, 3)
+            table = np.stack([ends - part.sizes, bytes_ - part.bytes, part.first], axis=1)[
+                part.opens
+            ]  # (D, 3)
             file.write(numbers.data)
             starts.write(np.ascontiguousarray(table, "<i8").data)
             checksum = zlib.crc32(numbers.data, checksum)
-            tokens, documents, text = tokens + len(numbers), documents + len(table), text + int(part.bytes.sum())
+            tokens, documents, text = (
+                tokens + len(numbers),
+                documents + len(table),
+                text + int(part.bytes.sum()),
+            )
             missing += 0 if unknown is None else int(np.count_nonzero(numbers == unknown))
         starts.write(np.array([tokens, text, 0], "<i8").data)
         starts.seek(0)

@@ -133,7 +133,9 @@ class ResumableBatchSampler(SequentialSampler):  # to Lightning: one whose order
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, the same after `start`: schedules and progress count with it."""
-        short = sum(self.rank >= stop - start for start, stop in pairwise(self.cuts[-3:]))  # no others can be
+        short = sum(
+            self.rank >= stop - start for start, stop in pairwise(self.cuts[-3:])
+        )  # no others can be
         return len(self.cuts) - 1 - short
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[list[int]]:
@@ -206,26 +208,40 @@ class BucketBatchSampler(ResumableBatchSampler):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        lengths, self.ranking = (lengths, lengths) if lengths.dim() == 1 else _by_both(lengths)  # (S,) each
+        lengths, self.ranking = (
+            (lengths, lengths) if lengths.dim() == 1 else _by_both(lengths)
+        )  # (S,) each
         longest = int(lengths.max()) if len(lengths) else 0
         if batch_tokens is not None and batch_tokens < longest:
-            raise ValueError(f"batch_tokens is {batch_tokens}, but the longest sample alone has {longest} tokens.")
+            raise ValueError(
+                f"batch_tokens is {batch_tokens}, but the longest sample alone has {longest} tokens."
+            )
         self.lengths, self.batch_tokens = lengths, batch_tokens
         super().__init__(len(lengths), batch_size, seed, training, rank=rank, world_size=world_size)
 
     def order(self, epoch: int) -> list[int]:
         """Sample indices of this epoch, longest first."""
-        drawn = epoch_permutation(self.size, self.seed, epoch) if self.shuffle else torch.arange(self.size)
+        drawn = (
+            epoch_permutation(self.size, self.seed, epoch)
+            if self.shuffle
+            else torch.arange(self.size)
+        )
         return drawn[self.ranking[drawn].argsort(descending=True, stable=True)].tolist()
 
     def spans(self, epoch: int, first: int = 0) -> Iterable[tuple[int, int]]:
         """The steps of this epoch, in its order."""
         spans = list(super().spans(epoch))
-        return [spans[i] for i in epoch_order(len(spans), self.seed, epoch)[first:]] if self.shuffle else spans[first:]
+        return (
+            [spans[i] for i in epoch_order(len(spans), self.seed, epoch)[first:]]
+            if self.shuffle
+            else spans[first:]
+        )
 
     def _cuts(self, drop_last: bool) -> Sequence[int]:
         most = self.batch_tokens
-        cuts = list(super()._cuts(drop_last)) if most is None else self._shared(self._token_cuts(most))
+        cuts = (
+            list(super()._cuts(drop_last)) if most is None else self._shared(self._token_cuts(most))
+        )
         if self.shuffle and len(cuts) > 2 and self.size - cuts[-2] < self.world_size:
             del cuts[-2]  # ranks that train wait for each other at every step
         return cuts
@@ -281,7 +297,9 @@ def _by_both(lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 def padded(lengths: Tensor, multiple: int, most: int) -> Tensor:
     """Lengths of any shape rounded up to a multiple, but not above `most`."""
-    return lengths.add(multiple - 1).div(multiple, rounding_mode="floor").mul(multiple).clamp(max=most)
+    return (
+        lengths.add(multiple - 1).div(multiple, rounding_mode="floor").mul(multiple).clamp(max=most)
+    )
 
 
 def cells(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> tuple[int, int]:
@@ -291,5 +309,7 @@ def cells(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> tuple[i
         batches: Sample indices of each.
         lengths, own: (S,) or (S, K) what each sample would be padded to alone, in each of its K texts; its tokens.
     """
-    counts = [(int(own[batch].sum()), int(lengths[batch].amax(0).sum()) * len(batch)) for batch in batches]
+    counts = [
+        (int(own[batch].sum()), int(lengths[batch].amax(0).sum()) * len(batch)) for batch in batches
+    ]
     return sum(filled for filled, _ in counts), sum(total for _, total in counts)

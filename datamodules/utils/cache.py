@@ -36,7 +36,9 @@ def cache_folder(kind: str) -> Path:
 
 def unwritable(path: Path, error: OSError) -> DataError:
     """What to tell where the cache cannot be written."""
-    return DataError(f"{path} cannot be written ({error.strerror}): set TESSERA_CACHE to a folder with space for it.")
+    return DataError(
+        f"{path} cannot be written ({error.strerror}): set TESSERA_CACHE to a folder with space for it."
+    )
 
 
 def chunks(texts: Texts, size: int = CHUNK) -> Iterator[list[str]]:
@@ -49,7 +51,9 @@ def chunks(texts: Texts, size: int = CHUNK) -> Iterator[list[str]]:
 def content_key(*parts: str) -> str:
     """Hash of some strings that depends on where one ends and the next begins: 32 hexadecimal digits."""
     lengths = ",".join(str(len(part)) for part in parts)
-    return hashlib.blake2b("\n".join((lengths, *parts)).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        "\n".join((lengths, *parts)).encode("utf-8", "surrogateescape"), digest_size=16
+    ).hexdigest()
 
 
 def text_digest(texts: Texts) -> str:
@@ -62,7 +66,11 @@ def text_digest(texts: Texts) -> str:
         part = texts[start : start + CHUNK]
         if isinstance(part, pa.ChunkedArray):
             part = part.combine_chunks()
-        array = pa.array(part, pa.large_string()) if not isinstance(part, pa.Array) else part.cast(pa.large_string())
+        array = (
+            pa.array(part, pa.large_string())
+            if not isinstance(part, pa.Array)
+            else part.cast(pa.large_string())
+        )
         _, offsets, data = array.buffers()
         ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
         lengths.update(np.diff(ends).tobytes())

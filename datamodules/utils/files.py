@@ -62,12 +62,18 @@ def problem(path: str | os.PathLike) -> str | None:
         reason = f"cannot be read ({error.strerror})" if os.path.lexists(path) else "does not exist"
         return "is a broken link" if broken else reason
     if stat.S_ISDIR(mode):
-        return "is a link to a folder, which is not followed" if os.path.islink(path) else "is a folder"
+        return (
+            "is a link to a folder, which is not followed"
+            if os.path.islink(path)
+            else "is a folder"
+        )
     return None if stat.S_ISREG(mode) else "is not a regular file"
 
 
 def regular_files(
-    folder: Path, bad: Callable[[str, str], None], wanted: Callable[[Path], bool] = lambda path: True
+    folder: Path,
+    bad: Callable[[str, str], None],
+    wanted: Callable[[Path], bool] = lambda path: True,
 ) -> list[Path]:
     """All regular files below a folder at any depth, and links to such, sorted; hidden ones are passed over.
 
@@ -85,7 +91,11 @@ def regular_files(
     for place, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
         links = [Path(place, name) for name in folders if Path(place, name).is_symlink()]
-        found = [Path(place, name) for name in names if not name.startswith(".") and name.lower() not in CLUTTER]
+        found = [
+            Path(place, name)
+            for name in names
+            if not name.startswith(".") and name.lower() not in CLUTTER
+        ]
         for path in (*links, *filter(wanted, found)):
             if fault := problem(path) or named(path.relative_to(folder)):
                 faults.append((printable(path), fault))
@@ -168,7 +178,9 @@ def errors_naming(path: Path, partial: Path) -> Iterator[None]:
         named = Path(str(error.filename))
         if not named.is_relative_to(partial):
             raise
-        raise OSError(error.errno, error.strerror, str(path / named.relative_to(partial))) from error
+        raise OSError(
+            error.errno, error.strerror, str(path / named.relative_to(partial))
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -43,11 +43,19 @@ class AugmentConfig:
         for name in ("resized_crop", "flip", "erase"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must lie between 0 and 1.")
-        for name in ("crop_padding", "rand_augment_ops", "rand_augment_magnitude", "mixup", "cutmix"):
+        for name in (
+            "crop_padding",
+            "rand_augment_ops",
+            "rand_augment_magnitude",
+            "mixup",
+            "cutmix",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must not be negative.")
         if self.rand_augment_magnitude > MAX_MAGNITUDE:
-            raise ValueError(f"rand_augment_magnitude is {self.rand_augment_magnitude}, but ends at {MAX_MAGNITUDE}.")
+            raise ValueError(
+                f"rand_augment_magnitude is {self.rand_augment_magnitude}, but ends at {MAX_MAGNITUDE}."
+            )
 
 
 class ResizedCrop(nn.Module):
@@ -73,7 +81,9 @@ class ResizedCrop(nn.Module):
         # rows of the matrix: (B, 6) -> (B, 2, 3)
         theta = torch.stack([width, zero, right, zero, height, down], dim=1).reshape(-1, 2, 3)
         grid = F.affine_grid(theta, list(images.shape), align_corners=False)
-        out = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+        out = F.grid_sample(
+            images.float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False
+        )
         return out.round_().to(torch.uint8)
 
 
@@ -116,7 +126,9 @@ class Flip(nn.Module):
         b = len(images)
         chosen = torch.rand(b, device=images.device) < self.probability
         # picking whole images from both kinds is five times as fast as a choice for each pixel
-        return torch.cat([images, images.flip(-1)]).index_select(0, torch.arange(b, device=images.device) + b * chosen)
+        return torch.cat([images, images.flip(-1)]).index_select(
+            0, torch.arange(b, device=images.device) + b * chosen
+        )
 
 
 class RandomOps(RandAugment):
@@ -142,7 +154,9 @@ def normalise(images: Tensor, mean: list[float], std: list[float]) -> Tensor:
     """uint8 (B, C, Y, X) -> float32 (B, C, Y, X): (value / 255 - mean) / std in each channel."""
     # one number per channel: (C,) -> (C, 1, 1)
     scale = torch.tensor([1 / (255 * s) for s in std], device=images.device).reshape(-1, 1, 1)
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=images.device).reshape(-1, 1, 1)
+    shift = torch.tensor(
+        [-m / s for m, s in zip(mean, std, strict=True)], device=images.device
+    ).reshape(-1, 1, 1)
     return images.float().mul_(scale).add_(shift)
 
 
@@ -177,11 +191,15 @@ class Augment(nn.Module):
     def __init__(self, config: AugmentConfig) -> None:
         super().__init__()
         self.config = config
-        self.steps = nn.Sequential(*(step(config) for step in AUGMENTATIONS.values() if step.wanted(config)))
+        self.steps = nn.Sequential(
+            *(step(config) for step in AUGMENTATIONS.values() if step.wanted(config))
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Geometry and colour: uint8 (B, C, Y, X) -> uint8 (B, C, Y, X)."""
-        with torch.autocast(images.device.type, enabled=False):  # places of pixels need all their digits
+        with torch.autocast(
+            images.device.type, enabled=False
+        ):  # places of pixels need all their digits
             return self.steps(images)
 
     normalise = staticmethod(normalise)
@@ -213,7 +231,9 @@ class Augment(nn.Module):
         partner = torch.randperm(len(images), device=images.device)
         # share of the own label: (B, 1, Y, X) -> (B, 1)
         share = keep.float().mean((2, 3))
-        return torch.lerp(images[partner], images, keep.to(images.dtype)), torch.lerp(targets[partner], targets, share)
+        return torch.lerp(images[partner], images, keep.to(images.dtype)), torch.lerp(
+            targets[partner], targets, share
+        )
 
     @staticmethod
     def _kept(images: Tensor, mixup: float, cutmix: float) -> Tensor:
@@ -222,10 +242,16 @@ class Augment(nn.Module):
         ones = torch.ones(b, device=images.device)
 
         def share(alpha: float) -> Tensor:  # (B,); checking the arguments would wait for the device
-            return torch.distributions.Beta(ones * alpha, ones * alpha, validate_args=False).sample()
+            return torch.distributions.Beta(
+                ones * alpha, ones * alpha, validate_args=False
+            ).sample()
 
         mixed, pasted = share(mixup or 1), 1 - share(cutmix or 1)
-        use_cutmix = torch.rand(b, device=images.device) < (cutmix > 0) / ((cutmix > 0) + (mixup > 0))
+        use_cutmix = torch.rand(b, device=images.device) < (cutmix > 0) / (
+            (cutmix > 0) + (mixup > 0)
+        )
         boxes = random_boxes(pasted, ones, y, x)
         # (B,) -> (B, 1, 1, 1)
-        return torch.where(use_cutmix[:, None, None, None], (~boxes).float(), mixed[:, None, None, None])
+        return torch.where(
+            use_cutmix[:, None, None, None], (~boxes).float(), mixed[:, None, None, None]
+        )

@@ -13,7 +13,14 @@ from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.progress import progress_bar
 
 CHUNK = 256  # images per job of a thread
-FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG")  # Pillow would read more, some by other programs
+FORMATS = (
+    "PNG",
+    "BMP",
+    "GIF",
+    "WEBP",
+    "TIFF",
+    "JPEG",
+)  # Pillow would read more, some by other programs
 MOST = 2**27  # pixels of an image that is decoded without Pillow, which has a limit of its own
 
 
@@ -62,11 +69,15 @@ def jpeg_pixels(data: bytes) -> int:
     """
     place = 2 if data[:2] == b"\xff\xd8" else len(data)
     while place + 9 <= len(data) and data[place] == 0xFF:
-        if 0xD0 <= data[place + 1] <= 0xD9 or data[place + 1] == 1:  # marks without a size, which belong elsewhere
+        if (
+            0xD0 <= data[place + 1] <= 0xD9 or data[place + 1] == 1
+        ):  # marks without a size, which belong elsewhere
             return 0
         mark, size = data[place + 1], int.from_bytes(data[place + 2 : place + 4], "big")
         if 0xC0 <= mark <= 0xCF and mark not in (0xC4, 0xC8, 0xCC):  # start of a frame
-            height, width = (int.from_bytes(data[place + at : place + at + 2], "big") for at in (5, 7))
+            height, width = (
+                int.from_bytes(data[place + at : place + at + 2], "big") for at in (5, 7)
+            )
             return height * width
         place += 1 if mark == 0xFF else 2 + size  # fill bytes may stand before a mark
     return 0
@@ -106,9 +117,13 @@ def read_image(pictures: Pictures, i: int, channels: int, size: int, resize: boo
         if resize:
             return fit_size(image, size)
     except Exception as error:  # each decoder has its own kinds
-        said = str(getattr(error, "strerror", None) or error).strip()  # of the system or of a decoder
+        said = str(
+            getattr(error, "strerror", None) or error
+        ).strip()  # of the system or of a decoder
         known = said and "BytesIO" not in said
-        line = re.sub(r"\S*/\S+:\d+,? ?", "", said).splitlines()[0] if known else ""  # no place in torch
+        line = (
+            re.sub(r"\S*/\S+:\d+,? ?", "", said).splitlines()[0] if known else ""
+        )  # no place in torch
         reason = line[:120] or type(error).__name__
         raise DataError(
             f"{pictures.name(i)} is not a readable image ({reason}): remove it, or leave such files out with "
@@ -136,7 +151,9 @@ def common_size(pictures: Pictures, channels: int, skip_bad: bool) -> int:
                 continue
             read_image(pictures, i, channels, 1)  # says what is wrong with it
         if y != x:
-            raise UsageError(f"{pictures.name(i)} is {x} x {y} pixels, not square: add --data.image_size N.")
+            raise UsageError(
+                f"{pictures.name(i)} is {x} x {y} pixels, not square: add --data.image_size N."
+            )
         return y
     raise DataError("none of the image files can be read.")
 
@@ -169,7 +186,10 @@ def decode_all(
         return len(chunk)
 
     chunks = [range(i, min(i + CHUNK, len(pictures))) for i in range(0, len(pictures), CHUNK)]
-    with ThreadPoolExecutor(usable_cores()) as pool, progress_bar("decoding images", len(pictures)) as advance:
+    with (
+        ThreadPoolExecutor(usable_cores()) as pool,
+        progress_bar("decoding images", len(pictures)) as advance,
+    ):
         jobs: list[Future[int]] = [pool.submit(work, chunk) for chunk in chunks]
         try:
             for job in jobs:

@@ -46,11 +46,19 @@ class StreamedImages:
     in_memory = False
 
     def __init__(
-        self, pictures: Records, labelled: bool, channels: int, size: int, skip_bad: bool, resize: bool = True
+        self,
+        pictures: Records,
+        labelled: bool,
+        channels: int,
+        size: int,
+        skip_bad: bool,
+        resize: bool = True,
     ) -> None:
         self.resize = resize  # else an image of another size is bad
         self.pictures, self.labels = pictures, pictures.labels if labelled else None
-        self.names: Sequence[str] = () if labelled else [pictures.name(i) for i in range(len(pictures))]
+        self.names: Sequence[str] = (
+            () if labelled else [pictures.name(i) for i in range(len(pictures))]
+        )
         self.channels, self.size, self.skip_bad = channels, size, skip_bad
 
     def __len__(self) -> int:
@@ -64,7 +72,11 @@ class StreamedImages:
                 good.append(i)
             except (DataError, UsageError) as error:
                 skipped.append(self.pictures.name(i))
-                if not self.skip_bad or isinstance(error, UsageError) or len(skipped) == len(indices):
+                if (
+                    not self.skip_bad
+                    or isinstance(error, UsageError)
+                    or len(skipped) == len(indices)
+                ):
                     if get_worker_info() is None:
                         raise
                     return {"error": str(error)}
@@ -75,16 +87,28 @@ class StreamedImages:
 
 
 def _whose(labels: Tensor | None, names: Sequence[str], index: Tensor) -> dict[str, Any]:
-    return {"label": labels[index]} if labels is not None else {"path": [names[i] for i in index.tolist()]}
+    return (
+        {"label": labels[index]}
+        if labels is not None
+        else {"path": [names[i] for i in index.tolist()]}
+    )
 
 
 def channel_statistics(dataset: BatchedDataset) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel in [0, 1], four digits; of 2,048 drawn images of a stream."""
-    order = range(len(dataset)) if dataset.in_memory else epoch_order(len(dataset), seed=0, epoch=0)[:2048]
-    counts: list[Tensor] = []  # how often each of the 256 values occurs, per channel: exact, and fast on bytes
+    order = (
+        range(len(dataset))
+        if dataset.in_memory
+        else epoch_order(len(dataset), seed=0, epoch=0)[:2048]
+    )
+    counts: list[
+        Tensor
+    ] = []  # how often each of the 256 values occurs, per channel: exact, and fast on bytes
     for start in range(0, len(order), 1024):
         channels = dataset[list(order[start : start + 1024])]["image"].unbind(1)
-        counts.append(torch.stack([channel.flatten().bincount(minlength=256) for channel in channels]))
+        counts.append(
+            torch.stack([channel.flatten().bincount(minlength=256) for channel in channels])
+        )
     share = torch.stack(counts).sum(0).double()  # (C, 256)
     share /= share.sum(1, keepdim=True)
     values = torch.arange(256, dtype=torch.float64) / 255

@@ -32,7 +32,9 @@ def move_pixels(images: Tensor, columns: tuple[Tensor, ...], rows: tuple[Tensor,
     # one index per pixel for all channels: (B, Y, X) -> (B, 1, Y * X)
     index = (row * x + column).long().masked_fill_(~inside, 0).flatten(1)[:, None]
     # (B, C, Y * X) -> (B, C, Y, X)
-    moved = images.flatten(2).gather(2, index.expand(b, images.shape[1], y * x)).reshape(images.shape)
+    moved = (
+        images.flatten(2).gather(2, index.expand(b, images.shape[1], y * x)).reshape(images.shape)
+    )
     return moved * inside[:, None]
 
 
@@ -96,7 +98,9 @@ def sharpness(images: Tensor, strength: Tensor) -> Tensor:
     nines = triples[..., :-2, :] + triples[..., 1:-1, :] + triples[..., 2:, :]
     middle = pixels[..., 1:-1, 1:-1]
     out = images.clone()
-    out[..., 1:-1, 1:-1] = blend(middle, nines.add_(middle, alpha=4).div_(13).round_(), 1 + strength)
+    out[..., 1:-1, 1:-1] = blend(
+        middle, nines.add_(middle, alpha=4).div_(13).round_(), 1 + strength
+    )
     return out
 
 
@@ -179,7 +183,9 @@ class RandAugment(nn.Module):
         sign = torch.randint(2, (len(images),), device=images.device) * 2.0 - 1
         counts = drawn.bincount(minlength=len(RAND_AUGMENT_OPS)).tolist()
         order = drawn.argsort(stable=True)  # images of one operation side by side
-        groups = zip(images.index_select(0, order).split(counts), sign[order].split(counts), strict=True)
+        groups = zip(
+            images.index_select(0, order).split(counts), sign[order].split(counts), strict=True
+        )
         done = []
         for op, (group, signs) in zip(RAND_AUGMENT_OPS.values(), groups, strict=True):
             if len(group):

@@ -69,7 +69,11 @@ class PixelRecords(Records):
         image = self.items[self.rows[i]]
         if channels == len(image):
             return image
-        return image.expand(3, -1, -1) if channels == 3 else image.float().mean(0, keepdim=True).round().to(torch.uint8)
+        return (
+            image.expand(3, -1, -1)
+            if channels == 3
+            else image.float().mean(0, keepdim=True).round().to(torch.uint8)
+        )
 
     def channels(self) -> int:
         return self.items.shape[1]

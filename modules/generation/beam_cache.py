@@ -30,17 +30,31 @@ class Branches(StackMemory):
     """
 
     def __init__(self, cache: Cache, beams: int, tokens: int) -> None:
-        self.config, self.beams, batch, device = cache.config, beams, len(cache.keep), cache.keep.device
-        self.past = self.filled = self.taken = cache.filled  # tokens of each text; slots that hold tokens
-        self.length, self.size = self.filled + tokens, self.filled + beams * tokens  # how many there is room for
+        self.config, self.beams, batch, device = (
+            cache.config,
+            beams,
+            len(cache.keep),
+            cache.keep.device,
+        )
+        self.past = self.filled = self.taken = (
+            cache.filled
+        )  # tokens of each text; slots that hold tokens
+        self.length, self.size = (
+            self.filled + tokens,
+            self.filled + beams * tokens,
+        )  # how many there is room for
         self.slots = torch.arange(self.filled, device=device).expand(batch, beams, -1)  # (B, K, M)
         self.index = Index(self.slots, self.size, self.config)
         coords = cache.coords[: batch if cache.uneven else 1, : self.filled]
         later = torch.arange(1, tokens + 1, device=device)[:, None]
         self.coords = torch.cat((coords, coords[:, -1:] + later), 1)  # (B or 1, length, 1)
-        self.keep = F.pad(cache.keep[:, : self.filled], (0, tokens), value=True) if cache.padded else None
+        self.keep = (
+            F.pad(cache.keep[:, : self.filled], (0, tokens), value=True) if cache.padded else None
+        )
         self.fast = suits(device, self.config)
-        keys, values = cache.data[..., : self.filled, :].transpose(3, 4).unbind(1)  # (depth, B, M, G, D) each
+        keys, values = (
+            cache.data[..., : self.filled, :].transpose(3, 4).unbind(1)
+        )  # (depth, B, M, G, D) each
         if self.fast:
             self.keys = list(keys.permute(0, 1, 3, 4, 2))  # (B, G, D, M) of each layer
         else:
@@ -50,7 +64,9 @@ class Branches(StackMemory):
 
     def block(self, index: int) -> BlockMemory:
         """The part of block `index`."""
-        return BlockMemory((BagMemory if self.fast else SlotMemory)(self, index), self.sources[index])
+        return BlockMemory(
+            (BagMemory if self.fast else SlotMemory)(self, index), self.sources[index]
+        )
 
     def place(self, tokens: Tensor, keep: Tensor | None, coords: Tensor | None) -> Places:
         """Makes room for the next token of each text, (B K, 1), which goes on counting and is no padding.
@@ -60,7 +76,10 @@ class Branches(StackMemory):
         """
         batch, beams = self.slots.shape[:2]
         require(
-            tokens.shape == (batch * beams, 1) and keep is None and coords is None and self.filled < self.length,
+            tokens.shape == (batch * beams, 1)
+            and keep is None
+            and coords is None
+            and self.filled < self.length,
             f"{tokens.shape[1]} tokens in {len(tokens)} rows do not fit: {batch} x {beams} texts take one at a time, "
             f"and have {self.filled} of at most {self.length}; make more room, or shorten the text.",
         )
@@ -71,14 +90,18 @@ class Branches(StackMemory):
         seen = self.coords[:, : self.filled]
         if len(seen) > 1:
             seen = seen.repeat_interleave(beams, 0)  # (B K, M, 1)
-        kept = None if self.keep is None else self.keep[:, : self.filled].repeat_interleave(beams, 0)  # (B K, M)
+        kept = (
+            None if self.keep is None else self.keep[:, : self.filled].repeat_interleave(beams, 0)
+        )  # (B K, M)
         return Places(seen[:, self.past :], seen, kept, False)
 
     def shared(self, sources: Iterable[SourceMemory]) -> list[SourceMemory]:
         """What cross-attention hands its tensors to."""
         pairs = [source.recall() for source in sources]
         make = partial(SourceBags, beams=self.beams, config=self.config, columns=self.index.columns)
-        return [make(pair) if pair and self.fast else SourceMemory(pair, self.beams) for pair in pairs]
+        return [
+            make(pair) if pair and self.fast else SourceMemory(pair, self.beams) for pair in pairs
+        ]
 
     def reorder(self, texts: Tensor) -> None:
         """Lets each text go on with what another of its row held: integers (B, K) of K."""
@@ -90,7 +113,9 @@ class Branches(StackMemory):
         other.slots, other.index = self.slots[rows], Index(self.slots[rows], self.size, self.config)
         other.coords = self.coords[rows] if len(self.coords) > 1 else self.coords
         other.keep = None if self.keep is None else self.keep[rows]
-        other.keys, other.values = ([layer[rows] for layer in part] for part in (self.keys, self.values))
+        other.keys, other.values = (
+            [layer[rows] for layer in part] for part in (self.keys, self.values)
+        )
         other.sources = other.shared(source.select(rows) for source in self.sources)
         return other
 
@@ -110,13 +135,21 @@ class Index:
         columns: Those of an index of the same rows; None: they are counted.
     """
 
-    def __init__(self, slots: Tensor, size: int, config: StackConfig, columns: "Bags | None" = None) -> None:
+    def __init__(
+        self, slots: Tensor, size: int, config: StackConfig, columns: "Bags | None" = None
+    ) -> None:
         (batch, beams), heads, width = slots.shape[:2], config.heads, config.head_width
-        groups = torch.arange(heads, device=slots.device)[:, None] // (heads // config.groups)  # (H, 1)
+        groups = torch.arange(heads, device=slots.device)[:, None] // (
+            heads // config.groups
+        )  # (H, 1)
         first = torch.arange(batch, device=slots.device)[:, None, None]
-        rows = (first * size + slots).flatten(0, 1)[:, None] * config.groups + groups  # (B K, H, M) of B size G
+        rows = (first * size + slots).flatten(0, 1)[
+            :, None
+        ] * config.groups + groups  # (B K, H, M) of B size G
         if columns is None:
-            numbers = (first * config.groups + groups) * width + torch.arange(width, device=slots.device)  # (B, H, D)
+            numbers = (first * config.groups + groups) * width + torch.arange(
+                width, device=slots.device
+            )  # (B, H, D)
             columns = Bags(numbers.repeat_interleave(beams, 0))
         self.columns, self.rows = columns, Bags(rows)
         self.slots = slots.flatten(0, 1)[:, None].expand(-1, heads, -1)  # (B K, H, M) of size
@@ -136,7 +169,9 @@ class Bags:
     def sums(self, table: Tensor, weights: Tensor) -> Tensor:
         """Sums with weights, (..., M), of rows of a table, (R, D): (bags, D), of the table's type."""
         weights = weights.to(table.dtype).flatten()
-        return torch.embedding_bag(table, self.numbers, self.starts, False, 0, False, weights)[0]  # mode 0: sum
+        return torch.embedding_bag(table, self.numbers, self.starts, False, 0, False, weights)[
+            0
+        ]  # mode 0: sum
 
 
 class SlotMemory(Memory):
@@ -157,7 +192,10 @@ class SlotMemory(Memory):
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """New keys and values, (B K, G, 1, D) each -> those of all tokens of each text, (B K, G, M, D) each."""
-        config, tables = self.branches.config, (self.branches.keys[self.layer], self.branches.values[self.layer])
+        config, tables = (
+            self.branches.config,
+            (self.branches.keys[self.layer], self.branches.values[self.layer]),
+        )
         rows = self.branches.index.rows.numbers.view(len(keys), config.heads, -1)  # (B K, H, M)
         rows = rows[:, :: config.heads // config.groups]  # (B K, G, M)
         for table, new in zip(tables, (keys, values), strict=True):
@@ -173,7 +211,9 @@ class BagMemory(SlotMemory):
         """Keeps new keys and values, (B K, G, 1, D) each, and gives them back."""
         columns = self.branches.keys[self.layer]  # (B, G, D, slots)
         if self.new.stop > columns.shape[3]:
-            columns = self.branches.keys[self.layer] = with_room(columns, 3, -(-self.new.stop // ROOM) * ROOM)
+            columns = self.branches.keys[self.layer] = with_room(
+                columns, 3, -(-self.new.stop // ROOM) * ROOM
+            )
         columns[..., self.new] = self.by_row(keys).permute(0, 2, 3, 1)  # (B, G, D, K)
         self.branches.values[self.layer][:, self.new] = self.by_row(values)
         return keys, values
@@ -194,7 +234,9 @@ class SourceBags(SourceMemory):
         columns: Those of the index of the texts.
     """
 
-    def __init__(self, pair: tuple[Tensor, Tensor], beams: int, config: StackConfig, columns: Bags) -> None:
+    def __init__(
+        self, pair: tuple[Tensor, Tensor], beams: int, config: StackConfig, columns: Bags
+    ) -> None:
         super().__init__(pair, beams)
         batch, _, length, _ = pair[0].shape
         slots = torch.arange(length, device=pair[0].device).expand(batch, beams, -1)  # (B, K, M)
@@ -222,7 +264,9 @@ def attend_by_sums(q: Tensor, keys: Tensor, values: Tensor, index: Index, mask: 
         The shape of `q`.
     """
     (batch, heads, queries, width), size = q.shape, keys.shape[3]
-    scores = index.columns.sums(keys.view(-1, size), q.transpose(1, 2) * width**-0.5)  # (B K H, size)
+    scores = index.columns.sums(
+        keys.view(-1, size), q.transpose(1, 2) * width**-0.5
+    )  # (B K H, size)
     scores = exact(scores).view(-1, heads, size)
     if size > index.slots.shape[2]:
         scores = scores.gather(2, index.slots)  # (B K, H, M)

@@ -38,7 +38,9 @@ class Reader:
         scores = self.scores(self.begin())
         if self.beams > 1:
             assert isinstance(self.cache, Cache)
-            self.cache = Branches(self.cache, self.beams, self.new - 1)  # the last token is not read
+            self.cache = Branches(
+                self.cache, self.beams, self.new - 1
+            )  # the last token is not read
         return scores
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -100,17 +102,31 @@ class TextReader(Reader):
         banned: Collection[int] = (),
         logs: bool = False,
     ) -> None:
-        self.net, self.new, self.beams, self.context, self.logs = net, new, beams, net.max_length, logs
+        self.net, self.new, self.beams, self.context, self.logs = (
+            net,
+            new,
+            beams,
+            net.max_length,
+            logs,
+        )
         check_ready(net)
         check_texts("Prompt", prompts, self.context, net.vocabulary)
         for token in banned:
-            require(0 <= token < net.vocabulary, f"Banned token {token} is none of the model's {net.vocabulary}.")
+            require(
+                0 <= token < net.vocabulary,
+                f"Banned token {token} is none of the model's {net.vocabulary}.",
+            )
         self.banned = torch.tensor([*banned], dtype=torch.int64, device=net.embed.weight.device)
         self.size = max(len(prompt) for prompt in prompts)
         self.first = [self.size - len(prompt) for prompt in prompts]  # where each row's text begins
-        rows = [[text[0]] * pad + [*text] + [0] * new for pad, text in zip(self.first, prompts, strict=True)]
+        rows = [
+            [text[0]] * pad + [*text] + [0] * new
+            for pad, text in zip(self.first, prompts, strict=True)
+        ]
         self.tokens = torch.tensor(rows, device=net.embed.weight.device)  # (P, size + new)
-        self.cache = net.make_cache(len(prompts), self.size if beams > 1 else min(self.context, self.size + new))
+        self.cache = net.make_cache(
+            len(prompts), self.size if beams > 1 else min(self.context, self.size + new)
+        )
 
     def step(self, tokens: Tensor) -> Tensor:
         """Reads one more token in each row, (rows,): scores of those that follow, (rows, V)."""
@@ -119,7 +135,9 @@ class TextReader(Reader):
         self.tokens[:, self.size] = tokens
         self.size += 1
         half = max(1, self.context // 2)
-        self.first = [at if self.size - at <= self.context else self.size - half for at in self.first]
+        self.first = [
+            at if self.size - at <= self.context else self.size - half for at in self.first
+        ]
         return self.scores(self.begin())
 
     def begin(self) -> Tensor:
@@ -145,14 +163,20 @@ class TextReader(Reader):
 
 def check_ready(net: torch.nn.Module) -> None:
     """Raises `ValueError` unless a model is in evaluation mode."""
-    require(not net.training, "The model is in training mode, where dropout is on; call its eval() first.")
+    require(
+        not net.training,
+        "The model is in training mode, where dropout is on; call its eval() first.",
+    )
 
 
 def check_texts(name: str, texts: Sequence[Sequence[int]], length: int, vocabulary: int) -> None:
     """Raises `ValueError` unless a model of so many positions and tokens can read these texts, called `name`."""
     require(len(texts) > 0, f"There is no {name.lower()}; give at least one.")
     for number, text in enumerate(texts):
-        require(len(text) > 0, f"{name} {number} is empty; give at least one token, such as the end token.")
+        require(
+            len(text) > 0,
+            f"{name} {number} is empty; give at least one token, such as the end token.",
+        )
         require(
             len(text) <= length,
             f"{name} {number} has {len(text)} tokens, over the {length} of the model; shorten it.",

@@ -20,7 +20,11 @@ LARGEST, SMALLEST = 127, 1e-9  # of int8; of the numbers that are rounded, so th
 
 def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows in steps of 1/127 of their largest number: (M, K) -> int8 (M, K) and the size of the steps, (M, 1)."""
-    steps = torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True).clamp_(min=SMALLEST).div_(LARGEST)
+    steps = (
+        torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True)
+        .clamp_(min=SMALLEST)
+        .div_(LARGEST)
+    )
     return (rows / steps).round_().to(torch.int8), steps
 
 
@@ -98,7 +102,10 @@ def packed(weight: Tensor, bias: Tensor | None) -> nn.Module | None:
     return PackedLinear(weight, bias) if fits else None
 
 
-LAYERS: dict[str | None, Callable[[Tensor, Tensor | None], nn.Module | None]] = {None: packed, "int8": QuantizedLinear}
+LAYERS: dict[str | None, Callable[[Tensor, Tensor | None], nn.Module | None]] = {
+    None: packed,
+    "int8": QuantizedLinear,
+}
 
 
 def prepare(net: nn.Module, quantization: QuantizationName | None = None) -> nn.Module:
@@ -115,6 +122,8 @@ def prepare(net: nn.Module, quantization: QuantizationName | None = None) -> nn.
     """
     for parent in list(net.modules()):
         for name, layer in list(parent.named_children()):
-            if isinstance(layer, Linear | TokenHead) and (fast := LAYERS[quantization](layer.weight, layer.bias)):
+            if isinstance(layer, Linear | TokenHead) and (
+                fast := LAYERS[quantization](layer.weight, layer.bias)
+            ):
                 setattr(parent, name, fast)
     return net

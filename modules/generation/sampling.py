@@ -56,21 +56,35 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         for name, (least, most) in RANGES.items():
             number = getattr(self, name)
-            require(least <= number <= most, f"{name} is {number}; give a number from {least} to {most}.")
+            require(
+                least <= number <= most,
+                f"{name} is {number}; give a number from {least} to {most}.",
+            )
         require(
             self.temperature == 0 or 0.0001 <= self.temperature <= 10_000,
             f"temperature is {self.temperature}; give 0, or a number from 0.0001 to 10000.",
         )
-        require(self.top_k is None or self.top_k >= 1, f"top_k is {self.top_k}; it must be at least 1.")
         require(
-            self.top_p is None or 0 < self.top_p <= 1, f"top_p is {self.top_p}; give a probability above 0, up to 1."
+            self.top_k is None or self.top_k >= 1, f"top_k is {self.top_k}; it must be at least 1."
         )
-        require(self.min_p is None or 0 <= self.min_p <= 1, f"min_p is {self.min_p}; give a share from 0 to 1.")
+        require(
+            self.top_p is None or 0 < self.top_p <= 1,
+            f"top_p is {self.top_p}; give a probability above 0, up to 1.",
+        )
+        require(
+            self.min_p is None or 0 <= self.min_p <= 1,
+            f"min_p is {self.min_p}; give a share from 0 to 1.",
+        )
         self._check_beams()
 
     def _check_beams(self) -> None:
         """Raises `ValueError` for options that say how to draw, where beam search draws nothing."""
-        draws = self.top_k, self.top_p, self.min_p, None if self.repetition_penalty == 1 else self.repetition_penalty
+        draws = (
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            None if self.repetition_penalty == 1 else self.repetition_penalty,
+        )
         require(
             self.beams == 1 or all(option is None for option in draws),
             "Beam search ranks whole texts; leave top_k, top_p, min_p and repetition_penalty out, or set beams to 1.",
@@ -83,7 +97,10 @@ class GenerationConfig:
 
 def noise(seeds: Sequence[int], count: int) -> Tensor:
     """Numbers from 0 up to 1, (rows, count) in float64: each row's from its own seed, whatever the others are."""
-    drawn = [torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in seeds]
+    drawn = [
+        torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        for seed in seeds
+    ]
     return torch.stack(drawn)  # (rows, count)
 
 

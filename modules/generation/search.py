@@ -45,7 +45,10 @@ def generate(
     Raises:
         ValueError: As `TextReader`, or `config` asks for beam search.
     """
-    require(config.beams == 1, "Beam search ranks whole texts, which cannot be streamed; call beam_search.")
+    require(
+        config.beams == 1,
+        "Beam search ranks whole texts, which cannot be streamed; call beam_search.",
+    )
     reader = TextReader(net, prompts, config.max_new_tokens, banned=banned)
     return (tokens for tokens, _ in sample(reader, config, stop, seeds))
 
@@ -65,13 +68,20 @@ def sample(
     """
     scores = reader.start()
     seeds = range(config.seed, config.seed + len(scores)) if seeds is None else seeds
-    require(len(seeds) == len(scores), f"There are {len(seeds)} seeds for {len(scores)} prompts; give each its own.")
+    require(
+        len(seeds) == len(scores),
+        f"There are {len(seeds)} seeds for {len(scores)} prompts; give each its own.",
+    )
     chances, ends = noise(seeds, reader.new).to(scores.device), tokens_of(stop, scores.device)
     rows = torch.arange(len(scores), device=scores.device)  # those that are still read
     nothing, zeros = torch.full_like(rows, ENDED), torch.zeros_like(rows, dtype=torch.float32)
     ended = torch.zeros_like(rows, dtype=torch.bool)
     for step in range(reader.new):
-        fair = scores if config.repetition_penalty == 1 else penalise(scores, reader.seen, config.repetition_penalty)
+        fair = (
+            scores
+            if config.repetition_penalty == 1
+            else penalise(scores, reader.seen, config.repetition_penalty)
+        )
         tokens, logs = draw(fair, config, chances[rows, step]), zeros
         if scored:
             own = scores.float().log_softmax(1).gather(1, tokens[:, None])[:, 0]  # (rows,)
@@ -109,11 +119,17 @@ class Texts(NamedTuple):
     def none(cls, prompts: int, beams: int, new: int, device: torch.device) -> "Texts":
         """No text yet, P x K times, with room for L tokens."""
         lengths = torch.zeros(prompts, beams, dtype=torch.int64, device=device)
-        return cls(torch.full(lengths.shape, NEVER, device=device), lengths[..., None].repeat(1, 1, new), lengths)
+        return cls(
+            torch.full(lengths.shape, NEVER, device=device),
+            lengths[..., None].repeat(1, 1, new),
+            lengths,
+        )
 
     def pick(self, order: Tensor) -> "Texts":
         """Some of the texts: (P, C) of K."""
-        tokens = self.tokens.gather(1, order[..., None].expand(-1, -1, self.tokens.shape[2]))  # (P, C, L)
+        tokens = self.tokens.gather(
+            1, order[..., None].expand(-1, -1, self.tokens.shape[2])
+        )  # (P, C, L)
         return Texts(self.scores.gather(1, order), tokens, self.lengths.gather(1, order))
 
     def first(self, count: int) -> "Texts":
@@ -148,7 +164,12 @@ class Texts(NamedTuple):
         """Tokens and score of each text that there is, by prompt."""
         rows = zip(self.tokens.tolist(), self.lengths.tolist(), self.scores.tolist(), strict=True)
         return [
-            [(one[:length], score) for one, length, score in zip(*row, strict=True) if score > NEVER] for row in rows
+            [
+                (one[:length], score)
+                for one, length, score in zip(*row, strict=True)
+                if score > NEVER
+            ]
+            for row in rows
         ]
 
 
@@ -172,8 +193,12 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     whole = scores.shape[1] // GROUP * GROUP
     if whole < 4 * count * GROUP:
         return scores.topk(count)
-    best = scores[:, :whole].unflatten(1, (-1, GROUP)).amax(2).topk(count)[1]  # (R, count), of S / GROUP
-    places = (best[..., None] * GROUP + torch.arange(GROUP, device=best.device)).flatten(1)  # (R, count GROUP)
+    best = (
+        scores[:, :whole].unflatten(1, (-1, GROUP)).amax(2).topk(count)[1]
+    )  # (R, count), of S / GROUP
+    places = (best[..., None] * GROUP + torch.arange(GROUP, device=best.device)).flatten(
+        1
+    )  # (R, count GROUP)
     rest = torch.arange(whole, scores.shape[1], device=best.device).expand(len(best), -1)
     places = torch.cat((places, rest), 1)
     top, order = scores.gather(1, places).topk(count)
@@ -210,7 +235,9 @@ def beam_search(
     found: dict[int, Found] = {}
     for room in set(rooms):  # those of one room are searched side by side
         rows = [row for row, its in enumerate(rooms) if its == room]
-        reader = TextReader(net, [prompts[row] for row in rows], room, config.beams, banned, logs=not renormalise)
+        reader = TextReader(
+            net, [prompts[row] for row in rows], room, config.beams, banned, logs=not renormalise
+        )
         found |= zip(rows, search(reader, config, stop), strict=True)
     return [found[row] for row in range(len(prompts))]
 
@@ -231,17 +258,24 @@ def search(reader: Reader, config: GenerationConfig, stop: Collection[int] = ())
     running.scores.zero_()
     open_ = torch.ones_like(prompts, dtype=torch.bool)
     for step in range(1, new + 1):
-        top, beam, token = continued(scores, running.scores, beams * (1 + len(ends)), reader.logs)  # (P, C)
+        top, beam, token = continued(
+            scores, running.scores, beams * (1 + len(ends)), reader.logs
+        )  # (P, C)
         if (missing := beams - top.shape[1]) > 0:  # there are fewer tokens than beams
             top, beam, token = (
-                F.pad(part, (0, missing), value=fill) for part, fill in ((top, NEVER), (beam, 0), (token, 0))
+                F.pad(part, (0, missing), value=fill)
+                for part, fill in ((top, NEVER), (beam, 0), (token, 0))
             )
         made = running.pick(beam).longer(token, top)
         ended = (token[..., None] == ends).any(-1) | (step == new)  # (P, C)
         if ended.any():
             done = done.best(made.where(ended & open_[:, None], step**config.length_penalty))
             order = ended.long().argsort(dim=1, stable=True)[:, :beams]  # (P, K)
-            beam, token, made = beam.gather(1, order), token.gather(1, order), made.where(~ended).pick(order)
+            beam, token, made = (
+                beam.gather(1, order),
+                token.gather(1, order),
+                made.where(~ended).pick(order),
+            )
         beam, token, running = beam[:, :beams], token[:, :beams], made.first(beams)  # (P, K)
         open_ = open_ & hopeful(running, done, config, step, new)
         if step == new or not open_.any():
@@ -259,7 +293,9 @@ def search(reader: Reader, config: GenerationConfig, stop: Collection[int] = ())
     return found.listed()
 
 
-def continued(scores: Tensor, sums: Tensor, count: int, logs: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def continued(
+    scores: Tensor, sums: Tensor, count: int, logs: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest ways to go on from P x K beams, C <= `count` for each prompt.
 
     Args:
@@ -276,7 +312,11 @@ def continued(scores: Tensor, sums: Tensor, count: int, logs: bool = False) -> t
     shares = scores if logs else torch.log_softmax(scores, 1, out=scores)
     shares = shares.gather(1, tokens).unflatten(0, sums.shape)  # (P, K, C')
     top, place = leading((sums[..., None] + shares).flatten(1), count)  # of (P, K C')
-    return top, place // shares.shape[2], tokens.unflatten(0, sums.shape).flatten(1).gather(1, place)
+    return (
+        top,
+        place // shares.shape[2],
+        tokens.unflatten(0, sums.shape).flatten(1).gather(1, place),
+    )
 
 
 def hopeful(running: Texts, done: Texts, config: GenerationConfig, step: int, new: int) -> Tensor:

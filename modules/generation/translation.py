@@ -77,10 +77,14 @@ class SourceReader(Reader):
         check_texts("Start", [known], len(known), net.vocabulary)
         device, longest = net.embed.weight.device, max(len(source) for source in sources)
         self.banned = torch.tensor([*banned], dtype=torch.int64, device=device)
-        padded = torch.tensor([[*source] + [0] * (longest - len(source)) for source in sources], device=device)
+        padded = torch.tensor(
+            [[*source] + [0] * (longest - len(source)) for source in sources], device=device
+        )
         lengths = torch.tensor([len(source) for source in sources], device=device)
         self.source = net.encode(padded, torch.arange(longest, device=device) < lengths[:, None])
-        self.tokens = torch.tensor([[start] + [0] * self.new], device=device).repeat(len(sources), 1)  # (P, 1 + new)
+        self.tokens = torch.tensor([[start] + [0] * self.new], device=device).repeat(
+            len(sources), 1
+        )  # (P, 1 + new)
         self.cache = net.make_cache(self.source, 1 if beams > 1 else self.new)
 
     def read(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -90,7 +94,9 @@ class SourceReader(Reader):
     def scores(self, vectors: Tensor) -> Tensor:
         """Vectors (..., E) -> scores of the tokens that follow, (..., V)."""
         scores = super().scores(vectors)
-        forced = (self.size == self.new and self.rules.last) or (self.size == 1 and self.rules.first)
+        forced = (self.size == self.new and self.rules.last) or (
+            self.size == 1 and self.rules.first
+        )
         if not forced:
             return scores
         return scores.fill_(NEVER).index_fill_(-1, torch.tensor(forced, device=scores.device), 0.0)
@@ -142,16 +148,24 @@ def translate(
     ranked = config.beams > 1 or (config.temperature == 0 and config.repetition_penalty == 1)
     rules = rules if ranked else rules._replace(renormalise=True)
     reader = SourceReader(net, sources, start, config.max_new_tokens, config.beams, banned, rules)
-    least = reader.new if rules.last else reader.new + 1  # tokens of a text that did not end by itself
+    least = (
+        reader.new if rules.last else reader.new + 1
+    )  # tokens of a text that did not end by itself
     found = search(reader, config, stop) if ranked else drawn(reader, config, stop, seeds)
     return [
-        [Translation(tokens, score, tokens[-1] in stop and len(tokens) < least) for tokens, score in texts]
+        [
+            Translation(tokens, score, tokens[-1] in stop and len(tokens) < least)
+            for tokens, score in texts
+        ]
         for texts in found
     ]
 
 
 def drawn(
-    reader: SourceReader, config: GenerationConfig, stop: Collection[int], seeds: Sequence[int] | None
+    reader: SourceReader,
+    config: GenerationConfig,
+    stop: Collection[int],
+    seeds: Sequence[int] | None,
 ) -> list[Found]:
     """One text for each source, token by token, and its score; arguments as in `sample`."""
     steps = zip(*sample(reader, config, stop, seeds, scored=True), strict=True)

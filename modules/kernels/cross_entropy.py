@@ -30,7 +30,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """Cross entropy of x W^T + b, its gradients made chunk by chunk beside the loss: logits are never kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, guess: Guess) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, guess: Guess
+    ) -> tuple[Tensor, Tensor]:
         """(S, E), (V, E), (V,), (S,) -> mean loss and number of right guesses."""
         targets, rows, smoothing, z_loss, learning = guess
         counted, exact = targets != IGNORED, torch.promote_types(x.dtype, torch.float32)
@@ -53,7 +55,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             if smoothing:
                 missed -= smoothing * logs.mean(1)
             if own is not None:
-                size = own[:, 0] - logs.gather(1, target)[:, 0]  # log of the sum of all exponentials: (S',)
+                size = (
+                    own[:, 0] - logs.gather(1, target)[:, 0]
+                )  # log of the sum of all exponentials: (S',)
                 missed += z_loss * size.square()
             loss += missed.masked_fill(~valid, 0.0).sum()
             if not any(needed):
@@ -108,4 +112,6 @@ def chunked_cross_entropy(
         Mean loss, in float32 or float64, and how many targets have the largest score; both have no axes.
     """
     rows = rows or max(1, CHUNK // len(weight))
-    return ChunkedCrossEntropy.apply(x, weight, bias, Guess(targets, rows, smoothing, z_loss, torch.is_grad_enabled()))
+    return ChunkedCrossEntropy.apply(
+        x, weight, bias, Guess(targets, rows, smoothing, z_loss, torch.is_grad_enabled())
+    )

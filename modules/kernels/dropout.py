@@ -22,7 +22,9 @@ class Masked(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, numbers: Tensor, edge: int) -> Tensor:
         """Any shape on the CPU, draws of that shape -> the same shape."""
-        keep = torch.ge(numbers, edge, out=torch.empty_like(x))  # as numbers at once: one pass instead of two
+        keep = torch.ge(
+            numbers, edge, out=torch.empty_like(x)
+        )  # as numbers at once: one pass instead of two
         return keep.mul_(LEVELS / (LEVELS // 2 - edge)).mul_(x)
 
     @staticmethod

@@ -24,7 +24,9 @@ class Product(torch.autograd.Function):
         return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor
+    ) -> None:
         """Keeps both factors for the backward pass."""
         ctx.save_for_backward(inputs[0], inputs[1])
 

@@ -87,7 +87,10 @@ class BertConfig:
             not (self.stack.causal or self.stack.cross_attention),
             "An encoder sees the whole text and nothing else; leave stack.causal and stack.cross_attention off.",
         )
-        require(not self.next_sentence or self.segments >= 2, "next_sentence needs two segments; set segments to 2.")
+        require(
+            not self.next_sentence or self.segments >= 2,
+            "next_sentence needs two segments; set segments to 2.",
+        )
         check_rates(self, "pooler_dropout", "head_dropout", "token_dropout")
 
 
@@ -104,14 +107,18 @@ class Encoder(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         if config.vocabulary is None:
-            raise ValueError("vocabulary is null; fill it in from the tokenizer before building an encoder.")
+            raise ValueError(
+                "vocabulary is null; fill it in from the tokenizer before building an encoder."
+            )
         self.config, stack = config, config.stack
         self.embed = TokenEmbedding(config.vocabulary, stack.width, padding=config.padding)
         self.segment = nn.Embedding(config.segments, stack.width) if config.segments else None
         self.position = POSITIONS[config.position](position_config(config))
         norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
         self.norm = norm(stack.width) if config.embedding_norm else nn.Identity()
-        self.token_dropout = TokenDropout(config.token_dropout) if config.token_dropout else nn.Identity()
+        self.token_dropout = (
+            TokenDropout(config.token_dropout) if config.token_dropout else nn.Identity()
+        )
         self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
         self.stack = Stack(stack)
         for part in (self.embed, self.segment):  # the stack has initialised itself
@@ -149,7 +156,10 @@ class Encoder(nn.Module):
     def with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         """Adds the vectors of segments (B, N) to those of tokens (B, N, E)."""
         if self.segment is None:
-            require(segments is None, "This model knows no segments; leave them out, or build it with segments: 2.")
+            require(
+                segments is None,
+                "This model knows no segments; leave them out, or build it with segments: 2.",
+            )
             return x
         return x + (self.segment.weight[0] if segments is None else self.segment(segments))
 
@@ -158,7 +168,12 @@ def position_config(config: BertConfig) -> PositionConfig:
     """What the position encoding of this encoder needs to know."""
     stack, base = config.stack, config.position_base or 10000.0
     return PositionConfig(
-        stack.width, stack.heads, stack.head_width, (config.max_length,), base, config.rotary_fraction
+        stack.width,
+        stack.heads,
+        stack.head_width,
+        (config.max_length,),
+        base,
+        config.rotary_fraction,
     )
 
 
@@ -175,7 +190,9 @@ class BertClassifier(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         if config.num_classes is None:
-            raise ValueError("num_classes is null; fill it in from the data before building a classifier.")
+            raise ValueError(
+                "num_classes is null; fill it in from the data before building a classifier."
+            )
         self.config, stack = config, config.stack
         self.encoder = Encoder(config)
         self.pool = POOLINGS[config.pool](stack.width, stack.heads)
@@ -220,7 +237,9 @@ class BertMaskedLM(nn.Module):
         self.config, stack = config, config.stack
         self.encoder = Encoder(config)
         norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
-        self.head = MaskedLMHead(self.encoder.embed, norm, ACTIVATIONS[stack.feedforward], stack.bias)
+        self.head = MaskedLMHead(
+            self.encoder.embed, norm, ACTIVATIONS[stack.feedforward], stack.bias
+        )
         initialise(self.head, stack.init, stack.depth)
         if config.next_sentence:
             self.pooler = POOLERS["tanh"](stack.width, 0.0)
@@ -248,7 +267,9 @@ class BertMaskedLM(nn.Module):
         """
         return self.head(chosen(self.hidden(tokens, keep, segments), where))
 
-    def hidden(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
         """(B, N) -> vectors (B, N, E), for `loss` and `sentence_logits`; arguments as in `forward`."""
         return self.encoder(tokens, keep, segments)
 
@@ -269,7 +290,10 @@ class BertMaskedLM(nn.Module):
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
         """Vectors (B, N, E) -> logits (B, 2): 0 where the second sentence follows the first, 1 where it does not."""
-        require(self.config.next_sentence, "This model has no head for sentences; build it with next_sentence: true.")
+        require(
+            self.config.next_sentence,
+            "This model has no head for sentences; build it with next_sentence: true.",
+        )
         return self.sentence(self.pooler(hidden[:, 0]))
 
 
@@ -278,13 +302,22 @@ def chosen(x: Tensor, where: Tensor | None) -> Tensor:
     rows = x.flatten(0, 1)  # (B N, E)
     if where is None:
         return rows
-    return rows.index_select(0, where if where.dtype == torch.int64 else where.flatten().nonzero()[:, 0])
+    return rows.index_select(
+        0, where if where.dtype == torch.int64 else where.flatten().nonzero()[:, 0]
+    )
 
 
 def _published(width: int, depth: int, heads: int) -> BertConfig:
     """BERT as published: norms after the sums, exact GELU, dropout of values and attention weights."""
     stack = StackConfig(
-        width, depth, heads, norm_eps=1e-12, order="post", dropout=0.1, mlp_dropout=0.0, attention_dropout=0.1
+        width,
+        depth,
+        heads,
+        norm_eps=1e-12,
+        order="post",
+        dropout=0.1,
+        mlp_dropout=0.0,
+        attention_dropout=0.1,
     )
     return BertConfig(segments=2, embedding_norm=True, pooler="tanh", head_dropout=0.1, stack=stack)
 

@@ -4,7 +4,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from modules.config import PositionConfig, PositionName, RotaryScaling, StackConfig, check_text, require
+from modules.config import (
+    PositionConfig,
+    PositionName,
+    RotaryScaling,
+    StackConfig,
+    check_text,
+    require,
+)
 from modules.embedding import TokenEmbedding
 from modules.heads import TokenHead
 from modules.init import initialise
@@ -87,7 +94,9 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         if config.vocabulary is None or config.max_length is None:
-            raise ValueError("vocabulary or max_length is null; fill both in from the data before building a decoder.")
+            raise ValueError(
+                "vocabulary or max_length is null; fill both in from the data before building a decoder."
+            )
         self.config, stack = config, config.stack
         self.max_length, self.vocabulary = config.max_length, config.vocabulary
         self.embed = TokenEmbedding(config.vocabulary, stack.width)
@@ -127,7 +136,9 @@ class Decoder(nn.Module):
         """
         cache = cache or FORGETFUL
         places = cache.place(tokens, keep, coords)
-        mask = self.mask(places, keep, documents).with_bias(self.position.bias(places.new, places.all))
+        mask = self.mask(places, keep, documents).with_bias(
+            self.position.bias(places.new, places.all)
+        )
         x = self.position.embed(self.embed(tokens), None if places.in_order else places.new)
         return self.stack(self.dropout(x), mask, self.position.rotate(places.new), None, cache)
 
@@ -138,7 +149,8 @@ class Decoder(nn.Module):
         if documents is None:
             return mask
         require(
-            places.all.shape[1] == documents.shape[1], "Packed documents cannot go on from a cache; pass one or none."
+            places.all.shape[1] == documents.shape[1],
+            "Packed documents cannot go on from a cache; pass one or none.",
         )
         return mask & same_document(documents)
 
@@ -170,7 +182,12 @@ class Decoder(nn.Module):
             z_loss: Weight of the mean squared logarithm of the softmax's denominator (Chowdhery 2022).
         """
         return chunked_cross_entropy(
-            hidden.flatten(0, 1), self.head.weight, None, targets.flatten(), smoothing, z_loss=z_loss
+            hidden.flatten(0, 1),
+            self.head.weight,
+            None,
+            targets.flatten(),
+            smoothing,
+            z_loss=z_loss,
         )  # (B, N, E) -> (B N, E)
 
 
@@ -191,7 +208,9 @@ def position_config(config: DecoderConfig, max_length: int) -> PositionConfig:
 
 def _gpt2(width: int, depth: int, heads: int, max_length: int = 1024) -> DecoderConfig:
     """GPT-2 as published (Radford 2019), without its dropout."""
-    stack = StackConfig(width, depth, heads, feedforward="gelu_tanh", norm_eps=1e-5, causal=True, init="gpt2")
+    stack = StackConfig(
+        width, depth, heads, feedforward="gelu_tanh", norm_eps=1e-5, causal=True, init="gpt2"
+    )
     return DecoderConfig(max_length=max_length, stack=stack)
 
 

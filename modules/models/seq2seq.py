@@ -42,7 +42,12 @@ class Side(nn.Module):
         self.stack = Stack(stack)
 
     def forward(
-        self, x: Tensor, places: Places, mask: Mask, source: Source | None = None, memory: StackMemory = FORGETFUL
+        self,
+        x: Tensor,
+        places: Places,
+        mask: Mask,
+        source: Source | None = None,
+        memory: StackMemory = FORGETFUL,
     ) -> Tensor:
         """(B, N, E) -> (B, N, E), for tokens at `places`; other arguments as in `Stack.forward`."""
         mask = mask.with_bias(self.position.bias(places.new, places.all))
@@ -62,18 +67,38 @@ class Seq2Seq(nn.Module):
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
-        if config.source_vocabulary is None or config.target_vocabulary is None or config.max_length is None:
-            raise ValueError("A vocabulary or max_length is null; fill all in from the data before building a model.")
+        if (
+            config.source_vocabulary is None
+            or config.target_vocabulary is None
+            or config.max_length is None
+        ):
+            raise ValueError(
+                "A vocabulary or max_length is null; fill all in from the data before building a model."
+            )
         self.config, self.max_length, width = config, config.max_length, config.decoder.width
         self.source_vocabulary, self.vocabulary = config.source_vocabulary, config.target_vocabulary
         self.embed = TokenEmbedding(self.vocabulary, width, config.scale_embedding)
         shared = config.tying in ("all", "inputs")
-        self.source_embed = None if shared else TokenEmbedding(self.source_vocabulary, width, config.scale_embedding)
-        self.unembed = None if config.tying in ("all", "target") else TokenEmbedding(self.vocabulary, width)
-        self.head = TokenHead(self.embed if self.unembed is None else self.unembed, config.output_bias)
-        for part in (self.embed, self.source_embed, self.unembed):  # the stacks initialise themselves
+        self.source_embed = (
+            None
+            if shared
+            else TokenEmbedding(self.source_vocabulary, width, config.scale_embedding)
+        )
+        self.unembed = (
+            None if config.tying in ("all", "target") else TokenEmbedding(self.vocabulary, width)
+        )
+        self.head = TokenHead(
+            self.embed if self.unembed is None else self.unembed, config.output_bias
+        )
+        for part in (
+            self.embed,
+            self.source_embed,
+            self.unembed,
+        ):  # the stacks initialise themselves
             if part is not None and config.scale_embedding:
-                nn.init.normal_(part.weight, std=width**-0.5)  # so that vectors and scores start with variance 1
+                nn.init.normal_(
+                    part.weight, std=width**-0.5
+                )  # so that vectors and scores start with variance 1
             elif part is not None:
                 initialise(part, config.decoder.init, config.decoder.depth)
         self.add_sides(self.max_length)
@@ -84,7 +109,11 @@ class Seq2Seq(nn.Module):
         self.decoder = Side(self.config, self.config.decoder, length)
 
     def forward(
-        self, source: Tensor, tokens: Tensor, source_keep: Tensor | None = None, keep: Tensor | None = None
+        self,
+        source: Tensor,
+        tokens: Tensor,
+        source_keep: Tensor | None = None,
+        keep: Tensor | None = None,
     ) -> Tensor:
         """Teacher forcing: what follows each token of the target, given those before it and the source.
 
@@ -99,7 +128,9 @@ class Seq2Seq(nn.Module):
         """
         return self.decode(tokens, self.encode(source, source_keep), keep)
 
-    def encode(self, source: Tensor, keep: Tensor | None = None, record: AttentionRecord | None = None) -> Source:
+    def encode(
+        self, source: Tensor, keep: Tensor | None = None, record: AttentionRecord | None = None
+    ) -> Source:
         """Reads source texts.
 
         Args:
@@ -113,15 +144,27 @@ class Seq2Seq(nn.Module):
         Raises:
             ValueError: More tokens than learned positions.
         """
-        memory, mask = record or FORGETFUL, Mask() if keep is None or is_full(keep) else padding(keep)
-        return Source(self.encoder(self.embedded(source), memory.place(source, None, None), mask, None, memory), mask)
+        memory, mask = (
+            record or FORGETFUL,
+            Mask() if keep is None or is_full(keep) else padding(keep),
+        )
+        return Source(
+            self.encoder(
+                self.embedded(source), memory.place(source, None, None), mask, None, memory
+            ),
+            mask,
+        )
 
     def embedded(self, source: Tensor) -> Tensor:
         """Tokens of source texts (B, M) -> their vectors (B, M, E)."""
         return (self.embed if self.source_embed is None else self.source_embed)(source)
 
     def decode(
-        self, tokens: Tensor, source: Source, keep: Tensor | None = None, cache: StackMemory | None = None
+        self,
+        tokens: Tensor,
+        source: Source,
+        keep: Tensor | None = None,
+        cache: StackMemory | None = None,
     ) -> Tensor:
         """Reads target texts.
 
@@ -154,7 +197,9 @@ class Seq2Seq(nn.Module):
             f"A cache of {length} tokens is longer than the {self.max_length} learned positions; shorten it.",
         )
         length += self.in_front(source)
-        return Cache.beside(self.embed.weight, self.decoder.stack.config, len(source.states), length)
+        return Cache.beside(
+            self.embed.weight, self.decoder.stack.config, len(source.states), length
+        )
 
     def in_front(self, source: Source) -> int:
         """Number of tokens that the decoder's blocks read before the target."""
@@ -176,7 +221,9 @@ class Seq2Seq(nn.Module):
             z_loss: Weight of the mean squared logarithm of the softmax's denominator (Chowdhery 2022).
         """
         head, rows = self.head, hidden.flatten(0, 1)  # (B, N, E) -> (B N, E)
-        return chunked_cross_entropy(rows, head.weight, head.bias, targets.flatten(), smoothing, z_loss=z_loss)
+        return chunked_cross_entropy(
+            rows, head.weight, head.bias, targets.flatten(), smoothing, z_loss=z_loss
+        )
 
 
 class PrefixLM(Seq2Seq):
@@ -189,18 +236,29 @@ class PrefixLM(Seq2Seq):
         stack = replace(self.config.decoder, causal=False, cross_attention=False, source_width=None)
         self.decoder = Side(self.config, stack, 2 * length)
 
-    def encode(self, source: Tensor, keep: Tensor | None = None, record: AttentionRecord | None = None) -> Source:
+    def encode(
+        self, source: Tensor, keep: Tensor | None = None, record: AttentionRecord | None = None
+    ) -> Source:
         """As `Seq2Seq.encode`, but there is nothing to record before the target is read."""
-        return Source(self.embedded(source), Mask() if keep is None or is_full(keep) else padding(keep))
+        return Source(
+            self.embedded(source), Mask() if keep is None or is_full(keep) else padding(keep)
+        )
 
     def decode(
-        self, tokens: Tensor, source: Source, keep: Tensor | None = None, cache: StackMemory | None = None
+        self,
+        tokens: Tensor,
+        source: Source,
+        keep: Tensor | None = None,
+        cache: StackMemory | None = None,
     ) -> Tensor:
         """As `Seq2Seq.decode`; positions go on behind the source's last token."""
         memory, x = cache or FORGETFUL, self.embed(tokens)  # (B, N, E)
         first = self.in_front(source) if memory.filled == 0 else 0
         if first:
-            x, keep = torch.cat((source.states, x), 1), together(source, keep, tokens)  # (B, M + N, E), (B, M + N)
+            x, keep = (
+                torch.cat((source.states, x), 1),
+                together(source, keep, tokens),
+            )  # (B, M + N, E), (B, M + N)
         places = memory.place(x[..., 0], keep, None)
         order = prefix(first, x.shape[1], x.device) if first else memory.order(x.shape[1], x.device)
         return self.decoder(x, places, places.mask(keep) & order, None, memory)[:, first:]
@@ -215,7 +273,9 @@ def together(source: Source, keep: Tensor | None, tokens: Tensor) -> Tensor | No
     allowed, length = source.mask.allowed, source.states.shape[1]
     if allowed is None and keep is None:
         return None
-    both = torch.ones(len(tokens), length + tokens.shape[1], dtype=torch.bool, device=tokens.device)  # (B, M + N)
+    both = torch.ones(
+        len(tokens), length + tokens.shape[1], dtype=torch.bool, device=tokens.device
+    )  # (B, M + N)
     if allowed is not None:
         both[:, :length] = allowed[:, 0, 0]
     if keep is not None:

@@ -51,7 +51,10 @@ class Seq2SeqConfig:
     decoder: StackConfig = field(default_factory=cross_stack)
 
     def __post_init__(self) -> None:
-        sizes = {name: getattr(self, name) for name in ("source_vocabulary", "target_vocabulary", "max_length")}
+        sizes = {
+            name: getattr(self, name)
+            for name in ("source_vocabulary", "target_vocabulary", "max_length")
+        }
         for stack in (self.encoder, self.decoder):
             check_text(self.position, self.rotary_fraction, stack, **sizes)
         require(
@@ -63,7 +66,8 @@ class Seq2SeqConfig:
             "The decoder sees what came before and the source; set decoder.causal and decoder.cross_attention.",
         )
         require(
-            self.encoder.width == self.decoder.width and self.decoder.source_width in (None, self.encoder.width),
+            self.encoder.width == self.decoder.width
+            and self.decoder.source_width in (None, self.encoder.width),
             f"The encoder is {self.encoder.width} wide and the decoder {self.decoder.width}; give both the same width, "
             "and leave decoder.source_width out.",
         )

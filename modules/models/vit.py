@@ -6,7 +6,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.attention import FREE
-from modules.config import PoolName, PositionConfig, PositionName, StackConfig, StemName, check_rates, require
+from modules.config import (
+    PoolName,
+    PositionConfig,
+    PositionName,
+    StackConfig,
+    StemName,
+    check_rates,
+    require,
+)
 from modules.embedding import PatchEmbedding, PrefixTokens
 from modules.heads import ClassifierHead
 from modules.init import initialise
@@ -65,7 +73,10 @@ class ViTConfig:
             self.image_size % self.patch_size == 0,
             f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}; change one of them.",
         )
-        require(self.register_tokens >= 0, f"register_tokens is {self.register_tokens}; it cannot be negative.")
+        require(
+            self.register_tokens >= 0,
+            f"register_tokens is {self.register_tokens}; it cannot be negative.",
+        )
         require(
             self.pool != "cls" or self.class_token is not False,
             'pool "cls" needs the class token; leave class_token out or choose another pool.',
@@ -83,7 +94,10 @@ class ViTConfig:
             not (self.stack.causal or self.stack.cross_attention),
             "A ViT sees the whole image and nothing else; leave stack.causal and stack.cross_attention off.",
         )
-        require(0 < self.rotary_fraction <= 1, f"rotary_fraction is {self.rotary_fraction}; give a share from 0 to 1.")
+        require(
+            0 < self.rotary_fraction <= 1,
+            f"rotary_fraction is {self.rotary_fraction}; give a share from 0 to 1.",
+        )
         check_rates(self, "head_dropout")
 
     @property
@@ -115,13 +129,21 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         if config.channels is None or config.num_classes is None:
-            raise ValueError("channels and num_classes are null; fill them in from the data before building a ViT.")
+            raise ValueError(
+                "channels and num_classes are null; fill them in from the data before building a ViT."
+            )
         self.config = config
         stack = replace(config.stack, final_norm=False) if config.norm_after_pool else config.stack
         norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
-        self.embed = PatchEmbedding(config.image_size, config.patch_size, config.channels, stack.width, config.stem)
+        self.embed = PatchEmbedding(
+            config.image_size, config.patch_size, config.channels, stack.width, config.stem
+        )
         self.position = POSITIONS[config.position](position_config(config))
-        self.prefix = PrefixTokens(config.prefix_tokens, stack.width) if config.prefix_tokens else nn.Identity()
+        self.prefix = (
+            PrefixTokens(config.prefix_tokens, stack.width)
+            if config.prefix_tokens
+            else nn.Identity()
+        )
         self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
         self.stack = Stack(stack)
         self.pool = POOLINGS[config.pool](stack.width, stack.heads)
@@ -156,7 +178,9 @@ def position_config(config: ViTConfig) -> PositionConfig:
     """What the position encoding of this ViT needs to know."""
     stack = config.stack
     base = config.position_base or (100.0 if config.position == "rotary2d" else 10000.0)
-    return PositionConfig(stack.width, stack.heads, stack.head_width, config.grid, base, config.rotary_fraction)
+    return PositionConfig(
+        stack.width, stack.heads, stack.head_width, config.grid, base, config.rotary_fraction
+    )
 
 
 def _preset(width: int, depth: int, heads: int, **options: object) -> ViTConfig:
@@ -165,7 +189,14 @@ def _preset(width: int, depth: int, heads: int, **options: object) -> ViTConfig:
 
 VIT_PRESETS: dict[str, ViTConfig] = {
     "digits": ViTConfig(
-        8, 2, 1, 10, pool="mean", position="rotary2d", stem="conv", stack=StackConfig(64, 4, 4, init="xavier")
+        8,
+        2,
+        1,
+        10,
+        pool="mean",
+        position="rotary2d",
+        stem="conv",
+        stack=StackConfig(64, 4, 4, init="xavier"),
     ),
     "tiny": _preset(192, 12, 3),
     "small": _preset(384, 12, 6),
@@ -173,6 +204,13 @@ VIT_PRESETS: dict[str, ViTConfig] = {
     "cifar_tiny": _preset(192, 9, 3, image_size=32, patch_size=4, num_classes=10),
     "cifar_small": _preset(256, 7, 4, image_size=32, patch_size=4, num_classes=10),
     "cifar_cpu": ViTConfig(
-        32, 8, 3, 10, pool="mean", position="rotary2d", stem="convpool", stack=StackConfig(192, 4, 4, init="xavier")
+        32,
+        8,
+        3,
+        10,
+        pool="mean",
+        position="rotary2d",
+        stem="convpool",
+        stack=StackConfig(192, 4, 4, init="xavier"),
     ),
 }

@@ -59,9 +59,18 @@ class Table:
         ours = "encoder.stack.blocks.{i}"
         layers: Layers = {"encoder.embed": f"{self.embeddings}.word_embeddings", **self.heads}
         layers["encoder.norm"] = f"{self.embeddings}.LayerNorm"
-        layers[f"{ours}.attention.qkv"] = tuple(f"{self.block}.{self.parts[part]}" for part in "qkv")
-        layers |= {f"{ours}.{part}": f"{self.block}.{name}" for part, name in self.parts.items() if part not in "qkv"}
-        raw = {PLACES: f"{self.embeddings}.position_embeddings.weight", "head.tokens.bias": self.bias}
+        layers[f"{ours}.attention.qkv"] = tuple(
+            f"{self.block}.{self.parts[part]}" for part in "qkv"
+        )
+        layers |= {
+            f"{ours}.{part}": f"{self.block}.{name}"
+            for part, name in self.parts.items()
+            if part not in "qkv"
+        }
+        raw = {
+            PLACES: f"{self.embeddings}.position_embeddings.weight",
+            "head.tokens.bias": self.bias,
+        }
         if self.segments:
             raw["encoder.segment.weight"] = f"{self.embeddings}.token_type_embeddings.weight"
         return full_names(layers, config.stack.depth, raw)
@@ -131,7 +140,10 @@ TABLES: dict[str, Table] = {
             "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
             "lm_head.decoder.bias": "lm_head.bias",
         },
-        ("roberta.pooler.dense.weight", "roberta.pooler.dense.bias"),  # its own classifier has another layer instead
+        (
+            "roberta.pooler.dense.weight",
+            "roberta.pooler.dense.bias",
+        ),  # its own classifier has another layer instead
     ),
 }
 
@@ -173,7 +185,9 @@ def to_tessera(family: str, state: State, config: BertConfig) -> State:
 def _modern(name: str, prefix: str) -> str:
     """A name as today's files have it: with the prefix, and with `weight` and `bias` in norms."""
     name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
-    return f"{prefix}.{name}" if re.match(r"(embeddings|encoder|transformer|pooler)\.", name) else name
+    return (
+        f"{prefix}.{name}" if re.match(r"(embeddings|encoder|transformer|pooler)\.", name) else name
+    )
 
 
 def load_weights(net: nn.Module, state: State) -> list[str]:

@@ -50,7 +50,11 @@ class Family:
         return config.padding + 1 if self.offset else 0
 
 
-SHARED = {"vocab_size": "vocabulary", "max_position_embeddings": "max_length", "pad_token_id": "padding"}
+SHARED = {
+    "vocab_size": "vocabulary",
+    "max_position_embeddings": "max_length",
+    "pad_token_id": "padding",
+}
 BERT_SETTINGS = SHARED | {
     "type_vocab_size": "segments",
     "hidden_size": "width",
@@ -75,7 +79,9 @@ DISTILBERT_SETTINGS = SHARED | {
 }
 FAMILIES: dict[str, Family] = {
     "bert": Family("Bert", "tanh", BERT_SETTINGS, {}),
-    "distilbert": Family("DistilBert", "relu", DISTILBERT_SETTINGS, {"segments": 0, "norm_eps": 1e-12}),
+    "distilbert": Family(
+        "DistilBert", "relu", DISTILBERT_SETTINGS, {"segments": 0, "norm_eps": 1e-12}
+    ),
     "roberta": Family(
         "Roberta",
         "tanh",
@@ -127,7 +133,8 @@ def config_from_huggingface(settings: Settings) -> tuple[str, BertConfig]:
     family = FAMILIES[name]
     kind = settings.get("position_embedding_type") or "absolute"
     require(
-        kind == "absolute", f'position_embedding_type {quoted(kind)} is not supported; choose a model with "absolute".'
+        kind == "absolute",
+        f'position_embedding_type {quoted(kind)} is not supported; choose a model with "absolute".',
     )
     check_settings(settings, ONLY | family.only)
     given = renamed(settings, family.settings, NEEDED, StackConfig, BertConfig)
@@ -151,7 +158,9 @@ def _classes(settings: Settings) -> int | None:
     return count or len(names or (0, 1))
 
 
-def config_to_huggingface(family: str, config: BertConfig, class_names: list[str] | None = None) -> Settings:
+def config_to_huggingface(
+    family: str, config: BertConfig, class_names: list[str] | None = None
+) -> Settings:
     """The config.json of a model of ours.
 
     Args:

@@ -23,7 +23,9 @@ from modules.pretrained.names import (
 )
 
 HEAD = "lm_head"
-BUFFERS = r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$"  # masks and frequencies in old files
+BUFFERS = (
+    r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$"  # masks and frequencies in old files
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,13 @@ LLAMA = Table(
         "stack.norm": "model.norm",
     },
 )
-TABLES: dict[str, Table] = {"gpt2": GPT2, "llama": LLAMA, "mistral": LLAMA, "qwen2": LLAMA, "qwen3": LLAMA}
+TABLES: dict[str, Table] = {
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+}
 
 
 def to_tessera(family: str, state: State, config: DecoderConfig) -> State:
@@ -118,7 +126,9 @@ def to_tessera(family: str, state: State, config: DecoderConfig) -> State:
     }
     if config.tied:
         copies = {f"{HEAD}.weight": f"{table.embed}.weight"}
-        drop_copies(copies, rest, "two separate tables need tie_word_embeddings false in config.json")
+        drop_copies(
+            copies, rest, "two separate tables need tie_word_embeddings false in config.json"
+        )
     ours = take(table.names(config), rest, table.turn)
     check_fit(family, ours, rest, state_of(partial(Decoder, config)), ())
     return ours

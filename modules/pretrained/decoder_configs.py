@@ -85,7 +85,9 @@ WITH_BIASES = {"bias": True, "qkv_bias": True, "mlp_bias": True}
 WITHOUT_BIASES = {"bias": False, "qkv_bias": False, "mlp_bias": False}
 
 
-def rotary(architecture: str, names: dict[str, str], fixed: Settings, window: WindowName = "never") -> Family:
+def rotary(
+    architecture: str, names: dict[str, str], fixed: Settings, window: WindowName = "never"
+) -> Family:
     """A family with RMSNorm, rotary positions and gates, as Llama has them (Touvron 2023).
 
     Args:
@@ -96,7 +98,13 @@ def rotary(architecture: str, names: dict[str, str], fixed: Settings, window: Wi
         architecture,
         ROTARY_SETTINGS | names,
         {"position": "rotary", "norm": "rmsnorm", "qk_norm": False, **fixed},
-        {"norm_eps": 1e-6, "feedforward": "silu", "tied": False, "qkv_bias": False, "mlp_bias": False},
+        {
+            "norm_eps": 1e-6,
+            "feedforward": "silu",
+            "tied": False,
+            "qkv_bias": False,
+            "mlp_bias": False,
+        },
         (*SIZES, "mlp_width"),
         GATED_ACTIVATIONS,
         window=window,
@@ -118,14 +126,29 @@ FAMILIES: dict[str, Family] = {
         },
         SIZES,
         ACTIVATIONS,
-        {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        {
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
     ),
     "llama": rotary("LlamaForCausalLM", {"attention_bias": "qkv_bias", "mlp_bias": "mlp_bias"}, {}),
     "mistral": rotary("MistralForCausalLM", {}, WITHOUT_BIASES, "always"),
     "qwen2": rotary("Qwen2ForCausalLM", {}, {**WITHOUT_BIASES, "qkv_bias": True}, "some"),
-    "qwen3": rotary("Qwen3ForCausalLM", {"attention_bias": "qkv_bias"}, {"mlp_bias": False, "qk_norm": True}, "some"),
+    "qwen3": rotary(
+        "Qwen3ForCausalLM",
+        {"attention_bias": "qkv_bias"},
+        {"mlp_bias": False, "qk_norm": True},
+        "some",
+    ),
 }
-ALWAYS = {"order": "pre", "has_final_norm": True, "attention": "dot", "layer_scale": None, "rotary_fraction": 1.0}
+ALWAYS = {
+    "order": "pre",
+    "has_final_norm": True,
+    "attention": "dot",
+    "layer_scale": None,
+    "rotary_fraction": 1.0,
+}
 WINDOW = 4096  # tokens, where files of Mistral and Qwen do not say
 FIRST_WINDOW = 28  # the first layer with a window, where files of Qwen do not say
 ROPE = ("rope_scaling", "rope_parameters")  # the first counts where both are given
@@ -178,7 +201,10 @@ def _window(family: Family, settings: Settings, depth: int) -> int | None:
     usual = "sliding_attention" if first < depth else "full_attention"
     kinds = checked(list[str] | None, settings.get("layer_types"), "layer_types") or [usual]
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
-    require(not unknown, f"layer_types {', '.join(sorted(unknown))} are not supported; choose a model without them.")
+    require(
+        not unknown,
+        f"layer_types {', '.join(sorted(unknown))} are not supported; choose a model without them.",
+    )
     return width if used and "sliding_attention" in kinds else None
 
 
@@ -188,13 +214,21 @@ def _rotation(settings: Settings, length: int) -> Settings:
     given: Settings = next(filter(None, said), {})
     kind = next((given[name] for name in ("rope_type", "type") if given.get(name)), "default")
     same = not any(isinstance(value, dict) for value in given.values())
-    require(same, "rope_parameters that differ from layer to layer are not supported; choose a model without.")
+    require(
+        same,
+        "rope_parameters that differ from layer to layer are not supported; choose a model without.",
+    )
     known = ("default", *SCALING)
     suits = isinstance(kind, str) and kind in known
-    require(suits, f"rope_type {quoted(kind)} is not supported; choose a model with one of {', '.join(known)}.")
+    require(
+        suits,
+        f"rope_type {quoted(kind)} is not supported; choose a model with one of {', '.join(known)}.",
+    )
     share = given.get("partial_rotary_factor") or settings.get("partial_rotary_factor") or 1
     check_settings({"partial_rotary_factor": share}, {"partial_rotary_factor": 1})
-    bases = [places["rope_theta"] for places in (given, settings) if places.get("rope_theta") is not None]
+    bases = [
+        places["rope_theta"] for places in (given, settings) if places.get("rope_theta") is not None
+    ]
     base = float(checked(float, bases[0] if bases else 10000.0, "rope_theta"))
     require(base > 0, f"rope_theta is {base}; it must be above 0.")
     if kind == "default":
@@ -204,7 +238,9 @@ def _rotation(settings: Settings, length: int) -> Settings:
     return {"position_base": base, "rotary_scaling": RotaryScaling(**{"kind": kind, **found})}
 
 
-def config_to_huggingface(family: str, config: DecoderConfig, special: Mapping[str, int] | None = None) -> Settings:
+def config_to_huggingface(
+    family: str, config: DecoderConfig, special: Mapping[str, int] | None = None
+) -> Settings:
     """The config.json of a model of ours; rates of dropout that the family does not have are left out.
 
     Args:
@@ -253,7 +289,9 @@ def suited_family(config: DecoderConfig) -> str:
             reasons[family] = str(error)
         else:
             return family
-    nearest = "gpt2" if config.position == "learned" else "qwen3" if config.stack.qk_norm else "llama"
+    nearest = (
+        "gpt2" if config.position == "learned" else "qwen3" if config.stack.qk_norm else "llama"
+    )
     raise ValueError(reasons[nearest])
 
 
@@ -267,4 +305,7 @@ def check_expressible(family: str, config: DecoderConfig) -> None:
     if family == "gpt2":
         check_heads(family, stack)
     split = family != "llama" or stack.width % stack.heads == 0
-    require(split, f"llama models have a width that heads divide, but {stack.heads} does not divide {stack.width}.")
+    require(
+        split,
+        f"llama models have a width that heads divide, but {stack.heads} does not divide {stack.width}.",
+    )

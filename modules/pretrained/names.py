@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from modules.config import require
 
 State = dict[str, Tensor]
-Layers = dict[str, str | tuple[str, ...]]  # ours -> theirs; several names stand for rows one below the other
+Layers = dict[
+    str, str | tuple[str, ...]
+]  # ours -> theirs; several names stand for rows one below the other
 Names = dict[str, tuple[str, ...]]
 
 
@@ -23,7 +25,9 @@ def full_names(layers: Layers, depth: int, raw: dict[str, str] | None = None) ->
     pairs: Names = {}
     for ours, theirs in layers.items():
         for end in (".weight", ".bias"):
-            pairs[ours + end] = tuple(name + end for name in ([theirs] if isinstance(theirs, str) else theirs))
+            pairs[ours + end] = tuple(
+                name + end for name in ([theirs] if isinstance(theirs, str) else theirs)
+            )
     pairs |= {ours: (theirs,) for ours, theirs in (raw or {}).items()}
     return {
         ours.replace("{i}", str(i)): tuple(name.replace("{i}", str(i)) for name in theirs)
@@ -57,7 +61,10 @@ def take(names: Names, rest: State, change: Callable[[str, Tensor], Tensor] = un
             require(not missing, f"{', '.join(missing)} is missing, though not all of that layer.")
             found = [rest.pop(part) for part in parts]
             for part, value in zip(parts, found, strict=True):
-                require(value.is_floating_point(), f"{part} holds {value.dtype}, not floating-point numbers.")
+                require(
+                    value.is_floating_point(),
+                    f"{part} holds {value.dtype}, not floating-point numbers.",
+                )
             try:
                 ours[name] = change(name, torch.cat(found) if len(found) > 1 else found[0])
             except (IndexError, RuntimeError) as error:
@@ -78,7 +85,11 @@ def give(names: Names, rest: State, rows: Sequence[int] | None = None) -> State:
     for ours, parts in names.items():
         if ours in rest:
             value = rest.pop(ours)
-            split = value.chunk(len(parts)) if len(parts) == 1 or rows is None else value.split(list(rows))
+            split = (
+                value.chunk(len(parts))
+                if len(parts) == 1 or rows is None
+                else value.split(list(rows))
+            )
             copies = (part.clone(memory_format=torch.contiguous_format) for part in split)
             theirs |= dict(zip(parts, copies, strict=True))
     return theirs
@@ -99,13 +110,18 @@ def drop_copies(copies: dict[str, str], rest: State, reason: str) -> None:
         if copy in rest:
             value = rest.pop(copy)
             other = rest.setdefault(original, value)
-            tied = other.shape == value.shape and (value.is_meta or torch.equal(other, value.to(other)))
+            tied = other.shape == value.shape and (
+                value.is_meta or torch.equal(other, value.to(other))
+            )
             require(tied, f"{copy} is not {original}: {reason}.")
 
 
 def check_given(family: str, rest: State) -> None:
     """Raises `ValueError` where weights of ours are left over, by name."""
-    require(not rest, f"{family} has no place for {', '.join(sorted(rest)[:3])}; build the model without it.")
+    require(
+        not rest,
+        f"{family} has no place for {', '.join(sorted(rest)[:3])}; build the model without it.",
+    )
 
 
 def load_fitting(net: nn.Module, state: State, optional: tuple[str, ...] = ()) -> list[str]:
@@ -149,7 +165,9 @@ def state_of(*builds: Callable[[], nn.Module]) -> State:
     return state
 
 
-def check_fit(family: str, ours: State, rest: State, wanted: State, optional: tuple[str, ...]) -> None:
+def check_fit(
+    family: str, ours: State, rest: State, wanted: State, optional: tuple[str, ...]
+) -> None:
     """Compares converted weights with those that the model has.
 
     Args:
@@ -162,12 +180,21 @@ def check_fit(family: str, ours: State, rest: State, wanted: State, optional: tu
     Raises:
         ValueError: Names that are left over, missing or of another shape.
     """
-    require(not rest, f"{family} weights that this model has no place for: {', '.join(sorted(rest)[:3])}.")
+    require(
+        not rest,
+        f"{family} weights that this model has no place for: {', '.join(sorted(rest)[:3])}.",
+    )
     missing = [name for name in wanted if name not in ours and not name.startswith(optional)]
-    require(not missing, f"{family} weights lack {', '.join(missing[:3])}; is the config that of the same model?")
+    require(
+        not missing,
+        f"{family} weights lack {', '.join(missing[:3])}; is the config that of the same model?",
+    )
     extra = [name for name in ours if name not in wanted]
     require(not extra, f"The config has no {', '.join(extra[:3])}, but the {family} weights do.")
     for name, value in ours.items():
         shape = tuple(wanted[name].shape)
         fits = tuple(value.shape) == shape or name.startswith(optional)
-        require(fits, f"{name} is {tuple(value.shape)} in the {family} weights, but {shape} by the config.")
+        require(
+            fits,
+            f"{name} is {tuple(value.shape)} in the {family} weights, but {shape} by the config.",
+        )

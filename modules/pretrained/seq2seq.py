@@ -63,13 +63,17 @@ class Table:
             layers: Layers = {}
             for ours, theirs in parts.items():
                 several = (theirs,) if isinstance(theirs, str) else theirs
-                layers[f"{side}.stack.blocks.{{i}}.{ours}"] = tuple(f"{block}.{name}" for name in several)
+                layers[f"{side}.stack.blocks.{{i}}.{ours}"] = tuple(
+                    f"{block}.{name}" for name in several
+                )
             names |= full_names(layers, getattr(config, side).depth)
         return names
 
     def tokens(self, config: Seq2SeqConfig) -> tuple[Names, dict[str, str]]:
         """Our names of tables of tokens with theirs, and of their copies with what those repeat."""
-        encoder, decoder = (f"{self.prefix}{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
+        encoder, decoder = (
+            f"{self.prefix}{side}.embed_tokens.weight" for side in ("encoder", "decoder")
+        )
         shared, head = f"{self.prefix}shared.weight", f"{HEAD}.weight"
         if config.tying in ("all", "inputs"):
             names: Names = {"embed.weight": (shared,)}
@@ -96,7 +100,13 @@ class Bart(Table):
 
     def ours(self, name: str, value: Tensor, config: Seq2SeqConfig) -> Tensor:
         """Positions (2 + N, E) -> (N, E), biases (1, V) -> (V,)."""
-        return value[2:] if name.endswith("position.table") else value[0] if name == "head.bias" else value
+        return (
+            value[2:]
+            if name.endswith("position.table")
+            else value[0]
+            if name == "head.bias"
+            else value
+        )
 
     def theirs(self, name: str, value: Tensor, config: Seq2SeqConfig) -> Tensor:
         """Positions (N, E) -> (2 + N, E), biases (V,) -> (1, V)."""
@@ -117,7 +127,9 @@ class Marian(Bart):
 
     def theirs(self, name: str, value: Tensor, config: Seq2SeqConfig) -> Tensor:
         """Channels in another order."""
-        return super().theirs(name, _turn(name, value, _channels(config.encoder.width).argsort()), config)
+        return super().theirs(
+            name, _turn(name, value, _channels(config.encoder.width).argsort()), config
+        )
 
 
 def _channels(width: int) -> Tensor:
@@ -145,23 +157,31 @@ class T5(Table):
         for ours, theirs in names.items():
             if ".feedforward.up." in ours:
                 gates[ours] = tuple(part.replace(".wi.", ".wi_1.") for part in theirs)
-                gates[ours.replace(".up.", ".gate.")] = tuple(part.replace(".wi.", ".wi_0.") for part in theirs)
+                gates[ours.replace(".up.", ".gate.")] = tuple(
+                    part.replace(".wi.", ".wi_0.") for part in theirs
+                )
         return names | gates
 
     def ours(self, name: str, value: Tensor, config: Seq2SeqConfig) -> Tensor:
         """Queries times sqrt(D), norm by sqrt(E); distances (buckets, H) -> (1, buckets, H)."""
-        return self.scaled(name, value[None] if name.endswith("position.table") else value, config, 1.0)
+        return self.scaled(
+            name, value[None] if name.endswith("position.table") else value, config, 1.0
+        )
 
     def theirs(self, name: str, value: Tensor, config: Seq2SeqConfig) -> Tensor:
         """Queries by sqrt(D), norm times sqrt(E); distances (1, buckets, H) -> (buckets, H)."""
-        return self.scaled(name, value[0] if name.endswith("position.table") else value, config, -1.0)
+        return self.scaled(
+            name, value[0] if name.endswith("position.table") else value, config, -1.0
+        )
 
     @staticmethod
     def scaled(name: str, value: Tensor, config: Seq2SeqConfig, power: float) -> Tensor:
         """Queries times sqrt(D), the last norm of a model with one table by sqrt(E); both to a power."""
         if name.endswith((".qkv.weight", ".query.weight")):
             rows = config.encoder.heads * config.encoder.head_width
-            return torch.cat((value[:rows] * config.encoder.head_width ** (power / 2), value[rows:]))  # keeps the shape
+            return torch.cat(
+                (value[:rows] * config.encoder.head_width ** (power / 2), value[rows:])
+            )  # keeps the shape
         if name == "decoder.stack.norm.weight" and config.tying == "all":
             return value * config.encoder.width ** (-power / 2)
         return value
@@ -202,7 +222,11 @@ T5_FEEDFORWARD: dict[int, Layers] = {
     for place in (1, 2)
 }
 TABLES: dict[str, Table] = {
-    "marian": Marian(*BART, raw={"head.bias": "final_logits_bias"}, unused=r"\.version$|\.embed_positions\.weight$"),
+    "marian": Marian(
+        *BART,
+        raw={"head.bias": "final_logits_bias"},
+        unused=r"\.version$|\.embed_positions\.weight$",
+    ),
     "bart": Bart(
         *BART,
         {f"{side}.norm": f"model.{side}.layernorm_embedding" for side in ("encoder", "decoder")},

@@ -69,7 +69,11 @@ BART_SETTINGS = {
     "activation_dropout": "mlp_dropout",
 }
 BART_SIDES = {
-    side: {f"{side}_layers": "depth", f"{side}_attention_heads": "heads", f"{side}_ffn_dim": "mlp_width"}
+    side: {
+        f"{side}_layers": "depth",
+        f"{side}_attention_heads": "heads",
+        f"{side}_ffn_dim": "mlp_width",
+    }
     for side in SIDES
 }
 BART_USUAL = {
@@ -169,7 +173,10 @@ def config_from_huggingface(settings: Settings) -> tuple[str, Seq2SeqConfig]:
     name = known_family(settings, FAMILIES)
     family = FAMILIES[name]
     check_settings(settings, {"is_encoder_decoder": True, "is_causal": True, **family.only})
-    given = {**family.usual, **{theirs: value for theirs, value in settings.items() if value is not None}}
+    given = {
+        **family.usual,
+        **{theirs: value for theirs, value in settings.items() if value is not None},
+    }
     if name == "t5":
         given |= _t5(settings, given)
     options = renamed(given, family.settings, NEEDED, StackConfig, Seq2SeqConfig)
@@ -177,10 +184,18 @@ def config_from_huggingface(settings: Settings) -> tuple[str, Seq2SeqConfig]:
     options["feedforward"] = activation(options["feedforward"], family.activations)
     options.setdefault("target_vocabulary", options["source_vocabulary"])
     options.setdefault("attention_dropout", options["dropout"])
-    options |= {"output_bias": True, **family.fixed, **family.blocks, "tying": _tying(family, given)}
+    options |= {
+        "output_bias": True,
+        **family.fixed,
+        **family.blocks,
+        "tying": _tying(family, given),
+    }
     options.pop("has_final_norm")  # follows from the order
     needed = tuple(family.sides["encoder"].values())
-    stacks = {side: renamed(given, names, needed, StackConfig) | SIDES[side] for side, names in family.sides.items()}
+    stacks = {
+        side: renamed(given, names, needed, StackConfig) | SIDES[side]
+        for side, names in family.sides.items()
+    }
     return name, built(Seq2SeqConfig, options, stacks)
 
 
@@ -210,11 +225,16 @@ def _tying(family: Family, given: Settings) -> TyingName:
     """Which tables are one, by a config.json with all that `family.ties` names."""
     said = tuple(checked(bool, given[name], name) for name in family.ties)
     words = " and ".join(f"{name} {value}" for name, value in zip(family.ties, said, strict=True))
-    require(said in family.tyings, f"{words} is not supported; choose a model that shares its tables otherwise.")
+    require(
+        said in family.tyings,
+        f"{words} is not supported; choose a model that shares its tables otherwise.",
+    )
     return family.tyings[said]
 
 
-def config_to_huggingface(family: str, config: Seq2SeqConfig, special: Mapping[str, int] | None = None) -> Settings:
+def config_to_huggingface(
+    family: str, config: Seq2SeqConfig, special: Mapping[str, int] | None = None
+) -> Settings:
     """The config.json of a model of ours; rates of dropout that the family does not have are left out.
 
     Args:
@@ -229,7 +249,11 @@ def config_to_huggingface(family: str, config: Seq2SeqConfig, special: Mapping[s
     kind = FAMILIES[family]
     own = {theirs: ours for theirs, ours in kind.settings.items() if ours in OWN}
     common = {theirs: ours for theirs, ours in kind.settings.items() if ours not in OWN}
-    settings = written(config, own, kind.activations) | written(config.encoder, common, kind.activations) | kind.only
+    settings = (
+        written(config, own, kind.activations)
+        | written(config.encoder, common, kind.activations)
+        | kind.only
+    )
     for side, names in kind.sides.items():
         settings |= written(getattr(config, side), names, kind.activations)
     if "activation_dropout" in settings:
@@ -238,8 +262,14 @@ def config_to_huggingface(family: str, config: Seq2SeqConfig, special: Mapping[s
     settings |= dict(zip(kind.ties, said, strict=True))
     settings["tie_word_embeddings"] = config.tying in ("all", "target")
     roles = ("decoder_start", "bos", "eos", "pad")
-    settings |= {f"{role}_token_id": (special or {}).get(role) for role in roles} | {"forced_eos_token_id": None}
-    return settings | {"model_type": family, "architectures": [kind.architecture], "is_encoder_decoder": True}
+    settings |= {f"{role}_token_id": (special or {}).get(role) for role in roles} | {
+        "forced_eos_token_id": None
+    }
+    return settings | {
+        "model_type": family,
+        "architectures": [kind.architecture],
+        "is_encoder_decoder": True,
+    }
 
 
 def suited_family(config: Seq2SeqConfig) -> str:
@@ -264,9 +294,15 @@ def check_expressible(family: str, config: Seq2SeqConfig) -> None:
     kind = FAMILIES[family]
     check_options(family, config, {"architecture": "encoder_decoder", **kind.fixed})
     known = sorted(set(kind.tyings.values()))
-    require(config.tying in known, f"{family} models have tying {' or '.join(known)}, but this one has {config.tying}.")
+    require(
+        config.tying in known,
+        f"{family} models have tying {' or '.join(known)}, but this one has {config.tying}.",
+    )
     base = config.position_base or 10000.0
-    require(base == 10000 or config.position != "sinusoidal", f"{family} models have position_base 10000, not {base}.")
+    require(
+        base == 10000 or config.position != "sinusoidal",
+        f"{family} models have position_base 10000, not {base}.",
+    )
     for stack in (config.encoder, config.decoder):
         check_options(family, stack, kind.blocks)
         check_feedforward(family, stack, kind.activations)

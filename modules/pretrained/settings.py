@@ -18,7 +18,11 @@ ACTIVATIONS: dict[str, FeedForwardName] = {
     "silu": "silu",
     "swish": "silu",
 }
-GATED_ACTIVATIONS: dict[str, FeedForwardName] = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu"}
+GATED_ACTIVATIONS: dict[str, FeedForwardName] = {
+    "silu": "swiglu",
+    "swish": "swiglu",
+    "gelu": "geglu",
+}
 MAX_SIZE = 2**31 - 1  # of a vocabulary, a width, a context
 # Names that options of ours have in transformers, whatever else a family calls them.
 ALIASES = {
@@ -45,7 +49,10 @@ def known_family(settings: Settings, families: Collection[str]) -> str:
     """
     name = settings.get("model_type")
     known = isinstance(name, str) and name in families
-    require(known, f"model_type {quoted(name)} is not supported; choose a model of {', '.join(families)}.")
+    require(
+        known,
+        f"model_type {quoted(name)} is not supported; choose a model of {', '.join(families)}.",
+    )
     quantised = settings.get("quantization_config")
     require(not quantised, "The weights are quantised; choose a model with plain weights.")
     check_settings(settings, {"per_layer_config": None, "transformers_weights": None})
@@ -58,7 +65,9 @@ def quoted(value: Any) -> str:
     return f'"{value[:60] if isinstance(value, str) else shown(value)}"'
 
 
-def renamed(settings: Settings, names: Mapping[str, str], needed: Sequence[str], *kinds: type) -> dict[str, Any]:
+def renamed(
+    settings: Settings, names: Mapping[str, str], needed: Sequence[str], *kinds: type
+) -> dict[str, Any]:
     """Options of a config.json that are not null, under our names.
 
     Args:
@@ -97,7 +106,9 @@ def activation(name: str, known: Mapping[str, FeedForwardName]) -> FeedForwardNa
 
 
 def built(
-    kind: Callable[..., Built], options: Mapping[str, Any], stacks: Mapping[str, Mapping[str, Any]] | None = None
+    kind: Callable[..., Built],
+    options: Mapping[str, Any],
+    stacks: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Built:
     """A config of a model.
 
@@ -108,7 +119,10 @@ def built(
     """
     own = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     common = {option: value for option, value in options.items() if option not in own}
-    made = {name: shortened(StackConfig(**{**common, **more})) for name, more in (stacks or {"stack": {}}).items()}
+    made = {
+        name: shortened(StackConfig(**{**common, **more}))
+        for name, more in (stacks or {"stack": {}}).items()
+    }
     return kind(**{option: value for option, value in options.items() if option in own}, **made)
 
 
@@ -127,7 +141,9 @@ def option(config: Any, name: str) -> Any:
     return getattr(config if hasattr(config, name) else config.stack, name)
 
 
-def written(config: Any, names: Mapping[str, str], activations: Mapping[str, FeedForwardName]) -> Settings:
+def written(
+    config: Any, names: Mapping[str, str], activations: Mapping[str, FeedForwardName]
+) -> Settings:
     """Options of ours for a config.json, under their names.
 
     Args:
@@ -137,7 +153,9 @@ def written(config: Any, names: Mapping[str, str], activations: Mapping[str, Fee
     """
     settings = {theirs: option(config, ours) for theirs, ours in names.items()}
     for theirs in (theirs for theirs, ours in names.items() if ours == "feedforward"):
-        settings[theirs] = next(name for name, ours in activations.items() if ours == settings[theirs])
+        settings[theirs] = next(
+            name for name, ours in activations.items() if ours == settings[theirs]
+        )
     return settings
 
 

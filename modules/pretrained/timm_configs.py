@@ -28,10 +28,17 @@ RANKS = {  # of weights whose shapes tell sizes
     "blocks.0.mlp.fc1.weight": 2,
     "head.bias": 1,
 }
-UNTOLD = ("heads", "feedforward", "norm_eps", "order")  # options of a stack that no shape tells; nor does one the pool
+UNTOLD = (
+    "heads",
+    "feedforward",
+    "norm_eps",
+    "order",
+)  # options of a stack that no shape tells; nor does one the pool
 
 
-def config_from_timm_state(state: State, known: ViTConfig, prefix_positions: bool | None = None) -> ViTConfig:
+def config_from_timm_state(
+    state: State, known: ViTConfig, prefix_positions: bool | None = None
+) -> ViTConfig:
     """The config of a timm ViT: sizes from the shapes of its weights, the rest from `known`.
 
     Args:
@@ -42,17 +49,34 @@ def config_from_timm_state(state: State, known: ViTConfig, prefix_positions: boo
     Raises:
         ValueError: These are not weights of a plain timm ViT, or do not fit `known`.
     """
-    needed = ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight")
+    needed = (
+        "patch_embed.proj.weight",
+        "pos_embed",
+        "blocks.0.attn.qkv.weight",
+        "blocks.0.mlp.fc1.weight",
+    )
     for name, rank in RANKS.items():
-        require(name in state or name not in needed, f"{name} is missing: these are not weights of a plain timm ViT.")
-        require(name not in state or state[name].dim() == rank, f"{name} does not have {rank} dimensions.")
+        require(
+            name in state or name not in needed,
+            f"{name} is missing: these are not weights of a plain timm ViT.",
+        )
+        require(
+            name not in state or state[name].dim() == rank,
+            f"{name} does not have {rank} dimensions.",
+        )
     width, channels, patch, other = state["patch_embed.proj.weight"].shape
     require(patch == other, f"Patches of {patch} x {other} pixels are not square.")
     class_token = "cls_token" in state
     registers = state["reg_token"].shape[1] if "reg_token" in state else 0
-    covered = covered_tokens("pos_embed", state["pos_embed"].shape[1], class_token + registers, prefix_positions)
+    covered = covered_tokens(
+        "pos_embed", state["pos_embed"].shape[1], class_token + registers, prefix_positions
+    )
     hidden = len(state["blocks.0.mlp.fc1.weight"])
-    numbers = [int(found[1]) for found in (re.match(r"blocks\.(\d{1,9})\.", name) for name in state) if found]
+    numbers = [
+        int(found[1])
+        for found in (re.match(r"blocks\.(\d{1,9})\.", name) for name in state)
+        if found
+    ]
     stack = replace(
         known.stack,
         width=width,
@@ -94,7 +118,14 @@ TIMM_ALWAYS = {  # what no argument of timm's changes
     "bias": True,
     "mlp_bias": True,
 }
-START = ("training", "weight_init_mode", "fix_init", "pretrained_cfg", "default_cfg", "pretrained_model_args")
+START = (
+    "training",
+    "weight_init_mode",
+    "fix_init",
+    "pretrained_cfg",
+    "default_cfg",
+    "pretrained_model_args",
+)
 
 
 def timm_arguments(config: ViTConfig) -> dict[str, Any]:
@@ -128,7 +159,9 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
         "final_norm": config.norm_after_pool or stack.has_final_norm,
         "fc_norm": config.norm_after_pool,
         "qk_norm": stack.qk_norm,
-        "init_values": None if stack.layer_scale is None else stack.layer_scale or 1e-5,  # for 0 timm has none
+        "init_values": None
+        if stack.layer_scale is None
+        else stack.layer_scale or 1e-5,  # for 0 timm has none
         "act_layer": stack.feedforward,
     }
 
@@ -141,16 +174,28 @@ def config_from_timm_model(model: nn.Module) -> ViTConfig:
     """
     kind: Any = type(model)
     name = kind.__name__
-    require(name == "VisionTransformer", f"timm's {name} is not a plain ViT; choose a vit_* or deit3_* model.")
+    require(
+        name == "VisionTransformer",
+        f"timm's {name} is not a plain ViT; choose a vit_* or deit3_* model.",
+    )
     pool = next((ours for ours, name in TIMM_POOLS.items() if name == model.global_pool), None)
-    require(pool is not None, f'timm pooling "{model.global_pool}" is not supported; choose a model with token or avg.')
+    require(
+        pool is not None,
+        f'timm pooling "{model.global_pool}" is not supported; choose a model with token or avg.',
+    )
     block: Any = model.blocks[0]  # type: ignore[index]
     name = type(block).__name__
     require(name == "Block", f"timm's {name} is not supported; choose a model of plain blocks.")
     act = repr(getattr(block.mlp, "act", None))
-    require(act in TIMM_ACTIVATIONS, f"timm's activation {act} is not supported; choose a model with GELU.")
+    require(
+        act in TIMM_ACTIVATIONS,
+        f"timm's activation {act} is not supported; choose a model with GELU.",
+    )
     norm: Any = type(block.norm1)
-    require(norm.__name__ == "LayerNorm", f"timm's {norm.__name__} is not supported; choose a model with LayerNorm.")
+    require(
+        norm.__name__ == "LayerNorm",
+        f"timm's {norm.__name__} is not supported; choose a model with LayerNorm.",
+    )
     stack = StackConfig(
         width=model.embed_dim,  # type: ignore[arg-type]
         heads=block.attn.num_heads,
@@ -174,7 +219,9 @@ def config_from_timm_model(model: nn.Module) -> ViTConfig:
     differ = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
     if differ:
         had, wanted = theirs.get(differ[0], "missing"), ours.get(differ[0], "nothing")
-        raise ValueError(f"{differ[0].strip('.')} of timm's model is {had}, where only {wanted} is supported.")
+        raise ValueError(
+            f"{differ[0].strip('.')} of timm's model is {had}, where only {wanted} is supported."
+        )
     return config
 
 
@@ -184,5 +231,7 @@ def anatomy(model: nn.Module) -> dict[str, Any]:
     for path, part in model.named_modules():
         found[f"{path}."] = f"{type(part).__module__}.{type(part).__qualname__}"
         attributes = {name: value for name, value in vars(part).items() if not name.startswith("_")}
-        found |= {f"{path}.{name}": value for name, value in attributes.items() if name not in START}
+        found |= {
+            f"{path}.{name}": value for name, value in attributes.items() if name not in START
+        }
     return found | {name: tuple(value.shape) for name, value in model.state_dict().items()}

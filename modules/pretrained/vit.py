@@ -11,7 +11,16 @@ import torch
 from modules.config import require
 from modules.models.vit import ViT, ViTConfig
 from modules.position import resize_grid
-from modules.pretrained.names import Layers, Names, State, check_fit, check_given, full_names, give, take
+from modules.pretrained.names import (
+    Layers,
+    Names,
+    State,
+    check_fit,
+    check_given,
+    full_names,
+    give,
+    take,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,11 @@ def _hugging_face(block: str, names: dict[str, str]) -> Family:
         "stack.blocks.{i}.norm2": f"{block}.layernorm_after",
         "stack.blocks.{i}.attention.qkv": tuple(f"{block}.{names[part]}" for part in "qkv"),
     }
-    layers |= {f"stack.blocks.{{i}}.{ours}": f"{block}.{theirs}" for ours, theirs in names.items() if len(ours) > 1}
+    layers |= {
+        f"stack.blocks.{{i}}.{ours}": f"{block}.{theirs}"
+        for ours, theirs in names.items()
+        if len(ours) > 1
+    }
     return Family(layers, "vit.embeddings.position_embeddings", ("vit.embeddings.cls_token",), {})
 
 
@@ -114,7 +127,9 @@ TABLES: dict[str, Family] = {
 }
 
 
-def to_tessera(family: str, state: State, config: ViTConfig, prefix_positions: bool | None = None) -> State:
+def to_tessera(
+    family: str, state: State, config: ViTConfig, prefix_positions: bool | None = None
+) -> State:
     """Weights of another library's ViT under our names, positions re-gridded to the image size of `config`.
 
     Args:
@@ -130,16 +145,24 @@ def to_tessera(family: str, state: State, config: ViTConfig, prefix_positions: b
         ValueError: Weights that our model has no place for, or that are missing, by name.
     """
     table, rest = TABLES[family], dict(state)
-    require(config.position == "learned", f'{family} weights need position "learned", not "{config.position}".')
+    require(
+        config.position == "learned",
+        f'{family} weights need position "learned", not "{config.position}".',
+    )
     ours = take(table.names(config), rest)
-    require(table.positions in rest, f"{table.positions} is missing: these are not weights of a {family} ViT.")
+    require(
+        table.positions in rest,
+        f"{table.positions} is missing: these are not weights of a {family} ViT.",
+    )
     positions = rest.pop(table.positions)[0]  # (prefix and patches, E)
     tokens = [rest.pop(name)[0] for name in table.tokens if name in rest]
     prefix = torch.cat(tokens) if tokens else positions[:0]  # (P, E)
     covered = covered_tokens(table.positions, len(positions), len(prefix), prefix_positions)
     patches = positions[covered:]
     side = math.isqrt(len(patches))
-    ours["position.table"] = resize_grid(patches.unflatten(0, (side, side)), config.grid)  # (rows, columns, E)
+    ours["position.table"] = resize_grid(
+        patches.unflatten(0, (side, side)), config.grid
+    )  # (rows, columns, E)
     if len(prefix):
         ours["prefix.vectors"] = prefix + positions[:covered] if covered else prefix
     with torch.device("meta"):
@@ -149,7 +172,9 @@ def to_tessera(family: str, state: State, config: ViTConfig, prefix_positions: b
     return ours
 
 
-def from_tessera(family: str, state: State, config: ViTConfig, prefix_positions: bool | None = None) -> State:
+def from_tessera(
+    family: str, state: State, config: ViTConfig, prefix_positions: bool | None = None
+) -> State:
     """Our weights under another library's names, for its model of the same sizes.
 
     Args:
@@ -163,7 +188,10 @@ def from_tessera(family: str, state: State, config: ViTConfig, prefix_positions:
         ValueError: Weights that their model has no place for, by name.
     """
     table, rest = TABLES[family], dict(state)
-    require(config.position == "learned", f'{family} has no position "{config.position}"; only "learned" can go there.')
+    require(
+        config.position == "learned",
+        f'{family} has no position "{config.position}"; only "learned" can go there.',
+    )
     theirs = give(table.names(config), rest)
     positions = rest.pop("position.table").flatten(0, 1)  # (N, E)
     prefix = rest.pop("prefix.vectors", positions[:0])
@@ -193,8 +221,13 @@ def covered_tokens(name: str, count: int, prefix: int, covers: bool | None) -> i
     """
     choices = {prefix, 0} if covers is None else {prefix if covers else 0}
     fitting = [
-        covered for covered in choices if count > covered and math.isqrt(count - covered) ** 2 == count - covered
+        covered
+        for covered in choices
+        if count > covered and math.isqrt(count - covered) ** 2 == count - covered
     ]
     require(fitting != [], f"{count} positions in {name} do not form a square grid.")
-    require(len(fitting) == 1, f"{count} positions in {name} form a grid with and without {prefix} tokens before them.")
+    require(
+        len(fitting) == 1,
+        f"{count} positions in {name} form a grid with and without {prefix} tokens before them.",
+    )
     return fitting[0]

@@ -22,7 +22,10 @@ APP = App(
     takes_text=True,
     epochs=5,
     functions={
-        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.bert.export:export"),
+        "export": (
+            "write a checkpoint's weights for Hugging Face or safetensors",
+            "tasks.bert.export:export",
+        ),
         "tokenize": ("show the tokens of a text", "tasks.bert.tokenize:tokenize"),
     },
     examples=(

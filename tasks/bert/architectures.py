@@ -32,7 +32,9 @@ def presets() -> dict[str, Options]:
     return {name: asdict(config) for name, config in BERT_PRESETS.items()}
 
 
-def fitted(config: BertConfig, facts: Mapping[str, Any], pretrained: str | None = None, **found: Any) -> BertConfig:
+def fitted(
+    config: BertConfig, facts: Mapping[str, Any], pretrained: str | None = None, **found: Any
+) -> BertConfig:
     """The configuration for data with these facts.
 
     Args:
@@ -79,7 +81,9 @@ def pretrained_options(source: str) -> Options:
     return folder_options(folder, asdict(replace(config, num_classes=None)))
 
 
-def load_pretrained(net: nn.Module, source: str, facts: Mapping[str, Any], fresh: tuple[str, ...] = ()) -> None:
+def load_pretrained(
+    net: nn.Module, source: str, facts: Mapping[str, Any], fresh: tuple[str, ...] = ()
+) -> None:
     """Load pretrained weights into `net`; parts that they lack or that have another size start anew, and are named.
 
     Args:

@@ -28,14 +28,18 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
     checkpoint = read_checkpoint(ckpt_path)
     saved = checkpoint[KEY]
     if saved["task"] not in MODELS:
-        raise UsageError(f"checkpoint '{ckpt_path}' is of task '{saved['task']}': use python -m tasks.{saved['task']}")
+        raise UsageError(
+            f"checkpoint '{ckpt_path}' is of task '{saved['task']}': use python -m tasks.{saved['task']}"
+        )
     net = MODELS[saved["task"]](load_config(BertConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
     translate = partial(to_huggingface, class_names=saved["facts"].get("class_names"))
     export_texts(net, saved["facts"], ckpt_path, format, output, translate)
 
 
-def to_huggingface(net: Any, class_names: list[str] | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def to_huggingface(
+    net: Any, class_names: list[str] | None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Content of `config.json` and the weights by their names, of the first family that has such a model.
 
     Raises:

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAUROC, MulticlassCalibrationError, MulticlassF1Score
+from torchmetrics.classification import (
+    MulticlassAUROC,
+    MulticlassCalibrationError,
+    MulticlassF1Score,
+)
 from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.reviews import ReviewData
@@ -71,9 +75,13 @@ class BertTask(TextTask, ClassifierTask):
 
     def build(self, facts: Mapping[str, Any]) -> BertClassifier:
         """An encoder and a classifier for the data's tokens and classes."""
-        net = BertClassifier(fitted(self.net_config, facts, self.pretrained, num_classes=len(facts["class_names"])))
+        net = BertClassifier(
+            fitted(self.net_config, facts, self.pretrained, num_classes=len(facts["class_names"]))
+        )
         if self.pretrained is not None and self.restored is None:
-            load_pretrained(net, self.pretrained, facts, ("head", "pooler", "pool") if self.reset_head else ())
+            load_pretrained(
+                net, self.pretrained, facts, ("head", "pooler", "pool") if self.reset_head else ()
+            )
         return net
 
     def make_metrics(self) -> dict[str, Metric]:
@@ -104,7 +112,9 @@ class BertTask(TextTask, ClassifierTask):
     def write_predictions(self, trainer: pl.Trainer, datamodule: ReviewData, folder: Path) -> None:
         """Write `predictions.csv`: text, label and the probability of each class; a single text's answer is printed."""
         if datamodule.predict_text is not None and datamodule.predict_path is not None:
-            raise UsageError("--text and --data.predict_path cannot go together: leave one of them out")
+            raise UsageError(
+                "--text and --data.predict_path cannot go together: leave one of them out"
+            )
         batches: Any = trainer.predict(self, datamodule=datamodule)
         numbers, found = (torch.cat(parts) for parts in zip(*batches, strict=True))  # (S,), (S, K)
         found = found[numbers.argsort()]  # as the texts were given, where batches go by length
@@ -114,7 +124,10 @@ class BertTask(TextTask, ClassifierTask):
             print(f"{max(shares, key=shares.__getitem__)} ({listed})")
             return
         make_folder(folder)
-        write_text(folder / "predictions.csv", self.table("text", zip(datamodule.predict_texts, found, strict=True)))
+        write_text(
+            folder / "predictions.csv",
+            self.table("text", zip(datamodule.predict_texts, found, strict=True)),
+        )
         skipped = f", {len(datamodule.skipped)} bad lines skipped" if datamodule.skipped else ""
         print(f"{len(found)} texts labelled in {folder / 'predictions.csv'}{skipped}")
 

@@ -8,7 +8,9 @@ from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.cli.config_files import read_config
 from tasks.errors import UsageError
 
-DEFAULT = TokenizerConfig(**read_config("configs/bert/reviews.yaml")["data"]["tokenizer"])  # that of the default run
+DEFAULT = TokenizerConfig(
+    **read_config("configs/bert/reviews.yaml")["data"]["tokenizer"]
+)  # that of the default run
 
 
 def tokenize(
@@ -34,7 +36,9 @@ def tokenize(
     if not text.strip():
         raise UsageError("--text is empty: give a text to cut into tokens")
     if max_length is not None and max_length < 3:
-        raise UsageError(f"--max_length {max_length} leaves no room for text between control tokens: give 3 at least")
+        raise UsageError(
+            f"--max_length {max_length} leaves no room for text between control tokens: give 3 at least"
+        )
     if ckpt_path is None:
         chosen = Tokenizer.for_texts(generate()["train"][0], tokenizer)
     else:
@@ -42,7 +46,9 @@ def tokenize(
         if "tokenizer" not in facts:
             raise UsageError(f"checkpoint '{ckpt_path}' has no tokenizer: give one of a text task")
         if surplus := next((name for name in typed if name.startswith("--tokenizer")), None):
-            raise UsageError(f"{surplus} cannot go with --ckpt_path: the checkpoint has its tokenizer, so leave it out")
+            raise UsageError(
+                f"{surplus} cannot go with --ckpt_path: the checkpoint has its tokenizer, so leave it out"
+            )
         chosen = Tokenizer.from_json(facts["tokenizer"], facts["tokenizer_options"]["truncate"])
     (found,) = chosen.encode_batch([text])
     ids, _, was_cut = chosen.build(found, max_length or len(found) + chosen.added())

@@ -27,7 +27,9 @@ def consolidate(ckpt_path: str, output: str | None = None) -> None:
     target = Path(output) if output else folder.with_name(f"{folder.name}.whole")
     kept = folder.with_name(f"{folder.name}.parts")
     if not output and kept.exists():
-        raise UsageError(f"{kept}, which --ckpt_path would become, is there already: remove it, or give --output")
+        raise UsageError(
+            f"{kept}, which --ckpt_path would become, is there already: remove it, or give --output"
+        )
     if target.is_dir():
         raise UsageError(f"--output {output} is a folder: give the name of a file")
     checkpoint = gathered(folder)
@@ -48,11 +50,21 @@ def refuse(path: Path) -> None:
         RunError: it is a file that is truncated, corrupt or something else.
     """
     if not path.exists():
-        raise UsageError(f"--ckpt_path {path}: no such folder; with parts, `fit` writes RUN_DIR/checkpoints/last.ckpt")
+        raise UsageError(
+            f"--ckpt_path {path}: no such folder; with parts, `fit` writes RUN_DIR/checkpoints/last.ckpt"
+        )
     if path.is_file():
         task = read_checkpoint(path)[KEY]["task"]
-        raise UsageError(f"--ckpt_path {path} is one file already: `python -m tasks.{task} test --ckpt_path {path}`")
+        raise UsageError(
+            f"--ckpt_path {path} is one file already: `python -m tasks.{task} test --ckpt_path {path}`"
+        )
     if not in_parts(path):
         names = sorted(str(found.parent) for found in path.glob(f"**/*.ckpt/{META}"))
-        there = f"there is {', '.join(names)}" if names else "`fit` writes RUN_DIR/checkpoints/last.ckpt"
-        raise UsageError(f"--ckpt_path {path} is a folder without a checkpoint's parts (no {META} in it): {there}")
+        there = (
+            f"there is {', '.join(names)}"
+            if names
+            else "`fit` writes RUN_DIR/checkpoints/last.ckpt"
+        )
+        raise UsageError(
+            f"--ckpt_path {path} is a folder without a checkpoint's parts (no {META} in it): {there}"
+        )

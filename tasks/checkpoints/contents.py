@@ -69,7 +69,10 @@ class Images(Classes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(len(self.mean) == len(self.std) == self.channels, "facts.mean or std is not of as many channels.")
+        require(
+            len(self.mean) == len(self.std) == self.channels,
+            "facts.mean or std is not of as many channels.",
+        )
         require(min(self.std, default=1.0) > 0, "facts.std must be above 0.")
 
 
@@ -84,8 +87,13 @@ class Texts:
     padding: int = 0  # older checkpoints do not say
 
     def __post_init__(self) -> None:
-        require(0 <= self.padding < self.vocabulary, f"facts.padding is {self.padding}, which is no token.")
-        require(self.max_length >= 1, f"facts.max_length is {self.max_length}, but must be at least 1.")
+        require(
+            0 <= self.padding < self.vocabulary,
+            f"facts.padding is {self.padding}, which is no token.",
+        )
+        require(
+            self.max_length >= 1, f"facts.max_length is {self.max_length}, but must be at least 1."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +138,15 @@ class Pairs:
     def __post_init__(self) -> None:
         tokens = {name: getattr(self, name) for name in ("padding", "start", "end")}
         for name, token in tokens.items():
-            require(0 <= token < self.target_vocabulary, f"facts.{name} is {token}, which is no token.")
-        require(0 <= self.source_padding < self.source_vocabulary, "facts.source_padding is no token.")
-        require(self.max_length >= 1, f"facts.max_length is {self.max_length}, but must be at least 1.")
+            require(
+                0 <= token < self.target_vocabulary, f"facts.{name} is {token}, which is no token."
+            )
+        require(
+            0 <= self.source_padding < self.source_vocabulary, "facts.source_padding is no token."
+        )
+        require(
+            self.max_length >= 1, f"facts.max_length is {self.max_length}, but must be at least 1."
+        )
         require(len(self.languages) == 2, "facts.languages are not two.")
 
 
@@ -185,7 +199,10 @@ def check_model(checkpoint: Mapping[str, Any]) -> None:
     Raises:
         ValueError: Something is missing, unknown, of another type or size, by name.
     """
-    entry, weights = checkpoint[KEY], checked(dict[str, Tensor], checkpoint["state_dict"], "state_dict")
+    entry, weights = (
+        checkpoint[KEY],
+        checked(dict[str, Tensor], checkpoint["state_dict"], "state_dict"),
+    )
     if (known := KNOWN.get(entry["task"])) is None:  # of somebody's own
         return
     facts, net = entry["facts"], entry["net"]
@@ -198,10 +215,16 @@ def check_model(checkpoint: Mapping[str, Any]) -> None:
     for name in (*SAME, *ROOM):
         own, data = net.get(name), facts.get(name)
         fits = own == data or (name in ROOM and isinstance(own, int) and own > data)
-        require(None in (own, data) or fits, f"{KEY}.net.{name} is {shown(own)}, but its data have {shown(data)}.")
+        require(
+            None in (own, data) or fits,
+            f"{KEY}.net.{name} is {shown(own)}, but its data have {shown(data)}.",
+        )
     own = blank(entry).state_dict(prefix="net.")
     for name in weights:
-        require(name in own, f"state_dict.{name} is unexpected: the network in {KEY}.net has no such weight.")
+        require(
+            name in own,
+            f"state_dict.{name} is unexpected: the network in {KEY}.net has no such weight.",
+        )
     for name, value in own.items():
         require(name in weights, f"state_dict.{name} is missing.")
         check_tensor(weights[name], value, f"state_dict.{name}")
@@ -218,13 +241,24 @@ def blank(entry: Mapping[str, Any]) -> nn.Module:
     try:
         with torch.device("meta"):
             return known.build(config)
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:  # of odd sizes
-        raise ValueError(f"{KEY}.net describes no network ({str(error).splitlines()[0]}).") from error
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # of odd sizes
+        raise ValueError(
+            f"{KEY}.net describes no network ({str(error).splitlines()[0]})."
+        ) from error
 
 
 def check_tensor(value: Tensor, like: Tensor, name: str) -> None:
     """Raises `ValueError` unless `value`, read from a file, has the shape of `like` and a type that fits it."""
-    require(value.shape == like.shape, f"{name} has shape {[*value.shape]}, but must have {[*like.shape]}.")
+    require(
+        value.shape == like.shape,
+        f"{name} has shape {[*value.shape]}, but must have {[*like.shape]}.",
+    )
     fits = value.dtype in FLOATS if like.dtype in FLOATS else value.dtype == like.dtype
     require(fits, f"{name} has dtype {value.dtype}, but must have {like.dtype}.")
     require(value.layout == torch.strided and not value.is_meta, f"{name} is not a dense tensor.")
@@ -235,21 +269,32 @@ def check_primitives(value: Any, name: str, levels: int = NESTED) -> None:
     require(levels > 0, f"{name[:200]} is nested too deeply.")
     if isinstance(value, Mapping):
         for key, one in value.items():
-            require(isinstance(key, str), f"{name[:200]} has a name that is {shown(key)}, not text.")
+            require(
+                isinstance(key, str), f"{name[:200]} has a name that is {shown(key)}, not text."
+            )
             check_primitives(one, f"{name}.{key}", levels - 1)
     elif isinstance(value, list | tuple):
         for number, one in enumerate(value):
             check_primitives(one, f"{name}[{number}]", levels - 1)
     else:
         small = not isinstance(value, int) or abs(value) < MOST
-        require(value is None or (isinstance(value, str | int | float) and small), f"{name[:200]} is {shown(value)}.")
+        require(
+            value is None or (isinstance(value, str | int | float) and small),
+            f"{name[:200]} is {shown(value)}.",
+        )
 
 
 COUNTS = {  # of Lightning's FitLoop, which starts afresh where one is missing
     "epoch": ("epoch_progress", "current", "ready"),
     "done": ("epoch_progress", "current", "completed"),
     "batch": ("epoch_loop.batch_progress", "current", "completed"),
-    "step": ("epoch_loop.automatic_optimization.optim_progress", "optimizer", "step", "total", "completed"),
+    "step": (
+        "epoch_loop.automatic_optimization.optim_progress",
+        "optimizer",
+        "step",
+        "total",
+        "completed",
+    ),
     "logged": ("epoch_loop.state_dict", "_batches_that_stepped"),
 }
 
@@ -270,9 +315,17 @@ class Best:
     last_model_path: str
 
     def __post_init__(self) -> None:
-        for path in (self.best_model_path, self.kth_best_model_path, self.last_model_path, *self.best_k_models):
+        for path in (
+            self.best_model_path,
+            self.kth_best_model_path,
+            self.last_model_path,
+            *self.best_k_models,
+        ):
             inside = Path(path).is_relative_to(self.dirpath or "") and ".." not in Path(path).parts
-            require(not path or inside, f"callbacks name {path}, which is not in their folder {self.dirpath}.")
+            require(
+                not path or inside,
+                f"callbacks name {path}, which is not in their folder {self.dirpath}.",
+            )
 
 
 @dataclass(frozen=True)
@@ -300,7 +353,10 @@ class NextBatch:
     batch: int
 
     def __post_init__(self) -> None:
-        require(self.epoch >= 0 and self.batch >= 0, "The number of the next batch or of its epoch is below 0.")
+        require(
+            self.epoch >= 0 and self.batch >= 0,
+            "The number of the next batch or of its epoch is below 0.",
+        )
 
 
 @dataclass(frozen=True)
@@ -329,12 +385,19 @@ def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> Non
         ValueError: Something is missing or of another type, by name.
     """
     found = part(Training, {"optimizer_states": [], **checkpoint} if in_parts else checkpoint)
-    counts = {name: count(found.loops, "loops", "fit_loop", *place) for name, place in COUNTS.items()}
+    counts = {
+        name: count(found.loops, "loops", "fit_loop", *place) for name, place in COUNTS.items()
+    }
     epoch, batch, steps = counts["epoch"], counts["batch"], counts["step"]
     if known := KNOWN.get(checkpoint[KEY]["task"]):
-        require(steps == found.global_step, f"global_step is {found.global_step}, but its loops have {steps} steps.")
+        require(
+            steps == found.global_step,
+            f"global_step is {found.global_step}, but its loops have {steps} steps.",
+        )
         require(known.data in checkpoint, f"{known.data} is missing.")
-        data = part(NextBatch, checked(dict[str, Any], checkpoint[known.data], known.data), f"{known.data}.")
+        data = part(
+            NextBatch, checked(dict[str, Any], checkpoint[known.data], known.data), f"{known.data}."
+        )
         fits = (data.epoch, data.batch) in ((epoch - 1, batch), (epoch, 0))
         require(fits, f"{known.data} has another epoch or batch than its loops.")
         one = len(found.lr_schedulers) == 1 and (in_parts or len(found.optimizer_states) == 1)
@@ -344,7 +407,10 @@ def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> Non
         require(scaled or not empty, "optimizer_states[0].state is empty.")
         done = count(found.lr_schedulers[0], "lr_schedulers[0]", "last_epoch")
         count(found.lr_schedulers[0], "lr_schedulers[0]", "_step_count")
-        require(done == steps, f"lr_schedulers[0].last_epoch is {done}, but its loops have {steps} steps.")
+        require(
+            done == steps,
+            f"lr_schedulers[0].last_epoch is {done}, but its loops have {steps} steps.",
+        )
     for i, state in enumerate(found.optimizer_states):
         for j, group in enumerate(state.param_groups):
             part(Group, group, f"optimizer_states[{i}].param_groups[{j}].")

@@ -76,18 +76,31 @@ def write_huggingface(net: Any, folder: Path, translate: Translate) -> str:
     return f"transformers.{settings['architectures'][0]}.from_pretrained('{{file}}')"
 
 
-def save_tokenizer(content: dict[str, Any], tokenizer: Tokenizer, max_length: int, folder: Path) -> None:
+def save_tokenizer(
+    content: dict[str, Any], tokenizer: Tokenizer, max_length: int, folder: Path
+) -> None:
     """Writes the content of a `tokenizer.json`, and what it cannot say: the roles of tokens, and the longest text."""
-    content.pop("control", None)  # what a foreign tokenizer's other files said; they say it again below
-    roles = {f"{role}_token": tokenizer.tokens([number])[0] for role, number in tokenizer.ids.known().items()}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **roles}
+    content.pop(
+        "control", None
+    )  # what a foreign tokenizer's other files said; they say it again below
+    roles = {
+        f"{role}_token": tokenizer.tokens([number])[0]
+        for role, number in tokenizer.ids.known().items()
+    }
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        **roles,
+    }
     write_text(folder / "tokenizer.json", json.dumps(content, ensure_ascii=False))
     write_text(folder / "tokenizer_config.json", json.dumps(settings, indent=2))
 
 
 def write_safetensors(net: Any, facts: dict[str, Any], path: Path) -> str:
     """Our names; the header holds the network's options and the data's facts as JSON. Returns how to read it."""
-    save_weights(net.state_dict(), path, config=json.dumps(asdict(net.config)), facts=json.dumps(facts))
+    save_weights(
+        net.state_dict(), path, config=json.dumps(asdict(net.config)), facts=json.dumps(facts)
+    )
     return "read it with safetensors.torch.load_file('{file}')"
 
 
@@ -130,16 +143,22 @@ def write_opening(content: dict[str, Any], tokenizer: Tokenizer, token: int | No
         content["post_processor"] = None
 
 
-def write_frame(content: dict[str, Any], tokenizer: Tokenizer, head: list[int], tail: list[int]) -> None:
+def write_frame(
+    content: dict[str, Any], tokenizer: Tokenizer, head: list[int], tail: list[int]
+) -> None:
     """Let a tokenizer put these tokens before and after a text; arguments as in `write_opening`."""
     names = {number: tokenizer.tokens([number])[0] for number in (*head, *tail)}
-    before, after = ([{"SpecialToken": {"id": names[n], "type_id": 0}} for n in some] for some in (head, tail))
+    before, after = (
+        [{"SpecialToken": {"id": names[n], "type_id": 0}} for n in some] for some in (head, tail)
+    )
     texts = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}]
     content["post_processor"] = {
         "type": "TemplateProcessing",
         "single": [*before, texts[0], *after],
         "pair": [*before, *texts, *after],
-        "special_tokens": {name: {"id": name, "ids": [n], "tokens": [name]} for n, name in names.items()},
+        "special_tokens": {
+            name: {"id": name, "ids": [n], "tokens": [name]} for n, name in names.items()
+        },
     }
 
 
@@ -164,7 +183,9 @@ def made_folder(folder: Path) -> Iterator[Path]:
         UsageError: there is something else of that name.
     """
     there = folder.is_symlink() or folder.exists()
-    if there and (not folder.name or not folder.is_dir() or folder.is_symlink() or any(folder.iterdir())):
+    if there and (
+        not folder.name or not folder.is_dir() or folder.is_symlink() or any(folder.iterdir())
+    ):
         raise UsageError(f"{folder} exists already: give another --output")
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     with made_parents(folder), errors_naming(folder, partial):

@@ -15,7 +15,12 @@ FILE = "generation_config.json"
 TOP_K = 50  # of `generate` where a folder asks for draws and does not say from how many tokens
 EARLY_STOPPING = {True: "first", False: "likely", "never": "never"}  # theirs: ours
 DRAWS = ("temperature", "top_k", "top_p", "min_p")  # which beam search knows nothing of
-NO_BEAMS = (*DRAWS, "repetition_penalty", "seed", "stop")  # typed ones leave the beams of a folder out
+NO_BEAMS = (
+    *DRAWS,
+    "repetition_penalty",
+    "seed",
+    "stop",
+)  # typed ones leave the beams of a folder out
 Typed = TypeVar("Typed", bound=GenerationConfig)
 
 
@@ -52,11 +57,19 @@ class Asked:
 
 # What else changes texts, which nothing here does, and where it changes nothing.
 NOT_DONE: dict[str, Any] = {
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
-    **dict.fromkeys(("encoder_repetition_penalty", "typical_p", "guidance_scale", "num_beam_groups"), 1),
+    **dict.fromkeys(
+        ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0
+    ),
+    **dict.fromkeys(
+        ("encoder_repetition_penalty", "typical_p", "guidance_scale", "num_beam_groups"), 1
+    ),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "penalty_alpha"), 0),
-    **dict.fromkeys(("begin_suppress_tokens", "sequence_bias", "force_words_ids", "constraints"), []),
-    **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config", "dola_layers", "max_time"), None),
+    **dict.fromkeys(
+        ("begin_suppress_tokens", "sequence_bias", "force_words_ids", "constraints"), []
+    ),
+    **dict.fromkeys(
+        ("exponential_decay_length_penalty", "watermarking_config", "dola_layers", "max_time"), None
+    ),
     **dict.fromkeys(("remove_invalid_values", "token_healing"), False),
     "top_h": None,
 }
@@ -146,14 +159,18 @@ class FolderGeneration:
             ]
             found = {name: value for name, value in found.items() if name not in NO_BEAMS}
         if left:
-            print(f"{self.file} asks for {', '.join(left)}, which is not done here", file=sys.stderr)
+            print(
+                f"{self.file} asks for {', '.join(left)}, which is not done here", file=sys.stderr
+            )
         with refusals(str(self.file)):
             return replace(options, **found)
 
     def _options(self, read: int) -> dict[str, Any]:
         """What it asks, as options of the commands."""
         asked = self.asked
-        found = {name: getattr(asked, name) for name in (*DRAWS, "repetition_penalty", "length_penalty")}
+        found = {
+            name: getattr(asked, name) for name in (*DRAWS, "repetition_penalty", "length_penalty")
+        }
         found |= {"beams": asked.num_beams, "num_samples": asked.num_return_sequences}
         found["max_new_tokens"] = asked.max_new_tokens
         if asked.max_new_tokens is None and asked.max_length is not None:
@@ -169,11 +186,19 @@ class FolderGeneration:
         strings = asked.stop_strings
         found["stop"] = [strings] if isinstance(strings, str) else strings
         usual = {"repetition_penalty": 1.0, "num_samples": 1}
-        return {name: value for name, value in found.items() if value is not None and value != usual.get(name)}
+        return {
+            name: value
+            for name, value in found.items()
+            if value is not None and value != usual.get(name)
+        }
 
 
 def read_generation(
-    folder: Path, settings: Mapping[str, Any], vocabulary: int = 0, ignored: Sequence[str] = (), **usual: Any
+    folder: Path,
+    settings: Mapping[str, Any],
+    vocabulary: int = 0,
+    ignored: Sequence[str] = (),
+    **usual: Any,
 ) -> FolderGeneration:
     """What a folder asks of generation.
 
@@ -192,12 +217,18 @@ def read_generation(
         try:
             content = read_object(file)
         except (OSError, ValueError) as error:
-            raise UsageError(f"{file} is not readable: fetch or write it again, or leave it out") from error
+            raise UsageError(
+                f"{file} is not readable: fetch or write it again, or leave it out"
+            ) from error
     else:
         file = folder / "config.json"
     known = {field.name for field in fields(Asked)}
     with refusals(str(file)):
         asked = from_dict(Asked, {name: value for name, value in content.items() if name in known})
     nothing = {**NOT_DONE, **dict.fromkeys(ignored)}
-    left = [f"{name} {shown(content[name])}" for name, none in nothing.items() if content.get(name) not in (none, None)]
+    left = [
+        f"{name} {shown(content[name])}"
+        for name, none in nothing.items()
+        if content.get(name) not in (none, None)
+    ]
     return FolderGeneration(file, asked, tuple(left), vocabulary)

@@ -16,7 +16,11 @@ from tasks.errors import DataError, UsageError, refusals
 FILES = (
     *("config.json", "generation_config.json", "tokenizer.json"),
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),  # whole, or in parts
+    *(
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "model-*.safetensors",
+    ),  # whole, or in parts
     *("vocab.txt", "vocab.json", "merges.txt"),  # of tokenizers from before tokenizer.json
     *("source.spm", "target.spm", "target_vocab.json", "spiece.model"),  # Marian's, T5's
 )
@@ -27,7 +31,15 @@ OLDER = (
     "pytorch_model-*.bin",
 )
 # Each run chooses these for itself: what suits pretraining on much text overfits few labels.
-RATES = ("dropout", "mlp_dropout", "attention_dropout", "drop_path", "head_dropout", "pooler_dropout", "token_dropout")
+RATES = (
+    "dropout",
+    "mlp_dropout",
+    "attention_dropout",
+    "drop_path",
+    "head_dropout",
+    "pooler_dropout",
+    "token_dropout",
+)
 OPTION = "--model.pretrained"  # which names such weights to train on
 CKPT_PATH = "--ckpt_path"  # which names a model to use
 BEST = Path("checkpoints", "best.ckpt")  # in the folder of a run
@@ -47,7 +59,9 @@ def checkpoint_options(source: str, tasks: Sequence[str], **anew: Any) -> Option
         UsageError: There is no such checkpoint, or it is of another task.
     """
     saved = checkpoint_of(source, tasks)[KEY]
-    return folder_options(tokenizer_file(source, saved["facts"]), without_rates({**saved["net"], **anew}))
+    return folder_options(
+        tokenizer_file(source, saved["facts"]), without_rates({**saved["net"], **anew})
+    )
 
 
 def folder_options(tokenizer: Path, net: Options) -> Options:
@@ -62,7 +76,10 @@ def without_rates(net: Options) -> Options:
 
 
 def pretrained_state(
-    source: str, tasks: Sequence[str], facts: Mapping[str, Any], convert: Callable[[Settings, State], State]
+    source: str,
+    tasks: Sequence[str],
+    facts: Mapping[str, Any],
+    convert: Callable[[Settings, State], State],
 ) -> State:
     """The weights of `source` under our names, the rows of a classifier as the data's classes, see `with_classes`.
 
@@ -122,14 +139,18 @@ def checkpoint_of(source: str, tasks: Sequence[str]) -> Checkpoint:
     """The checkpoint, if it is of one of these tasks."""
     checkpoint = read_checkpoint(source)
     if (task := checkpoint[KEY]["task"]) not in tasks:
-        raise UsageError(f"--model.pretrained {source} is of task '{task}': give one of {' or '.join(tasks)}")
+        raise UsageError(
+            f"--model.pretrained {source} is of task '{task}': give one of {' or '.join(tasks)}"
+        )
     return checkpoint
 
 
 def same_tokenizer(source: str, theirs: Tokenizer, facts: Mapping[str, Any]) -> None:
     """Refuse data whose tokenizer cuts texts otherwise than the one that the weights were trained with."""
     own = Tokenizer.from_json(facts["tokenizer"])
-    if own.digest != theirs.digest:  # not their texts: another version of the package may write the same otherwise
+    if (
+        own.digest != theirs.digest
+    ):  # not their texts: another version of the package may write the same otherwise
         raise UsageError(
             f"the tokenizer of the data ({own.size} tokens) is not that of {source} ({theirs.size} tokens): leave "
             "--data.tokenizer out, it comes with the weights"
@@ -154,7 +175,9 @@ def tokenizer_file(source: str, facts: Mapping[str, Any]) -> Path:
     return path
 
 
-def read_settings(folder: Path, understand: Callable[[Settings], Made], option: str = OPTION) -> Made:
+def read_settings(
+    folder: Path, understand: Callable[[Settings], Made], option: str = OPTION
+) -> Made:
     """What `understand` makes of a folder's `config.json`; `option` is what named the folder.
 
     Raises:
@@ -194,7 +217,9 @@ def local_folder(source: str, option: str = OPTION) -> Path:
     if weight_files(folder):
         return folder
     if (folder / BEST).is_file():
-        raise UsageError(f"{option} {source} is the folder of a run: give its checkpoint, {Path(source) / BEST}")
+        raise UsageError(
+            f"{option} {source} is the folder of a run: give its checkpoint, {Path(source) / BEST}"
+        )
     if not (folder / "config.json").is_file():
         raise UsageError(
             f"{option} {source} holds no model: give a checkpoint (.ckpt) or a folder with config.json, "
@@ -212,8 +237,13 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         DataError: One of those is missing.
     """
-    kinds = ((folder / name, folder / f"{name}.index.json") for name in ("model.safetensors", "pytorch_model.bin"))
-    whole, index = next((kind for kind in kinds if kind[0].is_file() or kind[1].is_file()), (None, None))
+    kinds = (
+        (folder / name, folder / f"{name}.index.json")
+        for name in ("model.safetensors", "pytorch_model.bin")
+    )
+    whole, index = next(
+        (kind for kind in kinds if kind[0].is_file() or kind[1].is_file()), (None, None)
+    )
     if whole is None or index is None:
         return []
     if whole.is_file():
@@ -240,7 +270,11 @@ def downloaded(model: str, option: str = OPTION) -> Path:
 
     try:
         folder = Path(snapshot_download(model, allow_patterns=list(FILES)))
-        return folder if weight_files(folder) else Path(snapshot_download(model, allow_patterns=[*FILES, *OLDER]))
+        return (
+            folder
+            if weight_files(folder)
+            else Path(snapshot_download(model, allow_patterns=[*FILES, *OLDER]))
+        )
     except DataError:
         raise
     except Exception as error:  # of the download: urllib's, huggingface_hub's

@@ -37,10 +37,16 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     file = Path(path)
     if in_parts(file):
         command = f"python -m tasks.{task or 'TASK'} consolidate --ckpt_path {path}"
-        raise UsageError(f"checkpoint '{path}' is a folder of parts: make one file of it with `{command}`")
+        raise UsageError(
+            f"checkpoint '{path}' is a folder of parts: make one file of it with `{command}`"
+        )
     if file.is_dir() or not file.exists():
         names = sorted(found.name for found in file.parent.glob("*.ckpt"))
-        there = f"there is {', '.join(names)}" if names else "`fit` writes RUN_DIR/checkpoints/best.ckpt and last.ckpt"
+        there = (
+            f"there is {', '.join(names)}"
+            if names
+            else "`fit` writes RUN_DIR/checkpoints/best.ckpt and last.ckpt"
+        )
         raise UsageError(f"no checkpoint '{path}': {there}")
     checkpoint = belonging(load_tensors(file, f"checkpoint '{path}'"), file, task)
     check_finite(checkpoint["state_dict"], f"checkpoint '{path}'")
@@ -62,7 +68,9 @@ def belonging(checkpoint: Checkpoint, path: Path, task: str | None) -> Checkpoin
     with entries(path):
         found = check_entry(checkpoint[KEY])
     if task is not None and found != task:
-        raise UsageError(f"checkpoint '{path}' is of task '{found}', not '{task}': use python -m tasks.{found}")
+        raise UsageError(
+            f"checkpoint '{path}' is of task '{found}', not '{task}': use python -m tasks.{found}"
+        )
     with entries(path):
         check_model(checkpoint)
     return checkpoint
@@ -93,7 +101,9 @@ def check_finite(state: Mapping[str, torch.Tensor], what: str) -> None:
     """
     for name, value in state.items():
         if not value.isfinite().all():
-            raise RunError(f"{what} cannot be used: {name} holds NaN or infinity; take an earlier or another file")
+            raise RunError(
+                f"{what} cannot be used: {name} holds NaN or infinity; take an earlier or another file"
+            )
 
 
 def in_parts(path: Path) -> bool:
@@ -118,17 +128,27 @@ def numbered(state: Checkpoint) -> Checkpoint:
     names = [name for group in state.get("param_groups", ()) for name in group["params"]]
     numbers = {name: number for number, name in enumerate(names)}
     groups = [
-        group | {"params": [numbers[name] for name in group["params"]]} for group in state.get("param_groups", ())
+        group | {"params": [numbers[name] for name in group["params"]]}
+        for group in state.get("param_groups", ())
     ]
-    return {"state": {numbers[name]: one for name, one in state.get("state", {}).items()}, "param_groups": groups}
+    return {
+        "state": {numbers[name]: one for name, one in state.get("state", {}).items()},
+        "param_groups": groups,
+    }
 
 
 def named(state: Checkpoint, names: list[str]) -> Checkpoint:
     """The reverse of `numbered`: `names` of the parameters of all groups, in their order."""
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     by_number = dict(zip(numbers, names, strict=True))
-    groups = [group | {"params": [by_number[number] for number in group["params"]]} for group in state["param_groups"]]
-    return {"state": {by_number[number]: one for number, one in state["state"].items()}, "param_groups": groups}
+    groups = [
+        group | {"params": [by_number[number] for number in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    return {
+        "state": {by_number[number]: one for number, one in state["state"].items()},
+        "param_groups": groups,
+    }
 
 
 def load_tensors(file: Path, what: str) -> Any:
@@ -171,7 +191,11 @@ def altered(file: Path | IO[bytes]) -> str | None:
 
 def net_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     """The network's own weights, names as in the plain module (averaged ones where the run averaged them)."""
-    return {name[4:]: value for name, value in checkpoint["state_dict"].items() if name.startswith("net.")}
+    return {
+        name[4:]: value
+        for name, value in checkpoint["state_dict"].items()
+        if name.startswith("net.")
+    }
 
 
 def load_config(kind: type[Config], options: Mapping[str, Any]) -> Config:

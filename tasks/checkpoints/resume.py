@@ -56,7 +56,9 @@ def farewell(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> Stopped
     trainer.fit_loop.teardown()  # ends workers; Lightning forgets those of training where a validation is stopped
     launcher: Any = trainer.strategy.launcher
     children = getattr(launcher, "procs", [])
-    for process in children:  # those that wait for this one, in C++; where all agreed there are none
+    for (
+        process
+    ) in children:  # those that wait for this one, in C++; where all agreed there are none
         process.kill()
     children.clear()
     if not trainer.is_global_zero:
@@ -64,7 +66,11 @@ def farewell(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> Stopped
     if not (folder / "config.yaml").exists():
         return stop
     name = signal.Signals(stop.number).name
-    saved = any(one.last_saved(trainer) for one in trainer.checkpoint_callbacks if isinstance(one, FolderCheckpoint))
+    saved = any(
+        one.last_saved(trainer)
+        for one in trainer.checkpoint_callbacks
+        if isinstance(one, FolderCheckpoint)
+    )
     how = f"after step {trainer.global_step}" if saved else "at once, without saving"
     to_go_on = as_started(f"{program(app)} fit --resume {shlex.quote(str(folder))}")
     return Stopped(stop.number, f"stopped by {name} {how}; to go on: {to_go_on}")

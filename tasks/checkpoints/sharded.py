@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    _EmptyStateDictLoadPlanner,
+)
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
@@ -64,7 +67,10 @@ class Reader(FileSystemReader):
         """Which parts there are, and where."""
         with open_regular(self._get_metadata_path()) as file:
             metadata: Metadata = Descriptions(file).load()
-        if any(Path(place.relative_path).name != place.relative_path for place in metadata.storage_data.values()):
+        if any(
+            Path(place.relative_path).name != place.relative_path
+            for place in metadata.storage_data.values()
+        ):
             raise pickle.UnpicklingError("a part outside of the folder")
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
@@ -77,7 +83,9 @@ class Planner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
         """Take over a value that is no tensor."""
         plain = BytesIO()
-        torch.save(torch.load(value, weights_only=True), plain)  # refuses code; what is saved now has none
+        torch.save(
+            torch.load(value, weights_only=True), plain
+        )  # refuses code; what is saved now has none
         plain.seek(0)
         super().load_bytes(read_item, plain)
 
@@ -88,7 +96,11 @@ class WholePlanner(Planner, _EmptyStateDictLoadPlanner):
 
 def causes(error: BaseException) -> list[BaseException]:
     """What went wrong, in each process where torch says so."""
-    found = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else []
+    found = (
+        [cause for cause, _ in error.failures.values()]
+        if isinstance(error, CheckpointException)
+        else []
+    )
     return found or [error]
 
 
@@ -105,7 +117,9 @@ def reading(folder: Path) -> Iterator[None]:
     except (Exception, CheckpointException) as error:  # whatever bytes make of the unpickler
         what, found = f"checkpoint '{folder}'", causes(error)
         if any(isinstance(cause, pickle.UnpicklingError) for cause in found):
-            raise UsageError(f"{what} holds other things than tensors and primitives, so it is refused") from error
+            raise UsageError(
+                f"{what} holds other things than tensors and primitives, so it is refused"
+            ) from error
         raise RunError(f"{what} lacks a part, or one is damaged: {found[0]}") from error
 
 
@@ -134,7 +148,9 @@ def read_parts(folder: Path, task: str | None = None) -> Checkpoint:
                 if altered(BytesIO(file.read(place.length))):
                     raise RunError(f"{place.relative_path} is not what was written")
         zeros = {
-            name.removeprefix("state_dict."): torch.zeros((), dtype=found.properties.dtype).expand(found.size)
+            name.removeprefix("state_dict."): torch.zeros((), dtype=found.properties.dtype).expand(
+                found.size
+            )
             for name, found in metadata.state_dict_metadata.items()
             if isinstance(found, TensorStorageMetadata) and not name.startswith("optimizer_")
         }
@@ -163,6 +179,11 @@ def gathered(folder: Path) -> Checkpoint:
     with reading(folder):
         _load_state_dict(state, storage_reader=Reader(folder), planner=WholePlanner(), no_dist=True)
     optimizers = [state[name] for name in sorted(state) if name.startswith("optimizer_")]
-    weights = state.get("state_dict") or state["model"]  # of Lightning's strategies, FSDP's calls them so
+    weights = (
+        state.get("state_dict") or state["model"]
+    )  # of Lightning's strategies, FSDP's calls them so
     check_finite(weights, f"checkpoint '{folder}'")
-    return checkpoint | {"state_dict": weights, "optimizer_states": [numbered(one) for one in optimizers]}
+    return checkpoint | {
+        "state_dict": weights,
+        "optimizer_states": [numbered(one) for one in optimizers],
+    }

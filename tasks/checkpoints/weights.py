@@ -51,11 +51,17 @@ def _tensors(source: str, option: str) -> State:
         state = load_tensors(path, what)
         for name in ("state_dict", "model"):  # where training scripts put the weights
             state = state.get(name, state) if isinstance(state, dict) else {}
-    if not state or not all(isinstance(name, str) and _plain(value) for name, value in state.items()):
-        raise DataError(f"{what} holds no weights by name: give what `torch.save(model.state_dict(), FILE)` wrote")
+    if not state or not all(
+        isinstance(name, str) and _plain(value) for name, value in state.items()
+    ):
+        raise DataError(
+            f"{what} holds no weights by name: give what `torch.save(model.state_dict(), FILE)` wrote"
+        )
     for name, value in state.items():
         if value.is_floating_point() and value.element_size() == 1:
-            raise UsageError(f"{what}: {name} is {value.dtype}: give weights that are not quantised")
+            raise UsageError(
+                f"{what}: {name} is {value.dtype}: give weights that are not quantised"
+            )
     return state
 
 
@@ -91,7 +97,9 @@ def read_header(source: str, option: str = "--model.pretrained") -> dict[str, st
         raise DataError(f"{option} {source} is truncated or not a file of weights") from error
 
 
-def with_classes(source: str, state: State, names: Sequence[str] | None, wanted: Sequence[str] | None) -> State:
+def with_classes(
+    source: str, state: State, names: Sequence[str] | None, wanted: Sequence[str] | None
+) -> State:
     """Weights whose classifier, if there is one, has a row for each class of the data, in their order, or is left out.
 
     Args:
@@ -104,7 +112,9 @@ def with_classes(source: str, state: State, names: Sequence[str] | None, wanted:
     if wanted is None or not head:
         return state
     names = names or []
-    if set(names) == set(wanted) and all(len(value) == len(names) == len(wanted) for value in head.values()):
+    if set(names) == set(wanted) and all(
+        len(value) == len(names) == len(wanted) for value in head.values()
+    ):
         rows = torch.tensor([names.index(name) for name in wanted])
         return state | {name: value[rows] for name, value in head.items()}
     from pytorch_lightning.utilities import rank_zero_only
@@ -126,7 +136,11 @@ def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, An
         net.load_state_dict(weights)
     except RuntimeError as error:
         asked, had = flat(asdict(net.config)), flat(dict(saved))
-        differ = [f"--model.net.{k} {v} (checkpoint: {had.get(k)})" for k, v in asked.items() if had.get(k) != v]
+        differ = [
+            f"--model.net.{k} {v} (checkpoint: {had.get(k)})"
+            for k, v in asked.items()
+            if had.get(k) != v
+        ]
         reason = "; ".join(differ) or str(error).splitlines()[0]
         raise UsageError(f"these options do not fit the checkpoint's weights: {reason}") from error
 
@@ -140,5 +154,7 @@ def filled(config: Config, found: Mapping[str, Any]) -> Config:
     for name, value in found.items():
         asked = getattr(config, name)
         if asked not in (None, value):
-            raise UsageError(f"--model.net.{name} {asked} contradicts the data, which have {value}: leave it out")
+            raise UsageError(
+                f"--model.net.{name} {asked} contradicts the data, which have {value}: leave it out"
+            )
     return replace(config, **found)  # type: ignore[type-var]

@@ -12,7 +12,15 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from datamodules.utils.files import replacing
 from tasks.checkpoints.contents import check_training
-from tasks.checkpoints.reading import META, Checkpoint, aside, entries, in_parts, read_checkpoint, recover
+from tasks.checkpoints.reading import (
+    META,
+    Checkpoint,
+    aside,
+    entries,
+    in_parts,
+    read_checkpoint,
+    recover,
+)
 from tasks.errors import RunError
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
@@ -31,7 +39,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def __init__(self, damaged: Path | None = None) -> None:
         self.damaged = damaged
 
-    def save_checkpoint(self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None
+    ) -> None:
         """Save `checkpoint` at `path`.
 
         Raises:
@@ -49,7 +59,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 self.make_way(target)
             self.named(target)
         except (OSError, RuntimeError) as error:
-            hint = " (is the disk full?)" if "inline_container" in str(error) else ""  # all that torch says
+            hint = (
+                " (is the disk full?)" if "inline_container" in str(error) else ""
+            )  # all that torch says
             raise RunError(f"checkpoint {target} could not be written: {error}{hint}") from error
 
     def name_parts(self, partial: Path, target: Path) -> None:
@@ -70,7 +82,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
         A file keeps its own, too, until another file takes it; a folder cannot be replaced, nor can it replace a file.
         """
-        kept = target.with_name(PREVIOUS) if target.name == LAST and target != self.damaged else aside(target)
+        kept = (
+            target.with_name(PREVIOUS)
+            if target.name == LAST and target != self.damaged
+            else aside(target)
+        )
         if target.is_dir() or (for_parts and target.exists()):
             discard(kept)
             target.replace(kept)
@@ -131,7 +147,9 @@ def sync_folder(folder: Path) -> None:
             os.close(number)
 
 
-def newest_checkpoint(folder: Path, task: str, say: Callable[[str], object]) -> tuple[Path | None, Checkpoint | None]:
+def newest_checkpoint(
+    folder: Path, task: str, say: Callable[[str], object]
+) -> tuple[Path | None, Checkpoint | None]:
     """The checkpoint to go on from: `last.ckpt`, or where that is damaged the newest of the others.
 
     Args:

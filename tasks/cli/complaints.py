@@ -6,9 +6,7 @@ import re
 from tasks.errors import nearest_option
 
 TRUST = "TESSERA_TRUST"  # environment variable: further packages, parted by commas, whose classes options may name
-UNKNOWN = (
-    r"[Uu]nrecognized arguments?:? '?(--[\w.+-]+)|does not accept option '([\w.]+)'|[Kk]ey '([\w.]+)' is not expected"
-)
+UNKNOWN = r"[Uu]nrecognized arguments?:? '?(--[\w.+-]+)|does not accept option '([\w.]+)'|[Kk]ey '([\w.]+)' is not expected"
 WRONG = r'.*Parser key "([\w.]+)":(.*)(?:Got value|Given value): ?(.*)'
 INNER = r"(--\w+ (?:is missing|.*?: must be .*?))(?= Not a valid| Option| Expected|$)"  # of a class's arguments
 PLAIN = {  # what jsonargparse says, and the same as a sentence for the user
@@ -46,13 +44,16 @@ def wrong_value(key: str, expected: str, value: str) -> str:
     if nested := re.fullmatch(r"NestedArg\(key='(.*)', val='?(.*?)'?\)", value):
         key, value = f"{key}.{nested[1]}", nested[2]
     value = value if 0 < len(value) <= 200 else f"{value[:200]}..." if value else "''"
-    if classes := re.search(r"Subtypes: \[.*?<class '[a-z_.]+\.([A-Z]\w+)'>.*?\] Errors: (.*?) Given value", expected):
+    if classes := re.search(
+        r"Subtypes: \[.*?<class '[a-z_.]+\.([A-Z]\w+)'>.*?\] Errors: (.*?) Given value", expected
+    ):
         if inner := re.search(INNER, classes[2]):
             return f"--{key}: {inner[1]}"
         if re.search("subclass of|dot import path|is not accepted", classes[2]):
             return f"--{key} {value}: must be {'an argument' if nested else 'the name'} of a {classes[1]}"
     kinds = re.findall(
-        r"Expected an? (?:<class '(?:\w+\.)*(\w+)'>|(dot import path)|typing\.Literal\[(.*?)\])", expected
+        r"Expected an? (?:<class '(?:\w+\.)*(\w+)'>|(dot import path)|typing\.Literal\[(.*?)\])",
+        expected,
     )
     choices = [choice for *_, literal in kinds for choice in re.findall(r"[\w.-]+", literal)]
     words = list(dict.fromkeys([KINDS.get(a or b, a) for a, b, _ in kinds if a or b] + choices))

@@ -19,7 +19,15 @@ Options = dict[str, Any]
 MOST = 10**7  # characters of a text of options, aliases written out
 MOST_BYTES = 2**20  # of a file
 MOST_DIGITS = 100
-TAGS = ("str", "int", "float", "bool", "null", "seq", "map")  # YAML's other types are no values of options
+TAGS = (
+    "str",
+    "int",
+    "float",
+    "bool",
+    "null",
+    "seq",
+    "map",
+)  # YAML's other types are no values of options
 TAG = "tag:yaml.org,2002:"
 SECTIONS = ("trainer", "model", "data", "checkpoint")
 
@@ -61,7 +69,9 @@ class Loader(yaml.SafeLoader):
                 node.value.encode()  # half a pair of surrogates is no text
             return super().construct_object(node, deep)
         except (ValueError, KeyError) as error:
-            raise refused(node, f"{shown(node.value)} is no {node.tag.removeprefix(TAG)}") from error
+            raise refused(
+                node, f"{shown(node.value)} is no {node.tag.removeprefix(TAG)}"
+            ) from error
 
 
 def refused(node: yaml.Node, why: str) -> yaml.YAMLError:
@@ -93,11 +103,20 @@ def bounded(text: str) -> str:
         if id(node) not in sizes:
             sizes[id(node)] = math.inf  # until all that is inside is counted
             parts = [] if isinstance(node.value, str) else node.value
-            inner = (size(one) for part in parts for one in (part if isinstance(part, tuple) else (part,)))
+            inner = (
+                size(one)
+                for part in parts
+                for one in (part if isinstance(part, tuple) else (part,))
+            )
             sizes[id(node)] = len(node.value) + 1 + sum(inner)
         return sizes[id(node)]
 
-    if "&" in text and "*" in text and (node := yaml.compose(text, yaml.SafeLoader)) and size(node) > MOST:
+    if (
+        "&" in text
+        and "*" in text
+        and (node := yaml.compose(text, yaml.SafeLoader))
+        and size(node) > MOST
+    ):
         raise yaml.YAMLError(f"its aliases stand for more than {MOST:,} characters")
     return text
 
@@ -108,7 +127,9 @@ def in_yaml(value: Any) -> str:
     >>> in_yaml(["a", "\N{SLIGHTLY SMILING FACE}"])
     '["a", "\\\\U0001f642"]'
     """
-    return re.sub(r"[^\0-~]", lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))
+    return re.sub(
+        r"[^\0-~]", lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False)
+    )
 
 
 def read_config(value: str) -> Options:
@@ -127,13 +148,17 @@ def read_config(value: str) -> Options:
             "configs/vit/cifar10.yaml"
         ) from error
     if len(raw) > MOST_BYTES:
-        raise UsageError(f"config file '{value}' has more than {MOST_BYTES:,} bytes: give a YAML file of options")
+        raise UsageError(
+            f"config file '{value}' has more than {MOST_BYTES:,} bytes: give a YAML file of options"
+        )
     try:
         options = load_yaml(raw.decode("utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"config file '{value}' is not valid YAML: {problem(error)}") from error
     if not isinstance(options, dict):
-        raise UsageError(f"config file '{value}' must hold options by name, as in `trainer: {{max_epochs: 10}}`")
+        raise UsageError(
+            f"config file '{value}' must hold options by name, as in `trainer: {{max_epochs: 10}}`"
+        )
     for name in SECTIONS:
         if not isinstance(options.get(name, {}), dict):
             raise UsageError(f"{not_a_section(name, options[name])} (in config file '{value}')")
@@ -147,7 +172,11 @@ def read_config(value: str) -> Options:
 def config_path(value: str) -> Path:
     """Where a config file is: as named, or below the installed package."""
     installed = find_spec("configs")
-    roots = [Path(root).parent for root in installed.submodule_search_locations or []] if installed else []
+    roots = (
+        [Path(root).parent for root in installed.submodule_search_locations or []]
+        if installed
+        else []
+    )
     places = [Path(value), *(root / value for root in roots)]
     return next(filter(os.path.exists, places), places[0])
 
@@ -158,7 +187,9 @@ def problem(error: Exception) -> str:
     return f"line {mark.line + 1}: {error.problem}" if mark else str(error)  # type: ignore[attr-defined]
 
 
-def refuse_unknown(options: Mapping[str, Any], known: Iterable[str], links: Mapping[str, str], above: str = "") -> None:
+def refuse_unknown(
+    options: Mapping[str, Any], known: Iterable[str], links: Mapping[str, str], above: str = ""
+) -> None:
     """Refuse what jsonargparse would drop without a word.
 
     Args:

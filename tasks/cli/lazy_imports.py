@@ -10,7 +10,16 @@ import re
 import sys
 import warnings
 
-_UNUSED = {"transformers", "torchvision", "matplotlib", "scienceplots", "onnxruntime", "librosa", "torchaudio", "regex"}
+_UNUSED = {
+    "transformers",
+    "torchvision",
+    "matplotlib",
+    "scienceplots",
+    "onnxruntime",
+    "librosa",
+    "torchaudio",
+    "regex",
+}
 EXPECTED = (  # Lightning's warnings about what is meant here
     ".*treespec, LeafSpec.*",  # its own use of torch
     "Experiment logs directory .* exists",  # a continued run keeps its rows
@@ -44,6 +53,11 @@ def import_lightning() -> None:
         RequirementCache._check_available = check  # type: ignore[method-assign]
     for message in EXPECTED:
         warnings.filterwarnings("ignore", message)
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # one line, without our source
-    for name in ("pytorch_lightning", "lightning_fabric"):  # hints and lists of hardware; warnings stay
+    warnings.formatwarning = lambda message, *_: (
+        f"warning: {message}\n"
+    )  # one line, without our source
+    for name in (
+        "pytorch_lightning",
+        "lightning_fabric",
+    ):  # hints and lists of hardware; warnings stay
         logging.getLogger(name).setLevel(logging.WARNING)

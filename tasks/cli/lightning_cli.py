@@ -28,14 +28,29 @@ from tasks.cli.parsing import (
     typed_options,
 )
 from tasks.cli.signals import SIGNALS, Stopped
-from tasks.distributed.launch import SameStart, as_one, as_started, continued, environment, settle, strategy
+from tasks.distributed.launch import (
+    SameStart,
+    as_one,
+    as_started,
+    continued,
+    environment,
+    settle,
+    strategy,
+)
 from tasks.errors import RunError, UsageError, nearest, refusals
 from tasks.tracking.loggers import go_on
 from tasks.tracking.media import Gallery
 from tasks.tracking.progress import progress_bar
 from tasks.tracking.record import RunRecord
 from tasks.tracking.report import closing_table, left_out, show_texts
-from tasks.tracking.run_folder import Continued, MetricsCSV, check_writable, kept_if_started, read_rows, run_folder
+from tasks.tracking.run_folder import (
+    Continued,
+    MetricsCSV,
+    check_writable,
+    kept_if_started,
+    read_rows,
+    run_folder,
+)
 from tasks.training.interruption import Interruption
 from tasks.training.loops import with_own_loops
 from tasks.training.trainer_options import (
@@ -48,9 +63,24 @@ from tasks.training.trainer_options import (
     refuse_ours,
 )
 
-PLACES = {"fit": "runs/TASK/TIME", "predict": "the current folder", "validate": "nothing", "test": "nothing"}
+PLACES = {
+    "fit": "runs/TASK/TIME",
+    "predict": "the current folder",
+    "validate": "nothing",
+    "test": "nothing",
+}
 SEED = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-THIS_CALL = {"config", "help", "print_config", "run_dir", "debug", "ckpt_path", "resume", "compile", "text"}
+THIS_CALL = {
+    "config",
+    "help",
+    "print_config",
+    "run_dir",
+    "debug",
+    "ckpt_path",
+    "resume",
+    "compile",
+    "text",
+}
 DATA = {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
 
 
@@ -105,12 +135,16 @@ class TaskCLI(LightningCLI):
         self.source, arguments = given(continued(self.app.name, self.command, arguments), name)
         self.typed, self.in_configs = typed_options(arguments), set[str]()
         if self.command == "fit" and self.source:
-            self.base, self.damaged, self.last, self.checkpoint = read_run(Path(self.source), self.app)
+            self.base, self.damaged, self.last, self.checkpoint = read_run(
+                Path(self.source), self.app
+            )
         elif self.command != "fit":
             self.base = self.from_checkpoint()
         elif self.app.default_config and not names_data(arguments):
             arguments = ["--config", self.app.default_config, *arguments]
-        origin = one_line(f"{self.source}/config.yaml" if self.command == "fit" else str(self.source))
+        origin = one_line(
+            f"{self.source}/config.yaml" if self.command == "fit" else str(self.source)
+        )
         base = [f"--config=# {origin}\n{yaml.safe_dump(self.base)}"] if self.base else []
         macros = {
             "--config": lambda value: self.expanded(read_config(value)),
@@ -133,7 +167,9 @@ class TaskCLI(LightningCLI):
             implied = {"model": {"net": presets[name]}}
         pretrained = options.get("model", {}).get("pretrained")
         if pretrained and self.source:
-            raise UsageError("--model.pretrained cannot go with --resume: the checkpoint has the weights")
+            raise UsageError(
+                "--model.pretrained cannot go with --resume: the checkpoint has the weights"
+            )
         if pretrained and self.app.pretrained:
             implied = merged(implied, load(self.app.pretrained)(pretrained))
         return merged(implied, {key: value for key, value in options.items() if key != "preset"})
@@ -147,7 +183,9 @@ class TaskCLI(LightningCLI):
             )
         self.checkpoint = read_checkpoint(self.source, self.app.name)
         config = self.checkpoint[KEY]["config"]
-        return merged(config, {"model": {"pretrained": None}} if "pretrained" in config["model"] else {})
+        return merged(
+            config, {"model": {"pretrained": None}} if "pretrained" in config["model"] else {}
+        )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Only the command that was asked for, so that only its parser is built."""
@@ -158,18 +196,34 @@ class TaskCLI(LightningCLI):
         add = parser.add_argument
         seed = "Seed of all random draws: initial weights, order, augmentation, dropout."
         add("--seed_everything", type=SEED, default=self.seed_everything_default, help=seed)
-        add("--run_dir", type=str | None, help=f"Folder for all that the command writes; null: {PLACES[self.command]}.")
+        add(
+            "--run_dir",
+            type=str | None,
+            help=f"Folder for all that the command writes; null: {PLACES[self.command]}.",
+        )
         add("--debug", action="store_true", help="Show the whole traceback of an error.")
         if self.command != "fit":
             held = "Checkpoint that `fit` wrote; it holds all that is needed. Required."
             add("--ckpt_path", type=str | None, help=held)
             if self.command == "predict" and self.app.takes_text:
-                add("--text", type=str | None, help="One text to label; the answer is printed, nothing is written.")
+                add(
+                    "--text",
+                    type=str | None,
+                    help="One text to label; the answer is printed, nothing is written.",
+                )
             return
         add("--resume", type=str | None, help="Run folder to continue; options beside it win.")
         if self.app.presets:
-            add("--preset", type=str | None, help=f"Size of the network: {', '.join(load(self.app.presets)())}.")
-        add("--compile", action="store_true", help="Compile the network with torch.compile, in place.")
+            add(
+                "--preset",
+                type=str | None,
+                help=f"Size of the network: {', '.join(load(self.app.presets)())}.",
+            )
+        add(
+            "--compile",
+            action="store_true",
+            help="Compile the network with torch.compile, in place.",
+        )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Checkpoints, and what model and data share."""
@@ -179,7 +233,11 @@ class TaskCLI(LightningCLI):
         if self.command == "fit":
             parser.add_lightning_class_args(FolderCheckpoint, "checkpoint")
             parser.set_defaults(
-                {"checkpoint.save_last": True, "checkpoint.save_top_k": 0, "checkpoint.enable_version_counter": False}
+                {
+                    "checkpoint.save_last": True,
+                    "checkpoint.save_top_k": 0,
+                    "checkpoint.enable_version_counter": False,
+                }
             )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -193,7 +251,9 @@ class TaskCLI(LightningCLI):
         """The command's options as primitives, without those that belong to this call alone."""
         text = self.parser.dump(self.config, skip_link_targets=True, skip_none=False, format="yaml")
         options = yaml.safe_load(text)[self.command]
-        options = {name: value for name, value in options.items() if name not in THIS_CALL | {"preset"}}
+        options = {
+            name: value for name, value in options.items() if name not in THIS_CALL | {"preset"}
+        }
         with refusals():  # as a checkpoint would be
             for name, value in options.items():
                 check_primitives(value, f"--{name}")
@@ -213,14 +273,18 @@ class TaskCLI(LightningCLI):
         for name, value in self.datamodule.unused().items():
             if kept.get(f"data.{name}") != value:
                 source = self.config[self.command].data.source
-                raise UsageError(f"--data.{name} {value} means nothing to the source {source}: leave it out")
+                raise UsageError(
+                    f"--data.{name} {value} means nothing to the source {source}: leave it out"
+                )
 
     def before_instantiate_classes(self) -> None:
         """Choose the run folder; find what a resumed run does differently."""
         options = self.config[self.command]
         refuse_ours(options.trainer, self.command)
         if not self.source:
-            load(self.app.task).check_options(options, self.typed, self.in_configs.union(self.typed))
+            load(self.app.task).check_options(
+                options, self.typed, self.in_configs.union(self.typed)
+            )
         settle(options.trainer, self.command)
         fill_in(options.trainer, self.app.epochs)
         self.folder = Path(options.run_dir or "")
@@ -229,19 +293,30 @@ class TaskCLI(LightningCLI):
                 check_writable(self.folder)
             return
         if self.source and options.run_dir:
-            raise UsageError("--run_dir cannot go with --resume: a run is continued in its own folder")
-        self.folder = Path(self.source).resolve() if self.source else run_folder(self.app.name, options.run_dir)
+            raise UsageError(
+                "--run_dir cannot go with --resume: a run is continued in its own folder"
+            )
+        self.folder = (
+            Path(self.source).resolve()
+            if self.source
+            else run_folder(self.app.name, options.run_dir)
+        )
         self.options = self.dumped()  # before what belongs to this folder only, such as W&B's id
         place_loggers(as_list(options.trainer.logger), self.folder)
         now, then = flat(self.options), flat(self.base)
         both = [name for name in then if name in now]
-        self.changes = [f"{name} {then[name]} -> {now[name]}" for name in both if now[name] != then[name]]
+        self.changes = [
+            f"{name} {then[name]} -> {now[name]}" for name in both if now[name] != then[name]
+        ]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A Trainer with this command's callbacks and loggers only."""
         options = self._get(self.config_init, "trainer")
         kwargs |= {"use_distributed_sampler": False, "logger": False, "enable_checkpointing": False}
-        kwargs |= {"strategy": strategy(options.strategy), "plugins": [*as_list(options.plugins), *environment()]}
+        kwargs |= {
+            "strategy": strategy(options.strategy),
+            "plugins": [*as_list(options.plugins), *environment()],
+        }
         if self.command == "predict":
             kwargs["devices"] = 1
         callbacks: list[Callback] = progress_bar(options.enable_progress_bar)
@@ -289,24 +364,32 @@ class TaskCLI(LightningCLI):
 
     def fit(self, model: Any, datamodule: Any, **_: Any) -> None:
         """Train, test the best checkpoint unless no test batches are wanted, and say where everything is."""
-        os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for the processes that Lightning launches
+        os.environ["TESSERA_RUN_DIR"] = str(
+            self.folder
+        )  # for the processes that Lightning launches
         self.restore(model, datamodule)
         try:
             with kept_if_started(self.folder):
-                self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.last, weights_only=True)
+                self.trainer.fit(
+                    model, datamodule=datamodule, ckpt_path=self.last, weights_only=True
+                )
             outcome = self.outcome(model, datamodule)
         except Stopped as stop:
             raise farewell(stop, self.trainer, self.folder, self.app) from None
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             if self.start.restored or isinstance(error, UsageError):
                 raise
-            reason = str(error).rstrip(".") if type(error) is ValueError else f"it is damaged, {error!r}"
+            reason = (
+                str(error).rstrip(".") if type(error) is ValueError else f"it is damaged, {error!r}"
+            )
             raise RunError(f"checkpoint '{self.last}' cannot be used: {reason}") from error
         metrics = {**outcome, **model.notes(), **left_out(datamodule)}
         recorded = not self.trainer.fast_dev_run  # type: ignore[attr-defined]
         if self.trainer.is_global_zero:
             seconds = time.perf_counter() - self.started
-            show_texts(self.record.finish(self.trainer, model, metrics, seconds) if recorded else {})
+            show_texts(
+                self.record.finish(self.trainer, model, metrics, seconds) if recorded else {}
+            )
             follow = [as_started(f"{program(self.app)} {line}") for line in self.app.follow]
             closing_table(metrics, self.folder if recorded else None, follow)
 
@@ -315,8 +398,12 @@ class TaskCLI(LightningCLI):
         if self.trainer.limit_test_batches == 0:
             found = self.trainer.callback_metrics
             return {name: float(value) for name, value in found.items() if name.startswith("val/")}
-        best = self.best.best_model_path or None  # None: stopped before a validation, so the last weights are tested
-        tested = self.trainer.test(model, datamodule, ckpt_path=best, verbose=False, weights_only=True)
+        best = (
+            self.best.best_model_path or None
+        )  # None: stopped before a validation, so the last weights are tested
+        tested = self.trainer.test(
+            model, datamodule, ckpt_path=best, verbose=False, weights_only=True
+        )
         return dict(tested[0]) if tested else {}
 
     def _evaluate(self, model: Any, datamodule: Any) -> None:

@@ -14,7 +14,15 @@ import jsonargparse
 import yaml
 
 from tasks.cli.complaints import TRUST, readable
-from tasks.cli.config_files import Options, in_yaml, load_yaml, not_a_section, problem, read_config, refuse_unknown
+from tasks.cli.config_files import (
+    Options,
+    in_yaml,
+    load_yaml,
+    not_a_section,
+    problem,
+    read_config,
+    refuse_unknown,
+)
 from tasks.cli.signals import SIGNALS
 from tasks.errors import UsageError, refusals
 
@@ -47,7 +55,9 @@ class PlainErrors(jsonargparse.ArgumentParser):
     """A parser whose complaints are one sentence, raised as `UsageError`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False} | kwargs)  # an option cut short is a typing error
+        super().__init__(
+            *args, **{"allow_abbrev": False} | kwargs
+        )  # an option cut short is a typing error
         self.links: dict[str, str] = {}
 
     def link_arguments(self, source: str, target: str, **kwargs: Any) -> None:  # type: ignore[override]
@@ -85,7 +95,11 @@ class PlainErrors(jsonargparse.ArgumentParser):
         for argument in source:
             option, equals, value = argument.partition("=")
             name = option.removeprefix("--")
-            if name == option or name not in known or not any(one.startswith(f"{name}.") for one in known):
+            if (
+                name == option
+                or name not in known
+                or not any(one.startswith(f"{name}.") for one in known)
+            ):
                 yield argument
                 continue
             if not equals and (value := next(source, "")) == "":
@@ -120,10 +134,16 @@ class PlainErrors(jsonargparse.ArgumentParser):
 
     def known(self) -> set[str]:
         """Names of all options that a file may hold."""
-        return {name.removeprefix("--") for name in self.options() if not name.endswith(("help", "print_config"))}
+        return {
+            name.removeprefix("--")
+            for name in self.options()
+            if not name.endswith(("help", "print_config"))
+        }
 
 
-def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]], flags: Mapping[str, str]) -> list[str]:
+def expand(
+    arguments: list[str], macros: Mapping[str, Callable[[str], Options]], flags: Mapping[str, str]
+) -> list[str]:
     """Replace each macro option by the options it stands for, and put those below everything typed.
 
     Args:
@@ -143,7 +163,11 @@ def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]],
         argument = rest.popleft()
         name, equals, value = argument.partition("=")
         if name in flags:
-            said = rest.popleft() if not equals and rest and rest[0] in ("true", "false") else value or "true"
+            said = (
+                rest.popleft()
+                if not equals and rest and rest[0] in ("true", "false")
+                else value or "true"
+            )
             typed.append(f"{flags[name]}={said}")
         elif name in macros:
             value = value if equals else rest.popleft() if rest else ""
@@ -153,7 +177,9 @@ def expand(arguments: list[str], macros: Mapping[str, Callable[[str], Options]],
             try:
                 below.append(f"--config=# {origin}\n{in_yaml(macros[name](value))}")
             except UsageError as error:
-                raise error if value in str(error) else UsageError(f"{error} (in {origin})") from error
+                raise (
+                    error if value in str(error) else UsageError(f"{error} (in {origin})")
+                ) from error
         else:
             typed.append(argument)
     return below + typed
@@ -182,7 +208,11 @@ def refuse_values(arguments: list[str], pipes: bool = True) -> None:
             raise UsageError(f"{option} needs a value")
         if option not in TEXTS and value.count("[") + value.count("{") > DEEPEST:
             raise UsageError(f"{option} {value[:20]}... has more than {DEEPEST} brackets")
-        if not pipes and os.path.exists(value) and not (os.path.isfile(value) or os.path.isdir(value)):
+        if (
+            not pipes
+            and os.path.exists(value)
+            and not (os.path.isfile(value) or os.path.isdir(value))
+        ):
             raise UsageError(f"{option} {value} is not a regular file: give the path of one")
 
 
@@ -258,7 +288,9 @@ def run_function(program: str, function: Callable[..., object], arguments: list[
     types = {f"--{name}": wanted for name, wanted in get_type_hints(kind or function).items()}
     refuse_values(arguments)
     arguments = gathered(arguments, [name for name, wanted in types.items() if wanted == list[str]])
-    arguments = expand(arguments, {}, {name: name for name, wanted in types.items() if wanted is bool})
+    arguments = expand(
+        arguments, {}, {name: name for name, wanted in types.items() if wanted is bool}
+    )
     options = vars(parser.instantiate_classes(parser.parse_args(arguments)))
     if kind is not None:
         with refusals():

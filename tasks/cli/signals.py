@@ -44,18 +44,27 @@ class Signals:
         self.since = 0.0  # when it was noted; infinite once that is done which it asked for
         self.raised = 0  # the signal that an exception was raised for
         self.raises = True
-        self.own, self.ended = False, False  # whether the process is a command's, and whether that is over
+        self.own, self.ended = (
+            False,
+            False,
+        )  # whether the process is a command's, and whether that is over
         self.process = os.getpid()
         self.later, self.times = 0, 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        if os.getpid() != self.process:  # a worker that was forked a moment ago: its parent stops it
+        if (
+            os.getpid() != self.process
+        ):  # a worker that was forked a moment ago: its parent stops it
             if number != signal.SIGINT:
                 os._exit(128 + signal.SIGTERM)
         elif self.waiting and not self.noted:
             self.noted, self.since = number, time.monotonic()
-        elif self.noted and "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self.since < TOGETHER:
+        elif (
+            self.noted
+            and "TORCHELASTIC_RUN_ID" in os.environ
+            and time.monotonic() - self.since < TOGETHER
+        ):
             return
         elif not self.raises:
             if not self.ended and os.environ.get("LOCAL_RANK", "0") == "0":

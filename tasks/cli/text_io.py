@@ -21,9 +21,15 @@ def settle_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # the lowest number that is free
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+            setattr(
+                sys,
+                name,
+                os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False),
+            )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -48,12 +54,20 @@ def read_lines(name: str, option: str, what: str) -> list[str]:
     """
     try:
         raw = sys.stdin.buffer.read() if name == "-" else read_bytes(name)
-        return raw.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n").split("\n") if raw else []
+        return (
+            raw.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n").split("\n")
+            if raw
+            else []
+        )
     except OSError as error:
-        raise UsageError(f"{option} {name} cannot be read ({error.strerror}): give a file of {what}") from error
+        raise UsageError(
+            f"{option} {name} cannot be read ({error.strerror}): give a file of {what}"
+        ) from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{option} {name} holds bytes that are not UTF-8 in line {line}") from error
+        raise UsageError(
+            f"{option} {name} holds bytes that are not UTF-8 in line {line}"
+        ) from error
 
 
 def flat(text: str) -> str:

@@ -36,7 +36,11 @@ from tasks.training.trainer_options import refuse_devices
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 SHARDED = {"fsdp", "Sharded"}  # they need GPUs
-FOREIGN = {"FSDPStrategy": "fsdp", "ModelParallelStrategy": "fsdp", "DeepSpeedStrategy": "fsdp"}  # and what to give
+FOREIGN = {
+    "FSDPStrategy": "fsdp",
+    "ModelParallelStrategy": "fsdp",
+    "DeepSpeedStrategy": "fsdp",
+}  # and what to give
 LOST = r"(?i)connection (closed|reset|refused)|timed out|broken pipe|failed to recv|pair closure"  # what the others see
 PATIENCE = 10.0  # seconds for a process to end by itself after another one has
 
@@ -67,7 +71,9 @@ def as_started(command: str) -> str:
     if others.by == "srun":
         return f"srun --nodes {others.machines} --ntasks-per-node {others.here} --kill-on-bad-exit {command}"
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    many = f"--nproc_per_node {others.here}" + (f" --max-restarts {restarts}" if restarts != "0" else "")
+    many = f"--nproc_per_node {others.here}" + (
+        f" --max-restarts {restarts}" if restarts != "0" else ""
+    )
     module = command.removeprefix("python ")
     if others.machines == 1:
         return f"torchrun --standalone {many} {module}"
@@ -112,7 +118,11 @@ class SameStart(Callback):
         """Say so where nothing was left to do."""
         if self.step and trainer.global_step == self.step:
             options = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
-            limits = [f"--trainer.{name} {most}" for name, most in options.items() if most not in (None, -1)]
+            limits = [
+                f"--trainer.{name} {most}"
+                for name, most in options.items()
+                if most not in (None, -1)
+            ]
             stops = f", with {' and '.join(limits)}" if limits else ""
             rank_zero_only(print)(f"nothing was left to train after step {self.step}{stops}")
 
@@ -136,14 +146,20 @@ def settle(options: Any, command: str) -> None:
         better = FOREIGN.get(name) or " or ".join(STRATEGIES)
         raise UsageError(f"--trainer.strategy {name} has not been made to work here: give {better}")
     if name in SHARDED and not gpus:
-        raise UsageError(f"--trainer.strategy {name} shards weights over GPUs, and there are none: give ddp")
+        raise UsageError(
+            f"--trainer.strategy {name} shards weights over GPUs, and there are none: give ddp"
+        )
     if by_torchrun():
         fresh_store()
     if others := started():
         if command == "predict" and (others.here, others.machines) != (1, 1):
             raise UsageError(f"predict runs in one process: start it without {others.by}")
-        settle_number(options, "devices", others.here, f"{others.by} started {others.here} on this machine")
-        settle_number(options, "num_nodes", others.machines, f"{others.by} started some on {others.machines}")
+        settle_number(
+            options, "devices", others.here, f"{others.by} started {others.here} on this machine"
+        )
+        settle_number(
+            options, "num_nodes", others.machines, f"{others.by} started some on {others.machines}"
+        )
     elif options.num_nodes > 1 and "NODE_RANK" not in os.environ:
         raise UsageError(
             f"--trainer.num_nodes {options.num_nodes}: start one process for each device of each machine with torchrun "
@@ -157,7 +173,11 @@ def settle(options: Any, command: str) -> None:
 
 def strategy_name(chosen: Any) -> str:
     """Name of a strategy as it was given: a word, or the last part of a class path."""
-    return str(chosen) if isinstance(chosen, str) else str(getattr(chosen, "class_path", "")).rpartition(".")[2]
+    return (
+        str(chosen)
+        if isinstance(chosen, str)
+        else str(getattr(chosen, "class_path", "")).rpartition(".")[2]
+    )
 
 
 def settle_number(options: Any, name: str, value: int, why: str) -> None:
@@ -167,7 +187,9 @@ def settle_number(options: Any, name: str, value: int, why: str) -> None:
     if counted in ("auto", -1, "-1") or (name, counted) == ("num_nodes", 1):
         options[name] = value
     elif str(counted) != str(value):
-        raise UsageError(f"--trainer.{name} {asked} contradicts the processes there are ({why}): leave it out")
+        raise UsageError(
+            f"--trainer.{name} {asked} contradicts the processes there are ({why}): leave it out"
+        )
 
 
 def strategy(chosen: Any) -> Strategy | str:
@@ -186,7 +208,9 @@ def environment() -> list[Any]:
     """
     if not by_slurm():
         return []
-    if each := os.environ.get("SLURM_CPUS_PER_TASK"):  # else Lightning parts the cores among the processes
+    if each := os.environ.get(
+        "SLURM_CPUS_PER_TASK"
+    ):  # else Lightning parts the cores among the processes
         os.environ.setdefault("OMP_NUM_THREADS", each)
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     return [SLURMEnvironment(auto_requeue=False)]
@@ -224,10 +248,14 @@ def as_one(trainer: pl.Trainer) -> Iterator[None]:
         if trainer.world_size > 1 and lost_another(error):
             if not first_here():
                 raise SystemExit(1) from error
-            raise RunError(f"{obituary(getattr(trainer.strategy.launcher, 'procs', []))} ({cause(error)})") from error
+            raise RunError(
+                f"{obituary(getattr(trainer.strategy.launcher, 'procs', []))} ({cause(error)})"
+            ) from error
         if not first_to_say(str(error)):
             raise SystemExit(2 if isinstance(error, UsageError) else 1) from error
-        if isinstance(error, UsageError) and not first_here():  # which says nothing of options, as all have the same
+        if (
+            isinstance(error, UsageError) and not first_here()
+        ):  # which says nothing of options, as all have the same
             raise RunError(str(error)) from error
         raise
 
@@ -239,13 +267,20 @@ def of_torch(error: Exception) -> bool:
 
 def lost_another(error: Exception) -> bool:
     """Whether an error only says that another process cannot be reached any more."""
-    return of_torch(error) and (type(error) is not RuntimeError or re.search(LOST, str(error)) is not None)
+    return of_torch(error) and (
+        type(error) is not RuntimeError or re.search(LOST, str(error)) is not None
+    )
 
 
 def cause(error: Exception) -> str:
     """What a connection's error says of why, without the place in torch's code and its advice; NCCL's comes last."""
     text = re.sub(r"^\[\S+\] ", "", str(error))
-    return (text.partition("Last error:")[2] or text).strip().partition("\n")[0].partition(" This is typically")[0]
+    return (
+        (text.partition("Last error:")[2] or text)
+        .strip()
+        .partition("\n")[0]
+        .partition(" This is typically")[0]
+    )
 
 
 def obituary(children: list[subprocess.Popen]) -> str:
@@ -255,7 +290,11 @@ def obituary(children: list[subprocess.Popen]) -> str:
         time.sleep(0.05)
     for rank, child in enumerate(children, 1):
         if code := child.poll():
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = (
+                f"was ended by {signal.Signals(-code).name}"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
             return f"process {rank} of this run {how}, so this one ends, too"
     return "another process of this run ended, so this one ends, too"
 
@@ -269,7 +308,9 @@ def watch(children: list[subprocess.Popen]) -> None:
                 return
             time.sleep(0.5)
         time.sleep(PATIENCE)
-        if not children:  # forgotten meanwhile: all stop at a signal, this one with a checkpoint to write perhaps
+        if (
+            not children
+        ):  # forgotten meanwhile: all stop at a signal, this one with a checkpoint to write perhaps
             return
         code = next(filter(None, [child.poll() for child in children]), 1)
         signalled = SAID.get(code - 128)  # all of them, and this one waits for the others in C++

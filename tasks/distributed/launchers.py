@@ -66,7 +66,9 @@ def fresh_store() -> Store:
         return kept
     host, size = os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"])
     if rank == 0:
-        fresh = TCPStore(host, 0, size, True, timedelta(minutes=30), wait_for_workers=False, multi_tenant=True)
+        fresh = TCPStore(
+            host, 0, size, True, timedelta(minutes=30), wait_for_workers=False, multi_tenant=True
+        )
         kept.set("port of the first", str(fresh.port))
     else:
         fresh = store_of_the_first(kept, host, size)

@@ -46,7 +46,9 @@ class Sharded(ModelParallelStrategy):
     """
 
     def __init__(self, save_distributed_checkpoint: bool = False) -> None:
-        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=save_distributed_checkpoint)
+        super().__init__(
+            tensor_parallel_size=1, save_distributed_checkpoint=save_distributed_checkpoint
+        )
 
     def setup_environment(self) -> None:
         """Connect all processes."""
@@ -74,7 +76,9 @@ class Sharded(ModelParallelStrategy):
         }
         if any(wrong.values()) and trainer.state.fn == TrainerFn.FITTING:
             given = " ".join(option for option, found in wrong.items() if found)
-            raise UsageError(f"weights in parts (--trainer.strategy fsdp) are not averaged nor compiled: give {given}")
+            raise UsageError(
+                f"weights in parts (--trainer.strategy fsdp) are not averaged nor compiled: give {given}"
+            )
 
     # Whole and in parts ---------------------------------------------------------------------------------------------
 
@@ -119,10 +123,14 @@ class Sharded(ModelParallelStrategy):
         assert self.model is not None
         parts = self._save_distributed_checkpoint
         options = StateDictOptions(full_state_dict=not parts, cpu_offload=True)
-        state = get_optimizer_state_dict(self.model, getattr(optimizer, "_optimizer", optimizer), options=options)
+        state = get_optimizer_state_dict(
+            self.model, getattr(optimizer, "_optimizer", optimizer), options=options
+        )
         return state if parts else numbered(state)
 
-    def save_checkpoint(self, checkpoint: Checkpoint, filepath: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: Checkpoint, filepath: Any, storage_options: Any = None
+    ) -> None:
         """Write a checkpoint; a folder of parts takes its name when all processes have written theirs."""
         target, files = Path(self.broadcast(filepath)), self.checkpoint_io
         if not self._save_distributed_checkpoint:
@@ -149,10 +157,14 @@ class Sharded(ModelParallelStrategy):
         assert isinstance(self.model, nn.Module)
         if in_parts(Path(checkpoint_path)):
             return self.load_parts(Path(checkpoint_path))
-        checkpoint: Checkpoint = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=True)
+        checkpoint: Checkpoint = torch.load(
+            checkpoint_path, map_location="cpu", mmap=True, weights_only=True
+        )
         options = StateDictOptions(full_state_dict=True)
         set_model_state_dict(self.model, checkpoint.pop("state_dict"), options=options)
-        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):  # none in a test
+        for optimizer, saved in zip(
+            self.optimizers, checkpoint["optimizer_states"], strict=False
+        ):  # none in a test
             groups: Any = get_optimizer_state_dict(self.model, optimizer)["param_groups"]
             state = named(saved, [name for group in groups for name in group["params"]])
             set_optimizer_state_dict(self.model, optimizer, state, options=options)
@@ -161,7 +173,10 @@ class Sharded(ModelParallelStrategy):
     def load_parts(self, folder: Path) -> Checkpoint:
         """The same from parts, of which this process reads its own."""
         assert isinstance(self.model, nn.Module)
-        states = {f"optimizer_{i}": get_optimizer_state_dict(self.model, one) for i, one in enumerate(self.optimizers)}
+        states = {
+            f"optimizer_{i}": get_optimizer_state_dict(self.model, one)
+            for i, one in enumerate(self.optimizers)
+        }
         weights = get_model_state_dict(self.model)
         load_parts(folder, {"state_dict": weights, **states})
         set_model_state_dict(self.model, weights)
@@ -174,5 +189,7 @@ def shard(net: nn.Module, mesh: DeviceMesh) -> None:
     """Part each block and what is around them among the processes of `mesh`; gradients are summed in 32 bits."""
     for part in [module for module in net.modules() if isinstance(module, Block)] + [net]:
         fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
-    if hasattr(net, "hidden"):  # what a step calls in the place of `forward` gathers the same weights
+    if hasattr(
+        net, "hidden"
+    ):  # what a step calls in the place of `forward` gathers the same weights
         register_fsdp_forward_method(net, "hidden")

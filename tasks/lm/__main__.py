@@ -24,7 +24,10 @@ APP = App(
     functions={
         "generate": ("write texts that go on from prompts", "tasks.lm.generate:generate"),
         "score": ("loss, perplexity and bits per byte of a text", "tasks.lm.score:score"),
-        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.lm.export:export"),
+        "export": (
+            "write a checkpoint's weights for Hugging Face or safetensors",
+            "tasks.lm.export:export",
+        ),
     },
     examples=(
         "fit",

@@ -36,7 +36,9 @@ ROW = 256  # tokens of a row where nobody says how many
 
 def presets() -> dict[str, Options]:
     """The named sizes as options; tokens and context come from the data."""
-    return {name: asdict(replace(config, max_length=None)) for name, config in DECODER_PRESETS.items()}
+    return {
+        name: asdict(replace(config, max_length=None)) for name, config in DECODER_PRESETS.items()
+    }
 
 
 def fitted(config: DecoderConfig, facts: Mapping[str, Any]) -> DecoderConfig:
@@ -75,13 +77,20 @@ def pretrained_options(source: str) -> Options:
         options = folder_options(folder, asdict(read_config(source, folder)))
         folder_state(folder, converted, meta=True)
     context = options["model"]["net"]["max_length"]
-    return merged(options, {"data": {"max_length": context}}) if context and context < ROW else options
+    return (
+        merged(options, {"data": {"max_length": context}}) if context and context < ROW else options
+    )
 
 
 def read_config(source: str, folder: Path, option: str = OPTION) -> DecoderConfig:
     """Sizes of the model in a folder of Hugging Face's layout; says where its window makes the context shorter."""
     (_, config), positions = read_settings(
-        folder, lambda settings: (config_from_huggingface(settings), settings.get("max_position_embeddings")), option
+        folder,
+        lambda settings: (
+            config_from_huggingface(settings),
+            settings.get("max_position_embeddings"),
+        ),
+        option,
     )
     if positions and config.max_length and positions > config.max_length:
         rank_zero_only(print)(
@@ -174,7 +183,9 @@ def _published(source: str) -> Model:
         if config.vocabulary is None or config.max_length is None:
             raise UsageError("its config.json does not say how many tokens it knows or reads")
         if tokenizer.size > config.vocabulary:
-            raise UsageError(f"its tokenizer has {tokenizer.size} tokens, but its config.json {config.vocabulary}")
+            raise UsageError(
+                f"its tokenizer has {tokenizer.size} tokens, but its config.json {config.vocabulary}"
+            )
         state = folder_state(folder, converted, CKPT_PATH)
         net = Decoder(config)
         load_weights(net, state)

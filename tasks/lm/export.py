@@ -20,7 +20,9 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         output: Folder or file to write; null puts it beside the checkpoint.
     """
     model = load_model(ckpt_path)
-    export_texts(model.net, model.facts, ckpt_path, format, output, lambda net: to_huggingface(net, model))
+    export_texts(
+        model.net, model.facts, ckpt_path, format, output, lambda net: to_huggingface(net, model)
+    )
 
 
 def to_huggingface(net: Any, model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -33,4 +35,6 @@ def to_huggingface(net: Any, model: Model) -> tuple[dict[str, Any], dict[str, Te
     special = model.tokenizer.ids.known()
     if not model.facts["framed"]:
         special = {role: number for role, number in special.items() if role not in ("bos", "eos")}
-    return config_to_huggingface(family, net.config, special), from_tessera(family, net.state_dict(), net.config)
+    return config_to_huggingface(family, net.config, special), from_tessera(
+        family, net.state_dict(), net.config
+    )

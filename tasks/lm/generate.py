@@ -51,7 +51,9 @@ class GenerateOptions(GenerationConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.num_samples <= MOST_SAMPLES:
-            raise ValueError(f"num_samples is {self.num_samples}; it must be from 1 to {MOST_SAMPLES:,}.")
+            raise ValueError(
+                f"num_samples is {self.num_samples}; it must be from 1 to {MOST_SAMPLES:,}."
+            )
         if self.temperature == 0 and self.beams == 1 < self.num_samples:
             raise ValueError(f"num_samples is {self.num_samples}, but at temperature 0 all are the same text; raise "
                              "temperature, or leave num_samples out.")  # fmt: skip
@@ -61,7 +63,9 @@ class GenerateOptions(GenerationConfig):
         if "" in self.stop:
             raise ValueError("a stop string is empty; leave it out.")
         if self.stop and self.beams > 1:
-            raise ValueError("beam search ranks whole texts, which a stop string would cut; leave stop or beams out.")
+            raise ValueError(
+                "beam search ranks whole texts, which a stop string would cut; leave stop or beams out."
+            )
 
 
 class Done(NamedTuple):
@@ -134,7 +138,9 @@ def ranked(
 ) -> Rows:
     """The best `num_samples` texts of beam search for each prompt."""
     rows, ends = [], end_tokens(model, found)
-    banned, renormalise = (found.banned, bool(found.asked.renormalize_logits)) if found else ((), True)
+    banned, renormalise = (
+        (found.banned, bool(found.asked.renormalize_logits)) if found else ((), True)
+    )
     texts = beam_search(model.net, tokens, options, ends, banned, renormalise)
     for prompt, ids, best in zip(prompts, tokens, texts, strict=True):
         for text, score in best[: options.num_samples]:
@@ -156,7 +162,9 @@ def read_prompts(options: GenerateOptions) -> list[str]:
         return options.prompt or [""]
     lines = read_lines(options.prompt_file, "--prompt_file", "prompts")
     if not (found := [line for line in lines if line.strip()]):
-        raise UsageError(f"--prompt_file {options.prompt_file} holds no prompt: write one on each line")
+        raise UsageError(
+            f"--prompt_file {options.prompt_file} holds no prompt: write one on each line"
+        )
     return options.prompt + found
 
 
@@ -177,7 +185,11 @@ def fitting(model: Model, tokens: list[int], number: int, options: GenerateOptio
             f"text is longer than the {window} tokens that the weights attend to (sliding_window): lower it, or "
             "shorten the prompt"
         )
-    most = context if options.beams == 1 else max(1, (context + 1) // 2, context + 1 - options.max_new_tokens)
+    most = (
+        context
+        if options.beams == 1
+        else max(1, (context + 1) // 2, context + 1 - options.max_new_tokens)
+    )
     if len(tokens) <= most:
         return tokens
     what = f"prompt {number} has {len(tokens)} tokens, and the context of the model is {context}"
@@ -218,6 +230,11 @@ def print_text(row: Done, steps: Writers) -> None:
 def print_json(row: Done, steps: Writers, sample: int) -> None:
     """Print one object, when its text is done."""
     text = "".join(growing(row.writer, steps))
-    found: dict[str, Any] = {"prompt": row.prompt, "text": text, "sample": sample + 1, "tokens": row.writer.tokens}
+    found: dict[str, Any] = {
+        "prompt": row.prompt,
+        "text": text,
+        "sample": sample + 1,
+        "tokens": row.writer.tokens,
+    }
     found |= {"ended": row.writer.ended} | ({} if row.score is None else {"score": row.score})
     print(json_line(found), flush=True)

@@ -72,7 +72,9 @@ def score(
         raise UsageError(f"--batch_size {batch_size} must be at least 1")
     file = corpus(data, model.facts)
     if len(file.tokens) < 2:
-        raise UsageError(f"{data.path} has one token only, which nothing can be foreseen from: give a longer text")
+        raise UsageError(
+            f"{data.path} has one token only, which nothing can be foreseen from: give a longer text"
+        )
     loss, right, tokens = total(model.net, file.tokens, stride, batch_size)
     bytes_ = int(file.bytes[-1] - file.byte_places(np.array(1)))  # nothing foresees the first token
     found = {
@@ -124,7 +126,9 @@ def total(net: Decoder, tokens: np.ndarray, stride: int, batch_size: int) -> tup
     return loss, right, count
 
 
-def batches(tokens: np.ndarray, length: int, stride: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    tokens: np.ndarray, length: int, stride: int, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Windows over a text and their targets, (B, T) each, -100 where one was a target before.
 
     Args:
@@ -145,7 +149,9 @@ def batches(tokens: np.ndarray, length: int, stride: int, batch_size: int) -> It
         yield _counted(tokens[None, start[0] :], length, stride, start)
 
 
-def _counted(rows: np.ndarray, length: int, stride: int, starts: np.ndarray) -> tuple[Tensor, Tensor]:
+def _counted(
+    rows: np.ndarray, length: int, stride: int, starts: np.ndarray
+) -> tuple[Tensor, Tensor]:
     """Inputs and targets of windows (B, N + 1) that begin at `starts` (B,): all count in the first, else new ones."""
     numbers = torch.from_numpy(rows.astype(np.int64))
     inputs, targets = numbers[:, :-1], numbers[:, 1:].clone()  # (B, N)

@@ -79,7 +79,12 @@ class LMTask(TextTask):
         super().__init__(optimizer, ema, compile)
         if z_loss < 0:
             raise ValueError(f"z_loss {z_loss} must not be negative")
-        self.net_config, self.z_loss, self.sample_config, self.pretrained = net, z_loss, samples, pretrained
+        self.net_config, self.z_loss, self.sample_config, self.pretrained = (
+            net,
+            z_loss,
+            samples,
+            pretrained,
+        )
         self.trained = TokenCount()
 
     def build(self, facts: Mapping[str, Any]) -> Decoder:
@@ -111,10 +116,14 @@ class LMTask(TextTask):
             f"{split}/bits_per_byte": loss / size / torch.log(torch.tensor(2.0)),
         }
 
-    def step(self, batch: Batch, training: bool) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    def step(
+        self, batch: Batch, training: bool
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """Loss (), figures by name and how many tokens each is the mean of, for a batch of tokens (B, T)."""
         targets = batch["targets"]
-        hidden = self.net(batch["tokens"], coords=batch.get("coords"), documents=batch.get("documents"))
+        hidden = self.net(
+            batch["tokens"], coords=batch.get("coords"), documents=batch.get("documents")
+        )
         loss, right = self.net.loss(hidden, targets, z_loss=self.z_loss if training else 0.0)
         count = (targets != IGNORED).sum()
         figures = {"bytes_per_token": batch["bytes"].sum()}
@@ -132,7 +141,9 @@ class LMTask(TextTask):
     def log_step(self, means: Mapping[str, Tensor]) -> None:
         """As in the base class, and what follows from the loss, z-loss included."""
         super().log_step(means)
-        self.log_dict(self.derived({f"train/{name}": value for name, value in means.items()}, "train"))
+        self.log_dict(
+            self.derived({f"train/{name}": value for name, value in means.items()}, "train")
+        )
 
     # Rates ----------------------------------------------------------------------------------------------------------
 
@@ -144,7 +155,10 @@ class LMTask(TextTask):
     def rates(self, samples_per_s: float) -> dict[str, float]:
         """Tokens/s without padding, and the share of the peak that their arithmetic is (model FLOP utilisation)."""
         tokens = samples_per_s * self.trained.per_sample()
-        return {"train/tokens_per_s": tokens, "train/mfu": tokens * self.flops / self.peak / self.trainer.world_size}
+        return {
+            "train/tokens_per_s": tokens,
+            "train/mfu": tokens * self.flops / self.peak / self.trainer.world_size,
+        }
 
     # Samples --------------------------------------------------------------------------------------------------------
 

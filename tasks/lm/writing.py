@@ -29,10 +29,14 @@ def prompt_tokens(model: Model, prompt: str) -> list[int]:
             f"the prompt has the character {letter!r} (U+{ord(letter):04X}), which is not among the "
             f"{tokenizer.size} tokens that the model knows: leave it out"
         )
-    begin = [number for number in (frame.head, None if prompt else frame.lead) if number is not None]
+    begin = [
+        number for number in (frame.head, None if prompt else frame.lead) if number is not None
+    ]
     (ids,) = tokenizer.encode_batch([prompt if prompt or begin else "\n"])
     if not begin + ids:
-        raise UsageError("the model knows no way to begin a text: give a --prompt that is not empty")
+        raise UsageError(
+            "the model knows no way to begin a text: give a --prompt that is not empty"
+        )
     return begin + ids
 
 
@@ -55,7 +59,11 @@ class Writer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = (), ends: Collection[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stop: Sequence[str] = (),
+        ends: Collection[int] = (),
     ) -> None:
         self.tokenizer, self.stop, self.ends = tokenizer, stop, ends
         self.text, self.tokens = "", 0
@@ -95,7 +103,9 @@ class Writer:
         if found:
             self.ended, size = "stop", min(found)
         else:
-            begun = (n for stop in self.stop for n in range(1, len(stop)) if text.endswith(stop[:n]))
+            begun = (
+                n for stop in self.stop for n in range(1, len(stop)) if text.endswith(stop[:n])
+            )
             self.ended, size = ended, len(text) - (0 if ended else max(begun, default=0))
         self.text, self._held = self.text + text[:size], text[size:]
 
@@ -115,7 +125,9 @@ class Writers:
     def advance(self) -> None:
         """One more token for each text; where there is none, all have ended."""
         tokens = next(self.steps, None)
-        for row, token in zip(self.rows, [None] * len(self.rows) if tokens is None else tokens.tolist(), strict=True):
+        for row, token in zip(
+            self.rows, [None] * len(self.rows) if tokens is None else tokens.tolist(), strict=True
+        ):
             row.finish() if token is None else row.add(token)
 
     def finish(self) -> list[str]:
@@ -141,7 +153,9 @@ def writers(
     """
     ends = end_tokens(model, found)
     rows = [Writer(model.tokenizer, prompt, stop, ends) for prompt in prompts]
-    return Writers(rows, generate(model.net, prompts, config, ends, seeds, found.banned if found else ()))
+    return Writers(
+        rows, generate(model.net, prompts, config, ends, seeds, found.banned if found else ())
+    )
 
 
 def end_tokens(model: Model, found: FolderGeneration | None = None) -> list[int]:

@@ -20,7 +20,12 @@ APP = App(
     default_config="configs/mlm/reference.yaml",
     trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     trains=("fit", "validate", "test"),
-    functions={"export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.bert.export:export")},
+    functions={
+        "export": (
+            "write a checkpoint's weights for Hugging Face or safetensors",
+            "tasks.bert.export:export",
+        )
+    },
     examples=(
         "fit",
         "fit --config configs/mlm/imdb.yaml --run_dir runs/mlm/imdb",

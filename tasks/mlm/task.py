@@ -72,24 +72,41 @@ class MaskedLMTask(TextTask):
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
         """Perplexity: e to the mean loss over masked tokens."""
-        return {f"{split}/perplexity": values.get(f"{split}/token_loss", values[f"{split}/loss"]).exp()}
+        return {
+            f"{split}/perplexity": values.get(f"{split}/token_loss", values[f"{split}/loss"]).exp()
+        }
 
-    def step(self, batch: Batch, training: bool) -> tuple[Tensor, dict[str, Tensor], dict[str, int]]:
+    def step(
+        self, batch: Batch, training: bool
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, int]]:
         """Loss (), figures by name and how many guesses each is the mean of, for a batch of tokens (B, N).
 
         The loss is the sum of two means, over masked tokens and over pairs of sentences if there are any (Devlin 2019,
         A.2). Over several micro-batches or processes the second is weighted as the first, by their masked tokens.
         """
         tokens, keep, segments = batch["tokens"], batch["keep"], batch.get("segments")
-        evaluated = None if training else [position_seed(run_seed(), -1, i, 0) for i in batch["index"].tolist()]
+        evaluated = (
+            None
+            if training
+            else [position_seed(run_seed(), -1, i, 0) for i in batch["index"].tolist()]
+        )
         masked, where = self.masker(tokens, keep, evaluated)
         hidden = self.net.hidden(masked, keep, segments)
         targets = tokens[where]  # (S,)
         loss, right = self.net.loss(hidden, targets, where)
         count = max(1, len(targets))
-        figures, counts = {"acc": right / count, "token_loss": loss}, {"acc": count, "token_loss": count}
+        figures, counts = (
+            {"acc": right / count, "token_loss": loss},
+            {"acc": count, "token_loss": count},
+        )
         if "is_next" in batch:
-            logits, label = self.net.sentence_logits(hidden), 1 - batch["is_next"]  # (B, 2), (B,); 0: it follows
+            logits, label = (
+                self.net.sentence_logits(hidden),
+                1 - batch["is_next"],
+            )  # (B, 2), (B,); 0: it follows
             loss = loss + F.cross_entropy(logits.float(), label)
-            figures["next_acc"], counts["next_acc"] = (logits.argmax(-1) == label).float().mean(), len(label)
+            figures["next_acc"], counts["next_acc"] = (
+                (logits.argmax(-1) == label).float().mean(),
+                len(label),
+            )
         return loss, figures, counts

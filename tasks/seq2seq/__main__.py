@@ -23,8 +23,14 @@ APP = App(
     trains=("fit", "validate", "test"),
     functions={
         "translate": ("translate texts, a sentence a line", "tasks.seq2seq.translate:translate"),
-        "attend": ("draw which source tokens each target token looks at", "tasks.seq2seq.attend:attend"),
-        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.seq2seq.export:export"),
+        "attend": (
+            "draw which source tokens each target token looks at",
+            "tasks.seq2seq.attend:attend",
+        ),
+        "export": (
+            "write a checkpoint's weights for Hugging Face or safetensors",
+            "tasks.seq2seq.export:export",
+        ),
     },
     examples=(
         "fit",

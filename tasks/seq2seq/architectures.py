@@ -26,9 +26,14 @@ def fitted(config: Seq2SeqConfig, facts: Mapping[str, Any]) -> Seq2SeqConfig:
             one table is to be shared by two tokenizers that number their tokens otherwise.
         ValueError: one table is to be shared by vocabularies of two sizes.
     """
-    config = with_vocabulary(with_vocabulary(config, facts, "source_vocabulary"), facts, "target_vocabulary")
+    config = with_vocabulary(
+        with_vocabulary(config, facts, "source_vocabulary"), facts, "target_vocabulary"
+    )
     tokenizer = PairTokenizer.from_facts(facts)
-    if config.tying in ("all", "inputs") and tokenizer.source.vocabulary != tokenizer.target.vocabulary:
+    if (
+        config.tying in ("all", "inputs")
+        and tokenizer.source.vocabulary != tokenizer.target.vocabulary
+    ):
         raise UsageError(
             f"--model.net.tying {config.tying} shares one table between source and target, whose tokenizers number "
             "their tokens otherwise: set --model.net.tying target, or use one tokenizer for both "

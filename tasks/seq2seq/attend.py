@@ -46,25 +46,37 @@ def attend(
         raise UsageError(f"--beams {beams} must be at least 1")
     kind = Path(out).suffix.removeprefix(".").lower() or "png"
     if kind not in KINDS:
-        raise UsageError(f"--out {out} ends in .{kind}, which is no kind of picture here: use .png, .pdf or .svg")
+        raise UsageError(
+            f"--out {out} ends in .{kind}, which is no kind of picture here: use .png, .pdf or .svg"
+        )
     model = prepared(load_model(ckpt_path), device)
     (source,), (cut,) = model.tokenizer.sources([text], model.net.max_length)
     if cut:
-        print(f"the text is longer than the {len(source)} tokens that the model reads, and is drawn without the rest")
+        print(
+            f"the text is longer than the {len(source)} tokens that the model reads, and is drawn without the rest"
+        )
     if target is None:
         tokens, _, finished = own_translation(model, source, beams)
     else:
         tokens, finished = given_translation(model, target), True
     weights = cross_weights(model, source, tokens)
     with new_file(Path(out)) as partial, refusals(f"--out {out}"):
-        draw(weights, spelled(model.tokenizer.source, source), spelled(model.tokenizer.target, tokens), partial, kind)
+        draw(
+            weights,
+            spelled(model.tokenizer.source, source),
+            spelled(model.tokenizer.target, tokens),
+            partial,
+            kind,
+        )
     print(printed(model.tokenizer.decode(tokens), finished))
     print(f"wrote {out}: {len(weights)} layers by {weights.shape[1]} heads")
 
 
 def own_translation(model: Model, source: list[int], beams: int) -> Translation:
     """What the model itself writes, as `translate` would."""
-    config = GenerationConfig(model.net.max_length, temperature=0.0, beams=beams, early_stopping="likely")
+    config = GenerationConfig(
+        model.net.max_length, temperature=0.0, beams=beams, early_stopping="likely"
+    )
     return translate(model.net, [source], config, **model.ends)[0][0]
 
 
@@ -73,7 +85,9 @@ def given_translation(model: Model, text: str) -> list[int]:
     (ids,) = model.tokenizer.target.encode_batch([text])
     if len(ids) + model.tokenizer.added > model.net.max_length:
         most = model.net.max_length
-        print(f"--target is longer than the {most} tokens that the model writes, and is drawn without the rest")
+        print(
+            f"--target is longer than the {most} tokens that the model writes, and is drawn without the rest"
+        )
     return model.tokenizer.frame_target(ids, model.net.max_length)[1:]
 
 
@@ -106,7 +120,9 @@ def spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [text if text and BROKEN not in text else name for text, name in pairs]
 
 
-def draw(weights: Tensor, source: Sequence[str], target: Sequence[str], path: Path | BinaryIO, kind: str) -> None:
+def draw(
+    weights: Tensor, source: Sequence[str], target: Sequence[str], path: Path | BinaryIO, kind: str
+) -> None:
     """Draw a panel for each layer (rows) and head (columns), dark where a token looks.
 
     Args:
@@ -119,7 +135,9 @@ def draw(weights: Tensor, source: Sequence[str], target: Sequence[str], path: Pa
     import matplotlib.figure
 
     layers, heads = weights.shape[:2]
-    names = [[label.replace("$", r"\$") for label in labels] for labels in (source, target)]  # it begins a formula
+    names = [
+        [label.replace("$", r"\$") for label in labels] for labels in (source, target)
+    ]  # it begins a formula
     width, height = heads * (CELL * len(source) + LABELS), layers * (CELL * len(target) + LABELS)
     share = min(1.0, WIDEST / max(width, height))
     figure = matplotlib.figure.Figure(figsize=(share * width, share * height), layout="constrained")
@@ -128,7 +146,9 @@ def draw(weights: Tensor, source: Sequence[str], target: Sequence[str], path: Pa
         for head in range(heads):
             panel = panels[layer, head]
             panel.imshow(weights[layer, head].numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-            panel.set_title(f"layer {layer + 1}" + (f", head {head + 1}" if heads > 1 else ""), fontsize=8)
+            panel.set_title(
+                f"layer {layer + 1}" + (f", head {head + 1}" if heads > 1 else ""), fontsize=8
+            )
             panel.set_xticks(range(len(source)), names[0], rotation=90, fontsize=7)
             panel.set_yticks(range(len(target)), names[1], fontsize=7)
     figure.savefig(path, dpi=100, format=kind)

@@ -36,7 +36,12 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
 def special_tokens(facts: dict[str, Any]) -> dict[str, int]:
     """Numbers of control tokens, by the roles that a config.json has."""
     begin = PairTokenizer.from_facts(facts).target.ids.bos
-    known = {"decoder_start": facts["start"], "bos": begin, "eos": facts["end"], "pad": facts["padding"]}
+    known = {
+        "decoder_start": facts["start"],
+        "bos": begin,
+        "eos": facts["end"],
+        "pad": facts["padding"],
+    }
     return {role: number for role, number in known.items() if number is not None}
 
 
@@ -47,13 +52,17 @@ def to_huggingface(net: Any, special: dict[str, int]) -> tuple[dict[str, Any], d
         ValueError: they have no such model; says why.
     """
     family = suited_family(net.config)
-    return config_to_huggingface(family, net.config, special), from_tessera(family, net.state_dict(), net.config)
+    return config_to_huggingface(family, net.config, special), from_tessera(
+        family, net.state_dict(), net.config
+    )
 
 
 def write_tokenizers(facts: dict[str, Any], folder: Path, ends: Ends) -> None:
     """The tokenizers, and a `generation_config.json` with which `generate` makes what `translate` does."""
     pair = PairTokenizer.from_facts(facts)
-    sides = {folder: pair.source} if pair.joint else {folder: pair.source, folder / TARGET: pair.target}
+    sides = (
+        {folder: pair.source} if pair.joint else {folder: pair.source, folder / TARGET: pair.target}
+    )
     for place, tokenizer in sides.items():
         place.mkdir(exist_ok=True)
         content = json.loads(tokenizer.to_json())

@@ -34,7 +34,11 @@ from tasks.seq2seq.rules import folder_generation, start_token
 
 TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder
 SIDES = ("source", "target")
-FRAMES = ("start", "begin", "prompt")  # what a network learned of the control tokens and words around texts
+FRAMES = (
+    "start",
+    "begin",
+    "prompt",
+)  # what a network learned of the control tokens and words around texts
 PIECES = "spiece.model"  # T5's tokenizer where there is no tokenizer.json
 TARGET = "target_tokenizer"  # the folder of the target's own tokenizer in an export
 
@@ -52,7 +56,9 @@ def pretrained_options(source: str) -> Options:
     if source.endswith(".ckpt"):
         saved = checkpoint_of(source, TASKS)[KEY]
         facts, net = saved["facts"], without_rates(saved["net"])
-        paths = (tokenizer_file(source, {"tokenizer": facts[f"{side}_tokenizer"]}) for side in SIDES)
+        paths = (
+            tokenizer_file(source, {"tokenizer": facts[f"{side}_tokenizer"]}) for side in SIDES
+        )
         options = _files(*paths) | {name: facts["tokenizer_options"][name] for name in FRAMES}
     else:
         folder = local_folder(source)
@@ -75,15 +81,23 @@ def read_folder(folder: Path, option: str = OPTION) -> tuple[Seq2SeqConfig, Pair
         UsageError: there is no such model, or no tokenizer.
         DataError: a tokenizer cannot be read.
     """
-    (family, config), settings = read_settings(folder, lambda found: (config_from_huggingface(found), found), option)
-    usual = settings.get("eos_token_id" if family == "bart" else "pad_token_id")  # in older files of BART and T5
+    (family, config), settings = read_settings(
+        folder, lambda found: (config_from_huggingface(found), found), option
+    )
+    usual = settings.get(
+        "eos_token_id" if family == "bart" else "pad_token_id"
+    )  # in older files of BART and T5
     start = start_token(folder, settings, usual)
     if (folder / "source.spm").is_file():
-        return config, PairTokenizerConfig(**_files(folder / "source.spm", folder / "target.spm"), start=start)
+        return config, PairTokenizerConfig(
+            **_files(folder / "source.spm", folder / "target.spm"), start=start
+        )
     if (folder / PIECES).is_file() and not (folder / "tokenizer.json").is_file():
         return config, PairTokenizerConfig(**_files(folder / PIECES, folder / PIECES), start=start)
     files = _files(folder, folder / TARGET if (folder / TARGET).is_dir() else folder)
-    return config, PairTokenizerConfig(**files, start=start, begin=opens(Tokenizer.from_file(folder)))
+    return config, PairTokenizerConfig(
+        **files, start=start, begin=opens(Tokenizer.from_file(folder))
+    )
 
 
 def opens(tokenizer: Tokenizer) -> bool:
@@ -149,7 +163,11 @@ def published(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]:
     with refusals(source):
         net = build(fitted(config, facts))
         load_weights(net, state)
-    return net, facts, folder_generation(folder, read_settings(folder, dict, CKPT_PATH), net.vocabulary)
+    return (
+        net,
+        facts,
+        folder_generation(folder, read_settings(folder, dict, CKPT_PATH), net.vocabulary),
+    )
 
 
 def languages(folder: Path) -> list[str]:
@@ -159,5 +177,7 @@ def languages(folder: Path) -> list[str]:
         said = read_object(file) if file.is_file() else {}
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read ({error}): download the model again") from error
-    pair = [name for name in (said.get("source_lang"), said.get("target_lang")) if isinstance(name, str)]
+    pair = [
+        name for name in (said.get("source_lang"), said.get("target_lang")) if isinstance(name, str)
+    ]
     return pair if len(pair) == 2 else []

@@ -8,7 +8,10 @@ from datamodules.tokenizers.pairs import PairTokenizer
 from modules.generation.translation import Rules
 from tasks.checkpoints.generation_config import FolderGeneration, read_generation
 
-FORCED = {"marian": 0, "bart": 2}  # the end at the limit, in folders without that file whose config.json leaves it out
+FORCED = {
+    "marian": 0,
+    "bart": 2,
+}  # the end at the limit, in folders without that file whose config.json leaves it out
 Settings = Mapping[str, Any]
 
 
@@ -46,13 +49,19 @@ def published_ends(found: FolderGeneration, facts: Mapping[str, Any]) -> Ends:
 def folder_generation(folder: Path, settings: Settings, vocabulary: int = 0) -> FolderGeneration:
     """What the folder of a model asks of `generate`; arguments and errors as in `read_generation`."""
     return read_generation(
-        folder, settings, vocabulary, forced_eos_token_id=FORCED.get(str(settings.get("model_type")))
+        folder,
+        settings,
+        vocabulary,
+        forced_eos_token_id=FORCED.get(str(settings.get("model_type"))),
     )
 
 
 def start_token(folder: Path, settings: Settings, usual: int | None) -> int | None:
     """The token that a decoder begins with; `usual` where nothing says."""
-    found = (folder_generation(folder, settings).asked.decoder_start_token_id, settings.get("decoder_start_token_id"))
+    found = (
+        folder_generation(folder, settings).asked.decoder_start_token_id,
+        settings.get("decoder_start_token_id"),
+    )
     return next((token for token in found if token is not None), usual)
 
 

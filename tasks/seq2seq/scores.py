@@ -11,7 +11,11 @@ from torchmetrics import Metric
 
 from tasks.cli.text_io import flat
 
-SPLITS = {"zh": "zh", "ja": "char", "ko": "char"}  # how BLEU cuts languages that part no words by spaces; others: 13a
+SPLITS = {
+    "zh": "zh",
+    "ja": "char",
+    "ko": "char",
+}  # how BLEU cuts languages that part no words by spaces; others: 13a
 
 
 class Translated(NamedTuple):
@@ -58,7 +62,9 @@ class TranslationScores(Metric):
         rows = zip(targets["index"], *sides, strict=True)
         lines = "".join(json.dumps([int(index), *row]) + "\n" for index, *row in rows)
         if lines:
-            self.texts.append(torch.frombuffer(bytearray(lines.encode()), dtype=torch.uint8).to(self.device))
+            self.texts.append(
+                torch.frombuffer(bytearray(lines.encode()), dtype=torch.uint8).to(self.device)
+            )
 
     def compute(self) -> dict[str, Tensor]:
         """The scores by name."""
@@ -88,7 +94,10 @@ class TranslationScores(Metric):
         """What sacrebleu says of how it scores, the number of references among it."""
         for metric in (self.bleu, self.chrf):
             metric.corpus_score(["a"], [["a"]])  # it knows that number only then
-        return {"bleu_signature": str(self.bleu.get_signature()), "chrf_signature": str(self.chrf.get_signature())}
+        return {
+            "bleu_signature": str(self.bleu.get_signature()),
+            "chrf_signature": str(self.chrf.get_signature()),
+        }
 
 
 def same(text: str, reference: str) -> bool:
@@ -100,6 +109,9 @@ def table(rows: Sequence[Translated]) -> str:
     """Sources, translations, references, and whether translations ended, as tab-separated values, a line each."""
     lines = [
         ("index", "source", "translation", "reference", "finished"),
-        *((str(index), *map(flat, texts), "yes" if ended else "no") for index, *texts, ended in rows),
+        *(
+            (str(index), *map(flat, texts), "yes" if ended else "no")
+            for index, *texts, ended in rows
+        ),
     ]
     return "".join("\t".join(line) + "\n" for line in lines)

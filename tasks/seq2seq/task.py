@@ -30,7 +30,10 @@ from tasks.training.averaging import LastWeights
 from tasks.training.optim import OptimConfig
 from tasks.training.throughput import TokenCount
 
-SHOWN, LOGGED = 3, 16  # test sentences that a run ends with; those of an evaluation that loggers show
+SHOWN, LOGGED = (
+    3,
+    16,
+)  # test sentences that a run ends with; those of an evaluation that loggers show
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,11 @@ class DecodingConfig:
         """The same for `beams` beams and a network that writes up to `longest` tokens; nothing is drawn."""
         new = longest if self.max_new_tokens is None else min(self.max_new_tokens, longest)
         return GenerationConfig(
-            new, temperature=0.0, beams=beams, length_penalty=self.length_penalty, early_stopping="likely"
+            new,
+            temperature=0.0,
+            beams=beams,
+            length_penalty=self.length_penalty,
+            early_stopping="likely",
         )
 
 
@@ -100,9 +107,13 @@ class Seq2SeqTask(Exhibits, TextTask):
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing {label_smoothing} must be from 0 to below 1")
         if average is not None and ema is not None:
-            raise UsageError(f"--model.average {average} and --model.ema {ema} are two averages: leave one out")
+            raise UsageError(
+                f"--model.average {average} and --model.ema {ema} are two averages: leave one out"
+            )
         if average is not None and average < 2:
-            raise UsageError(f"--model.average {average} must be at least 2 validations; leave it out for none")
+            raise UsageError(
+                f"--model.average {average} must be at least 2 validations; leave it out for none"
+            )
         self.net_config, self.label_smoothing, self.decoding = net, label_smoothing, decoding
         self.pretrained, self.average = pretrained, average
         self.trained = TokenCount()
@@ -119,7 +130,10 @@ class Seq2SeqTask(Exhibits, TextTask):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """The shared ones, and the mean of the latest weights where asked for."""
-        return [*super().configure_callbacks(), *([LastWeights(self.average)] if self.average else [])]
+        return [
+            *super().configure_callbacks(),
+            *([LastWeights(self.average)] if self.average else []),
+        ]
 
     def configure_model(self) -> None:
         """As in the base class, and the tokenizers of the data."""
@@ -157,14 +171,21 @@ class Seq2SeqTask(Exhibits, TextTask):
             return loss, {}, {"acc": count}
         texts, finished = self.translations(batch)
         outputs = {"acc": right / count.clamp(min=1), "texts": texts, "finished": finished}
-        pairs = {"index": batch["index"].tolist(), "sources": batch["text"], "references": batch["reference"]}
+        pairs = {
+            "index": batch["index"].tolist(),
+            "sources": batch["text"],
+            "references": batch["reference"],
+        }
         return loss, outputs, {"acc": count, **pairs}
 
     def translations(self, batch: Batch) -> tuple[list[str], list[bool]]:
         """What the network makes of the sources of a batch, each without its padding, and of each whether it ended."""
         beams = self.decoding.beams if self.trainer.testing else self.decoding.val_beams
         config = self.decoding.generation(beams, self.net.max_length)
-        sources = [row[keep].tolist() for row, keep in zip(batch["source"], batch["source_keep"], strict=True)]
+        sources = [
+            row[keep].tolist()
+            for row, keep in zip(batch["source"], batch["source_keep"], strict=True)
+        ]
         found = translate(self.net, sources, config, **writing(self.tokenizer))
         best = [some[0] for some in found]
         return [self.tokenizer.decode(one.tokens) for one in best], [one.finished for one in best]
@@ -182,16 +203,25 @@ class Seq2SeqTask(Exhibits, TextTask):
         model = Model(self.net, self.tokenizer, self.facts, writing(self.tokenizer))
         source = batch["source"][0][batch["source_keep"][0]].tolist()
         tokens = given_translation(model, outputs["texts"][0])
-        with self.trainer.precision_plugin.val_step_context(), torch.compiler.set_stance("force_eager"):
-            weights = cross_weights(model, source, tokens).float().mean(1, keepdim=True)  # (L, 1, N, M)
+        with (
+            self.trainer.precision_plugin.val_step_context(),
+            torch.compiler.set_stance("force_eager"),
+        ):
+            weights = (
+                cross_weights(model, source, tokens).float().mean(1, keepdim=True)
+            )  # (L, 1, N, M)
         labels = spelled(self.tokenizer.source, source), spelled(self.tokenizer.target, tokens)
         self.looked["attention"] = drawn(lambda file: draw(weights, *labels, file, "png"))
 
     def exhibits(self, split: str) -> dict[str, Table | Picture]:
         """Translations, and what `look` kept."""
         looked, self.looked = self.looked, {}
-        rows: list[tuple[Any, ...]] = [row[1:4] for row in self.metrics[split]["scores"].found[:LOGGED]]
-        return looked | ({"translations": Table(("source", "translation", "reference"), rows)} if rows else {})
+        rows: list[tuple[Any, ...]] = [
+            row[1:4] for row in self.metrics[split]["scores"].found[:LOGGED]
+        ]
+        return looked | (
+            {"translations": Table(("source", "translation", "reference"), rows)} if rows else {}
+        )
 
     # What a run says and keeps --------------------------------------------------------------------------------------
 
@@ -202,11 +232,18 @@ class Seq2SeqTask(Exhibits, TextTask):
 
     def _scores(self, *splits: str) -> list[TranslationScores]:
         """The scores of these splits."""
-        return [scores for split in splits if isinstance(scores := self.metrics[split]["scores"], TranslationScores)]
+        return [
+            scores
+            for split in splits
+            if isinstance(scores := self.metrics[split]["scores"], TranslationScores)
+        ]
 
     def keep_files(self, folder: Path) -> None:
         """Write `source.tokenizer.json` and `target.tokenizer.json`, or `tokenizer.json` where they are one."""
-        files = {f"{side}.tokenizer.json": self.facts[f"{side}_tokenizer"] for side in ("source", "target")}
+        files = {
+            f"{side}.tokenizer.json": self.facts[f"{side}_tokenizer"]
+            for side in ("source", "target")
+        }
         if len(set(files.values())) == 1:
             files = {"tokenizer.json": self.facts["target_tokenizer"]}
         for name, text in files.items():

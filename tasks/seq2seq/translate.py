@@ -58,7 +58,9 @@ class TranslateOptions(GenerationConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("nbest", "batch_size"):
-            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1.")
+            require(
+                getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1."
+            )
         require(
             self.temperature == 0 or self.beams == self.nbest == 1,
             f"temperature is {self.temperature}, which draws one translation of each sentence, and beam search draws "
@@ -87,7 +89,9 @@ def translate(options: TranslateOptions, typed: Collection[str] = ()) -> None:
         lines += read_lines(options.file or "-", "--file", "sentences")
     model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
     if model.generation:
-        options = model.generation.followed(options, typed, 1)  # the token that the decoder begins with
+        options = model.generation.followed(
+            options, typed, 1
+        )  # the token that the decoder begins with
     start = time.perf_counter()
     found = translations(model, lines, options)
     seconds = time.perf_counter() - start
@@ -99,15 +103,23 @@ def translate(options: TranslateOptions, typed: Collection[str] = ()) -> None:
             else:
                 text = printed(text, one.finished)
                 print(text if options.nbest == 1 else f"{number}\t{one.score:.4f}\t{text}")
-    print(f"{len(lines)} sentences in {seconds:.1f} s ({len(lines) / seconds:.1f}/s)", file=sys.stderr)
+    print(
+        f"{len(lines)} sentences in {seconds:.1f} s ({len(lines) / seconds:.1f}/s)", file=sys.stderr
+    )
     if not lines:
         print("there was nothing to translate: the input is empty", file=sys.stderr)
     if cut := sum(not one.finished for best in found for one in best[: options.nbest]):
-        say = "raise --max_new_tokens if the model can write more" if options.json else f"they end with{UNFINISHED}"
+        say = (
+            "raise --max_new_tokens if the model can write more"
+            if options.json
+            else f"they end with{UNFINISHED}"
+        )
         print(f"{cut} translations were not finished at the length limit: {say}", file=sys.stderr)
 
 
-def translations(model: Model, lines: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
+def translations(
+    model: Model, lines: Sequence[str], options: TranslateOptions
+) -> list[list[Translation]]:
     """The translations of each line, best first; an empty one of an empty line. Batches are of like lengths."""
     found = [[Translation([], 0.0, True)] for _ in lines]
     numbers = [number for number, line in enumerate(lines) if line.strip()]
@@ -122,7 +134,10 @@ def translations(model: Model, lines: Sequence[str], options: TranslateOptions) 
     with progress_bar("translating", len(rows), least=100) as advance:
         for first in range(0, len(order), options.batch_size):
             places = order[first : first + options.batch_size]
-            sources, seeds = [rows[place] for place in places], [options.seed + numbers[place] for place in places]
+            sources, seeds = (
+                [rows[place] for place in places],
+                [options.seed + numbers[place] for place in places],
+            )
             made = search(model.net, sources, options, **model.ends, seeds=seeds)
             for place, best in zip(places, made, strict=True):
                 found[numbers[place]] = best

@@ -30,7 +30,9 @@ class Model(NamedTuple):
     generation: FolderGeneration | None = None
 
     @classmethod
-    def of(cls, net: Seq2Seq, facts: dict[str, Any], generation: FolderGeneration | None = None) -> "Model":
+    def of(
+        cls, net: Seq2Seq, facts: dict[str, Any], generation: FolderGeneration | None = None
+    ) -> "Model":
         """A network with the tokenizers of its facts; it writes as one of ours, unless its folder says otherwise."""
         tokenizer = PairTokenizer.from_facts(facts)
         ends = published_ends(generation, facts) if generation else writing(tokenizer)

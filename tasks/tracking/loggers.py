@@ -73,7 +73,9 @@ class TensorBoardLogger(loggers.TensorBoardLogger):
     def save(self) -> None:
         """Write what waits; `hparams.yaml` once and for all, so not before there are any."""
         file = Path(self.log_dir, self.NAME_HPARAMS_FILE)
-        if not file.is_file():  # where a link or a pipe has its name, Lightning would write into that
+        if (
+            not file.is_file()
+        ):  # where a link or a pipe has its name, Lightning would write into that
             file.unlink(missing_ok=True)
         if self.hparams or self._continued:
             super().save()
@@ -120,7 +122,11 @@ class WandbLogger(loggers.WandbLogger):
         import wandb
 
         options: Any = self._wandb_init  # a parser gives None for all that nobody asked for
-        limits: Any = {name: value for name, value in LIMITS.items() if f"WANDB_{name.upper()}" not in os.environ}
+        limits: Any = {
+            name: value
+            for name, value in LIMITS.items()
+            if f"WANDB_{name.upper()}" not in os.environ
+        }
         options["settings"] = options.get("settings") or wandb.Settings(**limits)
         options.pop("anonymous", None)  # W&B has no such thing any more, and warns
         Path(self.save_dir or ".").mkdir(parents=True, exist_ok=True)  # W&B asks git about it
@@ -170,20 +176,40 @@ class WandbLogger(loggers.WandbLogger):
         self._lost = True
         self._warn(f"W&B was lost ({reason(error)})", "what it had by then is kept")
         with suppress(Exception):
-            in_background(wandb.teardown).result(PATIENCE)  # or it would wait, and complain, at the end
+            in_background(wandb.teardown).result(
+                PATIENCE
+            )  # or it would wait, and complain, at the end
 
     def _catch_up(self, run: Any, continued: Continued) -> None:
         """Find out what W&B has of this run, and log what it misses."""
-        rows, lines = list(history(Path(self.save_dir or "."), run.id)), read_rows(self._folder / "metrics.csv")
+        rows, lines = (
+            list(history(Path(self.save_dir or "."), run.id)),
+            read_rows(self._folder / "metrics.csv"),
+        )
         if run.resumed:  # W&B itself knows; tables of its summary may be of any step
-            rows = [{name: value for name, value in dict(run.summary).items() if isinstance(value, int | float)}]
+            rows = [
+                {
+                    name: value
+                    for name, value in dict(run.summary).items()
+                    if isinstance(value, int | float)
+                }
+            ]
         elif rows:
             run.log({}, step=1 + max(int(row["_step"]) for row in rows), commit=False)  # count on
         self._newest = max((row.get(STEP, -1) for row in rows), default=-1)
         for row in rows:
             self._values |= row if row.get(STEP) == self._newest else {}
-        before = {name: text for line in lines if int(line["step"]) < self._newest for name, text in line.items()}
-        self._unsure = {name for name, text in before.items() if run.resumed and float(text) == self._values.get(name)}
+        before = {
+            name: text
+            for line in lines
+            if int(line["step"]) < self._newest
+            for name, text in line.items()
+        }
+        self._unsure = {
+            name
+            for name, text in before.items()
+            if run.resumed and float(text) == self._values.get(name)
+        }
         for line in lines:
             if continued.keeps(line):
                 values = {name: float(text) for name, text in line.items() if name != "step"}
@@ -194,7 +220,11 @@ class WandbLogger(loggers.WandbLogger):
         if step is None or step != self._newest:
             return step is not None and step < self._newest
         names = self._values.keys() & row.keys() - {"epoch"}
-        same = {name for name in names if self._values[name] == row[name] or not isinstance(row[name], float)}
+        same = {
+            name
+            for name in names
+            if self._values[name] == row[name] or not isinstance(row[name], float)
+        }
         return bool(same - self._unsure) or (bool(same) and same == names)
 
     @rank_zero_only
@@ -246,9 +276,15 @@ class WandbLogger(loggers.WandbLogger):
                 continue
             if (time := os.stat(path).st_mtime) == self._logged_model_time.get(path) and not new:
                 continue
-            about = {"file": os.path.basename(path)} | ({} if score is None else {"score": float(score)})
-            artifact = wandb.Artifact(self._checkpoint_name or f"model-{self.version}", "model", metadata=about)
-            add = artifact.add_dir if os.path.isdir(path) else artifact.add_file  # a folder has its parts
+            about = {"file": os.path.basename(path)} | (
+                {} if score is None else {"score": float(score)}
+            )
+            artifact = wandb.Artifact(
+                self._checkpoint_name or f"model-{self.version}", "model", metadata=about
+            )
+            add = (
+                artifact.add_dir if os.path.isdir(path) else artifact.add_file
+            )  # a folder has its parts
             add(path, name="model.ckpt", policy=self.add_file_policy)
             new.append((artifact, alias))
             self._logged_model_time[path] = time
@@ -281,14 +317,18 @@ def keep_events(place: Path, folder: Path, continued: Continued) -> None:
     reading: Any = import_module("tensorboard.backend.event_processing.event_file_loader")
     writing: Any = import_module("tensorboard.summary.writer.record_writer")
     protocol: Any = import_module("tensorboard.compat.proto.event_pb2")
-    rows = [row for row in read_rows(folder / "metrics.csv") if int(row["step"]) == continued.latest]
+    rows = [
+        row for row in read_rows(folder / "metrics.csv") if int(row["step"]) == continued.latest
+    ]
     again = {name for row in rows if not continued.keeps(row) for name in row}
 
     def keeps(event: Any) -> bool:
         tag = event.summary.value[0].tag if event.summary.value else ""
         if not tag or event.step != continued.latest:
             return not tag or bool(event.step < continued.latest)
-        return tag not in again and not (continued.validates and tag.startswith("val/"))  # pictures are in no row
+        return tag not in again and not (
+            continued.validates and tag.startswith("val/")
+        )  # pictures are in no row
 
     for path in sorted(place.glob("events.out.tfevents.*")):
         open_regular(path).close()  # TensorBoard would wait for a pipe

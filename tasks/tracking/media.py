@@ -58,7 +58,10 @@ class Gallery(Callback):
         """Show what the task has."""
         if isinstance(pl_module, Exhibits) and not trainer.sanity_checking and senders(trainer):
             split = "test" if trainer.testing else "val"
-            show(trainer, {f"{split}/{name}": shown for name, shown in pl_module.exhibits(split).items()})
+            show(
+                trainer,
+                {f"{split}/{name}": shown for name, shown in pl_module.exhibits(split).items()},
+            )
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show what the task has."""
@@ -80,7 +83,9 @@ def drawn(draw: Callable[[BinaryIO], None]) -> Picture:
 
     file = io.BytesIO()
     draw(file)
-    return torch.from_numpy(numpy.array(Image.open(file).convert("RGB"))).permute(2, 0, 1)  # (3, Y, X)
+    return torch.from_numpy(numpy.array(Image.open(file).convert("RGB"))).permute(
+        2, 0, 1
+    )  # (3, Y, X)
 
 
 def to_wandb(logger: Any, name: str, shown: Table | Picture, step: int) -> None:
@@ -91,7 +96,12 @@ def to_wandb(logger: Any, name: str, shown: Table | Picture, step: int) -> None:
         return wandb.Image(value.float() / 255) if isinstance(value, Tensor) else value
 
     if isinstance(shown, Table):
-        logger.log_table(name, list(shown.columns), [[cell(value) for value in row] for row in shown.rows], step=step)
+        logger.log_table(
+            name,
+            list(shown.columns),
+            [[cell(value) for value in row] for row in shown.rows],
+            step=step,
+        )
     else:
         logger.log_metrics({name: cell(shown)}, step)
 
@@ -106,9 +116,15 @@ def to_tensorboard(logger: Any, name: str, shown: Table | Picture, step: int) ->
         logger.experiment.add_images(name, torch.stack(pictures), step)  # (S, C, Y, X)
     texts = []
     for number, row in enumerate(shown.rows, 1):
-        cells = {c: str(value) for c, value in zip(shown.columns, row, strict=True) if not isinstance(value, Tensor)}
+        cells = {
+            c: str(value)
+            for c, value in zip(shown.columns, row, strict=True)
+            if not isinstance(value, Tensor)
+        }
         for column, text in cells.items():
-            lines = "\n".join("    " + line for line in text.splitlines())  # Markdown shows such lines as they are
+            lines = "\n".join(
+                "    " + line for line in text.splitlines()
+            )  # Markdown shows such lines as they are
             texts.append(f"{number}. {column}\n\n{lines}")
     logger.experiment.add_text(name, "\n\n".join(texts), step)
 
@@ -120,4 +136,9 @@ SHOWN_BY: dict[type[Logger], Send] = {WandbLogger: to_wandb, TensorBoardLogger: 
 def senders(trainer: pl.Trainer) -> list[tuple[Logger, Send]]:
     """This process's loggers that can show something, each with how."""
     loggers = trainer.loggers if trainer.is_global_zero else []
-    return [(logger, send) for logger in loggers for kind, send in SHOWN_BY.items() if isinstance(logger, kind)]
+    return [
+        (logger, send)
+        for logger in loggers
+        for kind, send in SHOWN_BY.items()
+        if isinstance(logger, kind)
+    ]

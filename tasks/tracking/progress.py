@@ -11,7 +11,11 @@ def progress_bar(wanted: bool | None) -> list[Callback]:
     """The progress display: none where it is switched off, a rich bar on a terminal, else lines."""
     if wanted is False:
         return []
-    return [RichProgressBar(leave=False, refresh_rate=10)] if sys.stdout.isatty() else [ProgressLines()]
+    return (
+        [RichProgressBar(leave=False, refresh_rate=10)]
+        if sys.stdout.isatty()
+        else [ProgressLines()]
+    )
 
 
 class ProgressLines(Callback):
@@ -26,7 +30,10 @@ class ProgressLines(Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print the epoch, the step and the latest scalar metrics."""
-        final = trainer.current_epoch + 1 == trainer.max_epochs or trainer.global_step == trainer.max_steps
+        final = (
+            trainer.current_epoch + 1 == trainer.max_epochs
+            or trainer.global_step == trainer.max_steps
+        )
         if trainer.sanity_checking or not trainer.is_global_zero or trainer.state.fn != "fit":
             return
         if time.monotonic() - self.last < self.seconds and not final:
@@ -40,4 +47,7 @@ class ProgressLines(Callback):
         values = "  ".join(f"{name} {value:.4f}" for name, value in sorted(shown.items()))
         epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or 0) > 0 else ""
         steps = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
-        print(f"epoch {trainer.current_epoch + 1}{epochs}  step {trainer.global_step}{steps}  {values}", flush=True)
+        print(
+            f"epoch {trainer.current_epoch + 1}{epochs}  step {trainer.global_step}{steps}  {values}",
+            flush=True,
+        )

@@ -43,14 +43,21 @@ class RunRecord(Callback):
         self.open = 0  # samples of an optimizer step that is not complete
         self.counted = False
         self.lock: BinaryIO | None = None
-        self.before, self.started = 0.0, time.perf_counter()  # seconds of earlier processes of a continued run
+        self.before, self.started = (
+            0.0,
+            time.perf_counter(),
+        )  # seconds of earlier processes of a continued run
 
     def state_dict(self) -> dict[str, Any]:
         """What `summary.json` counts, so that a continued run counts on."""
         now = time.perf_counter()
         seconds = self.seconds + (now - self.since if self.unlogged else 0.0)
         elapsed = self.before + now - self.started
-        return {"samples": self.samples + self.unlogged - self.open, "seconds": seconds, "elapsed": elapsed}
+        return {
+            "samples": self.samples + self.unlogged - self.open,
+            "seconds": seconds,
+            "elapsed": elapsed,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Count on, unless it is the tested checkpoint of the fit that was just counted."""
@@ -58,7 +65,9 @@ class RunRecord(Callback):
             return
         own = f"callbacks.{self.state_key}"
         self.samples = count(state_dict, own, "samples")
-        self.seconds, self.before = (checked(float, state_dict.get(name), own) for name in ("seconds", "elapsed"))
+        self.seconds, self.before = (
+            checked(float, state_dict.get(name), own) for name in ("seconds", "elapsed")
+        )
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Hand the options to the task, which keeps them in its checkpoints."""
@@ -79,7 +88,9 @@ class RunRecord(Callback):
         config = pl_module.resolved()
         write_config(self.folder, config)
         pl_module.keep_files(self.folder)
-        tracked = flat(config) | pl_module.notes() | code_version() if len(trainer.loggers) > 1 else {}
+        tracked = (
+            flat(config) | pl_module.notes() | code_version() if len(trainer.loggers) > 1 else {}
+        )
         for logger in trainer.loggers:
             logger.log_hyperparams(tracked)
             if isinstance(logger, pl.loggers.WandbLogger):
@@ -110,12 +121,20 @@ class RunRecord(Callback):
             pl_module.log_dict({f"train/lr_{name}": rate for name, rate in rates.items()})
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Count samples; log samples/s wherever the loggers log."""
         assert isinstance(pl_module, Task)
         new, loop = pl_module.samples(batch) * trainer.world_size, trainer.fit_loop.epoch_loop
-        self.unlogged, self.open = self.unlogged + new, self.open + new if loop._should_accumulate() else 0
+        self.unlogged, self.open = (
+            self.unlogged + new,
+            self.open + new if loop._should_accumulate() else 0,
+        )
         every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
         if trainer.global_step % every == 0 or loop.batch_progress.is_last_batch:
             rate = self.count(pl_module)
@@ -138,7 +157,9 @@ class RunRecord(Callback):
         """Start the clock again."""
         self.start_clock(pl_module)
 
-    def finish(self, trainer: pl.Trainer, task: Task, metrics: Mapping[str, Any], seconds: float) -> dict[str, str]:
+    def finish(
+        self, trainer: pl.Trainer, task: Task, metrics: Mapping[str, Any], seconds: float
+    ) -> dict[str, str]:
         """Write `summary.json` and the pictures.
 
         Args:
@@ -164,7 +185,10 @@ class RunRecord(Callback):
                 **texts,
                 "parameters": sum(p.numel() for p in task.net.parameters()),
                 "samples_per_s": round(rate, 1) or None,
-                **{name.removeprefix("train/"): float(f"{value:.4g}") for name, value in rates.items()},
+                **{
+                    name.removeprefix("train/"): float(f"{value:.4g}")
+                    for name, value in rates.items()
+                },
                 "seconds": round(self.before + seconds, 1),
                 "epochs": trainer.current_epoch,
                 "data": task.datamodule.origin,

@@ -30,7 +30,9 @@ def left_out(datamodule: Any) -> dict[str, int]:
     return {"skipped": len(skipped)} if (skipped := getattr(datamodule, "skipped", [])) else {}
 
 
-def closing_table(metrics: Mapping[str, Any], folder: Path | None = None, follow: Sequence[str] = ()) -> None:
+def closing_table(
+    metrics: Mapping[str, Any], folder: Path | None = None, follow: Sequence[str] = ()
+) -> None:
     """Print the metrics and, after a fit, where its files are and what to do next.
 
     Args:
@@ -43,7 +45,10 @@ def closing_table(metrics: Mapping[str, Any], folder: Path | None = None, follow
     if folder is not None:
         names = (folder / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
         best = next((path for path in names if path.exists()), None)
-        rows |= {"run folder": folder, "best checkpoint" if best and best.stem == "best" else "checkpoint": best}
+        rows |= {
+            "run folder": folder,
+            "best checkpoint" if best and best.stem == "best" else "checkpoint": best,
+        }
     table("Results", rows)
     if folder is not None and best is not None:
         quoted = {"best": shlex.quote(str(best)), "folder": shlex.quote(str(folder))}
@@ -66,7 +71,10 @@ def draw_curves(rows: Sequence[Mapping[str, str]], path: Path) -> None:
     import matplotlib.figure
 
     names = [name for name in sorted(set().union(*rows)) if name.startswith(("train/", "val/"))]
-    kinds = sorted({name.split("/")[1] for name in names if name.startswith("val/")} | {"loss", "lr"}, reverse=True)
+    kinds = sorted(
+        {name.split("/")[1] for name in names if name.startswith("val/")} | {"loss", "lr"},
+        reverse=True,
+    )
     figure = matplotlib.figure.Figure(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
     for axis, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
         for name in (name for name in names if name.endswith("/" + kind)):
@@ -95,7 +103,9 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) 
     shares = counts / counts.sum(1, keepdim=True).clamp(min=1)  # (K, K)
     axis.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
     ticks = range(len(names))
-    axis.set(xlabel="predicted", ylabel="true", title=f"accuracy {counts.trace() / counts.sum():.4f}")
+    axis.set(
+        xlabel="predicted", ylabel="true", title=f"accuracy {counts.trace() / counts.sum():.4f}"
+    )
     if len(names) <= 50:
         axis.set_xticks(ticks, names, rotation=90)
         axis.set_yticks(ticks, names)
@@ -105,6 +115,12 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) 
                 colour = "white" if shares[row, column] > 0.5 else "black"
                 if counts[row, column]:
                     axis.text(
-                        column, row, str(int(counts[row, column])), ha="center", va="center", color=colour, fontsize=8
+                        column,
+                        row,
+                        str(int(counts[row, column])),
+                        ha="center",
+                        va="center",
+                        color=colour,
+                        fontsize=8,
                     )
     figure.savefig(path, dpi=120, format="png")

@@ -66,7 +66,9 @@ def new_folder(task: str, chosen: str | None, again: bool = False) -> Path:
     Raises:
         UsageError: the chosen folder is a file, cannot be made, or holds a run already.
     """
-    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # milliseconds: runs may start together
+    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[
+        :-3
+    ]  # milliseconds: runs may start together
     folder = Path(chosen or Path("runs", task, now)).resolve()
     check_writable(folder)
     if (folder / "config.yaml").exists() and not again:
@@ -86,9 +88,13 @@ def check_writable(folder: Path) -> None:
     try:
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:  # a name that is too long, a folder that may not be read
-        raise UsageError(f"--run_dir {folder} cannot be used ({error.strerror}): give another folder") from error
+        raise UsageError(
+            f"--run_dir {folder} cannot be used ({error.strerror}): give another folder"
+        ) from error
     if not there.is_dir():
-        raise UsageError(f"--run_dir {folder}: {there} is a file; give a folder, it is made where it does not exist")
+        raise UsageError(
+            f"--run_dir {folder}: {there} is a file; give a folder, it is made where it does not exist"
+        )
     if not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"--run_dir {folder} cannot be used: you may not write to {there}")
 
@@ -103,7 +109,9 @@ def make_folder(folder: Path) -> None:
         with made_parents(folder):
             folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--run_dir {folder} cannot be made ({error.strerror}): give another folder") from error
+        raise UsageError(
+            f"--run_dir {folder} cannot be made ({error.strerror}): give another folder"
+        ) from error
 
 
 def make_run_folder(folder: Path, task: str) -> None:
@@ -140,7 +148,9 @@ def lock(folder: Path) -> BinaryIO:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):  # others are of disks without locks
-                raise UsageError(f"another process is training in {folder}: wait until it ends, or stop it") from error
+                raise UsageError(
+                    f"another process is training in {folder}: wait until it ends, or stop it"
+                ) from error
     return file
 
 
@@ -171,14 +181,20 @@ def kept_if_started(folder: Path) -> Iterator[None]:
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     """Write `config.yaml`, which `fit --config` takes back."""
-    write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=120))
+    write_text(
+        folder / "config.yaml",
+        yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=120),
+    )
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Write `summary.json`, with the versions and the commit that made it."""
-    origin = {"tessera": __version__, "python": platform.python_version()} | {p: version(p) for p in PACKAGES}
+    origin = {"tessera": __version__, "python": platform.python_version()} | {
+        p: version(p) for p in PACKAGES
+    }
     write_text(
-        folder / "summary.json", json.dumps(summary | {"versions": origin, "git_commit": git_commit()}, indent=2)
+        folder / "summary.json",
+        json.dumps(summary | {"versions": origin, "git_commit": git_commit()}, indent=2),
     )
 
 
@@ -193,7 +209,11 @@ def git_commit() -> str | None:
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
-            ("git", "-C", str(where), *arguments), capture_output=True, text=True, check=True, timeout=10
+            ("git", "-C", str(where), *arguments),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
         )
         return done.stdout.strip()
 
@@ -201,7 +221,9 @@ def git_commit() -> str | None:
         git(
             "ls-files", "--error-unmatch", Path(__file__).name
         )  # our own repository, not one around the installed files
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
+        return git("rev-parse", "HEAD") + (
+            "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -219,13 +241,18 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return []
     try:
         lines = content[: content.rfind(b"\n") + 1].decode().splitlines()
-        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(lines, strict=True)]
+        rows = [
+            {name: value for name, value in row.items() if value}
+            for row in csv.DictReader(lines, strict=True)
+        ]
         for row in rows:
             int(row["step"])
             for value in row.values():
                 float(value)  # raises ValueError
     except (csv.Error, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} is damaged: move it away, and the run goes on without its earlier rows") from error
+        raise RunError(
+            f"{path} is damaged: move it away, and the run goes on without its earlier rows"
+        ) from error
     return rows
 
 
@@ -239,9 +266,13 @@ class Continued:
     def __init__(self, checkpoint: Checkpoint | None) -> None:
         self.latest = (checkpoint["global_step"] if checkpoint else 0) - 1  # step that was logged
         loops = checkpoint["loops"]["fit_loop"] if checkpoint else {}
-        self.validates = loops.get("epoch_loop.state_dict", {}).get("validates", False)  # after that step
+        self.validates = loops.get("epoch_loop.state_dict", {}).get(
+            "validates", False
+        )  # after that step
         epochs = loops.get("epoch_progress", {}).get("current", {"completed": 0, "ready": 0})
-        self.ends = epochs["completed"] < epochs["ready"]  # whether the end of the epoch is still to come
+        self.ends = (
+            epochs["completed"] < epochs["ready"]
+        )  # whether the end of the epoch is still to come
 
     def keeps(self, row: Mapping[str, Any]) -> bool:
         """Whether a row of metrics stays."""
@@ -273,7 +304,10 @@ class RowWriter(_ExperimentWriter):
 
     def write(self, rows: list[dict[str, str]], columns: list[str]) -> None:
         """Replace the file."""
-        with replacing(Path(self.metrics_file_path)) as partial, open(partial, "w", newline="") as file:
+        with (
+            replacing(Path(self.metrics_file_path)) as partial,
+            open(partial, "w", newline="") as file,
+        ):
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)

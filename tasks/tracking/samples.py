@@ -31,7 +31,9 @@ class Samples(Callback):
         """Leave alone the step that a continued run begins with."""
         self.latest = trainer.global_step
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
         """Write after the steps whose turn it is."""
         step = trainer.global_step
         if step % self.every or step == self.latest or trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -47,7 +49,10 @@ class Samples(Callback):
         if not trainer.is_global_zero:
             return
         write_samples(Path(trainer.default_root_dir), f"step_{step:07}", found)
-        show(trainer, {"samples": Table(("step", "prompt", "text"), [(step, *sample) for sample in found])})
+        show(
+            trainer,
+            {"samples": Table(("step", "prompt", "text"), [(step, *sample) for sample in found])},
+        )
         task.aside += time.perf_counter() - start
 
 

@@ -21,14 +21,18 @@ def history(folder: Path, identity: str) -> Iterator[dict[str, Any]]:
         for entry in entries(read_bytes(path)):
             items = protocol.Record.FromString(entry).history.item
             if items:
-                yield {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
+                yield {
+                    item.key or item.nested_key[0]: json.loads(item.value_json) for item in items
+                }
 
 
 def entries(data: bytes) -> Iterator[bytes]:
     """The entries of a .wandb file: LevelDB's log format, blocks of 32 KiB; up to one that is damaged or cut."""
     place, entry = 7, b""  # after W&B's own header
     while place + HEADER.size <= len(data):
-        if BLOCK - place % BLOCK < HEADER.size:  # too short for another part: the rest of the block is empty
+        if (
+            BLOCK - place % BLOCK < HEADER.size
+        ):  # too short for another part: the rest of the block is empty
             place += BLOCK - place % BLOCK
             continue
         checksum, length, kind = HEADER.unpack_from(data, place)

@@ -4,7 +4,10 @@ import ctypes
 import platform
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
-KEPT, OLDER_LIMIT = 1 << 30, 1 << 25  # bytes; older versions of glibc accept 32 MiB at most for the first of the two
+KEPT, OLDER_LIMIT = (
+    1 << 30,
+    1 << 25,
+)  # bytes; older versions of glibc accept 32 MiB at most for the first of the two
 
 
 def tune_allocator() -> bool:

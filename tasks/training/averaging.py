@@ -32,7 +32,9 @@ class Averaging(Callback):
 
     def _forget(self) -> None:
         self.names: dict[nn.Parameter, str] = {}
-        self.other: dict[nn.Parameter, Tensor] = {}  # the averages, or while they are swapped in, the trained weights
+        self.other: dict[
+            nn.Parameter, Tensor
+        ] = {}  # the averages, or while they are swapped in, the trained weights
         self.swapped = False
         self.loaded: dict[str, Any] = {}
 
@@ -74,7 +76,9 @@ class Averaging(Callback):
         if self.loaded:
             self._take_over()
         elif trainer.ckpt_path is not None:
-            rank_zero_only(print)("the checkpoint has no average of the weights: it starts from the present ones")
+            rank_zero_only(print)(
+                "the checkpoint has no average of the weights: it starts from the present ones"
+            )
 
     def _take_over(self) -> None:
         """Goes on with what a checkpoint has.
@@ -87,7 +91,9 @@ class Averaging(Callback):
             for parameter, name in self.names.items():
                 require(name in weights, f"{own} has no {name}.")
                 check_tensor(weights[name], parameter, f"{own}: {name}")
-                require(bool(weights[name].isfinite().all()), f"{own}: {name} holds NaN or infinity.")
+                require(
+                    bool(weights[name].isfinite().all()), f"{own}: {name} holds NaN or infinity."
+                )
         for parameter, name in self.names.items():
             parameter.copy_(self.loaded["trained"][name])
         self.restore(self.loaded)
@@ -110,13 +116,17 @@ class Averaging(Callback):
             if not self.swapped:
                 self._swap()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Ends an interrupted run like a complete one, also in the middle of a validation."""
         self.on_train_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights in training by name, and what a subclass adds."""
-        trained = {name: self.other[p] if self.swapped else p.detach() for p, name in self.names.items()}
+        trained = {
+            name: self.other[p] if self.swapped else p.detach() for p, name in self.names.items()
+        }
         return {"trained": trained} if trained else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -138,7 +148,9 @@ class LastWeights(Averaging):
 
     def __init__(self, count: int) -> None:
         if count < 2:
-            raise ValueError(f"The number of weights to average must be at least 2, but is {count}.")
+            raise ValueError(
+                f"The number of weights to average must be at least 2, but is {count}."
+            )
         self.count = count
         super().__init__()
 
@@ -155,7 +167,9 @@ class LastWeights(Averaging):
     def restore(self, state: dict[str, Any]) -> None:
         """Takes over the weights of the latest validations."""
         devices = {name: parameter.device for parameter, name in self.names.items()}
-        self.last = [{name: value.to(devices[name]) for name, value in one.items()} for one in state["last"]]
+        self.last = [
+            {name: value.to(devices[name]) for name, value in one.items()} for one in state["last"]
+        ]
         self.last = self.last[-self.count :]
         self._average()
 

@@ -26,7 +26,9 @@ class EMA(Averaging):
 
     def __init__(self, decay: float = 0.999) -> None:
         if not 0 <= decay < 1:
-            raise ValueError(f"The decay of the averaged weights must be from 0 to below 1, but is {decay}.")
+            raise ValueError(
+                f"The decay of the averaged weights must be from 0 to below 1, but is {decay}."
+            )
         self.decay = decay
         super().__init__()
 

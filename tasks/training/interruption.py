@@ -50,7 +50,9 @@ class Interruption(Callback):
         dist.all_reduce(number, dist.ReduceOp.MAX, self.group)
         if number:
             launcher: Any = trainer.strategy.launcher
-            getattr(launcher, "procs", []).clear()  # else the first is ended where another ends before it
+            getattr(
+                launcher, "procs", []
+            ).clear()  # else the first is ended where another ends before it
         return int(number)
 
     def stop_if_asked(self, trainer: pl.Trainer) -> None:
@@ -61,7 +63,9 @@ class Interruption(Callback):
         """
         if number := self.agreed(trainer):
             self.last.save_now(trainer)
-            SIGNALS.since = math.inf  # torchrun sends SIGTERM to those that have not ended when the first one has
+            SIGNALS.since = (
+                math.inf
+            )  # torchrun sends SIGTERM to those that have not ended when the first one has
             raise Stopped(number)
 
     def after_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

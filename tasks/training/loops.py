@@ -60,7 +60,11 @@ class EpochLoop(_TrainingEpochLoop):
         if self.trainer.world_size > 1:
             (own,), states = states, [None] * self.trainer.world_size
             dist.all_gather_object(states, own)
-        return {"_batches_that_stepped": self.global_step - validates, "validates": validates, "random": states}
+        return {
+            "_batches_that_stepped": self.global_step - validates,
+            "validates": validates,
+            "random": states,
+        }
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         """Take over the same; of other numbers of ranks no random states, on which no draw of ours depends."""
@@ -132,16 +136,22 @@ class FitLoop(_FitLoop):
         epochs: Any = self.epoch_progress.current
         done, most = epochs.processed, self.max_epochs
         if most is not None and -1 != most < done:
-            raise UsageError(f"the run has done {done} epochs, and --trainer.max_epochs {most} is less: give more")
+            raise UsageError(
+                f"the run has done {done} epochs, and --trainer.max_epochs {most} is less: give more"
+            )
         self.open = epochs.completed < epochs.ready
         for stopping, patience in self.patience.items():
             stopping.patience = patience
             if had_stopped(stopping):
                 self.trainer.should_stop = True
                 more = "to train on, give it more patience or leave it out"
-                rank_zero_only(print)(f"stopped early by EarlyStopping on {stopping.monitor}: {more}")
+                rank_zero_only(print)(
+                    f"stopped early by EarlyStopping on {stopping.monitor}: {more}"
+                )
 
-    def state_dict(self, destination: dict[str, Any] | None = None, prefix: str = "") -> dict[str, Any]:
+    def state_dict(
+        self, destination: dict[str, Any] | None = None, prefix: str = ""
+    ) -> dict[str, Any]:
         """The progress of this loop and of those in it."""
         state = super().state_dict(destination, prefix)
         epochs: Any = self.epoch_progress.current
@@ -153,7 +163,9 @@ class FitLoop(_FitLoop):
         over = done > epoch  # else the end of the epoch has yet to be done
         total = batches.total.processed - batches.current.processed + batch
 
-        def progress(total: dict[str, int], current: dict[str, int], **more: bool) -> dict[str, Any]:
+        def progress(
+            total: dict[str, int], current: dict[str, int], **more: bool
+        ) -> dict[str, Any]:
             return {"total": total, "current": current, **more}
 
         counted = {"ready": epoch + 1, "started": epoch + 1, "processed": done, "completed": done}

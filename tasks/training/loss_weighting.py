@@ -21,7 +21,9 @@ class StepMean:
         self.sums: Tensor | None = None  # (1 + K,): targets, and K figures, each times its targets
         self.names: list[str] = []
 
-    def add(self, trainer: Trainer, loss: Tensor, count: Tensor | int, figures: Mapping[str, Tensor]) -> Tensor:
+    def add(
+        self, trainer: Trainer, loss: Tensor, count: Tensor | int, figures: Mapping[str, Tensor]
+    ) -> Tensor:
         """Take in a micro-batch.
 
         Args:
@@ -33,7 +35,11 @@ class StepMean:
         Returns:
             What to go backward from, ().
         """
-        count = count.float() if isinstance(count, Tensor) else torch.full((), float(count), device=loss.device)
+        count = (
+            count.float()
+            if isinstance(count, Tensor)
+            else torch.full((), float(count), device=loss.device)
+        )
         means = {"loss": loss.detach().float(), **figures}
         sums = torch.stack([count, *(mean * count for mean in means.values())])  # (1 + K,)
         self.names, self.sums = list(means), sums if self.sums is None else self.sums + sums
@@ -53,7 +59,9 @@ class StepMean:
         sums, self.sums = self.sums, None
         if not self._alone(trainer):
             sums = trainer.strategy.reduce(sums, reduce_op="sum")
-            taken = UNIT * trainer.accumulate_grad_batches * trainer.world_size  # what the means so far divided by
+            taken = (
+                UNIT * trainer.accumulate_grad_batches * trainer.world_size
+            )  # what the means so far divided by
             torch._foreach_mul_(gradients, taken / sums[0])
         return dict(zip(self.names, sums[1:] / sums[0], strict=True))
 

@@ -65,18 +65,30 @@ class OptimConfig:
                 raise ValueError(f"{name} must be a number above 0, but is {value}.")
         for name in ("weight_decay", "eps", "warmup"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a number from 0 up, but is {getattr(self, name)}.")
+                raise ValueError(
+                    f"{name} must be a number from 0 up, but is {getattr(self, name)}."
+                )
         for name in ("final_lr", "decay"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a share and must be from 0 to 1, but is {getattr(self, name)}.")
+                raise ValueError(
+                    f"{name} is a share and must be from 0 to 1, but is {getattr(self, name)}."
+                )
         if not all(0 <= share < 1 for share in (self.momentum, *self.betas)):
-            raise ValueError(f"momentum {self.momentum} and betas {self.betas} must be from 0 to below 1.")
+            raise ValueError(
+                f"momentum {self.momentum} and betas {self.betas} must be from 0 to below 1."
+            )
         if not 0 < self.layer_decay <= 1:
-            raise ValueError(f"layer_decay must be above 0 and at most 1, but is {self.layer_decay}.")
+            raise ValueError(
+                f"layer_decay must be above 0 and at most 1, but is {self.layer_decay}."
+            )
         if self.freeze < 0:
-            raise ValueError(f"freeze is a number of layers and must not be negative, but is {self.freeze}.")
+            raise ValueError(
+                f"freeze is a number of layers and must not be negative, but is {self.freeze}."
+            )
         if self.warmup > 1 and self.warmup % 1:
-            raise ValueError(f"warmup is {self.warmup}: give a share of all steps (below 1) or a whole number of them.")
+            raise ValueError(
+                f"warmup is {self.warmup}: give a share of all steps (below 1) or a whole number of them."
+            )
 
 
 # ---------------------------------------------------------------------------------------------------- parameter groups
@@ -90,7 +102,9 @@ def freeze(net: nn.Module, layers: int) -> None:
     """
     depths = parameter_depths(net)
     if layers > (top := max(depths.values())):
-        raise ValueError(f"freeze is {layers}, but must leave one of the network's {top + 1} layers to train.")
+        raise ValueError(
+            f"freeze is {layers}, but must leave one of the network's {top + 1} layers to train."
+        )
     for name, parameter in net.named_parameters():
         if depths[name] < layers:
             parameter.requires_grad_(False)
@@ -120,12 +134,17 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
     muon_matrices = {"kind": "muon", "lr": config.muon_lr or config.lr, "momentum": config.momentum}
     adamw = {"kind": "adamw", "lr": config.lr, "betas": tuple(config.betas), "eps": config.eps}
     settings: dict[str, Group] = {
-        "matrix": {**(muon_matrices if config.optimizer == "muon" else adamw), "weight_decay": config.weight_decay},
+        "matrix": {
+            **(muon_matrices if config.optimizer == "muon" else adamw),
+            "weight_decay": config.weight_decay,
+        },
         "table": {**adamw, "weight_decay": config.weight_decay},
         "scalar": {**adamw, "weight_decay": 0.0},
     }
     if wrong := sorted(name for name, role in roles.items() if role not in settings):
-        raise ValueError(f"Roles are {', '.join(settings)}; these parameters have another one: {wrong}.")
+        raise ValueError(
+            f"Roles are {', '.join(settings)}; these parameters have another one: {wrong}."
+        )
     top = max(depths.values(), default=0)
     groups: dict[tuple[str, int], Group] = {}
     for role, options in settings.items():
@@ -201,8 +220,14 @@ def _muon(groups: list[Group]) -> Muon:
 
 
 PARTS: dict[str, Callable[[list[Group]], Optimizer]] = {"muon": _muon, "adamw": _fused_adamw}
-STATES = {"muon": {"momentum_buffer"}, "adamw": {"step", "exp_avg", "exp_avg_sq"}}  # of a parameter, by name
-OPTIMIZERS: dict[str, Callable[[list[Group]], Optimizer]] = {"adamw": _fused_adamw, "muon": MuonAdamW}
+STATES = {
+    "muon": {"momentum_buffer"},
+    "adamw": {"step", "exp_avg", "exp_avg_sq"},
+}  # of a parameter, by name
+OPTIMIZERS: dict[str, Callable[[list[Group]], Optimizer]] = {
+    "adamw": _fused_adamw,
+    "muon": MuonAdamW,
+}
 
 
 # ----------------------------------------------------------------------------------------------------------- schedules
@@ -265,7 +290,9 @@ class StepSchedule(LambdaLR):
         """Takes over the number of steps done and sets the learning rate that belongs to it."""
         done = {name: state_dict[name] for name in ("last_epoch", "_step_count")}
         super().load_state_dict({**done, "lr_lambdas": [None for _ in self.lr_lambdas]})
-        for group, share, peak in zip(self.optimizer.param_groups, self.lr_lambdas, self.base_lrs, strict=True):
+        for group, share, peak in zip(
+            self.optimizer.param_groups, self.lr_lambdas, self.base_lrs, strict=True
+        ):
             group["lr"] = peak * share(self.last_epoch)
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
@@ -289,7 +316,12 @@ def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
                 dense = value.layout == torch.strided and (
                     value.is_contiguous() or value.stride() == parameter.stride()
                 )
-                if value.shape != shape or not value.is_floating_point() or not dense or not value.isfinite().all():
+                if (
+                    value.shape != shape
+                    or not value.is_floating_point()
+                    or not dense
+                    or not value.isfinite().all()
+                ):
                     raise ValueError(
                         f"{name} in the optimizer state of parameter {number} has dtype {value.dtype} and shape "
                         f"{[*value.shape]}, but must be finite floating point of shape {[*shape]}"
@@ -299,11 +331,19 @@ def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 def _keep_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     """Lets a resumed run take the state from the checkpoint, and the options (weight decay, ...) from the user."""
     old, own = saved["param_groups"], optimizer.param_groups
-    was, now = ([(group["name"], group["kind"], len(group["params"])) for group in groups] for groups in (old, own))
+    was, now = (
+        [(group["name"], group["kind"], len(group["params"])) for group in groups]
+        for groups in (old, own)
+    )
     if was != now:
-        raise UsageError(f"The checkpoint was trained with optimizer groups {was}, not {now}: resume it with its own.")
+        raise UsageError(
+            f"The checkpoint was trained with optimizer groups {was}, not {now}: resume it with its own."
+        )
     _check_state(optimizer, saved)
-    return {**saved, "param_groups": [{**a, "params": b["params"]} for a, b in zip(own, old, strict=True)]}
+    return {
+        **saved,
+        "param_groups": [{**a, "params": b["params"]} for a, b in zip(own, old, strict=True)],
+    }
 
 
 def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, Any]:
@@ -318,7 +358,9 @@ def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, 
         UsageError: the number of steps is not known.
     """
     if not 1 <= total_steps < math.inf:
-        raise UsageError("The schedule needs the number of training steps: set the trainer's max_epochs or max_steps.")
+        raise UsageError(
+            "The schedule needs the number of training steps: set the trainer's max_epochs or max_steps."
+        )
     optimizer = OPTIMIZERS[config.optimizer](parameter_groups(net, config))
     optimizer.register_load_state_dict_pre_hook(_keep_options)
     scheduler = StepSchedule(optimizer, lambda done: lr_share(done + 1, int(total_steps), config))

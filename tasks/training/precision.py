@@ -26,7 +26,9 @@ def float32_by_default() -> Iterator[None]:
 
 def sum_in_float32(model: Any) -> None:
     """Have DDP sum gradients of 16 bits over processes in 32, as FSDP does; any other `model` stays as it is."""
-    if isinstance(model, DistributedDataParallel) and any(one.dtype.itemsize < 4 for one in model.parameters()):
+    if isinstance(model, DistributedDataParallel) and any(
+        one.dtype.itemsize < 4 for one in model.parameters()
+    ):
         model.register_comm_hook(None, _float32_mean)
 
 

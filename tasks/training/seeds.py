@@ -25,7 +25,11 @@ def random_states(device: torch.device) -> States:
     """The states of this process's generators, primitives and tensors: Python's, NumPy's, PyTorch's on CPU and GPU."""
     state: Any = np.random.get_state()
     kind, numbers, *rest = state
-    states = {"python": random.getstate(), "numpy": (kind, numbers.tolist(), *rest), "torch": torch.get_rng_state()}
+    states = {
+        "python": random.getstate(),
+        "numpy": (kind, numbers.tolist(), *rest),
+        "torch": torch.get_rng_state(),
+    }
     return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
@@ -44,6 +48,8 @@ def check_random_states(states: Any, device: torch.device) -> None:
     try:
         set_random_states(states, device)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"The states of its random generators cannot be set ({error!r}).") from error
+        raise ValueError(
+            f"The states of its random generators cannot be set ({error!r})."
+        ) from error
     finally:
         set_random_states(own, device)

@@ -8,7 +8,11 @@ from torch import Tensor, nn
 
 from modules.kernels.linear import linear
 
-DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}  # by how a precision's name begins
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "16": torch.float16,
+    "64": torch.float64,
+}  # by how a precision's name begins
 SIDES = {"cpu": 2048}  # of the matrices that are multiplied; elsewhere 8192
 
 
@@ -19,7 +23,9 @@ class TokenCount(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("sums", torch.zeros(2, dtype=torch.int64), persistent=False)  # tokens, samples
+        self.register_buffer(
+            "sums", torch.zeros(2, dtype=torch.int64), persistent=False
+        )  # tokens, samples
 
     def add(self, tokens: Tensor, samples: int) -> None:
         """Count a batch of so many tokens, ()."""
@@ -42,9 +48,14 @@ def flops_per_token(net: Any, length: int) -> int:
         net: A `Decoder`.
         length: Tokens T of a row.
     """
-    weights = sum(part.weight.numel() for part in net.stack.modules() if isinstance(part, nn.Linear))
+    weights = sum(
+        part.weight.numel() for part in net.stack.modules() if isinstance(part, nn.Linear)
+    )
     stack = net.config.stack
-    return 6 * (weights + net.head.weight.numel()) + 12 * stack.depth * stack.heads * stack.head_width * length
+    return (
+        6 * (weights + net.head.weight.numel())
+        + 12 * stack.depth * stack.heads * stack.head_width * length
+    )
 
 
 def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> float:
@@ -55,7 +66,9 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> f
         precision: Lightning's name of the run's, such as "bf16-mixed".
         seconds: How long to try.
     """
-    dtype = next((dtype for name, dtype in DTYPES.items() if precision.startswith(name)), torch.float32)
+    dtype = next(
+        (dtype for name, dtype in DTYPES.items() if precision.startswith(name)), torch.float32
+    )
     side, draw = SIDES.get(device.type, 8192), torch.Generator(device).manual_seed(0)
     a, b = torch.randn(2, side, side, generator=draw, device=device, dtype=dtype)
     best, end = float("inf"), time.perf_counter() + seconds

@@ -33,16 +33,30 @@ OURS: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
     "validate": NO_LOGS,
     "test": NO_LOGS,
     "predict": NO_LOGS
-    | {"devices": (("auto", "1", 1), ALONE), "num_nodes": ((1,), ALONE), "strategy": (("auto",), ALONE)},
+    | {
+        "devices": (("auto", "1", 1), ALONE),
+        "num_nodes": ((1,), ALONE),
+        "strategy": (("auto",), ALONE),
+    },
 }
 
 
 BEST = "best"  # name of the checkpoint that the task's own monitor finds best
-NOTHING = ("accumulate_grad_batches", "limit_train_batches", "max_epochs", "max_steps")  # is trained at 0
+NOTHING = (
+    "accumulate_grad_batches",
+    "limit_train_batches",
+    "max_epochs",
+    "max_steps",
+)  # is trained at 0
 LEAST = {  # of the Trainer's numbers, for some of which -1 is all or no end
     **dict.fromkeys(("max_epochs", "max_steps", "num_sanity_val_steps"), -1),
-    **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"), 0),
-    **dict.fromkeys(("overfit_batches", "log_every_n_steps", "gradient_clip_val", "min_epochs", "min_steps"), 0),
+    **dict.fromkeys(
+        ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"),
+        0,
+    ),
+    **dict.fromkeys(
+        ("overfit_batches", "log_every_n_steps", "gradient_clip_val", "min_epochs", "min_steps"), 0
+    ),
     **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch"), 1),
     "val_check_interval": 0,  # and not 0 itself
 }
@@ -56,10 +70,16 @@ class FolderCheckpoint(ModelCheckpoint):
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
         """Whether to save: of equally good checkpoints the latest, since small validation sets often see ties."""
-        tied = current is not None and self.best_model_score is not None and bool(current == self.best_model_score)
+        tied = (
+            current is not None
+            and self.best_model_score is not None
+            and bool(current == self.best_model_score)
+        )
         return tied or super().check_monitor_top_k(trainer, current)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
         """Nothing: see `after_step`."""
 
     def after_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -87,7 +107,10 @@ class FolderCheckpoint(ModelCheckpoint):
 
     def last_saved(self, trainer: pl.Trainer) -> bool:
         """Whether `last` is of where training is; a signal may have it saved also where `save_last` is off."""
-        ours = bool(self.save_last) or Path(self._last_checkpoint_saved).stem == self.CHECKPOINT_NAME_LAST
+        ours = (
+            bool(self.save_last)
+            or Path(self._last_checkpoint_saved).stem == self.CHECKPOINT_NAME_LAST
+        )
         epochs = trainer.fit_loop.completed  # type: ignore[attr-defined]
         return ours and (self._last_global_step_saved, self.epochs) == (trainer.global_step, epochs)
 
@@ -100,11 +123,17 @@ class FolderCheckpoint(ModelCheckpoint):
         if not self.last_saved(trainer):
             self._last_global_step_saved = -1  # if it was of this step, it was of another file
         if not self._should_skip_saving_checkpoint(trainer):
-            self._save_checkpoint(trainer, str(Path(self.dirpath or "", f"{self.CHECKPOINT_NAME_LAST}.ckpt")))
+            self._save_checkpoint(
+                trainer, str(Path(self.dirpath or "", f"{self.CHECKPOINT_NAME_LAST}.ckpt"))
+            )
 
-    def _save_topk_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict[str, torch.Tensor]) -> None:
+    def _save_topk_checkpoint(
+        self, trainer: pl.Trainer, monitor_candidates: dict[str, torch.Tensor]
+    ) -> None:
         super()._save_topk_checkpoint(trainer, monitor_candidates)
-        if self.save_last and self.save_top_k == 0:  # Lightning writes `last` only beside another one
+        if (
+            self.save_last and self.save_top_k == 0
+        ):  # Lightning writes `last` only beside another one
             self._last_global_step_saved = trainer.global_step
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -114,7 +143,11 @@ class FolderCheckpoint(ModelCheckpoint):
         def moved(value: Any) -> Any:
             if isinstance(value, dict):
                 return {moved(key): moved(item) for key, item in value.items()}
-            return value.replace(old, new, 1) if isinstance(value, str) and value.startswith(old) else value
+            return (
+                value.replace(old, new, 1)
+                if isinstance(value, str) and value.startswith(old)
+                else value
+            )
 
         super().load_state_dict(moved(state_dict))
 
@@ -149,8 +182,12 @@ def check_monitors(trainer: pl.Trainer, names: Iterable[str]) -> None:
         ours = isinstance(callback, FolderCheckpoint)
         if monitor is None or monitor in known or (ours and callback.filename == BEST):
             continue
-        option = "--checkpoint.monitor" if ours else f"the callback {type(callback).__name__} monitors"
-        raise UsageError(f"{option} {monitor}: nothing of that name is logged; there is {', '.join(known)}")
+        option = (
+            "--checkpoint.monitor" if ours else f"the callback {type(callback).__name__} monitors"
+        )
+        raise UsageError(
+            f"{option} {monitor}: nothing of that name is logged; there is {', '.join(known)}"
+        )
 
 
 def refuse_ours(options: Mapping[str, Any], command: str) -> None:
@@ -166,7 +203,9 @@ def refuse_ours(options: Mapping[str, Any], command: str) -> None:
         if command == "fit" and name in NOTHING and (value == 0 or value < least):
             raise UsageError(f"--trainer.{name} is {value}, which trains nothing: give at least 1")
         if name == "val_check_interval" and value == 0:
-            raise UsageError(f"--trainer.{name} is 0: to validate never give --trainer.limit_val_batches 0")
+            raise UsageError(
+                f"--trainer.{name} is 0: to validate never give --trainer.limit_val_batches 0"
+            )
         if not least <= value <= MOST:
             raise UsageError(f"--trainer.{name} is {value}: give a number from {least} to {MOST}")
     if command == "fit":
@@ -198,14 +237,20 @@ def refuse_time(limit: Any) -> None:
     except Exception:  # of many kinds
         left = 0
     if left is not None and left <= 0:
-        raise UsageError(f"--trainer.max_time {limit}: give days, hours, minutes and seconds, as in 00:01:30:00")
+        raise UsageError(
+            f"--trainer.max_time {limit}: give days, hours, minutes and seconds, as in 00:01:30:00"
+        )
 
 
 def as_list(value: Any) -> list[Any]:
     """None as no element, one value as one, several as they are."""
     if value is None:
         return []
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
+    return (
+        list(value)
+        if isinstance(value, Iterable) and not isinstance(value, str | dict)
+        else [value]
+    )
 
 
 def our_class(path: str) -> str:
@@ -223,9 +268,15 @@ def place_loggers(chosen: Iterable[Any], folder: Path) -> None:
         if hasattr(logger, "init_args"):
             logger.class_path, given = our_class(logger.class_path), logger.init_args
             asked, new = str(given.get("save_dir") or "."), not (folder / "config.yaml").exists()
-            if logger.class_path in OUR_LOGGERS.values() and new and asked not in (".", str(folder)):
+            if (
+                logger.class_path in OUR_LOGGERS.values()
+                and new
+                and asked not in (".", str(folder))
+            ):
                 name = logger.class_path.rpartition(".")[2]
-                raise UsageError(f"{name} cannot have the save_dir {asked}: logs go into the run folder, see --run_dir")
+                raise UsageError(
+                    f"{name} cannot have the save_dir {asked}: logs go into the run folder, see --run_dir"
+                )
             given["save_dir"] = str(folder)
             if logger.class_path.endswith("WandbLogger"):
                 given["id"] = wandb_id(folder, given.get("version") or given.get("id"))
@@ -241,7 +292,9 @@ def wandb_id(folder: Path, chosen: str | None) -> str:
     file = folder / "wandb_id"
     kept = read_bytes(file).decode(errors="replace") if file.exists() else None
     if kept and chosen and kept != chosen:
-        raise UsageError(f"the run in {folder} is {kept} in W&B and goes on there: leave the id {chosen} out")
+        raise UsageError(
+            f"the run in {folder} is {kept} in W&B and goes on there: leave the id {chosen} out"
+        )
     return kept or chosen or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]
 
 
@@ -255,7 +308,9 @@ def fill_in(options: Any, epochs: int) -> None:
     if options.max_epochs is None and options.max_steps == -1 and options.max_time is None:
         options.max_epochs = epochs
     if isinstance(options.logger, list):
-        options.logger = list({our_class(logger.class_path): logger for logger in options.logger}.values())
+        options.logger = list(
+            {our_class(logger.class_path): logger for logger in options.logger}.values()
+        )
 
 
 def of_precision(plugin: Any) -> bool:
@@ -266,4 +321,8 @@ def of_precision(plugin: Any) -> bool:
 def default_precision(accelerator: str) -> str:
     """bf16-mixed where the accelerator computes in bfloat16, else 32-true."""
     cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    return (
+        "bf16-mixed"
+        if cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+        else "32-true"
+    )

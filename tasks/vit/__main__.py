@@ -17,10 +17,18 @@ APP = App(
     data="datamodules.images:ImageData",
     presets="tasks.vit.architectures:presets",
     pretrained="tasks.vit.architectures:pretrained_options",
-    links={"model.net.image_size": "data.image_size", "model.net.channels": "data.dataset.channels"},
+    links={
+        "model.net.image_size": "data.image_size",
+        "model.net.channels": "data.dataset.channels",
+    },
     default_config="configs/vit/digits.yaml",
     trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
-    functions={"export": ("write a checkpoint's weights for timm, ONNX or safetensors", "tasks.vit.export:export")},
+    functions={
+        "export": (
+            "write a checkpoint's weights for timm, ONNX or safetensors",
+            "tasks.vit.export:export",
+        )
+    },
     examples=(
         "fit",
         "fit --config configs/vit/cifar10.yaml --run_dir runs/vit/cifar",

@@ -47,7 +47,10 @@ class Architecture:
 
 def presets() -> dict[str, Options]:
     """The named sizes as options; classes and channels come from the data."""
-    return {name: asdict(replace(config, num_classes=None, channels=None)) for name, config in VIT_PRESETS.items()}
+    return {
+        name: asdict(replace(config, num_classes=None, channels=None))
+        for name, config in VIT_PRESETS.items()
+    }
 
 
 def pretrained_options(source: str) -> Options:
@@ -62,7 +65,10 @@ def pretrained_options(source: str) -> Options:
     found = architecture(source)
     if source.startswith("timm/"):
         assert found is not None
-        return {"model": {"net": asdict(replace(found.config, num_classes=None))}, "data": found.data}
+        return {
+            "model": {"net": asdict(replace(found.config, num_classes=None))},
+            "data": found.data,
+        }
     weights = read_weights(source)
     known = found or Architecture(ViTConfig(pool="mean", stack=StackConfig(heads=1)))
     with refusals(f"--model.pretrained {source}"):
@@ -79,7 +85,12 @@ def pretrained_options(source: str) -> Options:
 
 def check_sizes(name: str, wanted: ViTConfig, config: ViTConfig) -> None:
     """Raises `ValueError` where weights do not have the sizes of the timm model; images, classes may be others."""
-    wanted = replace(wanted, image_size=config.image_size, channels=config.channels, num_classes=config.num_classes)
+    wanted = replace(
+        wanted,
+        image_size=config.image_size,
+        channels=config.channels,
+        num_classes=config.num_classes,
+    )
     had = flat(asdict(config))
     differ = [
         f"{option} is {had[option]}, not {value}"
@@ -129,7 +140,11 @@ def architecture(source: str) -> Architecture | None:
         return by_name(source)
     with refusals(f"--model.pretrained {source}: its header"):
         config = from_dict(ViTConfig, parse_object(header["config"]))
-        names = checked(list[str] | None, parse_object(header.get("facts", "{}")).get("class_names"), "class_names")
+        names = checked(
+            list[str] | None,
+            parse_object(header.get("facts", "{}")).get("class_names"),
+            "class_names",
+        )
         options = {name: getattr(config.stack, name) for name in ("width", *UNTOLD, "layer_scale")}
         known = ViTConfig(pool=config.pool, stack=StackConfig(**options))
     return Architecture(known, prefix_positions=not config.register_tokens, class_names=names)
@@ -175,7 +190,9 @@ def of_timm(source: str, model: Any, **known: Any) -> Architecture:
         UsageError: it is not a plain ViT.
     """
     with refusals(f"--model.pretrained {source}"):
-        return Architecture(config_from_timm_model(model), prefix_positions=not model.no_embed_class, **known)
+        return Architecture(
+            config_from_timm_model(model), prefix_positions=not model.no_embed_class, **known
+        )
 
 
 def imagenet_names(model: Any) -> list[str] | None:
@@ -212,10 +229,16 @@ def load_pretrained(net: ViT, source: str, facts: Mapping[str, Any]) -> None:
     try:
         weights = to_tessera("timm", state, net.config, known.prefix_positions if known else None)
     except ValueError as error:
-        raise UsageError(f"--model.pretrained {source} does not fit --model.net: {error}") from error
-    if not any(name.startswith("head.linear.") for name in weights):  # they are of another number of classes
+        raise UsageError(
+            f"--model.pretrained {source} does not fit --model.net: {error}"
+        ) from error
+    if not any(
+        name.startswith("head.linear.") for name in weights
+    ):  # they are of another number of classes
         rank_zero_only(print)(f"--model.pretrained {source}: the head starts anew")
-    weights = with_classes(source, weights, known.class_names if known else None, facts["class_names"])
+    weights = with_classes(
+        source, weights, known.class_names if known else None, facts["class_names"]
+    )
     net.load_state_dict(weights, strict=False)  # to_tessera allows only the head to be left out
 
 

@@ -29,7 +29,9 @@ def rollout(net: ViT, pixels: Tensor) -> Tensor:
     count = record.own[0].shape[-1]
     flow = torch.eye(count, device=pixels.device)  # (N, N)
     for weights in record.own:
-        flow = (weights.float().mean(1) + torch.eye(count, device=pixels.device)) / 2 @ flow  # (B, N, N)
+        flow = (
+            (weights.float().mean(1) + torch.eye(count, device=pixels.device)) / 2 @ flow
+        )  # (B, N, N)
     config, first = net.config, net.config.prefix_tokens
     looks = flow[:, :1] if config.pool == "cls" else flow[:, first:]
     shares = looks[..., first:].mean(1)  # (B, P)
@@ -53,9 +55,13 @@ def draw(images: Tensor, shares: Tensor, titles: Sequence[str], file: BinaryIO) 
     for number in range(count):
         pixels = images[number].permute(1, 2, 0).cpu().numpy()
         for panel in panels[:, number]:
-            panel.imshow(pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=255)
+            panel.imshow(
+                pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=255
+            )
             panel.set_axis_off()
         panels[0, number].set_title(titles[number], fontsize=7)
         place = (-0.5, width - 0.5, height - 0.5, -0.5)
-        panels[1, number].imshow(shares[number].cpu().numpy(), cmap="inferno", alpha=0.6, extent=place)
+        panels[1, number].imshow(
+            shares[number].cpu().numpy(), cmap="inferno", alpha=0.6, extent=place
+        )
     figure.savefig(file, dpi=100)

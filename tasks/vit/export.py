@@ -63,7 +63,10 @@ def timm_call(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         ValueError: an option that timm's ViT does not have.
     """
     stack, usual = config.stack, timm_arguments(ViTConfig(stack=StackConfig(768, 12, 12)))
-    require(stack.norm_eps == 1e-6, f"timm models have norm_eps 1e-06, but this one has {stack.norm_eps}")
+    require(
+        stack.norm_eps == 1e-6,
+        f"timm models have norm_eps 1e-06, but this one has {stack.norm_eps}",
+    )
     usual["fc_norm"] = config.pool != "cls"
     name = {(192, 3): "tiny", (384, 6): "small"}.get((stack.width, stack.heads), "base")
     if name != "base":
@@ -95,7 +98,9 @@ def write_onnx(net: ViT, facts: dict[str, Any], path: Path) -> str:
         import onnx
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UsageError("export to onnx needs two more packages: pip install -e '.[export]'") from error
+        raise UsageError(
+            "export to onnx needs two more packages: pip install -e '.[export]'"
+        ) from error
     example = torch.rand(2, net.embed.shape[0], net.config.image_size, net.config.image_size)
     program = torch.onnx.export(
         FromPixels(net, facts).eval(),
@@ -110,7 +115,9 @@ def write_onnx(net: ViT, facts: dict[str, Any], path: Path) -> str:
     model = program.model_proto
     onnx.helper.set_model_props(model, {"class_names": json.dumps(facts["class_names"])})
     onnx.save(model, path)
-    return "run it with onnxruntime.InferenceSession('{file}').run(None, {{'images': pixels_in_0_1}})"
+    return (
+        "run it with onnxruntime.InferenceSession('{file}').run(None, {{'images': pixels_in_0_1}})"
+    )
 
 
 WRITERS: dict[str, Callable[[ViT, dict[str, Any], Path], str]] = {

@@ -96,21 +96,33 @@ class ViTTask(ClassifierTask):
             return
         images, labels, names = batch["image"], batch["label"], self.class_names
         confidence, guesses = (values.cpu() for values in outputs.float().softmax(-1).max(-1))
-        pairs = [(names[true], names[guess]) for true, guess in zip(labels.tolist(), guesses.tolist(), strict=True)]
+        pairs = [
+            (names[true], names[guess])
+            for true, guess in zip(labels.tolist(), guesses.tolist(), strict=True)
+        ]
         if not self.looked:
             few = images[:LOOKED_AT]
             with self.trainer.precision_plugin.val_step_context():
                 shares = rollout(self.net, self.normalised(few))
-            titles = [true if true == guess else f"{true}\n(seen as {guess})" for true, guess in pairs[:LOOKED_AT]]
+            titles = [
+                true if true == guess else f"{true}\n(seen as {guess})"
+                for true, guess in pairs[:LOOKED_AT]
+            ]
             self.looked["attention"] = drawn(lambda file: draw(few, shares, titles, file))
-        for i in torch.nonzero(guesses != labels.cpu()).flatten()[: MISTAKES - len(self.mistakes)].tolist():
+        for i in (
+            torch.nonzero(guesses != labels.cpu())
+            .flatten()[: MISTAKES - len(self.mistakes)]
+            .tolist()
+        ):
             self.mistakes.append((images[i].cpu(), *pairs[i], float(confidence[i])))
 
     def exhibits(self, split: str) -> dict[str, Table | Picture]:
         """Also what `look` kept."""
         shown = super().exhibits(split) | self.looked
         if self.mistakes:
-            shown["misclassified"] = Table(("image", "label", "prediction", "probability"), self.mistakes)
+            shown["misclassified"] = Table(
+                ("image", "label", "prediction", "probability"), self.mistakes
+            )
         self.looked, self.mistakes = {}, []
         return shown
 

@@ -45,14 +45,18 @@ def memory_mib() -> tuple[float, float]:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return torch.cuda.memory_allocated() / 2**20, torch.cuda.max_memory_allocated() / 2**20
-    return status_mib("VmRSS"), status_mib("VmHWM")  # unlike `ru_maxrss`, VmHWM starts anew with each program
+    return status_mib("VmRSS"), status_mib(
+        "VmHWM"
+    )  # unlike `ru_maxrss`, VmHWM starts anew with each program
 
 
 def serve(measure: Callable[[], float]) -> None:
     """A worker's loop: for each line on standard input, measures one round (items per second) and answers with it."""
     idle = memory_mib()[0]
     for line in sys.stdin:
-        answer = {"rate": measure()} if line.strip() == "go" else {"idle": idle, "peak": memory_mib()[1]}
+        answer = (
+            {"rate": measure()} if line.strip() == "go" else {"idle": idle, "peak": memory_mib()[1]}
+        )
         print(json.dumps(answer), flush=True)
 
 
@@ -65,7 +69,9 @@ def arguments(doc: str, names: Iterable[str], rounds: int) -> ArgumentParser:
         rounds: Rounds of each, if not said otherwise.
     """
     parser = ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=rounds, help="rounds of each, after one that does not count")
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help="rounds of each, after one that does not count"
+    )
     parser.add_argument("--worker", choices=list(names), help=SUPPRESS)
     return parser
 
@@ -81,7 +87,9 @@ def work(run: Callable[[], int]) -> None:
     raise SystemExit
 
 
-def command_line(doc: str, competitors: Mapping[str, Callable[[], Callable[[], int]]], rounds: int) -> Namespace:
+def command_line(
+    doc: str, competitors: Mapping[str, Callable[[], Callable[[], int]]], rounds: int
+) -> Namespace:
     """Options of a benchmark's command line; a worker that `interleave` started serves here, and ends.
 
     Args:

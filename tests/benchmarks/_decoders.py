@@ -70,7 +70,9 @@ class Sizes:
 SIZES = {
     "small": Sizes(6, 6, 384, 256, 8, 50_257, 1),
     "tiny": Sizes(4, 4, 128, 64, 12, 65, 20),
-    "gpt2": Sizes(12, 12, 768, 1024, 12, 50_304, 20),  # nanoGPT's table, rounded up to a multiple of 64
+    "gpt2": Sizes(
+        12, 12, 768, 1024, 12, 50_304, 20
+    ),  # nanoGPT's table, rounded up to a multiple of 64
 }
 
 
@@ -79,7 +81,9 @@ def tessera(sizes: Sizes, position: str = "learned") -> Any:
     from modules.config import StackConfig
     from modules.models.gpt import Decoder, DecoderConfig
 
-    stack = StackConfig(sizes.width, sizes.layers, sizes.heads, norm_eps=1e-5, causal=True, init="gpt2")
+    stack = StackConfig(
+        sizes.width, sizes.layers, sizes.heads, norm_eps=1e-5, causal=True, init="gpt2"
+    )
     return Decoder(DecoderConfig(sizes.vocabulary, sizes.length, position, stack=stack))  # type: ignore[arg-type]
 
 
@@ -87,7 +91,9 @@ def nanogpt_model(folder: str, **sizes: Any) -> Any:
     """nanoGPT's model, from a checkout; `sizes` are those of its `GPTConfig`."""
     file = Path(folder, "model.py")
     if not file.is_file():
-        raise SystemExit(f"{folder} holds no model.py: give a checkout of github.com/karpathy/nanoGPT.")
+        raise SystemExit(
+            f"{folder} holds no model.py: give a checkout of github.com/karpathy/nanoGPT."
+        )
     spec = importlib.util.spec_from_file_location("nanogpt_model", file)
     assert spec and spec.loader
     module = sys.modules["nanogpt_model"] = importlib.util.module_from_spec(spec)
@@ -181,7 +187,10 @@ def peers(names: Iterable[str], folder: str = "") -> list[str]:
     found = []
     for name in names:
         if name == "nanogpt":
-            here, remedy = bool(folder), "clone github.com/karpathy/nanoGPT and give the folder with --nanogpt"
+            here, remedy = (
+                bool(folder),
+                "clone github.com/karpathy/nanoGPT and give the folder with --nanogpt",
+            )
         else:
             package = {"hugging face": "transformers"}.get(name, name)
             here, remedy = importlib.util.find_spec(package) is not None, f"pip install {package}"
@@ -195,7 +204,9 @@ def peers(names: Iterable[str], folder: str = "") -> list[str]:
 def build_peer(name: str, sizes: Sizes, folder: str) -> Any:
     """The model of one of `peers`."""
     return (
-        nanogpt(sizes, folder) if name == "nanogpt" else {"hugging face": hugging_face, "litgpt": litgpt}[name](sizes)
+        nanogpt(sizes, folder)
+        if name == "nanogpt"
+        else {"hugging face": hugging_face, "litgpt": litgpt}[name](sizes)
     )
 
 
@@ -213,6 +224,8 @@ def difference(name: str, sizes: Sizes, folder: str) -> float:
 def check(names: list[str], sizes: Sizes, folder: str) -> None:
     """Prints how far the logits of each peer are from ours; ends the program if they are not equal."""
     for name in names:
-        print(f"largest difference of the logits from {name}'s {(largest := difference(name, sizes, folder)):.1e}")
+        print(
+            f"largest difference of the logits from {name}'s {(largest := difference(name, sizes, folder)):.1e}"
+        )
         if largest > 1e-4:
             raise SystemExit("The outputs are not equal: the times say nothing.")

@@ -10,7 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WIDTH, LAYERS, HEADS, HIDDEN, VOCABULARY, LENGTH = 128, 4, 4, 256, 8000, 64  # the preset "tiny"; tokens of a side
+WIDTH, LAYERS, HEADS, HIDDEN, VOCABULARY, LENGTH = (
+    128,
+    4,
+    4,
+    256,
+    8000,
+    64,
+)  # the preset "tiny"; tokens of a side
 Batch = dict[str, Any]
 
 # Pieces of parameter names, ours and those of `nn.Transformer`, in the order in which they are replaced.
@@ -86,7 +93,9 @@ def tessera(dropout: float = 0.0, spread: float = 0.02) -> Any:
     theirs = hugging_face(dropout, spread)
     family, found = config_from_huggingface(theirs.config.to_dict())
     rates = {"dropout": dropout, "mlp_dropout": 0.0, "attention_dropout": 0.0}
-    config = replace(found, encoder=replace(found.encoder, **rates), decoder=replace(found.decoder, **rates))
+    config = replace(
+        found, encoder=replace(found.encoder, **rates), decoder=replace(found.decoder, **rates)
+    )
     net = Seq2Seq(config)
     load_weights(net, to_tessera(family, theirs.state_dict(), config))
     return net
@@ -98,23 +107,41 @@ class TorchTransformer(nn.Module):
     def __init__(self, dropout: float) -> None:
         super().__init__()
         sizes = (WIDTH, HEADS, HIDDEN, dropout)
-        encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(*sizes, batch_first=True), LAYERS)
-        decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(*sizes, batch_first=True), LAYERS)
+        encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(*sizes, batch_first=True), LAYERS
+        )
+        decoder = nn.TransformerDecoder(
+            nn.TransformerDecoderLayer(*sizes, batch_first=True), LAYERS
+        )
         self.core = nn.Transformer(
-            WIDTH, HEADS, custom_encoder=encoder, custom_decoder=decoder, dropout=dropout, batch_first=True
+            WIDTH,
+            HEADS,
+            custom_encoder=encoder,
+            custom_decoder=decoder,
+            dropout=dropout,
+            batch_first=True,
         )
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.dropout = nn.Dropout(dropout)
         rate = 10000.0 ** (-torch.arange(0, WIDTH, 2) / WIDTH)
         angles = torch.arange(512)[:, None] * rate  # (512, E / 2)
-        self.register_buffer("waves", torch.stack((angles.sin(), angles.cos()), -1).flatten(1))  # (512, E)
-        for layer in (layer for layer in self.modules() if isinstance(layer, nn.MultiheadAttention)):
+        self.register_buffer(
+            "waves", torch.stack((angles.sin(), angles.cos()), -1).flatten(1)
+        )  # (512, E)
+        for layer in (
+            layer for layer in self.modules() if isinstance(layer, nn.MultiheadAttention)
+        ):
             layer.dropout = 0.0
 
     def forward(self, source: Tensor, tokens: Tensor, source_keep: Tensor) -> Tensor:
         """(B, M), (B, N), (B, M) -> logits (B, N, V)."""
-        read, written = (self.dropout(self.embed(x) * WIDTH**0.5 + self.waves[: x.shape[1]]) for x in (source, tokens))
-        later = torch.ones(2 * tokens.shape[1:], dtype=torch.bool, device=tokens.device).triu(1)  # (N, N)
+        read, written = (
+            self.dropout(self.embed(x) * WIDTH**0.5 + self.waves[: x.shape[1]])
+            for x in (source, tokens)
+        )
+        later = torch.ones(2 * tokens.shape[1:], dtype=torch.bool, device=tokens.device).triu(
+            1
+        )  # (N, N)
         hidden = self.core(
             read,
             written,
@@ -152,17 +179,30 @@ def logits(net: Any, batch: Batch) -> Tensor:
     """Logits (B, N, V) of a batch, whosever the model is."""
     source, tokens, keep = batch["source"], batch["tokens"], batch["source_keep"]
     if hasattr(net, "generation_config"):
-        return net(input_ids=source, attention_mask=keep.long(), decoder_input_ids=tokens, use_cache=False).logits
-    return net(source, tokens, keep) if isinstance(net, TorchTransformer) else net.logits(net(source, tokens, keep))
+        return net(
+            input_ids=source, attention_mask=keep.long(), decoder_input_ids=tokens, use_cache=False
+        ).logits
+    return (
+        net(source, tokens, keep)
+        if isinstance(net, TorchTransformer)
+        else net.logits(net(source, tokens, keep))
+    )
 
 
 def loss(net: Any, batch: Batch) -> Tensor:
     """Mean cross entropy as each side's own training computes it."""
     if hasattr(net, "loss"):
-        return net.loss(net(batch["source"], batch["tokens"], batch["source_keep"]), batch["targets"])[0]
+        return net.loss(
+            net(batch["source"], batch["tokens"], batch["source_keep"]), batch["targets"]
+        )[0]
     if hasattr(net, "generation_config"):
-        given = {"attention_mask": batch["source_keep"].long(), "decoder_input_ids": batch["tokens"]}
-        return net(input_ids=batch["source"], labels=batch["targets"], use_cache=False, **given).loss
+        given = {
+            "attention_mask": batch["source_keep"].long(),
+            "decoder_input_ids": batch["tokens"],
+        }
+        return net(
+            input_ids=batch["source"], labels=batch["targets"], use_cache=False, **given
+        ).loss
     return F.cross_entropy(logits(net, batch).flatten(0, 1), batch["targets"].flatten())
 
 
@@ -177,7 +217,9 @@ def check(batches: Iterable[Batch]) -> None:
     for batch in batches:
         expected, valid = logits(ours, batch), batch["targets"] >= 0  # (B, N, V), (B, N)
         for name, net in peers.items():
-            largest[name] = max(largest[name], float((logits(net, batch) - expected)[valid].abs().max()))
+            largest[name] = max(
+                largest[name], float((logits(net, batch) - expected)[valid].abs().max())
+            )
     for name, difference in largest.items():
         print(f"largest difference of the logits from {name}'s {difference:.1e}")
     if max(largest.values()) > 1e-4:

@@ -87,8 +87,12 @@ def grouped() -> Iterator[Batch]:
 
     dataset = data(multiple=1).dataset("train")
     lengths = dataset.own.tolist()
-    order = list(LengthGroupedSampler(BATCH, lengths=lengths, generator=torch.Generator().manual_seed(0)))
-    for start in itertools.cycle(range(BATCH, len(order) - BATCH, BATCH)):  # the first is the longest of all
+    order = list(
+        LengthGroupedSampler(BATCH, lengths=lengths, generator=torch.Generator().manual_seed(0))
+    )
+    for start in itertools.cycle(
+        range(BATCH, len(order) - BATCH, BATCH)
+    ):  # the first is the longest of all
         yield dataset[order[start : start + BATCH]]
 
 
@@ -99,7 +103,9 @@ def bucketed() -> Iterator[Batch]:
         yield from loader
 
 
-def training(net: Any, optimizer: Any, batches: Iterator[Batch], logits: Callable[[Batch], Any]) -> Callable[[], int]:
+def training(
+    net: Any, optimizer: Any, batches: Iterator[Batch], logits: Callable[[Batch], Any]
+) -> Callable[[], int]:
     """A round of training steps; returns the number of reviews."""
     net.train()
 
@@ -191,7 +197,13 @@ def main() -> None:
         raise SystemExit("The outputs are not equal: the times say nothing.")
     for kind in ("train", "infer"):
         names = [name for name in COMPETITORS if name.startswith(kind)]
-        print(table(interleave("tests.benchmarks.bert_step", names, options.rounds), "reviews/s", names[0]))
+        print(
+            table(
+                interleave("tests.benchmarks.bert_step", names, options.rounds),
+                "reviews/s",
+                names[0],
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -28,8 +28,17 @@ def worker(millions: int, folder: str) -> Callable[[], dict[str, float]]:
 
     names = [f"net.{number}" for number in range(millions * 10**6 // SIDE**2 + 1)]
     weights = {name: torch.randn(SIDE, SIDE) for name in names}
-    means = {name: {"exp_avg": torch.randn(SIDE, SIDE), "exp_avg_sq": torch.rand(SIDE, SIDE)} for name in names}
-    entry = {"task": "mine", "version": "1", "facts": {}, "net": {}, "config": {"model": {}, "data": {}}}
+    means = {
+        name: {"exp_avg": torch.randn(SIDE, SIDE), "exp_avg_sq": torch.rand(SIDE, SIDE)}
+        for name in names
+    }
+    entry = {
+        "task": "mine",
+        "version": "1",
+        "facts": {},
+        "net": {},
+        "config": {"model": {}, "data": {}},
+    }
     whole = {"state_dict": weights, "optimizer_states": [{"state": means}], KEY: entry}
     path, writer = Path(folder) / f"{millions}.ckpt", AtomicCheckpointIO()
 
@@ -76,12 +85,16 @@ def main() -> None:
         return
     rows = []
     heads = ("save MiB/s", "load MiB/s", "bytes each", "taken MiB")
-    print("{:<8}{:>9}{:>9}{:>9}{:>12}{:>12}{:>12}{:>11}".format("", "save s", "load s", "MiB", *heads))
+    print(
+        "{:<8}{:>9}{:>9}{:>9}{:>12}{:>12}{:>12}{:>11}".format("", "save s", "load s", "MiB", *heads)
+    )
     for name, millions in SIZES.items():
         if millions > SIZES[options.largest]:
             continue
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            found = alone("tests.benchmarks.checkpoints", name, options.rounds, ["--folder", folder])
+            found = alone(
+                "tests.benchmarks.checkpoints", name, options.rounds, ["--folder", folder]
+            )
         row = {key: statistics.median(one[key] for one in found[1:]) for key in found[0]}
         row["taken"] = found[0]["taken"]  # of the first: the peak stays
         size = row["bytes"] / 2**20

@@ -49,9 +49,13 @@ class Layer(nn.Module):
     def attend(self, x: Tensor) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
         b, n, e = x.shape
-        q, k, v = self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # each (B, H, N, D)
+        q, k, v = (
+            self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        )  # each (B, H, N, D)
         weights = (q @ k.mT * (e // self.heads) ** -0.5).softmax(-1)  # (B, H, N, N)
-        return self.proj((self.attention_dropout(weights) @ v).transpose(1, 2).reshape(b, n, e))  # (B, N, E)
+        return self.proj(
+            (self.attention_dropout(weights) @ v).transpose(1, 2).reshape(b, n, e)
+        )  # (B, N, E)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
@@ -68,12 +72,20 @@ class CCT(nn.Module):
         channels = [3, *[64] * (convolutions - 1), width]
         stem: list[nn.Module] = []
         for before, after in zip(channels, channels[1:], strict=False):
-            stem += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+            stem += [
+                nn.Conv2d(before, after, 3, padding=1, bias=False),
+                nn.ReLU(),
+                nn.MaxPool2d(3, 2, 1),
+            ]
         self.stem = nn.Sequential(*stem)
         self.position = nn.Parameter(torch.empty(1, (32 >> convolutions) ** 2, width))
         rates = torch.linspace(0, 0.1, depth).tolist()
         self.layers = nn.Sequential(*(Layer(width, heads, ratio, rate) for rate in rates))
-        self.norm, self.pool, self.head = nn.LayerNorm(width), nn.Linear(width, 1), nn.Linear(width, 10)
+        self.norm, self.pool, self.head = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 1),
+            nn.Linear(width, 10),
+        )
         nn.init.trunc_normal_(self.position, std=0.2)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -87,7 +99,9 @@ class CCT(nn.Module):
         """(B, 3, 32, 32) -> logits (B, 10)."""
         x = self.stem(images).flatten(2).mT + self.position  # (B, N, E)
         x = self.norm(self.layers(x))
-        return self.head((self.pool(x).softmax(1).mT @ x).squeeze(1))  # (B, 1, N) @ (B, N, E) -> (B, E)
+        return self.head(
+            (self.pool(x).softmax(1).mT @ x).squeeze(1)
+        )  # (B, 1, N) @ (B, N, E) -> (B, E)
 
 
 class Images(Dataset):
@@ -100,7 +114,10 @@ class Images(Dataset):
         from pyarrow import parquet
 
         table = parquet.read_table(file)
-        self.images = [Image.open(io.BytesIO(cell["bytes"])).convert("RGB") for cell in table.column("img").to_pylist()]
+        self.images = [
+            Image.open(io.BytesIO(cell["bytes"])).convert("RGB")
+            for cell in table.column("img").to_pylist()
+        ]
         self.labels, self.transform = table.column("label").to_pylist(), transform
 
     def __len__(self) -> int:
@@ -116,14 +133,20 @@ def transforms(recipe: str) -> tuple[Any, Any]:
     from timm.data import create_transform
     from torchvision import transforms as tv
 
-    posterize = ImageOps.posterize  # Pillow now refuses the 0 bits that timm's random magnitudes may ask for
+    posterize = (
+        ImageOps.posterize
+    )  # Pillow now refuses the 0 bits that timm's random magnitudes may ask for
     ImageOps.posterize = lambda image, bits: posterize(image, max(1, bits))
 
     plain = [tv.ToTensor(), tv.Normalize(MEAN, STD)]
     if recipe == "short":
-        return tv.Compose([tv.RandomCrop(32, padding=4), tv.RandomHorizontalFlip(), *plain]), tv.Compose(plain)
+        return tv.Compose(
+            [tv.RandomCrop(32, padding=4), tv.RandomHorizontalFlip(), *plain]
+        ), tv.Compose(plain)
     colours = {"auto_augment": "rand-m9-mstd0.5-inc1", "mean": MEAN, "std": STD}
-    return create_transform(32, True, scale=(0.8, 1.0), interpolation="random", **colours), tv.Compose(plain)
+    return create_transform(
+        32, True, scale=(0.8, 1.0), interpolation="random", **colours
+    ), tv.Compose(plain)
 
 
 def learning_rate(epoch: float) -> float:
@@ -200,7 +223,10 @@ def main() -> None:
     loader = DataLoader(sets[0], BATCH, shuffle=True, drop_last=True, **shared)
     net = CCT(options.model)
     count = sum(p.numel() for p in net.parameters())
-    print(f"{options.model}, {count:,} parameters, recipe {options.recipe}, {options.minutes:g} minutes", flush=True)
+    print(
+        f"{options.model}, {count:,} parameters, recipe {options.recipe}, {options.minutes:g} minutes",
+        flush=True,
+    )
     images, seconds = train(net, loader, options.minutes, options.recipe)
     found = accuracy(net, DataLoader(sets[1], 250))
     print(f"test accuracy {found:.4f}   images/s {images / seconds:.0f}   minutes {seconds / 60:.1f}   "

@@ -74,7 +74,8 @@ def measured(options: Namespace) -> dict[str, dict[int, Result]]:
     for axis in options.axes.split(","):
         names = {f"{axis} {value}": value for value in AXES[axis] if value >= options.smallest}
         axes[axis] = {
-            value: interleave("tests.benchmarks.growth", [name], options.rounds)[name] for name, value in names.items()
+            value: interleave("tests.benchmarks.growth", [name], options.rounds)[name]
+            for name, value in names.items()
         }
     return axes
 
@@ -92,8 +93,13 @@ def main() -> None:
     print(f"{'':<16}{'median ms':>10}{'peak MiB':>10}{'taken MiB':>11}")
     for axis, found in axes.items():
         for value, one in found.items():
-            print(f"{f'{axis} {value}':<16}{1000 / one.median:>10.1f}{one.peak:>10.0f}{one.taken:>11.0f}")
-        time, memory = growth(found, lambda one: 1 / one.median), growth(found, lambda one: one.taken)
+            print(
+                f"{f'{axis} {value}':<16}{1000 / one.median:>10.1f}{one.peak:>10.0f}{one.taken:>11.0f}"
+            )
+        time, memory = (
+            growth(found, lambda one: 1 / one.median),
+            growth(found, lambda one: one.taken),
+        )
         print(f"{'growth':<16}{time:>10.2f}{'':>10}{memory:>11.2f}")
     if options.plot:
         plot(options.plot, axes)

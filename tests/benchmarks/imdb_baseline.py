@@ -27,7 +27,9 @@ def main() -> None:
 
     start = time.perf_counter()
     options = TextDatasetOptions(name="stanfordnlp/imdb", local="imdb")
-    source = ReviewData(source="hub", path=str(Path(os.environ["TESSERA_DATA"], "imdb")), dataset=options).source
+    source = ReviewData(
+        source="hub", path=str(Path(os.environ["TESSERA_DATA"], "imdb")), dataset=options
+    ).source
     texts = {split: source.split(split) for split in ("train", "val", "test")}
     bags = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
     bags.fit(texts["train"].column.to_pylist())
@@ -41,7 +43,9 @@ def main() -> None:
         if score > best_score:
             best, best_score = model, score
     assert best is not None
-    print(f"test accuracy {best.score(x['test'], y['test']):.4f}, {time.perf_counter() - start:.0f} s in all")
+    print(
+        f"test accuracy {best.score(x['test'], y['test']):.4f}, {time.perf_counter() - start:.0f} s in all"
+    )
 
 
 if __name__ == "__main__":

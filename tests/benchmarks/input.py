@@ -55,7 +55,9 @@ def torchvision_batches(data: ImageData, config: AugmentConfig) -> Callable[[], 
         steps.append(transforms.RandAugment(config.rand_augment_ops, config.rand_augment_magnitude))
     steps += [transforms.ToTensor(), transforms.Normalize(facts["mean"], facts["std"])]
     images = PilImages([to_pil(image) for image in pixels], transforms.Compose(steps))
-    loader = DataLoader(images, BATCH, shuffle=True, num_workers=2, persistent_workers=True, drop_last=True)
+    loader = DataLoader(
+        images, BATCH, shuffle=True, num_workers=2, persistent_workers=True, drop_last=True
+    )
     return lambda: iter(loader)
 
 
@@ -85,7 +87,9 @@ def images_per_second(batches: Callable[[], Iterator[Tensor]], seconds: float) -
 def main() -> None:
     """Measures and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each, after one that is not counted")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="turns of each, after one that is not counted"
+    )
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a turn at most")
     parser.add_argument("--threads", type=int, default=2, help="of our side")
     options = parser.parse_args()
@@ -97,14 +101,22 @@ def main() -> None:
     start = time.perf_counter()
     data.setup("fit")
     print(f"50,000 images read, decoded and measured in {time.perf_counter() - start:.1f} s\n")
-    print(f"{'images per second, medians':<28}{'torchvision':>12}{'ours':>10}{'ratio':>8}{'   range of ours':>18}")
+    print(
+        f"{'images per second, medians':<28}{'torchvision':>12}{'ours':>10}{'ratio':>8}{'   range of ours':>18}"
+    )
     for name, config in RECIPES.items():
         contenders = torchvision_batches(data, config), our_batches(data, config)
-        turns = [[images_per_second(c, options.seconds) for c in contenders] for _ in range(options.rounds + 1)][1:]
+        turns = [
+            [images_per_second(c, options.seconds) for c in contenders]
+            for _ in range(options.rounds + 1)
+        ][1:]
         theirs, ours = ([turn[i] for turn in turns] for i in (0, 1))
         ratio = median(ours) / median(theirs)
         spread = f"{min(ours):,.0f} to {max(ours):,.0f}"
-        print(f"{name:<28}{median(theirs):>12,.0f}{median(ours):>10,.0f}{ratio:>8.1f}{spread:>18}", flush=True)
+        print(
+            f"{name:<28}{median(theirs):>12,.0f}{median(ours):>10,.0f}{ratio:>8.1f}{spread:>18}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -26,10 +26,19 @@ def model(name: str) -> Any:
     """The model of a competitor; all that have the same positions have the same weights."""
     import torch
 
-    from tests.benchmarks._decoders import GPT2_NAMES, LITGPT_NAMES, SIZES, build_peer, copy_weights, tessera
+    from tests.benchmarks._decoders import (
+        GPT2_NAMES,
+        LITGPT_NAMES,
+        SIZES,
+        build_peer,
+        copy_weights,
+        tessera,
+    )
 
     torch.manual_seed(0)
-    ours = tessera(SIZES["small"], "rotary" if name in ("litgpt", "tessera, rotary") else "learned").eval()
+    ours = tessera(
+        SIZES["small"], "rotary" if name in ("litgpt", "tessera, rotary") else "learned"
+    ).eval()
     if name.startswith("tessera"):
         from modules.generation.quantized import prepare
 
@@ -45,7 +54,9 @@ def prompts(batch: int) -> Any:
 
     from tests.benchmarks._decoders import SIZES
 
-    return torch.randint(SIZES["small"].vocabulary, (batch, PROMPT), generator=torch.Generator().manual_seed(batch))
+    return torch.randint(
+        SIZES["small"].vocabulary, (batch, PROMPT), generator=torch.Generator().manual_seed(batch)
+    )
 
 
 def continuation(name: str, batch: int) -> Callable[[], Any]:
@@ -55,7 +66,9 @@ def continuation(name: str, batch: int) -> Callable[[], Any]:
     net, tokens = model(name), prompts(batch)
     if name == "hugging face":
         options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-        return lambda: net.generate(tokens, attention_mask=torch.ones_like(tokens), **options)[:, PROMPT:]
+        return lambda: net.generate(tokens, attention_mask=torch.ones_like(tokens), **options)[
+            :, PROMPT:
+        ]
     if name == "litgpt":
         from litgpt.generate.base import batched_generate_fn, generate_fn
 
@@ -63,7 +76,9 @@ def continuation(name: str, batch: int) -> Callable[[], Any]:
         net.set_kv_cache(batch)
         shape = {"include_prompt": False, "include_eos": False}
         if batch == 1:
-            return lambda: torch.cat(list(generate_fn(net, tokens[0], PROMPT + NEW, temperature=0.0, **shape)))[None]
+            return lambda: torch.cat(
+                list(generate_fn(net, tokens[0], PROMPT + NEW, temperature=0.0, **shape))
+            )[None]
         draw = {"sample_args": {"temperature": 0.0}, **shape}
         return lambda: torch.stack(
             [torch.cat(step) for step in batched_generate_fn(net, tokens, PROMPT + NEW, **draw)], 1
@@ -134,7 +149,9 @@ def times(runs: int = 5) -> Any:
     found = []
     for _ in range(runs + 1):
         seconds, start, spent = [], time.perf_counter(), 0.0
-        for _token in generate(net, prompts(1).tolist(), GenerationConfig(CONTEXT - PROMPT, temperature=0.0)):
+        for _token in generate(
+            net, prompts(1).tolist(), GenerationConfig(CONTEXT - PROMPT, temperature=0.0)
+        ):
             seconds.append((time.perf_counter() - start, spent))
             start, spent = time.perf_counter(), 0.0
         found.append(seconds[1:])  # the first token comes with the prompt
@@ -157,7 +174,11 @@ def plot(file: str) -> None:
     start = np.polyval(lines[0], places[0])
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(places, whole, ".", markersize=2, label="time per token")
-    axes.plot(places, start + growth[1] * np.linspace(0, 1, len(places)), label="start + attention's own growth")
+    axes.plot(
+        places,
+        start + growth[1] * np.linspace(0, 1, len(places)),
+        label="start + attention's own growth",
+    )
     axes.set(xlabel="position", ylabel="ms", ylim=(0, 1.5 * float(np.median(whole))))
     axes.legend()
     figure.savefig(file, dpi=120)
@@ -177,7 +198,9 @@ def main() -> None:
 
     names = [*peers(NAMES[:2]), *NAMES[2:]]
     check(names, options.batch)
-    results = interleave("tests.benchmarks.lm_generate", names, options.rounds, options=sys.argv[1:])
+    results = interleave(
+        "tests.benchmarks.lm_generate", names, options.rounds, options=sys.argv[1:]
+    )
     speed = results.pop("reading").median
     print(table(results, "tokens/s", names[0]))
     print(f"memory: {speed / 1e9:.1f} GB/s, of which reading all weights once a token is")

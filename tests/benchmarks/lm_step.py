@@ -23,7 +23,9 @@ def settings(options: Namespace) -> Any:
     """What a GPU run needs: the numbers' type inside matrix products."""
     import torch
 
-    torch.set_float32_matmul_precision("high" if options.device == "cuda" else "highest")  # nanoGPT's setting on GPUs
+    torch.set_float32_matmul_precision(
+        "high" if options.device == "cuda" else "highest"
+    )  # nanoGPT's setting on GPUs
     return torch.autocast(options.device, torch.bfloat16, enabled=options.precision == "bf16")
 
 
@@ -40,7 +42,9 @@ def build(options: Namespace) -> tuple[Any, Any]:
         from tasks.training.optim import build as build_optimizer
 
         tune_allocator()
-        net = tessera(sizes, "rotary" if options.worker.endswith("rotary") else "learned").to(device)
+        net = tessera(sizes, "rotary" if options.worker.endswith("rotary") else "learned").to(
+            device
+        )
         return net, build_optimizer(net, OptimConfig(lr=rate), 100_000)["optimizer"]
     net = build_peer(options.worker, sizes, options.nanogpt).to(device)
     if options.worker == "nanogpt":
@@ -64,7 +68,9 @@ def training(options: Namespace) -> Callable[[], int]:
 
     def run() -> int:
         for _ in range(sizes.steps):
-            tokens, targets = torch.randint(sizes.vocabulary, (2, sizes.batch, sizes.length), device=device)
+            tokens, targets = torch.randint(
+                sizes.vocabulary, (2, sizes.batch, sizes.length), device=device
+            )
             with context:
                 found = loss(net, tokens, targets)
             found.backward()
@@ -83,7 +89,10 @@ def product(options: Namespace) -> Callable[[], int]:
 
     from modules.kernels.linear import linear
 
-    context, side, times = settings(options), *((8192, 20) if options.device == "cuda" else (2048, 5))
+    context, side, times = (
+        settings(options),
+        *((8192, 20) if options.device == "cuda" else (2048, 5)),
+    )
     kind = torch.bfloat16 if options.precision == "bf16" else torch.float32
     one, two = torch.randn(2, side, side, device=options.device, dtype=kind)
 
@@ -102,8 +111,12 @@ def product(options: Namespace) -> Callable[[], int]:
 def main() -> None:
     """Parses the command line, checks the outputs and prints the table."""
     parser = arguments(__doc__ or "", NAMES, 10)
-    parser.add_argument("--size", choices=("small", "tiny", "gpt2"), default="small", help="of the model")
-    parser.add_argument("--nanogpt", default="", metavar="FOLDER", help="checkout of github.com/karpathy/nanoGPT")
+    parser.add_argument(
+        "--size", choices=("small", "tiny", "gpt2"), default="small", help="of the model"
+    )
+    parser.add_argument(
+        "--nanogpt", default="", metavar="FOLDER", help="checkout of github.com/karpathy/nanoGPT"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     options = parser.parse_args()

@@ -34,7 +34,13 @@ def fill(data: "ImageData") -> None:
         pixels = torch.randint(0, 256, (size, 3, 32, 32), dtype=torch.uint8)
         data._datasets[split] = MemoryImages(pixels, torch.randint(0, 10, (size,)))
     names = [str(i) for i in range(10)]
-    data._facts = {"class_names": names, "channels": 3, "image_size": 32, "mean": [0.5] * 3, "std": [0.25] * 3}
+    data._facts = {
+        "class_names": names,
+        "channels": 3,
+        "image_size": 32,
+        "mean": [0.5] * 3,
+        "std": [0.25] * 3,
+    }
 
 
 def bare() -> float:
@@ -67,7 +73,9 @@ def terminal() -> Iterator[None]:
     """Standard output is a terminal that another process reads, as it is at a desk."""
     ours, theirs = pty.openpty()
     os.environ["TERM"] = "xterm-256color"
-    reader = subprocess.Popen(["cat"], stdin=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    reader = subprocess.Popen(
+        ["cat"], stdin=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     os.close(ours)
     with open(theirs, "w") as screen, redirect_stdout(screen):
         yield
@@ -102,13 +110,19 @@ def command() -> Callable[[], tuple[float, float]]:
             fill(datamodule)
             self.trainer.fit(model, datamodule=datamodule)
             self.saving = time.perf_counter() - self.clock.validated
-            assert any(isinstance(bar, pl.callbacks.RichProgressBar) for bar in self.trainer.callbacks)
+            assert any(
+                isinstance(bar, pl.callbacks.RichProgressBar) for bar in self.trainer.callbacks
+            )
             assert {path.name for path in self.folder.rglob("*.ckpt")} == {"best.ckpt", "last.ckpt"}
 
     def run() -> tuple[float, float]:
         with tempfile.TemporaryDirectory() as folder, terminal():
             line = f"--preset cifar_tiny --data.source digits --data.batch_size {BATCH} --trainer.max_epochs 1"
-            done = TimedFit(APP, "fit", [*line.split(), "--trainer.accelerator", "cpu", "--run_dir", f"{folder}/run"])
+            done = TimedFit(
+                APP,
+                "fit",
+                [*line.split(), "--trainer.accelerator", "cpu", "--run_dir", f"{folder}/run"],
+            )
         return (STEPS - 1) * BATCH / done.clock.seconds, done.saving
 
     return run
@@ -118,7 +132,10 @@ def main() -> None:
     """Parses the command line and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--rounds", type=int, default=5, help=f"rounds of {STEPS} steps each, after one that does not count"
+        "--rounds",
+        type=int,
+        default=5,
+        help=f"rounds of {STEPS} steps each, after one that does not count",
     )
     rounds = parser.parse_args().rounds
     from tasks.cli.lazy_imports import import_lightning
@@ -140,7 +157,9 @@ def main() -> None:
     print(table(results, "images/s", "bare loop"))
     medians = [result.median for result in results.values()]
     print(f"the Lightning loop costs {medians[0] / medians[1] - 1:.1%} (goal: at most 5 %)")
-    print(f"beside it, once in an epoch: both checkpoints saved in {statistics.median(saving):.2f} s")
+    print(
+        f"beside it, once in an epoch: both checkpoints saved in {statistics.median(saving):.2f} s"
+    )
 
 
 if __name__ == "__main__":

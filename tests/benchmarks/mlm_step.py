@@ -15,7 +15,10 @@ def step(loss, optimizer) -> Callable[[], int]:  # type: ignore[no-untyped-def]
     """A step on random tokens; `loss` takes tokens and where they are masked, both (B, N)."""
     import torch
 
-    tokens, where = torch.randint(10, VOCABULARY, (BATCH, LENGTH)), torch.rand(BATCH, LENGTH) < SHARE
+    tokens, where = (
+        torch.randint(10, VOCABULARY, (BATCH, LENGTH)),
+        torch.rand(BATCH, LENGTH) < SHARE,
+    )
 
     def run() -> int:
         loss(tokens, where).backward()
@@ -31,10 +34,19 @@ def hugging_face() -> Callable[[], int]:
     import torch
     from transformers import BertConfig, BertForMaskedLM
 
-    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-    net = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, max_position_embeddings=LENGTH, **sizes)).train()
+    sizes = {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+    }
+    net = BertForMaskedLM(
+        BertConfig(vocab_size=VOCABULARY, max_position_embeddings=LENGTH, **sizes)
+    ).train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
-    return step(lambda tokens, where: net(tokens, labels=tokens.masked_fill(~where, -100)).loss, optimizer)
+    return step(
+        lambda tokens, where: net(tokens, labels=tokens.masked_fill(~where, -100)).loss, optimizer
+    )
 
 
 def tessera() -> Callable[[], int]:
@@ -46,9 +58,13 @@ def tessera() -> Callable[[], int]:
     from tasks.training.optim import OptimConfig, build
 
     tune_allocator()
-    net = BertMaskedLM(replace(BERT_PRESETS["mini"], vocabulary=VOCABULARY, max_length=LENGTH)).train()
+    net = BertMaskedLM(
+        replace(BERT_PRESETS["mini"], vocabulary=VOCABULARY, max_length=LENGTH)
+    ).train()
     optimizer = build(net, OptimConfig(lr=1e-4), 1000)["optimizer"]
-    return step(lambda tokens, where: net.loss(net.encoder(tokens), tokens[where], where)[0], optimizer)
+    return step(
+        lambda tokens, where: net.loss(net.encoder(tokens), tokens[where], where)[0], optimizer
+    )
 
 
 COMPETITORS = {"hugging face": hugging_face, "tessera": tessera}
@@ -57,7 +73,13 @@ COMPETITORS = {"hugging face": hugging_face, "tessera": tessera}
 def main() -> None:
     """Parses the command line and prints the table."""
     options = command_line(__doc__ or "", COMPETITORS, 5)
-    print(table(interleave("tests.benchmarks.mlm_step", list(COMPETITORS), options.rounds), "texts/s", "hugging face"))
+    print(
+        table(
+            interleave("tests.benchmarks.mlm_step", list(COMPETITORS), options.rounds),
+            "texts/s",
+            "hugging face",
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -41,12 +41,20 @@ def rate(processes: int, threads: int, folder: str) -> float:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
     environment.pop("TESSERA_RUN_DIR", None)
     done = subprocess.run(
-        [sys.executable, *line.split(), *strategy], cwd=folder, env=environment, capture_output=True, text=True
+        [sys.executable, *line.split(), *strategy],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         raise RuntimeError(f"{line} ended with {done.returncode}: {done.stderr[-500:]}")
     with open(Path(folder, "run", "metrics.csv"), newline="") as file:
-        rates = [float(row["train/tokens_per_s"]) for row in csv.DictReader(file) if row.get("train/tokens_per_s")]
+        rates = [
+            float(row["train/tokens_per_s"])
+            for row in csv.DictReader(file)
+            if row.get("train/tokens_per_s")
+        ]
     return statistics.median(rates[1:])
 
 
@@ -54,7 +62,9 @@ def main() -> None:
     """Parses the command line and prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="runs of each")
-    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="cores to share out")
+    parser.add_argument(
+        "--cores", type=int, default=len(os.sched_getaffinity(0)), help="cores to share out"
+    )
     parser.add_argument("--plot", metavar="FILE.png", help="draw it")
     options = parser.parse_args()
     ways = shares(options.cores)
@@ -64,15 +74,27 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 rates[name].append(rate(*way, folder))
     base = statistics.median(rates[f"1 x {options.cores}"])
-    print(f"{'processes x threads':<22}{'median tokens/s':>17}{'lowest':>10}{'highest':>10}{'efficiency':>12}")
+    print(
+        f"{'processes x threads':<22}{'median tokens/s':>17}{'lowest':>10}{'highest':>10}{'efficiency':>12}"
+    )
     for name, found in rates.items():
         middle = statistics.median(found)
-        print(f"{name:<22}{middle:>17.1f}{min(found):>10.1f}{max(found):>10.1f}{middle / base:>12.2f}")
+        print(
+            f"{name:<22}{middle:>17.1f}{min(found):>10.1f}{max(found):>10.1f}{middle / base:>12.2f}"
+        )
     if options.plot:
         shared = {name: way for name, way in ways.items() if way[0] * way[1] == options.cores}
         with save_plot(options.plot) as ((axes,),):
-            axes.plot([way[0] for way in shared.values()], [statistics.median(rates[name]) for name in shared], "o-")
-            axes.set(xlabel=f"processes that share {options.cores} cores", ylabel="tokens/s", ylim=(0, None))
+            axes.plot(
+                [way[0] for way in shared.values()],
+                [statistics.median(rates[name]) for name in shared],
+                "o-",
+            )
+            axes.set(
+                xlabel=f"processes that share {options.cores} cores",
+                ylabel="tokens/s",
+                ylim=(0, None),
+            )
 
 
 if __name__ == "__main__":

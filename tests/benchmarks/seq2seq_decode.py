@@ -25,7 +25,9 @@ def sentences() -> list[list[int]]:
 
     module = data()
     module.setup("test")
-    return module.tokenizer.sources(module.source.split("test").source.to_pylist()[:SENTENCES], LENGTH)[0]
+    return module.tokenizer.sources(
+        module.source.split("test").source.to_pylist()[:SENTENCES], LENGTH
+    )[0]
 
 
 def translator(name: str, batch: int) -> Callable[[], list[list[int]]]:
@@ -44,7 +46,9 @@ def translator(name: str, batch: int) -> Callable[[], list[list[int]]]:
         tune_allocator()
         net = prepare(_translators.tessera(spread=SPREAD).eval())
         config = GenerationConfig(NEW, beams=BEAMS)
-        return lambda: [best.tokens for part in parts for best, *_ in translate(net, part, config, START, [])]
+        return lambda: [
+            best.tokens for part in parts for best, *_ in translate(net, part, config, START, [])
+        ]
     net = _translators.hugging_face(spread=SPREAD).eval()
     net.generation_config.eos_token_id = None
     options = {"num_beams": BEAMS, "max_new_tokens": NEW, "do_sample": False, "length_penalty": 1.0}
@@ -81,7 +85,9 @@ def main() -> None:
         raise SystemExit("The outputs are not equal: the times say nothing.")
     print(
         table(
-            interleave("tests.benchmarks.seq2seq_decode", NAMES, options.rounds, options=sys.argv[1:]),
+            interleave(
+                "tests.benchmarks.seq2seq_decode", NAMES, options.rounds, options=sys.argv[1:]
+            ),
             "sentences/s",
             NAMES[0],
         )

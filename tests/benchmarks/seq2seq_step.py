@@ -42,7 +42,9 @@ def training(name: str) -> Callable[[], int]:
         net = _translators.tessera(DROPOUT)
         optimizer = build(net, OptimConfig(lr=1e-4), 100_000)["optimizer"]
     else:
-        make = _translators.hugging_face if name == "hugging face" else _translators.torch_transformer
+        make = (
+            _translators.hugging_face if name == "hugging face" else _translators.torch_transformer
+        )
         net = make(DROPOUT)
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
     net.train()
@@ -60,7 +62,9 @@ def training(name: str) -> Callable[[], int]:
     return run
 
 
-COMPETITORS = {name: partial(training, name) for name in ("hugging face", "nn.Transformer", "tessera")}
+COMPETITORS = {
+    name: partial(training, name) for name in ("hugging face", "nn.Transformer", "tessera")
+}
 
 
 def main() -> None:

@@ -22,7 +22,11 @@ COMMANDS = {  # name: (command, what it is measured against, largest ratio wante
     "--help": ([*TASK, "--help"], "import torch", 0.5),
     "--version": ([*TASK, "--version"], "import torch", 0.5),
     "unknown command": ([*TASK, "fti"], "import torch", 0.5),
-    "import pytorch_lightning": ([sys.executable, "-c", "import pytorch_lightning"], "import pytorch_lightning", None),
+    "import pytorch_lightning": (
+        [sys.executable, "-c", "import pytorch_lightning"],
+        "import pytorch_lightning",
+        None,
+    ),
     "fit --help": ([*TASK, "fit", "--help"], "import pytorch_lightning", 1.2),
 } | {
     f"{task}: fit, first step": (
@@ -47,7 +51,9 @@ def seconds(command: list[str], folder: str) -> float:
 def main() -> None:
     """Parses the command line and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each command, after one that does not count")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="runs of each command, after one that does not count"
+    )
     parser.add_argument("--plot", metavar="FILE.png", help="draw it")
     options = parser.parse_args()
     rounds = options.rounds
@@ -63,10 +69,14 @@ def main() -> None:
         middle = statistics.median(times[name])
         ratio = middle / statistics.median(times[base])
         goal = f"{bound}, {base}" if bound else ""
-        print(f"{name:<26}{middle:>10.2f}{min(times[name]):>8.2f}{max(times[name]):>9.2f}{ratio:>8.2f}  {goal}")
+        print(
+            f"{name:<26}{middle:>10.2f}{min(times[name]):>8.2f}{max(times[name]):>9.2f}{ratio:>8.2f}  {goal}"
+        )
     if options.plot:
         with save_plot(options.plot) as ((axes,),):
-            axes.barh(list(times)[::-1], [statistics.median(found) for found in times.values()][::-1])
+            axes.barh(
+                list(times)[::-1], [statistics.median(found) for found in times.values()][::-1]
+            )
             axes.set(xlabel="seconds")
 
 

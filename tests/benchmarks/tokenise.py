@@ -26,7 +26,10 @@ def reviews(*splits: str) -> Any:
     from pyarrow import parquet
 
     folder = Path(os.environ["TESSERA_DATA"], "imdb")
-    parts = [parquet.read_table(folder / f"{split}-00000-of-00001.parquet").column("text") for split in splits]
+    parts = [
+        parquet.read_table(folder / f"{split}-00000-of-00001.parquet").column("text")
+        for split in splits
+    ]
     return pa.chunked_array([chunk for part in parts for chunk in part.chunks])
 
 

@@ -15,7 +15,9 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 def main() -> None:
     """Parses the command line and prints both figures with their signatures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", help="translations.tsv of a run")
     parser.add_argument("--language", default="de", help="of the translations")
     options = parser.parse_args()
@@ -25,7 +27,9 @@ def main() -> None:
     normalizer, tokenizer = MosesPunctNormalizer(options.language), MosesTokenizer(options.language)
 
     def words(text: str) -> str:
-        return str(tokenizer.tokenize(normalizer.normalize(text).lower(), return_str=True, escape=False))
+        return str(
+            tokenizer.tokenize(normalizer.normalize(text).lower(), return_str=True, escape=False)
+        )
 
     raw, parted = BLEU(), BLEU(tokenize="none", force=True)
     print(f"raw        {raw.corpus_score(made, [asked]).score:.2f}  {raw.get_signature()}")

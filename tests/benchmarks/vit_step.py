@@ -18,7 +18,9 @@ def timm_step() -> Callable[[], None]:
     import torch
     from timm.models.vision_transformer import VisionTransformer
 
-    net = VisionTransformer(img_size=32, patch_size=4, embed_dim=192, depth=9, num_heads=3, num_classes=10)
+    net = VisionTransformer(
+        img_size=32, patch_size=4, embed_dim=192, depth=9, num_heads=3, num_classes=10
+    )
     return step(net, torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.05))
 
 
@@ -92,7 +94,13 @@ def main() -> None:
 
         serve(measure)
         return
-    print(table(interleave("tests.benchmarks.vit_step", list(COMPETITORS), options.rounds), "images/s", "timm"))
+    print(
+        table(
+            interleave("tests.benchmarks.vit_step", list(COMPETITORS), options.rounds),
+            "images/s",
+            "timm",
+        )
+    )
     if options.profile:
         print(profile("timm"))
         print(profile("tessera"))

@@ -48,7 +48,11 @@ def test_crop_is_a_window_of_the_padded_image() -> None:
     image = photos(1)
     crops = Augment(AugmentConfig(crop_padding=2))(image.expand(200, -1, -1, -1))
     padded = v2.functional.pad(image[0], [2, 2, 2, 2])
-    windows = {padded[:, y : y + 32, x : x + 32].contiguous().numpy().tobytes() for y in range(5) for x in range(5)}
+    windows = {
+        padded[:, y : y + 32, x : x + 32].contiguous().numpy().tobytes()
+        for y in range(5)
+        for x in range(5)
+    }
     assert {crop.contiguous().numpy().tobytes() for crop in crops} == windows
 
 
@@ -63,7 +67,9 @@ def test_flip_mirrors_the_share_it_is_given() -> None:
 def test_resized_crop_takes_the_share_it_is_given_and_keeps_within_the_image() -> None:
     side = 64
     ramp = torch.arange(side, dtype=torch.float).mul(3).to(torch.uint8)
-    image = torch.stack([ramp.expand(side, side), ramp[:, None].expand(side, side)])[None]  # column, row
+    image = torch.stack([ramp.expand(side, side), ramp[:, None].expand(side, side)])[
+        None
+    ]  # column, row
     out = Augment(AugmentConfig(resized_crop=0.25))(image.expand(500, -1, -1, -1)).float() / 3
     width = (out[:, 0, 0, -1] - out[:, 0, 0, 0]) / (side - 1)
     height = (out[:, 1, -1, 0] - out[:, 1, 0, 0]) / (side - 1)
@@ -75,7 +81,9 @@ def test_resized_crop_takes_the_share_it_is_given_and_keeps_within_the_image() -
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("magnitude", [0, 9, 17, 30])
 @pytest.mark.parametrize("name", RAND_AUGMENT_OPS)
-def test_operation_equals_torchvision_on_single_images(name: str, magnitude: int, channels: int) -> None:
+def test_operation_equals_torchvision_on_single_images(
+    name: str, magnitude: int, channels: int
+) -> None:
     theirs = v2.RandAugment(magnitude=magnitude)
     op, images = RAND_AUGMENT_OPS[name], photos(6, channels)
     magnitudes, signed = theirs._AUGMENTATION_SPACE[name]
@@ -86,12 +94,20 @@ def test_operation_equals_torchvision_on_single_images(name: str, magnitude: int
     signs = torch.tensor([1.0, -1, 1, -1, 1, -1] if signed else [1.0] * 6)
     ours = op.apply(images, signs * op.strength(magnitude / 30, 32))
     for image, sign, mine in zip(images, signs.tolist(), ours, strict=True):
-        expected = theirs._apply_image_or_video_transform(image, name, sign * strength, "nearest", {})
+        expected = theirs._apply_image_or_video_transform(
+            image, name, sign * strength, "nearest", {}
+        )
         apart = (mine.int() - expected.int()).abs().amax(0)
-        if name in ("ShearX", "ShearY", "Rotate"):  # a place halfway between two pixels may round to either
+        if name in (
+            "ShearX",
+            "ShearY",
+            "Rotate",
+        ):  # a place halfway between two pixels may round to either
             assert (apart > 0).float().mean() <= 0.01
         else:
-            assert apart.max() <= (1 if name in ("Brightness", "Color", "Contrast", "Sharpness") else 0)
+            assert apart.max() <= (
+                1 if name in ("Brightness", "Color", "Contrast", "Sharpness") else 0
+            )
 
 
 def test_operations_are_those_of_torchvision() -> None:
@@ -112,9 +128,16 @@ def test_rand_augment_draws_operation_and_sign_evenly() -> None:
 def test_rand_augment_keeps_images_in_their_places() -> None:
     images = photos(40)
     out = RandAugment(1, 9)(images)
-    possible = [torch.ones(40) * sign * op.strength(0.3, 32) for op in RAND_AUGMENT_OPS.values() for sign in (1, -1)]
+    possible = [
+        torch.ones(40) * sign * op.strength(0.3, 32)
+        for op in RAND_AUGMENT_OPS.values()
+        for sign in (1, -1)
+    ]
     kinds = [op for op in RAND_AUGMENT_OPS.values() for _ in range(2)]
-    found = [(op.apply(images, s.abs() if not op.signed else s) == out) for op, s in zip(kinds, possible, strict=True)]
+    found = [
+        (op.apply(images, s.abs() if not op.signed else s) == out)
+        for op, s in zip(kinds, possible, strict=True)
+    ]
     assert torch.stack(found).flatten(2).all(2).any(0).all()
 
 
@@ -144,7 +167,9 @@ def test_erase_blanks_one_rectangle_of_each_chosen_image() -> None:
 def test_mixed_labels_are_the_share_of_each_class_in_the_pixels(config: AugmentConfig) -> None:
     torch.manual_seed(0)
     labels = torch.arange(64) % 10
-    images = torch.nn.functional.one_hot(labels, 10).float()[:, :, None, None].expand(-1, -1, 16, 16)
+    images = (
+        torch.nn.functional.one_hot(labels, 10).float()[:, :, None, None].expand(-1, -1, 16, 16)
+    )
     mixed, targets = Augment(config).mix(images, labels, 10)
     torch.testing.assert_close(targets.sum(1), torch.ones(64))
     torch.testing.assert_close(targets, mixed.mean((2, 3)))
@@ -158,7 +183,11 @@ def test_mixed_labels_are_the_share_of_each_class_in_the_pixels(config: AugmentC
 def test_mix_off_gives_hard_targets() -> None:
     images, labels = torch.rand(3, 1, 4, 4), torch.tensor([2, 0, 1])
     mixed, targets = Augment(AugmentConfig()).mix(images, labels, 3)
-    assert mixed is images and torch.equal(targets.argmax(1), labels) and torch.equal(targets.sum(1), torch.ones(3))
+    assert (
+        mixed is images
+        and torch.equal(targets.argmax(1), labels)
+        and torch.equal(targets.sum(1), torch.ones(3))
+    )
 
 
 def test_autocast_does_not_move_pixels() -> None:

@@ -27,7 +27,9 @@ FACTS = {
 
 def save(path: Path, seed: int = 0, side: int = 8) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)).save(path)
+    Image.fromarray(
+        np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    ).save(path)
 
 
 @pytest.fixture
@@ -40,7 +42,11 @@ def photos(tmp_path: Path) -> Path:
 
 
 def fail(
-    kind: type[Exception], *words: str, stage: str = "fit", facts: dict[str, Any] | None = None, **options: Any
+    kind: type[Exception],
+    *words: str,
+    stage: str = "fit",
+    facts: dict[str, Any] | None = None,
+    **options: Any,
 ) -> None:
     with pytest.raises(kind) as caught:
         data = ImageData(**options)
@@ -63,8 +69,14 @@ def fail(
         ({"source": "digit"}, ["digit", "digits, hub, folder"]),
         ({"source": "folder"}, ["--data.path", "train/CLASS/"]),
         ({"source": "hub"}, ["--data.dataset.name", "--data.path"]),
-        ({"source": "folder", "path": "/nowhere/at/all"}, ["/nowhere/at/all", "does not exist", "train/CLASS/"]),
-        ({"source": "hub", "path": "/nowhere/at/all"}, ["/nowhere/at/all", "does not exist", "parquet"]),
+        (
+            {"source": "folder", "path": "/nowhere/at/all"},
+            ["/nowhere/at/all", "does not exist", "train/CLASS/"],
+        ),
+        (
+            {"source": "hub", "path": "/nowhere/at/all"},
+            ["/nowhere/at/all", "does not exist", "parquet"],
+        ),
         ({"source": "folder", "path": __file__}, [__file__, "is a file"]),
         ({"source": "hub", "path": __file__}, [__file__, "is a file"]),
         ({"dataset": DatasetOptions(val_fraction=1.0)}, ["val_fraction is 1.0"]),
@@ -125,7 +137,9 @@ def two_sizes(root: Path) -> None:
         (two_sizes, ["big.png", "9 x 9", "8 x 8", "--data.image_size"], None),
     ],
 )
-def test_folders(photos: Path, spoil: Callable[[Path], None], words: list[str], size: int | None) -> None:
+def test_folders(
+    photos: Path, spoil: Callable[[Path], None], words: list[str], size: int | None
+) -> None:
     spoil(photos)
     fail(UsageError, *words, source="folder", path=str(photos), image_size=size)
 
@@ -166,19 +180,32 @@ def test_bad_files_are_named_or_skipped_and_counted(
     for name in ("ant", "bee"):
         save(photos / "val" / name / "1.jpg")
     loading = LoadingOptions(memory_limit_mb=memory, num_workers=0)
-    options = {"source": "folder", "path": str(photos), "predict_path": str(photos / "train"), "loading": loading}
+    options = {
+        "source": "folder",
+        "path": str(photos),
+        "predict_path": str(photos / "train"),
+        "loading": loading,
+    }
 
     def run(skip_bad: bool) -> tuple[int, list[str]]:
         data = ImageData(skip_bad=skip_bad, **options)  # type: ignore[arg-type]
         data.adopt(FACTS)
         data.setup(stage)
-        loader = data.predict_dataloader() if stage == "predict" else data.eval_loader(data._dataset("train"))
+        loader = (
+            data.predict_dataloader()
+            if stage == "predict"
+            else data.eval_loader(data._dataset("train"))
+        )
         count = sum(len(data.on_before_batch_transfer(batch, 0)["image"]) for batch in loader)
         return count, data.skipped
 
     with pytest.raises(DataError) as caught:
         run(skip_bad=False)
-    assert str(bad) in str(caught.value) and "\n" not in str(caught.value) and "skip_bad" in str(caught.value)
+    assert (
+        str(bad) in str(caught.value)
+        and "\n" not in str(caught.value)
+        and "skip_bad" in str(caught.value)
+    )
     count, skipped = run(skip_bad=True)
     assert count == 19 and len(skipped) == 1 and str(bad) in skipped[0]
 
@@ -194,7 +221,9 @@ def test_workers_report_through_the_trainer(photos: Path, skip_bad: bool) -> Non
     loading = LoadingOptions(memory_limit_mb=0, num_workers=2, eval_batch_size=4)
     data = ImageData(predict_path=str(photos), skip_bad=skip_bad, loading=loading)
     data.adopt(FACTS)
-    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False
+    )
     if skip_bad:
         counts = trainer.predict(Nothing(), data)
         assert sum(counts or []) == 19 and len(data.skipped) == 1  # type: ignore[arg-type]
@@ -206,9 +235,23 @@ def test_workers_report_through_the_trainer(photos: Path, skip_bad: bool) -> Non
 def test_nothing_to_predict(tmp_path: Path) -> None:
     fail(UsageError, "--data.predict_path", stage="predict", facts=FACTS)
     fail(UsageError, "/no/such.jpg", stage="predict", facts=FACTS, predict_path="/no/such.jpg")
-    fail(UsageError, str(tmp_path), "holds no images", stage="predict", facts=FACTS, predict_path=str(tmp_path))
+    fail(
+        UsageError,
+        str(tmp_path),
+        "holds no images",
+        stage="predict",
+        facts=FACTS,
+        predict_path=str(tmp_path),
+    )
     (tmp_path / "1.jpg").write_text("x")
-    fail(DataError, "none of the 1", stage="predict", facts=FACTS, predict_path=str(tmp_path), skip_bad=True)
+    fail(
+        DataError,
+        "none of the 1",
+        stage="predict",
+        facts=FACTS,
+        predict_path=str(tmp_path),
+        skip_bad=True,
+    )
 
 
 def test_data_and_checkpoint_must_agree(photos: Path) -> None:
@@ -232,10 +275,14 @@ def test_no_network_says_what_to_put_where(monkeypatch: pytest.MonkeyPatch, tmp_
 def parquet(tmp_path: Path) -> Path:
     import datasets
 
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])})
+    features = datasets.Features(
+        {"img": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])}
+    )
     (tmp_path / "data").mkdir()
     rows = {"img": [Image.new("RGB", (8, 8), (i, 0, 0)) for i in range(20)], "label": [0, 1] * 10}
-    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "data" / "train-00000-of-00001.parquet")
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(
+        tmp_path / "data" / "train-00000-of-00001.parquet"
+    )
     return tmp_path / "data"
 
 
@@ -244,17 +291,37 @@ def test_tables(parquet: Path, tmp_path: Path) -> None:
     from pyarrow import parquet as pq
 
     options = DatasetOptions(label_column="breed")
-    fail(UsageError, "no column breed", "img, label", source="hub", path=str(parquet), dataset=options)
+    fail(
+        UsageError,
+        "no column breed",
+        "img, label",
+        source="hub",
+        path=str(parquet),
+        dataset=options,
+    )
     path = parquet / "train-00000-of-00001.parquet"
     table = pq.read_table(path)
     images, labels = table.column("img").to_pylist(), table.column("label").to_pylist()
     images[7]["bytes"] = images[7]["bytes"][:30]
-    spoilt = pa.table({"img": pa.array(images, table.schema.field("img").type), "label": labels}, schema=table.schema)
+    spoilt = pa.table(
+        {"img": pa.array(images, table.schema.field("img").type), "label": labels},
+        schema=table.schema,
+    )
     pq.write_table(spoilt, path)
     fail(DataError, "row 7 of the train split", str(parquet), source="hub", path=str(parquet))
     labels[3] = 2
-    pq.write_table(pa.table({"img": images, "label": labels}).replace_schema_metadata(table.schema.metadata), path)
-    fail(DataError, "row 3 of the train split", "label 2", "2 classes", source="hub", path=str(parquet))
+    pq.write_table(
+        pa.table({"img": images, "label": labels}).replace_schema_metadata(table.schema.metadata),
+        path,
+    )
+    fail(
+        DataError,
+        "row 3 of the train split",
+        "label 2",
+        "2 classes",
+        source="hub",
+        path=str(parquet),
+    )
     path.write_bytes(path.read_bytes()[:-100])
     fail(DataError, path.name, "cannot be read", source="hub", path=str(parquet))
     path.unlink()

@@ -6,15 +6,22 @@ import pytest
 
 from datamodules.utils.batching import DealtBatches, ResumableBatchSampler, epoch_order
 
-SHAPES = [(size, batch, world) for size in (1, 2, 7, 16, 33) for batch in (1, 2, 5) for world in (1, 2, 3)]
+SHAPES = [
+    (size, batch, world) for size in (1, 2, 7, 16, 33) for batch in (1, 2, 5) for world in (1, 2, 3)
+]
 
 
 def ranks(size: int, batch: int, world: int, **options: bool) -> list[ResumableBatchSampler]:
-    return [ResumableBatchSampler(size, batch, 5, rank=rank, world_size=world, **options) for rank in range(world)]
+    return [
+        ResumableBatchSampler(size, batch, 5, rank=rank, world_size=world, **options)
+        for rank in range(world)
+    ]
 
 
 @pytest.mark.parametrize(("size", "batch", "world"), SHAPES)
-def test_evaluation_takes_every_sample_once_over_all_ranks(size: int, batch: int, world: int) -> None:
+def test_evaluation_takes_every_sample_once_over_all_ranks(
+    size: int, batch: int, world: int
+) -> None:
     samplers = ranks(size, batch, world)
     taken = [index for sampler in samplers for indices in sampler for index in indices]
     assert sorted(taken) == list(range(size))
@@ -35,7 +42,9 @@ def test_training_gives_every_rank_the_same_full_batches(size: int, batch: int, 
 
 def test_order_follows_from_seed_and_epoch_alone() -> None:
     assert epoch_order(50, 1, 2) == epoch_order(50, 1, 2)
-    assert len({tuple(epoch_order(50, seed, epoch)) for seed in range(4) for epoch in range(4)}) == 16
+    assert (
+        len({tuple(epoch_order(50, seed, epoch)) for seed in range(4) for epoch in range(4)}) == 16
+    )
     assert sorted(epoch_order(50, 1, 2)) == list(range(50))
 
 
@@ -77,5 +86,10 @@ def test_evaluation_deals_the_batches_of_one_process(size: int, batch: int, worl
     samplers = [DealtBatches(whole, rank, world) for rank in range(world)]
     assert {len(list(sampler)) for sampler in samplers} == {len(sampler) for sampler in samplers}
     rounds = enumerate(zip(*samplers, strict=True))
-    dealt = [taken for number, row in rounds for s, taken in zip(samplers, row, strict=True) if s.counts(number)]
+    dealt = [
+        taken
+        for number, row in rounds
+        for s, taken in zip(samplers, row, strict=True)
+        if s.counts(number)
+    ]
     assert dealt == list(whole)

@@ -17,7 +17,9 @@ Kind = tuple[int, int | None]
 
 def lengths_of(size: int) -> Tensor:
     """Lengths from 1 to 40, many of them equal."""
-    return padded(torch.randint(1, 41, (size,), generator=torch.Generator().manual_seed(size)), 4, 38)
+    return padded(
+        torch.randint(1, 41, (size,), generator=torch.Generator().manual_seed(size)), 4, 38
+    )
 
 
 def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> float:
@@ -25,8 +27,13 @@ def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) ->
     return 1 - filled / total
 
 
-def ranks(size: int, world: int, batch: Kind, seed: int, training: bool = True) -> list[BucketBatchSampler]:
-    return [BucketBatchSampler(lengths_of(size), *batch, seed, training, rank, world) for rank in range(world)]
+def ranks(
+    size: int, world: int, batch: Kind, seed: int, training: bool = True
+) -> list[BucketBatchSampler]:
+    return [
+        BucketBatchSampler(lengths_of(size), *batch, seed, training, rank, world)
+        for rank in range(world)
+    ]
 
 
 def steps(samplers: list[BucketBatchSampler], epoch: int) -> list[list[list[int]]]:
@@ -44,36 +51,57 @@ def test_training_takes_every_sample_once_and_gives_each_rank_as_many_batches(
     for epoch in range(5):
         epoch_steps = steps(samplers, epoch)  # refuses ranks with other numbers of batches
         assert {len(epoch_steps)} == {len(sampler) for sampler in samplers}
-        assert sorted(index for step in epoch_steps for batch in step for index in batch) == list(range(size))
+        assert sorted(index for step in epoch_steps for batch in step for index in batch) == list(
+            range(size)
+        )
         sizes = [sorted(map(len, step)) for step in epoch_steps]
         assert all(step[0] > 0 and step[-1] - step[0] <= 1 for step in sizes)
         if tokens is None:
-            assert sum(step != [most] * world for step in sizes) <= 2  # the last, and the one that lends it samples
+            assert (
+                sum(step != [most] * world for step in sizes) <= 2
+            )  # the last, and the one that lends it samples
             over = [len(batch) for step in epoch_steps for batch in step if len(batch) > most]
         else:
-            cost = [(len(batch), len(batch) * int(lengths[batch].max())) for step in epoch_steps for batch in step]
+            cost = [
+                (len(batch), len(batch) * int(lengths[batch].max()))
+                for step in epoch_steps
+                for batch in step
+            ]
             over = [count for count, cells in cost if cells > tokens]
-        assert set(over) <= {2} and len(over) <= size % world  # joined, where single samples did not suffice
+        assert (
+            set(over) <= {2} and len(over) <= size % world
+        )  # joined, where single samples did not suffice
 
 
 def test_a_rest_that_ranks_cannot_share_joins_the_last_single_samples() -> None:
     for batch in ((1, None), (8, 40)):
-        samplers = [BucketBatchSampler(torch.full((7,), 30), *batch, 0, True, rank, 3) for rank in range(3)]
-        assert sorted(sorted(map(len, step)) for step in steps(samplers, 0)) == [[1, 1, 1], [1, 1, 2]]
+        samplers = [
+            BucketBatchSampler(torch.full((7,), 30), *batch, 0, True, rank, 3) for rank in range(3)
+        ]
+        assert sorted(sorted(map(len, step)) for step in steps(samplers, 0)) == [
+            [1, 1, 1],
+            [1, 1, 2],
+        ]
 
 
 @pytest.mark.parametrize(("size", "world", "batch", "seed"), CASES)
-def test_the_batches_of_a_step_are_alike_in_length(size: int, world: int, batch: Kind, seed: int) -> None:
+def test_the_batches_of_a_step_are_alike_in_length(
+    size: int, world: int, batch: Kind, seed: int
+) -> None:
     lengths = lengths_of(size)
     ranges = sorted(
         (lengths[sum(step, [])].min().item(), lengths[sum(step, [])].max().item())
         for step in steps(ranks(size, world, batch, seed), 3)
     )
-    assert all(longest <= shortest for (_, longest), (shortest, _) in zip(ranges, ranges[1:], strict=False))
+    assert all(
+        longest <= shortest for (_, longest), (shortest, _) in zip(ranges, ranges[1:], strict=False)
+    )
 
 
 @pytest.mark.parametrize(("size", "world", "batch", "seed"), CASES)
-def test_an_epoch_entered_at_any_batch_is_the_rest_of_the_whole(size: int, world: int, batch: Kind, seed: int) -> None:
+def test_an_epoch_entered_at_any_batch_is_the_rest_of_the_whole(
+    size: int, world: int, batch: Kind, seed: int
+) -> None:
     sampler = ranks(size, world, batch, seed)[-1]
     sampler.set_epoch(5)
     whole = list(sampler)
@@ -86,7 +114,9 @@ def test_an_epoch_entered_at_any_batch_is_the_rest_of_the_whole(size: int, world
 
 
 @pytest.mark.parametrize(("size", "world", "batch", "seed"), CASES)
-def test_evaluation_takes_every_sample_once_longest_first(size: int, world: int, batch: Kind, seed: int) -> None:
+def test_evaluation_takes_every_sample_once_longest_first(
+    size: int, world: int, batch: Kind, seed: int
+) -> None:
     samplers = ranks(size, world, (batch[0], None), seed, training=False)
     taken = [index for sampler in samplers for indices in sampler for index in indices]
     assert sorted(taken) == list(range(size))
@@ -122,7 +152,12 @@ def test_real_reviews_are_hardly_padded(real_data: object) -> None:
     import pyarrow.compute as pc
 
     texts = TEXT_SOURCES["hub"](f"{real_data}/imdb", TextDatasetOptions()).split("val").column
-    own = torch.tensor(pc.list_value_length(pc.utf8_split_whitespace(texts)).to_pylist()).clamp(max=510) + 2
+    own = (
+        torch.tensor(pc.list_value_length(pc.utf8_split_whitespace(texts)).to_pylist()).clamp(
+            max=510
+        )
+        + 2
+    )
     lengths = padded(own, 8, 512)
     random = ResumableBatchSampler(len(own), 32, shuffle=True, drop_last=True)
     shares = [
@@ -140,18 +175,31 @@ def both_of(size: int) -> Tensor:
     """Two lengths of each sample (S, 2), alike but not equal."""
     draw = torch.Generator().manual_seed(size)
     one = torch.randint(1, 39, (size,), generator=draw)
-    return torch.stack([one, (one + torch.randint(-6, 7, (size,), generator=draw)).clamp(1, 38)], dim=1)
+    return torch.stack(
+        [one, (one + torch.randint(-6, 7, (size,), generator=draw)).clamp(1, 38)], dim=1
+    )
 
 
 @pytest.mark.parametrize(("size", "world", "batch", "seed"), CASES)
-def test_samples_of_two_lengths_keep_all_of_that(size: int, world: int, batch: Kind, seed: int) -> None:
+def test_samples_of_two_lengths_keep_all_of_that(
+    size: int, world: int, batch: Kind, seed: int
+) -> None:
     lengths = both_of(size)
-    samplers = [BucketBatchSampler(lengths, *batch, seed, True, rank, world) for rank in range(world)]
-    alone = [BucketBatchSampler(lengths.amax(1), *batch, seed, True, rank, world) for rank in range(world)]
+    samplers = [
+        BucketBatchSampler(lengths, *batch, seed, True, rank, world) for rank in range(world)
+    ]
+    alone = [
+        BucketBatchSampler(lengths.amax(1), *batch, seed, True, rank, world)
+        for rank in range(world)
+    ]
     for epoch in range(3):
         epoch_steps = steps(samplers, epoch)
-        assert sorted(index for step in epoch_steps for batch in step for index in batch) == list(range(size))
-        assert [list(map(len, step)) for step in epoch_steps] == [list(map(len, step)) for step in steps(alone, epoch)]
+        assert sorted(index for step in epoch_steps for batch in step for index in batch) == list(
+            range(size)
+        )
+        assert [list(map(len, step)) for step in epoch_steps] == [
+            list(map(len, step)) for step in steps(alone, epoch)
+        ]
     samplers[0].start(2, 1)
     assert list(samplers[0]) == [step[0] for step in epoch_steps[1:]]
 

@@ -23,7 +23,10 @@ from datamodules.utils.errors import DataError, UsageError
 ROOT = Path(__file__).parents[2]
 PACKINGS = ("windows", "documents")
 CHARACTERS = TokenizerConfig("character", 2000, 1, False)
-KINDS = [TokenizerConfig(kind, 2000, 1, False) for kind in ("bpe", "character", "wordpiece", "word", "whitespace")]
+KINDS = [
+    TokenizerConfig(kind, 2000, 1, False)
+    for kind in ("bpe", "character", "wordpiece", "word", "whitespace")
+]
 KINDS.append(TokenizerConfig("wordpiece", 500, 2, True))
 
 
@@ -43,7 +46,9 @@ def poem(tmp_path: Path) -> Path:
 @pytest.fixture
 def letters(tmp_path: Path) -> Path:
     """60 documents of 3 to 120 words."""
-    texts = [" ".join(f"{number:02}{i:03}" for i in range(3 + number * 37 % 118)) for number in range(60)]
+    texts = [
+        " ".join(f"{number:02}{i:03}" for i in range(3 + number * 37 % 118)) for number in range(60)
+    ]
     (tmp_path / "letters.txt").write_text("\n\n".join(texts))
     return tmp_path / "letters.txt"
 
@@ -55,7 +60,9 @@ def corpus(path: Path | None, packing: str = "windows", **options: Any) -> Corpu
     return CorpusData(source, path and str(path), packing, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("tokenizer", KINDS, ids=[f"{config.kind} {config.vocabulary}" for config in KINDS])
+@pytest.mark.parametrize(
+    "tokenizer", KINDS, ids=[f"{config.kind} {config.vocabulary}" for config in KINDS]
+)
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_the_reference(packing: str, tokenizer: TokenizerConfig) -> None:
     data = corpus(None, packing, max_length=64, batch_size=12, tokenizer=tokenizer)
@@ -63,12 +70,27 @@ def test_the_reference(packing: str, tokenizer: TokenizerConfig) -> None:
     data.setup("fit")
     data.setup("test")
     facts = data.facts()
-    assert set(facts) == {"tokenizer", "tokenizer_options", "vocabulary", "padding", "max_length", "framed"}
-    assert facts["framed"] is True and facts["vocabulary"] == data.tokenizer.size and facts["padding"] == 0
+    assert set(facts) == {
+        "tokenizer",
+        "tokenizer_options",
+        "vocabulary",
+        "padding",
+        "max_length",
+        "framed",
+    }
+    assert (
+        facts["framed"] is True
+        and facts["vocabulary"] == data.tokenizer.size
+        and facts["padding"] == 0
+    )
     names = ["tokens", "targets"] + ["documents", "coords"] * (packing == "documents")
     batches = list(data.train_dataloader())
     rows = len(data.dataset("train"))
-    assert len(batches) == data.train_batches() == (rows // 12 if packing == "windows" else -(-rows // 12))
+    assert (
+        len(batches)
+        == data.train_batches()
+        == (rows // 12 if packing == "windows" else -(-rows // 12))
+    )
     for batch in batches[: rows // 12]:
         shapes = {**dict.fromkeys(names, (12, 64)), "bytes": (12,)}
         assert {k: (tuple(v.shape), v.dtype) for k, v in batch.items()} == {
@@ -84,9 +106,13 @@ def test_the_reference(packing: str, tokenizer: TokenizerConfig) -> None:
         assert targets == len(file.tokens) - (len(file) if packing == "documents" else 1)
         control = [file[i][[0, -1]].tolist() for i in range(len(file))]
         assert control == [[data.tokenizer.ids.bos, data.tokenizer.ids.eos]] * len(file)
-    padding = float((torch.cat([b["targets"] for b in data.test_dataloader()]) == -100).double().mean())
+    padding = float(
+        (torch.cat([b["targets"] for b in data.test_dataloader()]) == -100).double().mean()
+    )
     assert data.dataset("test").padding_share() == pytest.approx(padding)
-    assert data.padding_share() == (0 if packing == "windows" else data.dataset("train").padding_share())
+    assert data.padding_share() == (
+        0 if packing == "windows" else data.dataset("train").padding_share()
+    )
 
 
 def test_one_document_has_no_control_tokens_and_the_tail_is_held_back(poem: Path) -> None:
@@ -104,16 +130,29 @@ def test_one_document_has_no_control_tokens_and_the_tail_is_held_back(poem: Path
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("kind", ["bpe", "character", "word"])
-def test_bytes_leave_out_a_first_token_that_nothing_foresees(packing: str, kind: Any, tmp_path: Path) -> None:
+def test_bytes_leave_out_a_first_token_that_nothing_foresees(
+    packing: str, kind: Any, tmp_path: Path
+) -> None:
     text = "été der Rosen, und kein anderer Sommer. " * 200
     (tmp_path / "a.txt").write_text(text)
-    data = corpus(tmp_path / "a.txt", packing, dataset=CorpusOptions(), tokenizer=TokenizerConfig(kind, 300, 1, False))
+    data = corpus(
+        tmp_path / "a.txt",
+        packing,
+        dataset=CorpusOptions(),
+        tokenizer=TokenizerConfig(kind, 300, 1, False),
+    )
     data.setup("fit")
     assert data.facts()["framed"] is False
     held = text[int(len(text) * 0.9) :]
     assert held.startswith("été")
-    first = {"bpe": data.tokenizer.tokens(data.file("val").tokens[:1])[0], "character": "é", "word": "été"}[kind]
-    size = len(first) if kind == "bpe" else len(first.encode())  # byte-level pieces spell each byte as a character
+    first = {
+        "bpe": data.tokenizer.tokens(data.file("val").tokens[:1])[0],
+        "character": "é",
+        "word": "été",
+    }[kind]
+    size = (
+        len(first) if kind == "bpe" else len(first.encode())
+    )  # byte-level pieces spell each byte as a character
     batches = list(data.val_dataloader())
     assert sum(int(batch["bytes"].sum()) for batch in batches) == len(held.encode()) - size
 
@@ -124,9 +163,14 @@ def test_a_foreign_tokenizer_of_one_control_token(letters: Path, tmp_path: Path)
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     backend = Backend(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.pre_tokenizer, backend.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
     backend.train_from_iterator(["0 1 2"], trainer)
     backend.save(str(tmp_path / "tokenizer.json"))
     config = TokenizerConfig(file=str(tmp_path / "tokenizer.json"))
@@ -136,7 +180,9 @@ def test_a_foreign_tokenizer_of_one_control_token(letters: Path, tmp_path: Path)
     assert end == data.tokenizer.ids.bos == data.facts()["padding"]
     file = data.file("train")
     assert file.unknown == 0  # though the token is GPT-2's for that, too
-    assert file.tokens[0] == end and file.offsets[0] == 1 and (file.tokens == end).sum() == len(file)
+    assert (
+        file.tokens[0] == end and file.offsets[0] == 1 and (file.tokens == end).sum() == len(file)
+    )
     batch = data.dataset("train")[list(range(len(data.dataset("train"))))]
     starts = (batch["coords"] == 0) & (batch["documents"] >= 0)
     assert int(starts.sum()) == len(file) and (batch["tokens"][starts] == end).all()
@@ -162,11 +208,20 @@ def test_a_run_goes_on_from_any_step_as_if_it_had_not_stopped(
     packing: str, poem: Path, letters: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
-    options |= {"enable_model_summary": False, "use_distributed_sampler": False, "limit_val_batches": 0}
+    options |= {
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "limit_val_batches": 0,
+    }
 
     def fit(ckpt: Path | None = None, **changed: Any) -> list[Any]:
-        data = corpus(poem if packing == "windows" else letters, packing, **{"max_length": 256, **changed})
-        reader, save = Reader(), ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=1)
+        data = corpus(
+            poem if packing == "windows" else letters, packing, **{"max_length": 256, **changed}
+        )
+        reader, save = (
+            Reader(),
+            ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=1),
+        )
         Trainer(max_epochs=3, callbacks=[save], **options).fit(reader, data, ckpt_path=ckpt)
         return reader.seen
 
@@ -180,17 +235,23 @@ def test_a_run_goes_on_from_any_step_as_if_it_had_not_stopped(
         fit(tmp_path / "step=2.ckpt", batch_size=5)
     path = poem if packing == "windows" else letters
     path.write_text(path.read_text().replace("1", "2"))
-    with pytest.raises(UsageError, match="the training text is not the one .* though it is as long"):
+    with pytest.raises(
+        UsageError, match="the training text is not the one .* though it is as long"
+    ):
         fit(tmp_path / "step=2.ckpt")
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_share_the_batches_of_one(packing: str, world_size: int, poem: Path, letters: Path) -> None:
+def test_ranks_share_the_batches_of_one(
+    packing: str, world_size: int, poem: Path, letters: Path
+) -> None:
     """The last step of packed rows, too, as long as it has one for each rank."""
 
     def rows(ranks: int, rank: int, epoch: int, start: int = 0) -> list[dict[str, Tensor]]:
-        data = corpus(poem if packing == "windows" else letters, packing, batch_size=6 // ranks, max_length=20)
+        data = corpus(
+            poem if packing == "windows" else letters, packing, batch_size=6 // ranks, max_length=20
+        )
         data._ranks = lambda: (ranks, rank)  # type: ignore[method-assign]
         loader = data.train_dataloader()
         loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
@@ -198,14 +259,21 @@ def test_ranks_share_the_batches_of_one(packing: str, world_size: int, poem: Pat
         return list(loader)
 
     for epoch in (0, 1):
-        alone, shared = rows(1, 0, epoch), [rows(world_size, rank, epoch) for rank in range(world_size)]
+        alone, shared = (
+            rows(1, 0, epoch),
+            [rows(world_size, rank, epoch) for rank in range(world_size)],
+        )
         assert len(alone) > 10 and {len(part) for part in shared} == {len(alone)}
         for step, batch in enumerate(alone):
             for name, value in batch.items():
-                rows_ = [shared[i % world_size][step][name][i // world_size] for i in range(len(value))]
+                rows_ = [
+                    shared[i % world_size][step][name][i // world_size] for i in range(len(value))
+                ]
                 assert torch.equal(torch.stack(rows_), value)
         later = rows(world_size, 1, epoch, 7)
-        assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(later, shared[1][7:], strict=True))
+        assert all(
+            torch.equal(a["tokens"], b["tokens"]) for a, b in zip(later, shared[1][7:], strict=True)
+        )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -238,7 +306,10 @@ def test_shuffled_is_a_permutation_in_parts(size: int) -> None:
     for start in (size // 2, 0, size // 3, size - 1):
         assert order[start : start + 7] == whole[start : start + 7]
     if size > 16:
-        assert len({str(Shuffled(size, seed, epoch)[:]) for seed in range(3) for epoch in range(3)}) == 9
+        assert (
+            len({str(Shuffled(size, seed, epoch)[:]) for seed in range(3) for epoch in range(3)})
+            == 9
+        )
         places = torch.tensor([Shuffled(size, 0, epoch)[:].index(5) for epoch in range(200)]) / size
         assert abs(float(places.mean()) - 0.5) < 0.1 and len(places.unique()) > min(size, 200) / 2
 
@@ -269,10 +340,16 @@ def test_unknown_characters_are_named(tmp_path: Path) -> None:
         if tokenizer is CHARACTERS:
             other.adopt(facts)
         for _ in range(2):  # tokens on disk change nothing
-            with pytest.raises(DataError, match=r"character 'ï' \(U\+00EF\) in the train split of .*b.txt is not in"):
+            with pytest.raises(
+                DataError,
+                match=r"character 'ï' \(U\+00EF\) in the train split of .*b.txt is not in",
+            ):
                 other.setup("fit")
         lenient = corpus(tmp_path / "b.txt", tokenizer=given, skip_bad=True)
-        with pytest.warns(UserWarning, match=r"3 of 4,32\d tokens in the train split .* are \[UNK\], such as .* 'ï'"):
+        with pytest.warns(
+            UserWarning,
+            match=r"3 of 4,32\d tokens in the train split .* are \[UNK\], such as .* 'ï'",
+        ):
             lenient.setup("fit")
         assert int((lenient.file("train").tokens == lenient.tokenizer.ids.unk).sum()) == 3
     corpus(tmp_path / "b.txt").setup("fit")  # its own tokenizer learns all there is
@@ -291,7 +368,10 @@ def test_the_quick_way_for_characters_is_the_same(monkeypatch: pytest.MonkeyPatc
     lists = tokenizer.encode_batch(texts)
     assert tokens.tolist() == sum(lists, []) and sizes.tolist() == [len(ids) for ids in lists]
     lower = Tokenizer.train(texts, TokenizerConfig("character", 200, 1, True))
-    assert lower._numbers is None and lower.encode_joined(["A"])[0].tolist() == lower.encode_batch(["a"])[0]
+    assert (
+        lower._numbers is None
+        and lower.encode_joined(["A"])[0].tolist() == lower.encode_batch(["a"])[0]
+    )
     with pytest.raises(UsageError, match="not UTF-8"):
         tokenizer.encode_joined(["\ud800"])
 
@@ -308,9 +388,13 @@ def test_a_tokenizer_that_does_not_match_a_checkpoint(letters: Path, tmp_path: P
         corpus(letters, max_length=32).adopt(facts)
     (tmp_path / "tokenizer.json").write_text(Tokenizer.train(["other"], CHARACTERS).to_json())
     config = TokenizerConfig("character", 2000, 1, False, file=str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UsageError, match=r"is not the checkpoint's \(\d+ tokens\): leave --data.tokenizer.file out"):
+    with pytest.raises(
+        UsageError, match=r"is not the checkpoint's \(\d+ tokens\): leave --data.tokenizer.file out"
+    ):
         corpus(letters, tokenizer=config).adopt(facts)
-    alone = corpus(letters, skip_bad=True)  # one document, to a model that knows where documents end
+    alone = corpus(
+        letters, skip_bad=True
+    )  # one document, to a model that knows where documents end
     alone.adopt(facts)
     own = corpus(letters, skip_bad=True, tokenizer=alone.config)
     own.tokenizer = alone.tokenizer
@@ -319,11 +403,19 @@ def test_a_tokenizer_that_does_not_match_a_checkpoint(letters: Path, tmp_path: P
 
 
 def test_too_little_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("abcdefghijklmnopq" + "r")  # 16 characters to train on, and a window takes 17
-    with pytest.raises(UsageError, match=r"train split of .*a.txt has 16 tokens, which is not even a window of 17"):
+    (tmp_path / "a.txt").write_text(
+        "abcdefghijklmnopq" + "r"
+    )  # 16 characters to train on, and a window takes 17
+    with pytest.raises(
+        UsageError, match=r"train split of .*a.txt has 16 tokens, which is not even a window of 17"
+    ):
         corpus(tmp_path / "a.txt").setup("fit")
-    with pytest.raises(UsageError, match="val split of .* has 1 tokens, which is not even a window of 2"):
-        corpus(tmp_path / "a.txt", max_length=15, dataset=CorpusOptions(val_share=0.05)).setup("fit")
+    with pytest.raises(
+        UsageError, match="val split of .* has 1 tokens, which is not even a window of 2"
+    ):
+        corpus(tmp_path / "a.txt", max_length=15, dataset=CorpusOptions(val_share=0.05)).setup(
+            "fit"
+        )
     corpus(tmp_path / "a.txt", max_length=15).setup("fit")
     (tmp_path / "a.txt").write_text("\n")
     with pytest.raises(DataError, match="holds no text"):
@@ -409,5 +501,8 @@ def test_a_full_disk_is_said_and_nothing_is_left(long: Path, cache: Path) -> Non
     with start("full", long) as process:
         assert process.stdout
         said = process.stdout.read()
-    assert "cannot be written (File too large): set TESSERA_CACHE to a folder with space for it." in said
+    assert (
+        "cannot be written (File too large): set TESSERA_CACHE to a folder with space for it."
+        in said
+    )
     assert not list(cache.iterdir())

@@ -23,7 +23,10 @@ UNITS = {
     "seventeen eighteen nineteen",
     "fr": "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze seize",
 }
-TENS = {"en": "twenty thirty forty fifty sixty seventy eighty ninety", "fr": "vingt trente quarante cinquante soixante"}
+TENS = {
+    "en": "twenty thirty forty fifty sixty seventy eighty ninety",
+    "fr": "vingt trente quarante cinquante soixante",
+}
 WORDS = {
     language: {word: i for i, word in enumerate(UNITS[language].split())}
     | {word: 10 * i for i, word in enumerate(TENS[language].split(), 2)}
@@ -58,7 +61,9 @@ def english_year(text: str) -> int:
 def read(text: str, language: str) -> date | int:
     """What a text says. A weekday must be right, which tells days from one another that differ in a digit."""
     names = DAYS[language]
-    weekday, rest = next(((day, text[len(day) :].strip(" ,")) for day in names if text.startswith(day)), (None, text))
+    weekday, rest = next(
+        ((day, text[len(day) :].strip(" ,")) for day in names if text.startswith(day)), (None, text)
+    )
     if language == "en":
         digits = re.fullmatch(r"(\w+) (\d+), (\d{4})", rest)
         words = re.fullmatch(r"the ([\w-]+) of (\w+), (.+)", rest)
@@ -76,10 +81,16 @@ def read(text: str, language: str) -> date | int:
         if digits:
             month, day, year = digits[2], int(digits[1]), int(digits[3])
         elif words:
-            month, day, year = words[2], 1 if words[1] == "premier" else number(words[1], "fr"), number(words[3], "fr")
+            month, day, year = (
+                words[2],
+                1 if words[1] == "premier" else number(words[1], "fr"),
+                number(words[3], "fr"),
+            )
         else:
             return number(text, "fr")
-        (month,) = (name for name in FRENCH if name.startswith(month) and (name == month or len(month) > 2))
+        (month,) = (
+            name for name in FRENCH if name.startswith(month) and (name == month or len(month) > 2)
+        )
         found = date(year, FRENCH.index(month) + 1, day)
     assert weekday in (None, names[found.weekday()]), text
     return found
@@ -114,7 +125,9 @@ def test_every_way_of_saying_is_in_every_split(splits: Splits) -> None:
     )
     for english, _ in splits.values():
         for way in ways:
-            assert sum(re.fullmatch(way, text) is not None for text in english) > 0.05 * len(english)
+            assert sum(re.fullmatch(way, text) is not None for text in english) > 0.05 * len(
+                english
+            )
 
 
 def test_known_translations() -> None:

@@ -26,17 +26,24 @@ def test_every_colour_mode_is_decoded(mode: str, channels: int) -> None:
 
 
 def test_photos_are_turned_upright() -> None:
-    image, file = Image.fromarray(np.arange(16 * 24, dtype=np.uint8).reshape(16, 24) // 2), io.BytesIO()
+    image, file = (
+        Image.fromarray(np.arange(16 * 24, dtype=np.uint8).reshape(16, 24) // 2),
+        io.BytesIO(),
+    )
     exif = Image.Exif()
     exif[0x0112] = 6  # taken with the camera turned
     image.save(file, "JPEG", exif=exif, quality=100)
     upright = decode(file.getvalue(), 1)
     assert upright.shape == (1, 24, 16)
-    assert (upright[0].int() - torch.from_numpy(np.rot90(np.asarray(image), 3).astype(np.int32))).abs().max() <= 3
+    assert (
+        upright[0].int() - torch.from_numpy(np.rot90(np.asarray(image), 3).astype(np.int32))
+    ).abs().max() <= 3
 
 
 @pytest.mark.parametrize("shape", [(30, 20), (20, 31), (8, 9), (12, 12)])
 def test_resizing_equals_torchvision(shape: tuple[int, int]) -> None:
     image = torch.randint(256, (3, *shape), dtype=torch.uint8)
-    expected = v2.functional.center_crop(v2.functional.resize(image, [12], antialias=True), [12, 12])
+    expected = v2.functional.center_crop(
+        v2.functional.resize(image, [12], antialias=True), [12, 12]
+    )
     assert (fit_size(image, 12).int() - expected.int()).abs().max() <= 1

@@ -11,12 +11,25 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from datamodules.sources import CorpusOptions, DocumentSource, Piece, document_kinds, document_source, documents
+from datamodules.sources import (
+    CorpusOptions,
+    DocumentSource,
+    Piece,
+    document_kinds,
+    document_source,
+    documents,
+)
 from datamodules.sources.documents import PIECE, pieces
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.errors import DataError, UsageError
 
-TEXTS = ["One.\n\nTwo, of café and “quotes”.\n", "a line\n" * 30_000, "x" * 200_000, "words and words " * 20_000, "end"]
+TEXTS = [
+    "One.\n\nTwo, of café and “quotes”.\n",
+    "a line\n" * 30_000,
+    "x" * 200_000,
+    "words and words " * 20_000,
+    "end",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +48,12 @@ def joined(stream: Any) -> list[str]:
     return found
 
 
-def source(path: Path | str | None, kind: str = "files", skip_bad: bool = False, **options: Any) -> DocumentSource:
-    return document_source(kind, None if path is None else str(path), CorpusOptions(**options), skip_bad)
+def source(
+    path: Path | str | None, kind: str = "files", skip_bad: bool = False, **options: Any
+) -> DocumentSource:
+    return document_source(
+        kind, None if path is None else str(path), CorpusOptions(**options), skip_bad
+    )
 
 
 def zst(content: bytes) -> bytes:
@@ -51,7 +68,9 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, 
 def test_plain_text(ending: str, packed: str, tmp_path: Path) -> None:
     for number, text in enumerate(TEXTS):
         (tmp_path / "texts").mkdir(exist_ok=True)
-        (tmp_path / "texts" / f"{number}{ending}{packed}").write_bytes(PACKED[packed](text.encode()))
+        (tmp_path / "texts" / f"{number}{ending}{packed}").write_bytes(
+            PACKED[packed](text.encode())
+        )
     found = source(tmp_path / "texts")
     assert joined(found.read("train")) == TEXTS
     assert all(len(piece.text) <= PIECE for piece in found.read("train"))
@@ -60,7 +79,9 @@ def test_plain_text(ending: str, packed: str, tmp_path: Path) -> None:
     assert joined(source(tmp_path / "texts" / f"1{ending}{packed}").read("train")) == [TEXTS[1]]
 
 
-def write_rows(path: Path, column: str = "text", texts: Sequence[str | None] = (*TEXTS, "", None)) -> None:
+def write_rows(
+    path: Path, column: str = "text", texts: Sequence[str | None] = (*TEXTS, "", None)
+) -> None:
     """A file of rows with a text and a number in each."""
     rows = [{"id": number, column: text} for number, text in enumerate(texts)]
     if path.suffix == ".parquet":
@@ -82,7 +103,9 @@ def test_rows(name: str, tmp_path: Path) -> None:
     assert joined(source(tmp_path / name).read("train")) == TEXTS  # without the empty ones
     write_rows(tmp_path / name, "body")
     assert joined(source(tmp_path / name, text_column="body").read("train")) == TEXTS
-    with pytest.raises(UsageError, match="no column text in .*set --data.dataset.text_column to one of id, body"):
+    with pytest.raises(
+        UsageError, match="no column text in .*set --data.dataset.text_column to one of id, body"
+    ):
         list(source(tmp_path / name).read("train"))
 
 
@@ -93,10 +116,16 @@ def test_a_large_parquet_file_is_read_in_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 2**20])
-def test_blank_lines_part_documents(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blank_lines_part_documents(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(document_kinds, "BLOCK", block)
     (tmp_path / "a.txt").write_bytes("\n \none é\ntwo\n \t\n\n  three\n\r\nfour\n\n\n".encode())
-    assert joined(source(tmp_path / "a.txt", blank_lines=True).read("train")) == ["one é\ntwo", "three", "four"]
+    assert joined(source(tmp_path / "a.txt", blank_lines=True).read("train")) == [
+        "one é\ntwo",
+        "three",
+        "four",
+    ]
     (text,) = joined(source(tmp_path / "a.txt").read("train"))
     assert text == (tmp_path / "a.txt").read_bytes().decode()
 
@@ -109,15 +138,23 @@ def test_pieces_do_not_depend_on_blocks() -> None:
         cuts = [0, *sorted(draw.sample(range(len(text)), draw.randrange(60))), len(text)]
         parts = [(text[a:b], False) for a, b in zip(cuts, cuts[1:], strict=False)]
         assert list(pieces([*parts, ("", True)], 100)) == whole
-    assert "".join(piece.text for piece in whole) == text and max(len(piece.text) for piece in whole) == 100
+    assert (
+        "".join(piece.text for piece in whole) == text
+        and max(len(piece.text) for piece in whole) == 100
+    )
     assert [whole[0].opens, whole[-1].closes] == [True, True]
-    assert not any(piece.opens for piece in whole[1:]) and not any(piece.closes for piece in whole[:-1])
+    assert not any(piece.opens for piece in whole[1:]) and not any(
+        piece.closes for piece in whole[:-1]
+    )
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "word", "whitespace", "character"])
 def test_no_tokenizer_notices_the_cuts(kind: str) -> None:
     draw = Random(1)
-    lines = [" ".join(draw.choices(["the", "cat", "isn't", "on", "3.5", "a", "mat,"], k=9)) for _ in range(400)]
+    lines = [
+        " ".join(draw.choices(["the", "cat", "isn't", "on", "3.5", "a", "mat,"], k=9))
+        for _ in range(400)
+    ]
     text = "".join(line + draw.choice(["\n", "\n", "\n\n", " \n", "\n  "]) for line in lines)
     tokenizer = Tokenizer.train([text], TokenizerConfig(kind, 400, 1, False))  # type: ignore[arg-type]
     parts = [piece.text for piece in pieces([(text, True)], 500)]
@@ -138,7 +175,11 @@ def test_the_tail_is_held_back(tmp_path: Path) -> None:
     assert len({found.split(split).digest for split in ("train", "val")}) == 2
     for share in (0.5, 0.25, 0.01):
         other = source(tmp_path / "a.txt", val_share=share)
-        assert other.split("train").characters == 1000 - other.split("val").characters == int(1000 * (1 - share))
+        assert (
+            other.split("train").characters
+            == 1000 - other.split("val").characters
+            == int(1000 * (1 - share))
+        )
 
 
 def test_a_tail_of_several_documents(tmp_path: Path) -> None:
@@ -152,7 +193,13 @@ def test_a_tail_of_several_documents(tmp_path: Path) -> None:
 
 
 def test_splits_by_name(tmp_path: Path) -> None:
-    files = {"train/b.txt": "B", "train-0.md": "A", "valid.txt": "V", "test/x/y.txt": "T", "notes.txt": "N"}
+    files = {
+        "train/b.txt": "B",
+        "train-0.md": "A",
+        "valid.txt": "V",
+        "test/x/y.txt": "T",
+        "notes.txt": "N",
+    }
     for name, text in files.items():
         (tmp_path / "d" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "d" / name).write_text(text)
@@ -174,14 +221,19 @@ def test_all_there_is_or_the_test_split(tmp_path: Path) -> None:
         found = source(tmp_path / "d").whole()
         assert found.characters == sum(len(piece.text) for piece in found)
         assert before is None or found.digest != before.digest
-        assert joined(found) == {"train": ["a" * 90], "val": ["a" * 90, "b" * 9], "test": ["c" * 5]}[name]
+        assert (
+            joined(found)
+            == {"train": ["a" * 90], "val": ["a" * 90, "b" * 9], "test": ["c" * 5]}[name]
+        )
     assert joined(source(tmp_path / "d" / "val.txt").whole()) == ["b" * 9]
 
 
 def test_the_reference() -> None:
     found = source(None, "reference")
     assert sum(found.split(split).characters for split in ("train", "val", "test")) > 250_000
-    with pytest.raises(UsageError, match="the source reference has no files; try --data.source files"):
+    with pytest.raises(
+        UsageError, match="the source reference has no files; try --data.source files"
+    ):
         source("a.txt", "reference").prepare()
 
 
@@ -189,12 +241,17 @@ def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     import datasets
 
     splits = {"train": ["a", "b"], "unsupervised": ["c"], "test": ["d"]}
-    held = datasets.DatasetDict({name: datasets.Dataset.from_dict({"text": t}) for name, t in splits.items()})
+    held = datasets.DatasetDict(
+        {name: datasets.Dataset.from_dict({"text": t}) for name, t in splits.items()}
+    )
     asked: list[str] = []
     monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: asked.append(name) or held)
     for found in (source(None, "hub", name="me/it"), source("me/it"), source("me/it", "hub")):
         found.prepare()
-        assert [joined(found.read(split)) for split in ("train", "test")] == [["a", "b", "c"], ["d"]]
+        assert [joined(found.read(split)) for split in ("train", "test")] == [
+            ["a", "b", "c"],
+            ["d"],
+        ]
         assert found.origin == "me/it" and not found.has("val")
     assert asked == ["me/it"] * 3
     folder = tmp_path / "data" / "it"
@@ -203,8 +260,15 @@ def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         write_rows(folder / f"{name}-0.parquet", texts=texts)
     (folder / "README.md").write_text("about it")
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "data"))
-    for found in (source(None, "hub", name="me/it", local="it"), source(folder, "hub"), source(folder)):
-        assert [joined(found.read(split)) for split in ("train", "test")] == [["a", "b", "c"], ["d"]]
+    for found in (
+        source(None, "hub", name="me/it", local="it"),
+        source(folder, "hub"),
+        source(folder),
+    ):
+        assert [joined(found.read(split)) for split in ("train", "test")] == [
+            ["a", "b", "c"],
+            ["d"],
+        ]
     assert len(asked) == 3
 
 
@@ -215,19 +279,25 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(DataError, match="me/it is no file or folder here, and as a data set: could not get me/it"):
+    with pytest.raises(
+        DataError, match="me/it is no file or folder here, and as a data set: could not get me/it"
+    ):
         source("me/it").prepare()
     with pytest.raises(UsageError, match="needs --data.dataset.name ID"):
         source(None, "hub").prepare()
 
 
-def test_a_survey_is_taken_once_for_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_survey_is_taken_once_for_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.txt"
     path.write_text("text")
     first = source(path).survey("train")
     read = documents.DocumentSource._surveyed
     calls: list[str] = []
-    monkeypatch.setattr(documents.DocumentSource, "_surveyed", lambda *args: calls.append(args[1]) or read(*args))
+    monkeypatch.setattr(
+        documents.DocumentSource, "_surveyed", lambda *args: calls.append(args[1]) or read(*args)
+    )
     assert source(path).survey("train") == first and not calls
     (stored,) = (tmp_path / "cache" / "surveys").iterdir()
     stored.write_text("{")  # damaged
@@ -249,21 +319,57 @@ def bad(name: str, content: bytes) -> Callable[[Path], Path]:
 
 GOOD_LINE = b'{"text": "fine"}\n'
 SKIPPABLE: dict[str, tuple[Callable[[Path], Path], str, list[str]]] = {
-    "latin-1": (bad("a.txt", b"one\ntwo\ncaf\xe9"), r"a.txt holds bytes that are not UTF-8 in line 3", ["good"]),
-    "cut off": (bad("a.txt", "é".encode()[:1]), r"a.txt holds bytes that are not UTF-8 in line 1", ["good"]),
-    "latin-1 far in": (bad("a.txt", b"one\n" * 600_000 + b"\xe9"), r"UTF-8 in line 600001", ["good"]),
-    "latin-1 in gz": (bad("a.txt.gz", gzip.compress(b"\xe9")), r"a.txt.gz holds bytes that", ["good"]),
+    "latin-1": (
+        bad("a.txt", b"one\ntwo\ncaf\xe9"),
+        r"a.txt holds bytes that are not UTF-8 in line 3",
+        ["good"],
+    ),
+    "cut off": (
+        bad("a.txt", "é".encode()[:1]),
+        r"a.txt holds bytes that are not UTF-8 in line 1",
+        ["good"],
+    ),
+    "latin-1 far in": (
+        bad("a.txt", b"one\n" * 600_000 + b"\xe9"),
+        r"UTF-8 in line 600001",
+        ["good"],
+    ),
+    "latin-1 in gz": (
+        bad("a.txt.gz", gzip.compress(b"\xe9")),
+        r"a.txt.gz holds bytes that",
+        ["good"],
+    ),
     "another kind": (bad("a.pdf", b"%PDF"), r"a.pdf is not one of the kinds txt, md", ["good"]),
-    "another kind in gz": (bad("a.pdf.gz", b"%PDF"), r"a.pdf.gz is not one of the kinds .txt", ["good"]),
-    "table in gz": (bad("a.parquet.gz", b"?"), r"a.parquet.gz is not one of the kinds .txt", ["good"]),
+    "another kind in gz": (
+        bad("a.pdf.gz", b"%PDF"),
+        r"a.pdf.gz is not one of the kinds .txt",
+        ["good"],
+    ),
+    "table in gz": (
+        bad("a.parquet.gz", b"?"),
+        r"a.parquet.gz is not one of the kinds .txt",
+        ["good"],
+    ),
     "not JSON": (
         bad("a.jsonl", GOOD_LINE + b'{"text": \n'),
         r"line 2 of .* not JSON .* at character 9",
         ["fine", "good"],
     ),
-    "no object": (bad("a.jsonl", GOOD_LINE + b"[1]\n"), r"line 2 of .*a.jsonl is not a JSON object", ["fine", "good"]),
-    "no text": (bad("a.jsonl", GOOD_LINE + b'{"t": "?"}\n'), r"line 2 of .*a.jsonl has no text", ["fine", "good"]),
-    "latin-1 in JSON": (bad("a.jsonl", GOOD_LINE + b'{"text": "\xe9"}'), r"line 2 of .* UTF-8", ["fine", "good"]),
+    "no object": (
+        bad("a.jsonl", GOOD_LINE + b"[1]\n"),
+        r"line 2 of .*a.jsonl is not a JSON object",
+        ["fine", "good"],
+    ),
+    "no text": (
+        bad("a.jsonl", GOOD_LINE + b'{"t": "?"}\n'),
+        r"line 2 of .*a.jsonl has no text",
+        ["fine", "good"],
+    ),
+    "latin-1 in JSON": (
+        bad("a.jsonl", GOOD_LINE + b'{"text": "\xe9"}'),
+        r"line 2 of .* UTF-8",
+        ["fine", "good"],
+    ),
 }
 
 
@@ -326,8 +432,14 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no path": (lambda folder: None, "the source files needs --data.path"),
     "no file": (nothing, "empty holds no files: --data.path takes"),
     "no text": (empty, "^[^ ]*a.txt holds no text"),
-    "no documents": (lambda folder: write_rows(folder / "a.jsonl", texts=[""]) or folder / "a.jsonl", "holds no text"),
-    "another kind": (lambda folder: bad("a.pdf", b"")(folder) / "a.pdf", "a.pdf is of another kind: --data.path takes"),
+    "no documents": (
+        lambda folder: write_rows(folder / "a.jsonl", texts=[""]) or folder / "a.jsonl",
+        "holds no text",
+    ),
+    "another kind": (
+        lambda folder: bad("a.pdf", b"")(folder) / "a.pdf",
+        "a.pdf is of another kind: --data.path takes",
+    ),
 }
 
 

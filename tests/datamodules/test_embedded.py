@@ -77,7 +77,10 @@ def test_the_rule_refuses_a_text_without_one_verdict(text: str, words: str) -> N
 def test_reviews_follow_from_the_seed_on_every_machine(splits: Splits) -> None:
     assert reviews.generate() == splits
     assert reviews.generate(1)["test"] != splits["test"]
-    assert crc32("\n".join(text for texts, _ in splits.values() for text in texts).encode()) == 1337422455
+    assert (
+        crc32("\n".join(text for texts, _ in splits.values() for text in texts).encode())
+        == 1337422455
+    )
 
 
 def test_reviews_are_sentences_of_a_small_vocabulary(splits: Splits) -> None:
@@ -85,23 +88,38 @@ def test_reviews_are_sentences_of_a_small_vocabulary(splits: Splits) -> None:
     lengths = {len(text.split()) for text in texts}
     assert min(lengths) == 5 and 30 < max(lengths) <= 40 and len(lengths) > 25
     vocabulary = {word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower())}
-    assert 150 < len(vocabulary) < 230 and {word for word in vocabulary if not word.isalpha()} == {".", ","}
+    assert 150 < len(vocabulary) < 230 and {word for word in vocabulary if not word.isalpha()} == {
+        ".",
+        ",",
+    }
     for text in texts:
-        assert all(re.fullmatch(r"[A-Z]\w*(,? \w+)+", sentence) for sentence in text.removesuffix(".").split(". "))
+        assert all(
+            re.fullmatch(r"[A-Z]\w*(,? \w+)+", sentence)
+            for sentence in text.removesuffix(".").split(". ")
+        )
         assert not re.search(r"\b(an? [aeiou]|(\w+) \2)\b|[A-Z]{2}", text), text
 
 
 def test_no_review_speaks_of_one_aspect_twice(splits: Splits) -> None:
     aspects = {words[0] for rules in reviews.GRAMMARS for words in rules["ASPECT"]}
     for text in splits["train"][0]:
-        named = [word for word in re.findall(r"the (\w+)", text.lower()) if word in aspects - {"film", "laptop"}]
+        named = [
+            word
+            for word in re.findall(r"the (\w+)", text.lower())
+            if word in aspects - {"film", "laptop"}
+        ]
         assert len(named) == len(set(named)), text
 
 
 @pytest.mark.parametrize("weight", [1, 100])
 @pytest.mark.parametrize("vectorizer", ["CountVectorizer", "TfidfVectorizer"])
-def test_words_without_their_order_do_not_tell_the_label(splits: Splits, vectorizer: str, weight: float) -> None:
-    text, linear = pytest.importorskip("sklearn.feature_extraction.text"), pytest.importorskip("sklearn.linear_model")
+def test_words_without_their_order_do_not_tell_the_label(
+    splits: Splits, vectorizer: str, weight: float
+) -> None:
+    text, linear = (
+        pytest.importorskip("sklearn.feature_extraction.text"),
+        pytest.importorskip("sklearn.linear_model"),
+    )
     bags = getattr(text, vectorizer)(token_pattern=r"\w+")
     model = linear.LogisticRegression(C=weight, max_iter=500).fit(
         bags.fit_transform(splits["train"][0]), splits["train"][1]
@@ -117,14 +135,20 @@ def topic_texts() -> dict[str, str]:
 
 def plain(text: str) -> list[str]:
     """Lines as words only, and no short ones: those repeat by chance."""
-    return [line for line in (" ".join(line.split()) for line in text.splitlines()) if len(line) > 40]
+    return [
+        line for line in (" ".join(line.split()) for line in text.splitlines()) if len(line) > 40
+    ]
 
 
 def test_documents_are_topics_with_nothing_but_trailing_spaces_cut() -> None:
     topics = {re.sub(r"[ \t]+\n", "\n", text + "\n").strip("\n") for text in topic_texts().values()}
     splits = reference.documents()
     found = [text for texts in splits.values() for text in texts]
-    assert set(splits) == {"train", "val", "test"} and set(found) <= topics and len(set(found)) == len(found)
+    assert (
+        set(splits) == {"train", "val", "test"}
+        and set(found) <= topics
+        and len(set(found)) == len(found)
+    )
     assert all(line == line.rstrip() for text in found for line in text.splitlines())
 
 
@@ -147,7 +171,9 @@ def test_what_is_tested_was_not_read_in_training() -> None:
 
 
 def test_topics_that_are_left_out_stand_in_others() -> None:
-    kept = {line for texts in reference.documents().values() for text in texts for line in plain(text)}
+    kept = {
+        line for texts in reference.documents().values() for text in texts for line in plain(text)
+    }
     lines = [line for text in topic_texts().values() for line in plain(text)]
     assert sum(line in kept for line in lines) > 0.98 * len(lines)
 

@@ -66,4 +66,7 @@ def test_all_that_is_no_regular_file_is_named(tmp_path: Path) -> None:
     assert found == [tmp_path / "deep" / "a.txt", tmp_path / "link.txt"]
     names = ("folder", "broken", "device", "loop", "pipe", "caf\\xe9/a.txt")
     assert faults.keys() == {str(tmp_path / name) for name in names} and all(faults.values())
-    assert regular_files(tmp_path / "deep", faults.__setitem__, lambda path: path.suffix == ".csv") == []
+    assert (
+        regular_files(tmp_path / "deep", faults.__setitem__, lambda path: path.suffix == ".csv")
+        == []
+    )

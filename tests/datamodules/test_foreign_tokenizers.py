@@ -17,7 +17,9 @@ def bert_folder(folder: Path) -> "object":
     from transformers import BertTokenizer
 
     ours = [
-        token for token in sorted(trained().vocabulary, key=trained().vocabulary.get) if token not in ("[BOS]", "[EOS]")
+        token
+        for token in sorted(trained().vocabulary, key=trained().vocabulary.get)
+        if token not in ("[BOS]", "[EOS]")
     ]
     theirs = BertTokenizer(vocab={token: number for number, token in enumerate(ours)})
     theirs.save_pretrained(folder)
@@ -28,7 +30,13 @@ def roberta_folder(folder: Path) -> "object":
     from transformers import RobertaTokenizer
 
     model = json.loads(trained("bpe", lowercase=False).to_json())["model"]
-    names = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>", "[MASK]": "<mask>"}
+    names = {
+        "[CLS]": "<s>",
+        "[PAD]": "<pad>",
+        "[SEP]": "</s>",
+        "[UNK]": "<unk>",
+        "[MASK]": "<mask>",
+    }
     vocabulary = {names.get(token, token): i for token, i in model["vocab"].items()}
     theirs = RobertaTokenizer(vocab=vocabulary, merges=[tuple(pair) for pair in model["merges"]])
     theirs.save_pretrained(folder)
@@ -37,24 +45,42 @@ def roberta_folder(folder: Path) -> "object":
 
 @pytest.mark.parametrize("make", [bert_folder, roberta_folder])
 @pytest.mark.parametrize("older", [False, True], ids=["tokenizer.json", "older files"])
-def test_inputs_equal_those_of_transformers(make: Callable[[Path], object], older: bool, tmp_path: Path) -> None:
+def test_inputs_equal_those_of_transformers(
+    make: Callable[[Path], object], older: bool, tmp_path: Path
+) -> None:
     theirs = make(tmp_path)
     if older:
         model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
         (tmp_path / "tokenizer.json").unlink()
         if make is bert_folder:
-            (tmp_path / "vocab.txt").write_text("\n".join(sorted(model["vocab"], key=model["vocab"].get)) + "\n")
+            (tmp_path / "vocab.txt").write_text(
+                "\n".join(sorted(model["vocab"], key=model["vocab"].get)) + "\n"
+            )
         else:
             (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
-            (tmp_path / "merges.txt").write_text("#version\n" + "\n".join(" ".join(pair) for pair in model["merges"]))
+            (tmp_path / "merges.txt").write_text(
+                "#version\n" + "\n".join(" ".join(pair) for pair in model["merges"])
+            )
     ours = Tokenizer.from_json(Tokenizer.from_file(tmp_path).to_json())
-    assert (ours.ids.pad, ours.ids.unk, ours.ids.cls, ours.ids.sep, ours.ids.mask) == (0, 1, 2, 3, 4)
+    assert (ours.ids.pad, ours.ids.unk, ours.ids.cls, ours.ids.sep, ours.ids.mask) == (
+        0,
+        1,
+        2,
+        3,
+        4,
+    )
     assert ours.size >= len(theirs)  # type: ignore[arg-type]
     for text, other in zip(TEXTS[:3], TEXTS[1:3] + ["Déjà vu ж 👩‍👩‍👧"], strict=True):
         a, b = ours.encode_batch([text, other])
         assert ours.build(a, 512).ids == theirs(text)["input_ids"]  # type: ignore[operator]
         for length in (9, 12, 512):
-            pair = theirs(text, other, truncation="longest_first", max_length=length, return_token_type_ids=True)  # type: ignore[operator]
+            pair = theirs(
+                text,
+                other,
+                truncation="longest_first",
+                max_length=length,
+                return_token_type_ids=True,
+            )  # type: ignore[operator]
             built = ours.build(a, length, b)
             assert len(built.ids) == len(pair["input_ids"]) == len(built.segments)
             if not built.cut:
@@ -86,8 +112,12 @@ def test_odd_names_are_taken_from_the_files_beside(tmp_path: Path) -> None:
         without.control("mask")
     with pytest.raises(UsageError, match=r"no \[CLS\] token"):
         without.build([9], 5)
-    (tmp_path / "special_tokens_map.json").write_text('{"cls_token": {"content": "<begin>"}, "bos_token": null}')
-    (tmp_path / "tokenizer_config.json").write_text('{"mask_token": "<hidden>", "model_max_length": 9}')
+    (tmp_path / "special_tokens_map.json").write_text(
+        '{"cls_token": {"content": "<begin>"}, "bos_token": null}'
+    )
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"mask_token": "<hidden>", "model_max_length": 9}'
+    )
     for file in (tmp_path, tmp_path / "tokenizer.json"):
         named = Tokenizer.from_file(file)
         again = pickle.loads(pickle.dumps(named))
@@ -113,7 +143,9 @@ def test_files_that_are_no_tokenizers(tmp_path: Path) -> None:
     for content in ("hello", "", "[1]", "{}", '{"model": 1}', '{"model": {}}', "\ud800"):
         file = tmp_path / "tokenizer.json"
         file.write_bytes(content.encode("utf-8", "surrogatepass"))
-        with pytest.raises(DataError, match="tokenizer.json (is not|cannot be read: it is not JSON of) a tokenizer"):
+        with pytest.raises(
+            DataError, match="tokenizer.json (is not|cannot be read: it is not JSON of) a tokenizer"
+        ):
             Tokenizer.from_file(file)
     file.write_text(trained().to_json())
     (tmp_path / "tokenizer_config.json").write_text("{")
@@ -124,15 +156,31 @@ def test_files_that_are_no_tokenizers(tmp_path: Path) -> None:
 TEXT_END, TURN_END = "<|endoftext|>", "<|im_end|>"
 
 
-def decoders_tokenizer(folder: Path, opens: bool, settings: dict[str, object], older: bool = False) -> Tokenizer:
+def decoders_tokenizer(
+    folder: Path, opens: bool, settings: dict[str, object], older: bool = False
+) -> Tokenizer:
     """A folder as decoders have it, whose tokenizer puts <|endoftext|> before a text or nothing."""
-    content = trained("bpe", lowercase=False).to_json().replace("[BOS]", TEXT_END).replace("[EOS]", TURN_END)
+    content = (
+        trained("bpe", lowercase=False)
+        .to_json()
+        .replace("[BOS]", TEXT_END)
+        .replace("[EOS]", TURN_END)
+    )
     content = json.loads(content)
-    template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": TEXT_END, "type_id": 0}}], "pair": []}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": TEXT_END, "type_id": 0}}],
+        "pair": [],
+    }
     template["special_tokens"] = {TEXT_END: {"id": TEXT_END, "ids": [5], "tokens": [TEXT_END]}}
     template["single"] += [{"Sequence": {"id": "A", "type_id": 0}}]
     template["pair"] = [*template["single"], {"Sequence": {"id": "B", "type_id": 1}}]
-    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    plain = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": False,
+    }
     content["post_processor"] = template if opens else plain
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     if older:
@@ -144,9 +192,19 @@ def decoders_tokenizer(folder: Path, opens: bool, settings: dict[str, object], o
     return Tokenizer.from_file(folder)
 
 
-QWEN = {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None, "eos_token": TURN_END, "add_bos_token": False}
+QWEN = {
+    "tokenizer_class": "Qwen2Tokenizer",
+    "bos_token": None,
+    "eos_token": TURN_END,
+    "add_bos_token": False,
+}
 LLAMA = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": TEXT_END, "eos_token": TURN_END}
-GPT2 = {"tokenizer_class": "GPT2Tokenizer", "bos_token": TEXT_END, "eos_token": TEXT_END, "unk_token": TEXT_END}
+GPT2 = {
+    "tokenizer_class": "GPT2Tokenizer",
+    "bos_token": TEXT_END,
+    "eos_token": TEXT_END,
+    "unk_token": TEXT_END,
+}
 
 
 @pytest.mark.parametrize(

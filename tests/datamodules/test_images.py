@@ -42,7 +42,9 @@ def photos(tmp_path: Path) -> Path:
             ending, mode = kinds[i % len(kinds)]
             folder = tmp_path / "train" / name / ("deeper" if i % 2 else "")
             folder.mkdir(parents=True, exist_ok=True)
-            picture(100 * label + i, (20 + i, 16 + 2 * label), mode).save(folder / f"{i:02}.{ending}")
+            picture(100 * label + i, (20 + i, 16 + 2 * label), mode).save(
+                folder / f"{i:02}.{ending}"
+            )
     (tmp_path / "train" / ".DS_Store").write_bytes(b"clutter")
     return tmp_path
 
@@ -52,15 +54,26 @@ def parquet(tmp_path: Path) -> Path:
     """A local copy in the hub's schema, as `datasets` writes it: 40 training and 10 test images."""
     import datasets
 
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)})
+    features = datasets.Features(
+        {"img": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)}
+    )
     for split, count in (("train", 40), ("test", 10)):
-        rows = {"img": [picture(i, (16, 16)) for i in range(count)], "label": [i % 3 for i in range(count)]}
-        datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / f"{split}-00000-of-00001.parquet")
+        rows = {
+            "img": [picture(i, (16, 16)) for i in range(count)],
+            "label": [i % 3 for i in range(count)],
+        }
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(
+            tmp_path / f"{split}-00000-of-00001.parquet"
+        )
     return tmp_path
 
 
 def build(source: str, photos: Path, parquet: Path, **options: object) -> ImageData:
-    where = {"digits": {}, "hub": {"path": str(parquet)}, "folder": {"path": str(photos), "image_size": 12}}[source]
+    where = {
+        "digits": {},
+        "hub": {"path": str(parquet)},
+        "folder": {"path": str(photos), "image_size": 12},
+    }[source]
     return ImageData(source, **{**where, "batch_size": 8, **options})  # type: ignore[arg-type]
 
 
@@ -78,9 +91,13 @@ def test_batches_and_facts(source: str, limit: int, photos: Path, parquet: Path)
     assert batch["label"].dtype == batch["index"].dtype == torch.int64
     assert facts["num_classes"] == len(facts["class_names"])
     assert set(facts) == {"class_names", "num_classes", "channels", "image_size", "mean", "std"}
-    everything = torch.cat([b["image"] for b in data.eval_loader(data._dataset("train"))]).double() / 255
+    everything = (
+        torch.cat([b["image"] for b in data.eval_loader(data._dataset("train"))]).double() / 255
+    )
     assert facts["mean"] == pytest.approx(everything.mean((0, 2, 3)).tolist(), abs=1e-4)
-    assert facts["std"] == pytest.approx(everything.std((0, 2, 3), unbiased=False).tolist(), abs=1e-4)
+    assert facts["std"] == pytest.approx(
+        everything.std((0, 2, 3), unbiased=False).tolist(), abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -123,7 +140,9 @@ def test_digits_are_those_of_scikit_learn_with_a_fixed_fifth_for_the_test() -> N
             dataset, rows = data._datasets[name], data._split(name).rows
             batch = dataset[list(range(len(dataset)))]
             assert batch["label"].tolist() == labels[rows].tolist()
-            assert (batch["image"].flatten(1) * (16 / 255)).round().tolist() == images[rows].tolist()
+            assert (batch["image"].flatten(1) * (16 / 255)).round().tolist() == images[
+                rows
+            ].tolist()
     assert torch.equal(splits[0][2], splits[1][2])
     assert sorted(torch.cat(splits[0]).tolist()) == list(range(1797))
     assert len(splits[0][2]) / 1797 == pytest.approx(0.2, abs=0.001)
@@ -146,18 +165,27 @@ def test_folder_is_read_as_torchvision_reads_it(photos: Path) -> None:
     data.setup("fit")
     assert data.facts()["class_names"] == theirs.classes
     ours = {**_by_path(data, "train"), **_by_path(data, "val")}
-    assert {path for path in ours if not path.endswith(".gif")} == {path for path, _ in theirs.samples}
+    assert {path for path in ours if not path.endswith(".gif")} == {
+        path for path, _ in theirs.samples
+    }
     for path, label in theirs.samples:
         image, own = ours[path]
-        resized = v2.functional.resize(v2.functional.pil_to_tensor(theirs.loader(path)), [12], antialias=True)
+        resized = v2.functional.resize(
+            v2.functional.pil_to_tensor(theirs.loader(path)), [12], antialias=True
+        )
         expected = v2.functional.center_crop(resized, [12, 12])
         assert own == label
         assert (image.int() - expected.int()).abs().max() <= 2, path
 
 
 def _by_path(data: ImageData, split: str) -> dict[str, tuple[Tensor, int]]:
-    records, batch = data._split(split), data._dataset(split)[list(range(len(data._dataset(split))))]
-    return {records.name(i): (batch["image"][i], int(batch["label"][i])) for i in range(len(records))}
+    records, batch = (
+        data._split(split),
+        data._dataset(split)[list(range(len(data._dataset(split))))],
+    )
+    return {
+        records.name(i): (batch["image"][i], int(batch["label"][i])) for i in range(len(records))
+    }
 
 
 def test_folder_without_a_test_split_tests_the_validation_split(photos: Path) -> None:
@@ -165,7 +193,9 @@ def test_folder_without_a_test_split_tests_the_validation_split(photos: Path) ->
     data.setup("validate")
     data.setup("test")
     assert torch.equal(data._split("test").rows, data._split("val").rows)
-    picture(1).save((photos / "test" / "bee").mkdir(parents=True) or photos / "test" / "bee" / "1.png")
+    picture(1).save(
+        (photos / "test" / "bee").mkdir(parents=True) or photos / "test" / "bee" / "1.png"
+    )
     data = ImageData("folder", str(photos), 12)
     data.setup("test")
     assert data._dataset("test")[[0]]["label"].tolist() == [1]
@@ -194,11 +224,15 @@ def test_hub_schema_equals_what_datasets_reads(parquet: Path) -> None:
         assert np.array_equal(batch["image"][0].permute(1, 2, 0), np.asarray(theirs[row]["img"]))
 
 
-def test_hub_reads_what_datasets_downloads(parquet: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hub_reads_what_datasets_downloads(
+    parquet: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     import datasets
 
     files = {split: str(parquet / f"{split}-00000-of-00001.parquet") for split in ("train", "test")}
-    downloaded = datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache"))
+    downloaded = datasets.load_dataset(
+        "parquet", data_files=files, cache_dir=str(tmp_path / "cache")
+    )
     monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: downloaded)
     monkeypatch.delenv("TESSERA_DATA", raising=False)
     online = ImageData("hub", dataset=DatasetOptions(name="someone/something"))
@@ -206,18 +240,30 @@ def test_hub_reads_what_datasets_downloads(parquet: Path, monkeypatch: pytest.Mo
     for data in (online, local):
         data.setup("fit")
     assert online.facts() == local.facts()
-    assert torch.equal(online._dataset("train")[[0, 5]]["image"], local._dataset("train")[[0, 5]]["image"])
+    assert torch.equal(
+        online._dataset("train")[[0, 5]]["image"], local._dataset("train")[[0, 5]]["image"]
+    )
 
 
 def test_hub_columns_can_be_chosen(tmp_path: Path) -> None:
     import datasets
 
     features = datasets.Features(
-        {"coarse": datasets.ClassLabel(names=["a", "b"]), "photo": datasets.Image(), "fine": datasets.Value("string")}
+        {
+            "coarse": datasets.ClassLabel(names=["a", "b"]),
+            "photo": datasets.Image(),
+            "fine": datasets.Value("string"),
+        }
     )
-    rows = {"coarse": [0, 1] * 10, "photo": [picture(i, (8, 8), "L") for i in range(20)], "fine": list("zyxw") * 5}
+    rows = {
+        "coarse": [0, 1] * 10,
+        "photo": [picture(i, (8, 8), "L") for i in range(20)],
+        "fine": list("zyxw") * 5,
+    }
     datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "train.parquet")
-    data = ImageData("hub", str(tmp_path), dataset=DatasetOptions(label_column="fine", val_fraction=0.25))
+    data = ImageData(
+        "hub", str(tmp_path), dataset=DatasetOptions(label_column="fine", val_fraction=0.25)
+    )
     data.setup("fit")
     assert data.facts()["class_names"] == ["w", "x", "y", "z"] and data.facts()["channels"] == 1
     assert ImageData("hub", str(tmp_path)).facts()["class_names"] == ["a", "b"]
@@ -232,14 +278,23 @@ def test_local_folder_of_the_environment_is_read_instead_of_the_network(
 
 
 def test_prediction_needs_the_facts_and_no_data_set(photos: Path) -> None:
-    facts = {"class_names": CLASSES, "num_classes": 3, "channels": 1, "image_size": 9, "mean": [0.5], "std": [0.2]}
+    facts = {
+        "class_names": CLASSES,
+        "num_classes": 3,
+        "channels": 1,
+        "image_size": 9,
+        "mean": [0.5],
+        "std": [0.2],
+    }
     for path, count in ((photos / "train", 36), (photos / "train" / "ant" / "00.jpg", 1)):
         data = ImageData("hub", predict_path=str(path))
         data.adopt(facts)
         data.setup("predict")
         (batch,) = data.predict_dataloader()
         assert batch["image"].shape == (count, 1, 9, 9) and "label" not in batch
-        assert batch["path"] == sorted(batch["path"]) and all(Path(p).is_file() for p in batch["path"])
+        assert batch["path"] == sorted(batch["path"]) and all(
+            Path(p).is_file() for p in batch["path"]
+        )
         assert data.facts() == facts
 
 
@@ -255,7 +310,11 @@ def test_a_checkpoint_tests_data_that_hold_no_training_split(photos: Path) -> No
 def test_given_names_mean_and_std_win(parquet: Path) -> None:
     options = DatasetOptions(class_names=["x", "y", "z"], mean=[0.1, 0.2, 0.3], std=[1.0, 1.0, 1.0])
     facts = ImageData("hub", str(parquet), dataset=options).facts()
-    assert (facts["class_names"], facts["mean"], facts["std"]) == (["x", "y", "z"], [0.1, 0.2, 0.3], [1.0, 1.0, 1.0])
+    assert (facts["class_names"], facts["mean"], facts["std"]) == (
+        ["x", "y", "z"],
+        [0.1, 0.2, 0.3],
+        [1.0, 1.0, 1.0],
+    )
 
 
 def test_importing_adds_no_heavy_package_to_those_of_lightning() -> None:
@@ -265,8 +324,24 @@ def test_importing_adds_no_heavy_package_to_those_of_lightning() -> None:
         "import datamodules.reviews, datamodules.masked_text;"
         "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
-    heavy = {"torchvision", "datasets", "sklearn", "PIL", "pyarrow", "pandas", "scipy", "tokenizers", "transformers"}
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=dict(os.environ),
+    )
+    heavy = {
+        "torchvision",
+        "datasets",
+        "sklearn",
+        "PIL",
+        "pyarrow",
+        "pandas",
+        "scipy",
+        "tokenizers",
+        "transformers",
+    }
     assert not heavy & set(out.stdout.split())
 
 
@@ -277,5 +352,9 @@ def test_cifar10_is_whole(real_data: Path) -> None:
     assert facts["class_names"][3] == "cat" and facts["image_size"] == 32 and facts["channels"] == 3
     assert facts["mean"] == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.002)
     assert facts["std"] == pytest.approx([0.247, 0.2435, 0.2616], abs=0.003)
-    assert [len(data._split(split)) for split in ("train", "val", "test")] == [45_000, 5_000, 10_000]
+    assert [len(data._split(split)) for split in ("train", "val", "test")] == [
+        45_000,
+        5_000,
+        10_000,
+    ]
     assert data._split("val").labels.bincount().tolist() == [500] * 10

@@ -43,7 +43,9 @@ def table() -> TokenLists:
 
 
 @pytest.mark.parametrize("max_length", [4, 9, 16, 100])
-def test_pieces_hold_every_token_once_and_are_full(tokenizer: Tokenizer, table: TokenLists, max_length: int) -> None:
+def test_pieces_hold_every_token_once_and_are_full(
+    tokenizer: Tokenizer, table: TokenLists, max_length: int
+) -> None:
     dataset = Pieces(table, tokenizer, max_length, multiple=1)
     pieces = [dataset[[i]]["tokens"][0].tolist() for i in range(len(dataset))]
     assert all(piece[0] == 2 and piece[-1] == 3 and len(piece) <= max_length for piece in pieces)
@@ -60,14 +62,19 @@ def spans(batch: dict[str, Tensor], row: int) -> tuple[list[int], list[int]]:
     return first[1:-1], second[:-1]
 
 
-def test_pairs_follow_each_other_or_are_of_two_documents(tokenizer: Tokenizer, table: TokenLists) -> None:
+def test_pairs_follow_each_other_or_are_of_two_documents(
+    tokenizer: Tokenizer, table: TokenLists
+) -> None:
     dataset = Pairs(table, tokenizer, 17, multiple=4, seed=3)
     owner = {token: number for number, ids in enumerate(table) for token in ids}
     follows, cuts, others, inner = [], set(), set(), 0
     for epoch in range(40):
         dataset.sampler = type("Epoch", (), {"epoch": epoch})()
         batch = dataset[list(range(len(dataset)))]
-        assert batch["tokens"].shape == batch["segments"].shape == batch["keep"].shape and len(batch["is_next"]) > 0
+        assert (
+            batch["tokens"].shape == batch["segments"].shape == batch["keep"].shape
+            and len(batch["is_next"]) > 0
+        )
         for row in range(len(dataset)):
             first, second = spans(batch, row)
             piece = [int(token) for token in dataset.tokens(row)]
@@ -76,7 +83,10 @@ def test_pairs_follow_each_other_or_are_of_two_documents(tokenizer: Tokenizer, t
                 assert first + second == piece
             else:
                 assert owner[second[0]] != owner[first[0]]
-                assert second == list(range(second[0], second[-1] + 1)) and owner[second[0]] == owner[second[-1]]
+                assert (
+                    second == list(range(second[0], second[-1] + 1))
+                    and owner[second[0]] == owner[second[-1]]
+                )
                 others.add(owner[second[0]])
                 inner += second[0] not in {ids[0] for ids in table if ids}
             if len(piece) > 1:
@@ -86,7 +96,9 @@ def test_pairs_follow_each_other_or_are_of_two_documents(tokenizer: Tokenizer, t
     share, sigma = np.mean(follows), 0.5 / len(follows) ** 0.5
     assert abs(share - 0.5) < 4 * sigma
     assert inner > len(follows) / 8  # spans from the middle of another document
-    assert others == {number for number, ids in enumerate(table) if ids}  # every other document is drawn
+    assert others == {
+        number for number, ids in enumerate(table) if ids
+    }  # every other document is drawn
     full = int((dataset.size == 14).nonzero()[0])
     assert {cut for row, cut in cuts if row == full} == set(range(1, 14))
 
@@ -126,7 +138,11 @@ def test_pairs_differ_from_epoch_to_epoch_and_survive_a_resume(tmp_path: Path) -
     documents = [" ".join(f"w{i * j % 97}" for j in range(1, 60)) for i in range(1, 25)]
     (tmp_path / "text.txt").write_text("\n\n".join(documents))
     options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
-    options |= {"enable_model_summary": False, "use_distributed_sampler": False, "limit_val_batches": 0}
+    options |= {
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "limit_val_batches": 0,
+    }
 
     def fit(ckpt: Path | None = None) -> list[Any]:
         data = MaskedTextData(
@@ -143,8 +159,13 @@ def test_pairs_differ_from_epoch_to_epoch_and_survive_a_resume(tmp_path: Path) -
         return reader.seen
 
     whole = fit()
-    first, second = ({i: t for ids, rows in part for i, t in zip(ids, rows, strict=True)} for part in halves(whole))
-    assert first.keys() == second.keys() and sum(first[i] != second[i] for i in first) > len(first) / 2
+    first, second = (
+        {i: t for ids, rows in part for i, t in zip(ids, rows, strict=True)}
+        for part in halves(whole)
+    )
+    assert (
+        first.keys() == second.keys() and sum(first[i] != second[i] for i in first) > len(first) / 2
+    )
     stop = len(whole) // 2 + 3
     assert fit(tmp_path / f"step={stop}.ckpt") == whole[stop:]
 
@@ -163,7 +184,9 @@ def write(tmp_path: Path, source: str) -> str | None:
     folder.mkdir()
     if source == "txt":
         for i, text in enumerate(texts + more):
-            path = folder / "train" / ("neg", "pos", "unsup")[2 if i >= 40 else i % 2] / f"{i:02}.txt"
+            path = (
+                folder / "train" / ("neg", "pos", "unsup")[2 if i >= 40 else i % 2] / f"{i:02}.txt"
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         return str(folder)
@@ -201,13 +224,19 @@ def test_corpora(source: str, tmp_path: Path) -> None:
     path = write(tmp_path, source)
     if more:
         described(str(path))
-    options = TextDatasetOptions(val_fraction=0.25)  # not held back alike by chance where classes are not found
+    options = TextDatasetOptions(
+        val_fraction=0.25
+    )  # not held back alike by chance where classes are not found
     data = MaskedTextData(source, path, max_length=16, dataset=options, tokenizer=WORDS)  # type: ignore[arg-type]
     data.prepare_data()
     data.setup("fit")
-    assert data.facts()["next_sentence"] is False and data.facts()["vocabulary"] == data.tokenizer.size
+    assert (
+        data.facts()["next_sentence"] is False and data.facts()["vocabulary"] == data.tokenizer.size
+    )
     batch = next(iter(data.train_dataloader()))
-    assert set(batch) == {"tokens", "keep", "index"} and torch.equal(batch["keep"], batch["tokens"] != 0)
+    assert set(batch) == {"tokens", "keep", "index"} and torch.equal(
+        batch["keep"], batch["tokens"] != 0
+    )
     if path is None:
         data.setup("test")
         return
@@ -215,7 +244,8 @@ def test_corpora(source: str, tmp_path: Path) -> None:
     reviews = ReviewData(source, path, dataset=options, tokenizer=WORDS)  # type: ignore[arg-type]
     assert val == reviews.source.split("val").column.to_pylist()
     assert sorted(train) == sorted(
-        reviews.source.split("train").column.to_pylist() + [f"more {i} without a class" for i in range(10)]
+        reviews.source.split("train").column.to_pylist()
+        + [f"more {i} without a class" for i in range(10)]
     )
 
 
@@ -241,7 +271,9 @@ def test_plain_files_need_no_classes(tmp_path: Path) -> None:
 def test_a_checkpoint_of_other_samples_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "csv")
     facts = MaskedTextData("csv", path, tokenizer=WORDS).facts()
-    with pytest.raises(UsageError, match="next_sentence is True, the checkpoint was trained with False"):
+    with pytest.raises(
+        UsageError, match="next_sentence is True, the checkpoint was trained with False"
+    ):
         MaskedTextData("csv", path, next_sentence=True, tokenizer=WORDS).adopt(facts)
     data = MaskedTextData("csv", path, tokenizer=WORDS)
     data.adopt(facts)

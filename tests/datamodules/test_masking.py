@@ -11,7 +11,9 @@ from datamodules.tokens.masking import MaskConfig, Masker
 from datamodules.utils.errors import UsageError
 
 V, CONTROL_IDS = 500, ControlIds(*range(7))
-STARTS = [number % 3 > 0 or number < 7 for number in range(V)]  # a third of the tokens continue a word
+STARTS = [
+    number % 3 > 0 or number < 7 for number in range(V)
+]  # a third of the tokens continue a word
 
 
 def batch(size: int = 64, length: int = 200) -> tuple[Tensor, Tensor]:
@@ -37,7 +39,9 @@ def test_shares(whole_words: bool, share: float) -> None:
     counted = where
     if whole_words:  # pieces of a word are chosen together: only words are independent
         counted = where & (torch.tensor(STARTS)[tokens] | (torch.arange(202) == 1))
-        words = ((torch.tensor(STARTS)[tokens] | (torch.arange(202) == 1)) & (tokens > 6)).sum().item()
+        words = (
+            ((torch.tensor(STARTS)[tokens] | (torch.arange(202) == 1)) & (tokens > 6)).sum().item()
+        )
         assert abs(where.float().mean() - share) < 0.01
     else:
         words = 200_000
@@ -46,7 +50,9 @@ def test_shares(whole_words: bool, share: float) -> None:
     became_mask = (masked == 4) & where
     unchanged, changed = (masked == tokens) & where, (masked != tokens) & ~became_mask
     assert within(int(became_mask.sum()), chosen, 0.7)
-    assert within(int(changed.sum()), chosen, 0.2 * (1 - 1 / 493))  # a random token may be the same one
+    assert within(
+        int(changed.sum()), chosen, 0.2 * (1 - 1 / 493)
+    )  # a random token may be the same one
     assert within(int(unchanged.sum()), chosen, 0.1 + 0.2 / 493)
     assert set(masked[changed].tolist()) == set(range(7, V))
 
@@ -60,7 +66,11 @@ def test_only_text_is_hidden(whole_words: bool) -> None:
     for _ in range(20):
         masked, where = masker(tokens, keep)
         assert torch.equal(tokens, before)
-        assert masked.dtype == torch.int64 and where.dtype == torch.bool and masked.shape == where.shape == tokens.shape
+        assert (
+            masked.dtype == torch.int64
+            and where.dtype == torch.bool
+            and masked.shape == where.shape == tokens.shape
+        )
         assert not (where & ((tokens < 7) | ~keep)).any()
         assert torch.equal(masked[~where], tokens[~where])
         assert not ((masked < 7) & (masked != 4) & where).any()
@@ -70,7 +80,9 @@ def test_only_text_is_hidden(whole_words: bool) -> None:
     assert all(where[1:].any(1).all() for where in words)
     assert whole_words or all((where.sum(1) <= 1).all() for where in words)
     assert not torch.equal(words[0], words[1])
-    assert not nothing(torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.bool))[1].any()
+    assert not nothing(torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.bool))[
+        1
+    ].any()
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
@@ -103,12 +115,15 @@ def test_words_of_a_real_tokenizer() -> None:
     config = TokenizerConfig(vocabulary=60, min_frequency=1)
     tokenizer = Tokenizer.train([text.replace("unbelievably", "un believ ably")], config)
     tokens = torch.tensor([tokenizer.build(tokenizer.encode_batch([text])[0], 99).ids])
-    masker = Masker(MaskConfig(0.4, 1.0, 0.0, True), tokenizer.ids, tokenizer.size, tokenizer.starts_word)
+    masker = Masker(
+        MaskConfig(0.4, 1.0, 0.0, True), tokenizer.ids, tokenizer.size, tokenizer.starts_word
+    )
     seen = set()
     for _ in range(200):
         masked, where = masker(tokens, torch.ones_like(tokens, dtype=torch.bool))
         pieces = [
-            ("_" if hidden else token) for hidden, token in zip(where[0], tokenizer.tokens(tokens[0]), strict=True)
+            ("_" if hidden else token)
+            for hidden, token in zip(where[0], tokenizer.tokens(tokens[0]), strict=True)
         ]
         seen |= set(pieces)
         kept = tokenizer.decode(masked[0][~where[0]]).split()
@@ -138,13 +153,18 @@ def test_the_seed_fixes_the_draws() -> None:
 
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_seeds_fix_the_draws_of_each_sequence_whatever_the_batch(whole_words: bool) -> None:
-    masker, (tokens, keep) = Masker(MaskConfig(whole_words=whole_words), CONTROL_IDS, V, STARTS), batch()
+    masker, (tokens, keep) = (
+        Masker(MaskConfig(whole_words=whole_words), CONTROL_IDS, V, STARTS),
+        batch(),
+    )
     seeds = list(range(100, 164))
     masked, where = masker(tokens, keep, seeds)
     for rows in (torch.arange(63, 31, -1), torch.arange(3, 9)):
         length = int(keep[rows].sum(1).max())  # less padding
         some = masker(tokens[rows, :length], keep[rows, :length], [seeds[row] for row in rows])
-        assert torch.equal(some[0], masked[rows, :length]) and torch.equal(some[1], where[rows, :length])
+        assert torch.equal(some[0], masked[rows, :length]) and torch.equal(
+            some[1], where[rows, :length]
+        )
     assert not torch.equal(masker(tokens, keep, seeds[::-1])[1], where)
 
 

@@ -85,9 +85,14 @@ def test_a_corpus_larger_than_its_memory(corpus: tuple[Path, str], tmp_path: Pat
     path, kind = corpus
     environment = {**os.environ, "TESSERA_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-c", READ, str(path), kind]
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
     found = json.loads(done.stdout)
     print(found)
     assert found["counted"] == found["text"] > 0.0099 * SIZES[kind]
-    assert found["train"] > (0.98 if kind == "character" else 0.1) * SIZES[kind] and found["tokens"] > 10e6
+    assert (
+        found["train"] > (0.98 if kind == "character" else 0.1) * SIZES[kind]
+        and found["tokens"] > 10e6
+    )
     assert max(found["peaks"].values()) < MOST

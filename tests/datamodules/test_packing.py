@@ -17,16 +17,23 @@ NAMES = ("tokens", "targets", "documents", "coords")
 SIZES = [5, 0, 33, 8, 1, 64, 17, 2, 40, 9, 3, 7, 12, 31]  # of documents, without control tokens
 
 
-def file(path: Path, sizes: list[int] = SIZES, head: bool = True, tail: bool = True, lead: bool = False) -> TokenFile:
+def file(
+    path: Path, sizes: list[int] = SIZES, head: bool = True, tail: bool = True, lead: bool = False
+) -> TokenFile:
     """Documents of which no token but the control tokens occurs twice; each stands for three bytes of text, but of text
     that begins with no control token the first for seven."""
     none = np.zeros(1, int)
-    parts, first = [Part(np.array([EOS]), np.ones(1, int), none, np.zeros(1, bool), none)] * lead, 10
+    parts, first = (
+        [Part(np.array([EOS]), np.ones(1, int), none, np.zeros(1, bool), none)] * lead,
+        10,
+    )
     for size in sizes:
         tokens = np.array([BOS] * head + list(range(first, first + size)) + [EOS] * tail)
         bare = 7 * (size > 0 and not head and not lead)
         bytes_ = np.array([3 * size + bare - 3 * (bare > 0)])
-        parts.append(Part(tokens, np.array([len(tokens)]), bytes_, np.ones(1, bool), np.array([bare])))
+        parts.append(
+            Part(tokens, np.array([len(tokens)]), bytes_, np.ones(1, bool), np.array([bare]))
+        )
         first += size
     write_tokens(path, parts, 70_000)
     return TokenFile(path)
@@ -46,7 +53,9 @@ def framed(request: pytest.FixtureRequest, tmp_path: Path) -> TokenFile:
 
 def whole(dataset: Any, batch: int = 4) -> dict[str, torch.Tensor]:
     """All rows, asked for in batches."""
-    parts = [dataset[list(range(i, min(i + batch, len(dataset))))] for i in range(0, len(dataset), batch)]
+    parts = [
+        dataset[list(range(i, min(i + batch, len(dataset))))] for i in range(0, len(dataset), batch)
+    ]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -54,28 +63,47 @@ def whole(dataset: Any, batch: int = 4) -> dict[str, torch.Tensor]:
 def test_windows_hold_every_target_once_in_order(framed: TokenFile, length: int) -> None:
     rows = whole(Windows(framed, length, PAD))
     stream, counted = framed.tokens.astype(np.int64).tolist(), rows["targets"] != -100
-    assert rows["tokens"].shape == rows["targets"].shape == (-(-(len(stream) - 1) // length), length)
-    assert rows["targets"][counted].tolist() == stream[1:] and rows["tokens"][counted].tolist() == stream[:-1]
+    assert (
+        rows["tokens"].shape == rows["targets"].shape == (-(-(len(stream) - 1) // length), length)
+    )
+    assert (
+        rows["targets"][counted].tolist() == stream[1:]
+        and rows["tokens"][counted].tolist() == stream[:-1]
+    )
     assert (rows["tokens"][~counted] == PAD).all()
-    assert rows["bytes"].dtype == torch.int64 and int(rows["bytes"].sum()) == framed.bytes[-1] - framed.first[0]
-    assert Windows(framed, length, PAD).padding_share() == pytest.approx(1 - float(counted.double().mean()))
+    assert (
+        rows["bytes"].dtype == torch.int64
+        and int(rows["bytes"].sum()) == framed.bytes[-1] - framed.first[0]
+    )
+    assert Windows(framed, length, PAD).padding_share() == pytest.approx(
+        1 - float(counted.double().mean())
+    )
 
 
 @pytest.mark.parametrize("length", [1, 8, 16, 100, 1000])
-def test_packed_documents_hold_every_target_once_and_are_apart(framed: TokenFile, length: int) -> None:
+def test_packed_documents_hold_every_target_once_and_are_apart(
+    framed: TokenFile, length: int
+) -> None:
     dataset = PackedDocuments(framed, length, PAD)
     rows = whole(dataset)
-    assert all(rows[name].dtype == torch.int64 for name in rows) and rows["tokens"].shape == (len(dataset), length)
+    assert all(rows[name].dtype == torch.int64 for name in rows) and rows["tokens"].shape == (
+        len(dataset),
+        length,
+    )
     stream, lead = framed.tokens.astype(np.int64).tolist(), int(framed.offsets[0])
     texts = [stream[a - lead : b] for a, b in zip(framed.offsets, framed.offsets[1:], strict=False)]
     counted = rows["documents"] >= 0
-    assert sorted(rows["targets"][counted].tolist()) == sorted(token for text in texts for token in text[1:])
+    assert sorted(rows["targets"][counted].tolist()) == sorted(
+        token for text in texts for token in text[1:]
+    )
     assert torch.equal(counted, rows["targets"] != -100)
     assert (rows["tokens"][~counted] == PAD).all() and (rows["coords"][~counted] == 0).all()
     found = []
     for tokens, targets, documents, coords in zip(*(rows[name] for name in NAMES), strict=True):
         ids = documents[documents >= 0].tolist()
-        assert ids == sorted(ids) and documents.tolist() == ids + [-1] * (length - len(ids))  # padding is at the end
+        assert ids == sorted(ids) and documents.tolist() == ids + [-1] * (
+            length - len(ids)
+        )  # padding is at the end
         assert sorted(set(ids)) == list(range(ids[-1] + 1))
         for number in set(ids):
             span, aims = tokens[documents == number].tolist(), targets[documents == number].tolist()
@@ -95,7 +123,9 @@ def test_bytes_of_a_text_without_control_tokens_leave_out_its_first_token(tmp_pa
         batch = whole(rows)
         opening = {int(token) for token in table.tokens[table.offsets[:-1]][np.array(SIZES) > 0]}
         for targets, bytes_ in zip(batch["targets"].tolist(), batch["bytes"].tolist(), strict=True):
-            assert bytes_ == sum(7 if target in opening else 3 for target in targets if target != -100)
+            assert bytes_ == sum(
+                7 if target in opening else 3 for target in targets if target != -100
+            )
 
 
 def test_bytes_are_those_of_the_documents(tmp_path: Path) -> None:
@@ -126,7 +156,9 @@ def test_random_windows_lie_side_by_side(framed: TokenFile, length: int) -> None
         assert len(missing) < length and all(i <= shift or i > starts[-1] + length for i in missing)
         shifts.add(shift)
     assert len(shifts) > min(length, 20) - 2
-    assert len({RandomWindows(framed, length, seed).shift() for seed in range(20)}) > 2 - (length == 3)
+    assert len({RandomWindows(framed, length, seed).shift() for seed in range(20)}) > 2 - (
+        length == 3
+    )
 
 
 @pytest.mark.parametrize("room", [1, 2, 7, 64, 256])
@@ -137,7 +169,9 @@ def test_best_fit(room: int) -> None:
         rows = best_fit(sizes, room)
         used = np.bincount(rows, sizes)
         assert used.max() <= room and used.min() > 0 and len(rows) == count
-        assert len(used) <= np.ceil(sizes.sum() / room) * 1.02 + 1  # next to nothing is lost on such sizes
+        assert (
+            len(used) <= np.ceil(sizes.sum() / room) * 1.02 + 1
+        )  # next to nothing is lost on such sizes
         assert (best_fit(sizes, room) == rows).all()
         halves = np.sort(used)[:2]
         assert len(used) == 1 or halves.sum() > room  # no two rows fit into one

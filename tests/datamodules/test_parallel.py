@@ -13,7 +13,19 @@ from datamodules.sources import PARALLEL, Pairs, ParallelOptions, ParallelSource
 from datamodules.utils.errors import DataError, UsageError
 
 ROWS = [(f'the dog, "number" {i}', f"der Hund,\u2028 „Nummer“ {i}\x85") for i in range(40)]
-FORMATS = ("plain", "gz", "csv", "tsv", "jsonl", "nested", "translation", "columns", "tsv.gz", "csv.zst", "jsonl.gz")
+FORMATS = (
+    "plain",
+    "gz",
+    "csv",
+    "tsv",
+    "jsonl",
+    "nested",
+    "translation",
+    "columns",
+    "tsv.gz",
+    "csv.zst",
+    "jsonl.gz",
+)
 SOURCES = {"plain": "files", "gz": "files", "translation": "hub", "columns": "hub"}  # else table
 
 
@@ -40,7 +52,9 @@ def write(folder: Path, name: str, split: str, rows: list[tuple[str, str]]) -> N
         kind, _, codec = name.partition(".")
         write(folder, kind, split, rows)
         plain = folder / f"{split}.{kind}"
-        with pa.output_stream(f"{plain}.{codec}", compression={"gz": "gzip", "zst": "zstd"}[codec]) as file:
+        with pa.output_stream(
+            f"{plain}.{codec}", compression={"gz": "gzip", "zst": "zstd"}[codec]
+        ) as file:
             file.write(plain.read_bytes())
         plain.unlink()
     elif name in ("jsonl", "nested"):
@@ -48,7 +62,9 @@ def write(folder: Path, name: str, split: str, rows: list[tuple[str, str]]) -> N
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in objects))
     else:
         columns = nested if name == "translation" else [{"en": en, "de": de} for en, de in rows]
-        parquet.write_table(pa.Table.from_pylist(columns), folder / f"{split}-00000-of-00001.parquet")
+        parquet.write_table(
+            pa.Table.from_pylist(columns), folder / f"{split}-00000-of-00001.parquet"
+        )
 
 
 @pytest.fixture(params=FORMATS)
@@ -63,7 +79,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def source(folder: Path | str | None, kind: str = "files", pair: str = "en-de", **options: Any) -> ParallelSource:
+def source(
+    folder: Path | str | None, kind: str = "files", pair: str = "en-de", **options: Any
+) -> ParallelSource:
     path, skip_bad = None if folder is None else str(folder), options.pop("skip_bad", False)
     found = PARALLEL[kind](path, ParallelOptions(**options), pair.split("-"), skip_bad)
     found.prepare()
@@ -95,7 +113,9 @@ def test_every_format_gives_the_same_pairs(format: str, tmp_path: Path) -> None:
     assert rows_of(turned.split("test")) == [(de, en) for en, de in ROWS[5:9]]
 
 
-def test_pairs_are_held_back_where_there_are_none_to_validate_with(format: str, tmp_path: Path) -> None:
+def test_pairs_are_held_back_where_there_are_none_to_validate_with(
+    format: str, tmp_path: Path
+) -> None:
     write(tmp_path, format, "train", ROWS)
     found = source(tmp_path, SOURCES.get(format, "table"), val_fraction=0.2)
     train, val = rows_of(found.split("train")), rows_of(found.split("val"))
@@ -116,7 +136,14 @@ def test_tables_without_a_header(tmp_path: Path) -> None:
     for ending, between in (("tsv", "\t"), ("csv", ",")):
         path = tmp_path / f"pairs.{ending}"
         path.write_text("".join(f"a {i}{between}ein {i}{between}cc by\n" for i in range(10)))
-        refused(UsageError, "no column en", "a 0, ein 0, cc by", "header false", folder=path, kind="table")
+        refused(
+            UsageError,
+            "no column en",
+            "a 0, ein 0, cc by",
+            "header false",
+            folder=path,
+            kind="table",
+        )
         found = source(path, "table", header=False, val_fraction=0.1)
         everything = rows_of(found.split("train")) + rows_of(found.split("val"))
         assert sorted(everything) == [(f"a {i}", f"ein {i}") for i in range(10)]
@@ -154,7 +181,13 @@ def test_a_damaged_table(tmp_path: Path) -> None:
 def test_test_sets_are_chosen_by_name(folder: Path) -> None:
     for i, name in enumerate(("test_2016_flickr", "test_2017_flickr")):
         write(folder, "gz", name, ROWS[i : i + 2])
-    refused(UsageError, "test_2016_flickr.en.gz", "test_2017_flickr.en.gz", "--data.dataset.test", folder=folder)
+    refused(
+        UsageError,
+        "test_2016_flickr.en.gz",
+        "test_2017_flickr.en.gz",
+        "--data.dataset.test",
+        folder=folder,
+    )
     assert rows_of(source(folder, test="test_2017_flickr").split("test")) == ROWS[1:3]
     refused(UsageError, "no test_2018.en", "--data.dataset.test", folder=folder, test="test_2018")
     write(folder, "plain", "train.more", ROWS)
@@ -168,13 +201,21 @@ def test_folders_named_by_split(tmp_path: Path) -> None:
     assert rows_of(source(tmp_path).split("val")) == ROWS[:5]
 
 
-def test_the_data_folder_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_folder_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine").mkdir()
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
     for name in ("plain", "tsv", "translation"):
         write(tmp_path / "mine", name, "train", ROWS)
         assert len(source(None, SOURCES.get(name, "table"), local="mine").split("train")) == 39
-    refused(UsageError, "source files needs --data.path", "train.en and train.de", folder=None, local="yours")
+    refused(
+        UsageError,
+        "source files needs --data.path",
+        "train.en and train.de",
+        folder=None,
+        local="yours",
+    )
 
 
 def test_a_part_of_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +224,9 @@ def test_a_part_of_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> Non
     columns = {"translation": [{"de": de, "en": en} for en, de in ROWS]}
     held = datasets.DatasetDict({"validation": datasets.Dataset.from_dict(columns)})
     asked: list[tuple[str, str | None]] = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: asked.append((name, subset)) or held)
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda name, subset: asked.append((name, subset)) or held
+    )
     found = source(None, "hub", name="wmt/wmt16", subset="de-en")
     assert rows_of(found.split("val")) == ROWS and asked == [("wmt/wmt16", "de-en")]
 
@@ -205,7 +248,10 @@ def test_empty_lines_are_dropped_in_pairs_and_counted(folder: Path) -> None:
     for name, side in (("en", english), ("de", german)):
         (folder / f"train.{name}").write_bytes("".join(f"{text}\n" for text in side).encode())
     found = source(folder, val_fraction=0.1)
-    with pytest.warns(UserWarning, match=r"^3 of the 40 pairs of the train split .* an empty side .* line 4 of .*en"):
+    with pytest.warns(
+        UserWarning,
+        match=r"^3 of the 40 pairs of the train split .* an empty side .* line 4 of .*en",
+    ):
         kept = rows_of(found.split("train"))
     assert len(found.skipped) == 3 and "line 10 of" in found.skipped[2]
     with warnings.catch_warnings():
@@ -235,17 +281,28 @@ def test_nothing_usable(folder: Path) -> None:
 def test_a_language_without_files(folder: Path) -> None:
     words = [f"{folder} holds train.en but no train.xx", "train.{de,en}", "--data.languages"]
     refused(UsageError, *words, folder=folder, pair="en-xx")
-    refused(UsageError, "no train.fr and train.cs, only train.de, train.en", folder=folder, pair="fr-cs")
+    refused(
+        UsageError, "no train.fr and train.cs, only train.de, train.en", folder=folder, pair="fr-cs"
+    )
 
 
 def test_bytes_that_are_not_utf8_are_named_or_skipped_and_counted(folder: Path) -> None:
     lines = (folder / "train.de").read_bytes().split(b"\n")
     lines[6] = b"Stra\xdfe"
     (folder / "train.de").write_bytes(b"\n".join(lines))
-    refused(DataError, f"line 7 of {folder / 'train.de'}", "UTF-8", "--data.skip_bad true", folder=folder)
+    refused(
+        DataError,
+        f"line 7 of {folder / 'train.de'}",
+        "UTF-8",
+        "--data.skip_bad true",
+        folder=folder,
+    )
     found = source(folder, skip_bad=True)
     kept = rows_of(found.split("train")) + rows_of(found.split("val"))
-    assert sorted(kept) == sorted(row for i, row in enumerate(ROWS) if i != 6) and len(found.skipped) == 1
+    assert (
+        sorted(kept) == sorted(row for i, row in enumerate(ROWS) if i != 6)
+        and len(found.skipped) == 1
+    )
     assert "line 8 of" in found.records("train").name(6)  # type: ignore[union-attr]
 
 
@@ -277,13 +334,28 @@ def test_byte_order_marks_and_ends_of_lines_are_no_text(tmp_path: Path) -> None:
         ({"folder": "{}/tables"}, ["try --data.source table"]),
         ({"folder": "{}/tables/train.tsv"}, ["is a file; try --data.source table"]),
         ({"folder": "{}/tables", "kind": "hub"}, ["parquet", "try --data.source table"]),
-        ({"folder": "{}/parquet", "kind": "table"}, ["CSV, TSV or JSON Lines", "try --data.source hub"]),
+        (
+            {"folder": "{}/parquet", "kind": "table"},
+            ["CSV, TSV or JSON Lines", "try --data.source hub"],
+        ),
         ({"folder": None, "kind": "table"}, ["needs --data.path", "CSV, TSV or JSON Lines"]),
         ({"folder": None, "kind": "hub"}, ["needs --data.dataset.name"]),
-        ({"folder": "{}/tables", "kind": "table", "pair": "en-xx"}, ["no column xx", "target_column", "en, de"]),
-        ({"folder": "{}/numbers.jsonl", "kind": "table", "pair": "en-xx"}, ["translation.en, translation.de"]),
-        ({"folder": "{}/parquet", "kind": "hub", "pair": "id-en"}, ["column id", "int64, not text"]),
-        ({"folder": "{}", "kind": "dates", "pair": "en-fr"}, ["has no files", "--data.source files, table or hub"]),
+        (
+            {"folder": "{}/tables", "kind": "table", "pair": "en-xx"},
+            ["no column xx", "target_column", "en, de"],
+        ),
+        (
+            {"folder": "{}/numbers.jsonl", "kind": "table", "pair": "en-xx"},
+            ["translation.en, translation.de"],
+        ),
+        (
+            {"folder": "{}/parquet", "kind": "hub", "pair": "id-en"},
+            ["column id", "int64, not text"],
+        ),
+        (
+            {"folder": "{}", "kind": "dates", "pair": "en-fr"},
+            ["has no files", "--data.source files, table or hub"],
+        ),
         ({"folder": None, "kind": "dates"}, ["en-fr or fr-en, not en-de"]),
     ],
 )
@@ -301,6 +373,16 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], words: list[str], fo
 def test_multi30k_is_whole(real_data: Path) -> None:
     for pair in ("en-de", "fr-en"):
         found = source(real_data / "multi30k", pair=pair)
-        assert [len(found.split(split)) for split in ("train", "val", "test")] == [29_000, 1_014, 1_000]
+        assert [len(found.split(split)) for split in ("train", "val", "test")] == [
+            29_000,
+            1_014,
+            1_000,
+        ]
     assert rows_of(found.split("test"))[0][1] == "A man in an orange hat starring at something."
-    refused(UsageError, "no test_2016_flickr.cs", "{de,en,fr}", folder=real_data / "multi30k", pair="en-cs")
+    refused(
+        UsageError,
+        "no test_2016_flickr.cs",
+        "{de,en,fr}",
+        folder=real_data / "multi30k",
+        pair="en-cs",
+    )

@@ -63,7 +63,9 @@ class Line(pl.LightningModule):
         self.validated.append(batch["index"].tolist())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        steps = self.trainer.estimated_stepping_batches if self.ask else 1  # sets the loader up early
+        steps = (
+            self.trainer.estimated_stepping_batches if self.ask else 1
+        )  # sets the loader up early
         return torch.optim.AdamW(self.parameters(), lr=0.01 * steps / steps)
 
 
@@ -77,15 +79,25 @@ class StopAfter(Callback):
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == self.steps:
             raise Killed
 
 
-def fit(folder: Path, data: NumberData, ckpt: Path | None = None, stop: int | None = None, **options: Any) -> Line:
+def fit(
+    folder: Path,
+    data: NumberData,
+    ckpt: Path | None = None,
+    stop: int | None = None,
+    **options: Any,
+) -> Line:
     torch.manual_seed(0)
     line = Line(options.pop("ask_for_steps", False))
-    save = ModelCheckpoint(folder, "{step}", save_top_k=-1, **options.pop("save", {"every_n_train_steps": 1}))
+    save = ModelCheckpoint(
+        folder, "{step}", save_top_k=-1, **options.pop("save", {"every_n_train_steps": 1})
+    )
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
@@ -105,7 +117,10 @@ def fit(folder: Path, data: NumberData, ckpt: Path | None = None, stop: int | No
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    return all(
+        torch.equal(x, y)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +139,9 @@ def test_every_epoch_takes_each_sample_once_in_its_own_order(whole: tuple[Line, 
 
 
 @pytest.mark.parametrize("step", range(1, BATCHES * EPOCHS))
-def test_continues_after_any_step_with_the_same_bits(whole: tuple[Line, Path], tmp_path: Path, step: int) -> None:
+def test_continues_after_any_step_with_the_same_bits(
+    whole: tuple[Line, Path], tmp_path: Path, step: int
+) -> None:
     line, folder = whole
     resumed = fit(tmp_path, NumberData(), folder / f"step={step}.ckpt")
     assert resumed.seen == line.seen[step:]
@@ -132,7 +149,9 @@ def test_continues_after_any_step_with_the_same_bits(whole: tuple[Line, Path], t
 
 
 @pytest.mark.parametrize("step", [3, BATCHES, BATCHES + 1])
-def test_workers_have_prefetched_nothing_of_another_epoch(whole: tuple[Line, Path], tmp_path: Path, step: int) -> None:
+def test_workers_have_prefetched_nothing_of_another_epoch(
+    whole: tuple[Line, Path], tmp_path: Path, step: int
+) -> None:
     resumed = fit(tmp_path, NumberData(workers=2), whole[1] / f"step={step}.ckpt")
     assert resumed.seen == whole[0].seen[step:]
     assert same(resumed, whole[0])
@@ -159,7 +178,9 @@ def test_saved_at_validation(
     fit(tmp_path, NumberData(workers), save=save, val_check_interval=interval)
     for path in tmp_path.glob("step=*.ckpt"):
         step = int(path.stem.removeprefix("step=").split("-")[0])
-        resumed = fit(tmp_path / path.stem, NumberData(workers), path, save=save, val_check_interval=interval)
+        resumed = fit(
+            tmp_path / path.stem, NumberData(workers), path, save=save, val_check_interval=interval
+        )
         assert resumed.seen == whole[0].seen[step:], path.name
         assert same(resumed, whole[0])
 
@@ -172,7 +193,13 @@ def test_loader_asked_for_before_the_fit_starts(whole: tuple[Line, Path], tmp_pa
 
 def test_state_is_numbers_only(whole: tuple[Line, Path]) -> None:
     checkpoint = torch.load(whole[1] / "step=7.ckpt", weights_only=True)
-    assert checkpoint["NumberData"] == {"epoch": 1, "batch": 2, "batch_size": 8, "world_size": 1, "samples": 42}
+    assert checkpoint["NumberData"] == {
+        "epoch": 1,
+        "batch": 2,
+        "batch_size": 8,
+        "world_size": 1,
+        "samples": 42,
+    }
 
 
 def test_another_batch_size_is_refused_by_name(whole: tuple[Line, Path], tmp_path: Path) -> None:
@@ -196,7 +223,9 @@ def test_fewer_samples_than_processes_are_refused(kind: Any) -> None:
     data.trainer = SimpleNamespace(world_size=2, global_rank=1)
     assert len(data.train_sampler(Two())) == 1
     data.trainer.world_size = 3
-    with pytest.raises(UsageError, match="has 2 samples, too few for 3 processes: .* --trainer.devices 2"):
+    with pytest.raises(
+        UsageError, match="has 2 samples, too few for 3 processes: .* --trainer.devices 2"
+    ):
         data.train_sampler(Two())
 
 
@@ -209,7 +238,9 @@ def test_evaluation_takes_any_batch_size(whole: tuple[Line, Path]) -> None:
         enable_checkpointing=False,
     )
     line = Line()
-    trainer.validate(line, NumberData(batch_size=7), ckpt_path=whole[1] / "step=7.ckpt", verbose=False)
+    trainer.validate(
+        line, NumberData(batch_size=7), ckpt_path=whole[1] / "step=7.ckpt", verbose=False
+    )
     assert line.validated == [list(range(16)), list(range(16, 32)), list(range(32, 42))]
 
 
@@ -223,10 +254,17 @@ def test_iterators_leave_the_global_generator_alone() -> None:
 SAMPLERS: dict[str, Callable[[int], ResumableBatchSampler]] = {
     "plain": lambda size: ResumableBatchSampler(size, 8, 3, shuffle=True),
     "stream": lambda size: StreamBatchSampler(size, 8, 3, shuffle=True),
-    "buckets": lambda size: BucketBatchSampler(torch.arange(size) % 50 + 1, 8, seed=3, training=True),
-    "tokens": lambda size: BucketBatchSampler(torch.arange(size) % 50 + 1, 8, 400, seed=3, training=True),
+    "buckets": lambda size: BucketBatchSampler(
+        torch.arange(size) % 50 + 1, 8, seed=3, training=True
+    ),
+    "tokens": lambda size: BucketBatchSampler(
+        torch.arange(size) % 50 + 1, 8, 400, seed=3, training=True
+    ),
     "both lengths": lambda size: BucketBatchSampler(
-        torch.stack([torch.arange(size) % 50 + 1, torch.arange(size) % 30 + 1], 1), 8, seed=3, training=True
+        torch.stack([torch.arange(size) % 50 + 1, torch.arange(size) % 30 + 1], 1),
+        8,
+        seed=3,
+        training=True,
     ),
 }
 
@@ -284,10 +322,22 @@ class Diary(Callback):
 
 @pytest.mark.slow
 def test_two_processes_share_each_batch_and_continue_with_the_same_bits(tmp_path: Path) -> None:
-    options = {"accelerator": "cpu", "devices": 2, "strategy": "ddp_spawn", "logger": False, "max_epochs": EPOCHS}
-    options |= {"enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": False}
+    options = {
+        "accelerator": "cpu",
+        "devices": 2,
+        "strategy": "ddp_spawn",
+        "logger": False,
+        "max_epochs": EPOCHS,
+    }
+    options |= {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+    }
 
-    def run(folder: Path, ckpt: Path | None = None) -> tuple[list[list[list[int]]], dict[str, Tensor]]:
+    def run(
+        folder: Path, ckpt: Path | None = None
+    ) -> tuple[list[list[list[int]]], dict[str, Tensor]]:
         torch.manual_seed(0)
         save = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=1)
         trainer = pl.Trainer(callbacks=[save, Diary(folder)], **options)  # type: ignore[arg-type]

@@ -14,8 +14,16 @@ from tests.datamodules.test_tokenizers import TEXTS
 
 sentencepiece = pytest.importorskip("sentencepiece")
 
-ENGLISH = ["The cat sat on the mat.", "A dog and 12 cats, on the road!", "Where is the station?"] * 20
-GERMAN = ["Die Katze saß auf der Matte.", "Ein Hund und 12 Katzen, auf der Straße!", "Wo ist der Bahnhof?"] * 20
+ENGLISH = [
+    "The cat sat on the mat.",
+    "A dog and 12 cats, on the road!",
+    "Where is the station?",
+] * 20
+GERMAN = [
+    "Die Katze saß auf der Matte.",
+    "Ein Hund und 12 Katzen, auf der Straße!",
+    "Wo ist der Bahnhof?",
+] * 20
 ODD = [
     "",
     "  The  cat\tsat \n on the mat. ",
@@ -33,7 +41,9 @@ def train(folder: Path, name: str, texts: list[str], size: int = 60, **options: 
 
     model, path = BytesIO(), folder / f"{name}.spm"
     more = {"vocab_size": size, "hard_vocab_limit": False, "minloglevel": 2, **options}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=model, **more)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, **more
+    )
     path.write_bytes(model.getvalue())
     return path
 
@@ -55,11 +65,16 @@ def marian(folder: Path) -> Any:
 @pytest.mark.parametrize("norm", ["nmt_nfkc", "identity"])
 def test_pieces_are_those_of_the_package(norm: str, tmp_path: Path) -> None:
     path = train(tmp_path, "only", ENGLISH, normalization_rule_name=norm)
-    theirs, ours = sentencepiece.SentencePieceProcessor(model_file=str(path)), Tokenizer.from_file(path)
+    theirs, ours = (
+        sentencepiece.SentencePieceProcessor(model_file=str(path)),
+        Tokenizer.from_file(path),
+    )
     ours = Tokenizer.from_json(ours.to_json())
     assert ours.size == theirs.vocab_size()
     for text in ENGLISH[:3] + ODD:
-        if "</s>" not in text and "<unk>" not in text:  # one word there, as brackets part words here
+        if (
+            "</s>" not in text and "<unk>" not in text
+        ):  # one word there, as brackets part words here
             assert ours.encode_batch([text]) == [theirs.encode(text)], text
     for text in ENGLISH[:3]:
         assert ours.decode(theirs.encode(text)) == text
@@ -68,12 +83,18 @@ def test_pieces_are_those_of_the_package(norm: str, tmp_path: Path) -> None:
 def test_marian_has_two_files_and_one_numbering(tmp_path: Path) -> None:
     theirs = marian(tmp_path)
     config = PairTokenizerConfig(
-        file=str(tmp_path / "source.spm"), target_file=str(tmp_path / "target.spm"), start=len(theirs.encoder) - 1
+        file=str(tmp_path / "source.spm"),
+        target_file=str(tmp_path / "target.spm"),
+        start=len(theirs.encoder) - 1,
     )
     pair = PairTokenizer.for_texts(list, list, config)
     assert pair.source.size == pair.target.size == len(theirs.encoder)
     assert pair.source.vocabulary == pair.target.vocabulary == theirs.encoder
-    assert (pair.end, pair.facts()["padding"], pair.start) == (0, theirs.pad_token_id, theirs.pad_token_id)
+    assert (pair.end, pair.facts()["padding"], pair.start) == (
+        0,
+        theirs.pad_token_id,
+        theirs.pad_token_id,
+    )
     texts = [*ENGLISH[:3], "the dog sat", ">>deu<< Where is the cat?", "ж"]
     expected = [theirs(text)["input_ids"] for text in texts]
     assert pair.sources(texts, 100) == (expected, [False] * len(texts))
@@ -81,7 +102,11 @@ def test_marian_has_two_files_and_one_numbering(tmp_path: Path) -> None:
     for text in GERMAN[:3]:
         ids = theirs(text_target=text)["input_ids"]
         assert pair.frame_target(pair.target.encode_batch([text])[0], 100) == [pair.start, *ids]
-        assert pair.decode(ids) == text == theirs.decode(ids, skip_special_tokens=True, use_source_tokenizer=False)
+        assert (
+            pair.decode(ids)
+            == text
+            == theirs.decode(ids, skip_special_tokens=True, use_source_tokenizer=False)
+        )
 
 
 def test_what_a_text_says_is_text(tmp_path: Path) -> None:
@@ -111,7 +136,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"bpe.spm cannot be read"):
             Tokenizer.from_file(path)
     (tmp_path / "vocab.json").write_text('{"</s>": 0, "<unk>": 1, "a": 7}')
-    with pytest.raises(DataError, match=r"source.spm cannot be read \(the numbers of its tokens have gaps"):
+    with pytest.raises(
+        DataError, match=r"source.spm cannot be read \(the numbers of its tokens have gaps"
+    ):
         Tokenizer.from_file(tmp_path / "source.spm")
     for text in ("{", "[]", '{"a": []}', '{"</s>": 0, "a": 1}', "[" * 100_000):
         (tmp_path / "vocab.json").write_text(text)

@@ -36,16 +36,25 @@ def folders(tmp_path: Path) -> dict[str, Path]:
     import datasets
 
     folders = {name: tmp_path / name for name in FILES}
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=NAMES)})
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=NAMES)}
+    )
     for split, rows in (("train", ROWS), ("test", ROWS[:10])):
         for path in folders.values():
             path.mkdir(exist_ok=True)
         columns = {"text": [text for text, _ in rows], "label": [label for _, label in rows]}
-        datasets.Dataset.from_dict(columns, features=features).to_parquet(folders["hub"] / f"{split}-0.parquet")
+        datasets.Dataset.from_dict(columns, features=features).to_parquet(
+            folders["hub"] / f"{split}-0.parquet"
+        )
         with open(folders["csv"] / f"{split}.csv", "w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([("id", "text", "label"), *((7, t, NAMES[y]) for t, y in rows)])
+            csv.writer(file).writerows(
+                [("id", "text", "label"), *((7, t, NAMES[y]) for t, y in rows)]
+            )
         with open(folders["jsonl"] / f"{split}.jsonl", "w", encoding="utf-8") as file:
-            file.writelines(json.dumps({"label": NAMES[y], "text": t}, ensure_ascii=bool(y)) + "\n" for t, y in rows)
+            file.writelines(
+                json.dumps({"label": NAMES[y], "text": t}, ensure_ascii=bool(y)) + "\n"
+                for t, y in rows
+            )
         for i, (text, label) in enumerate(rows):
             path = folders["txt"] / split / NAMES[label] / f"{i:03}.txt"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,18 +72,24 @@ def contents(data: ReviewData, split: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("source", FILES)
-def test_every_source_gives_the_same_texts_and_labels(source: str, folders: dict[str, Path]) -> None:
+def test_every_source_gives_the_same_texts_and_labels(
+    source: str, folders: dict[str, Path]
+) -> None:
     options = TextDatasetOptions(val_fraction=0.2)
     data = ReviewData(source, str(folders[source]), dataset=options, tokenizer=WORDS)  # type: ignore[arg-type]
     data.prepare_data()
     data.setup("fit")
     data.setup("test")
-    assert data.facts()["class_names"] == NAMES and data.facts()["vocabulary"] == data.tokenizer.size
+    assert (
+        data.facts()["class_names"] == NAMES and data.facts()["vocabulary"] == data.tokenizer.size
+    )
     assert data.origin == str(folders[source])
     expected = sorted((" ".join(text.split()), label) for text, label in ROWS)
     assert sorted(contents(data, "train") + contents(data, "val")) == expected
     assert torch.cat([b["label"] for b in data.val_dataloader()]).bincount().tolist() == [6, 6]
-    assert sorted(contents(data, "test")) == sorted((" ".join(text.split()), label) for text, label in ROWS[:10])
+    assert sorted(contents(data, "test")) == sorted(
+        (" ".join(text.split()), label) for text, label in ROWS[:10]
+    )
 
 
 @pytest.mark.parametrize("source", TEXT_SOURCES)
@@ -89,7 +104,9 @@ def test_batches(source: str, folders: dict[str, Path]) -> None:
         assert batch["tokens"].dtype == batch["label"].dtype == batch["index"].dtype == torch.int64
         width = batch["tokens"].shape[1]
         assert width % 4 == 0 and batch["keep"].dtype == torch.bool
-        for index, row, keep, label in zip(*(batch[k] for k in ("index", "tokens", "keep", "label")), strict=True):
+        for index, row, keep, label in zip(
+            *(batch[k] for k in ("index", "tokens", "keep", "label")), strict=True
+        ):
             text = data.source.split("train").column[int(index)].as_py()
             (ids,) = data.tokenizer.encode_batch([text])
             assert row[keep].tolist() == [2, *ids, 3] and not row[~keep].any()
@@ -108,15 +125,34 @@ def test_batches_by_tokens_and_without_buckets(folders: dict[str, Path]) -> None
     data.setup("fit")
     sizes = [batch["tokens"].numel() for batch in data.train_dataloader()]
     assert max(sizes) <= 128 and len(sizes) == data.train_batches()
-    plain = ReviewData("csv", str(folders["csv"]), batch_size=6, tokenizer=WORDS, loading=TextLoading(buckets=False))
+    plain = ReviewData(
+        "csv",
+        str(folders["csv"]),
+        batch_size=6,
+        tokenizer=WORDS,
+        loading=TextLoading(buckets=False),
+    )
     plain.setup("fit")
     assert plain.padding_share() > 1.5 * data.padding_share()
     batches = [batch["index"].tolist() for batch in plain.train_dataloader()]
     assert sorted(sum(batches, [])) == list(range(54)) and plain.train_batches() == len(batches)
-    plain = ReviewData("csv", str(folders["csv"]), batch_size=8, tokenizer=WORDS, loading=TextLoading(buckets=False))
+    plain = ReviewData(
+        "csv",
+        str(folders["csv"]),
+        batch_size=8,
+        tokenizer=WORDS,
+        loading=TextLoading(buckets=False),
+    )
     batches = [batch["index"].tolist() for batch in plain.train_dataloader()]
-    assert sorted(sum(batches, [])) == list(range(54)) and sorted(map(len, batches)) == [6, *[8] * 6]
-    for bad in (TextLoading(batch_tokens=100), TextLoading(batch_tokens=500, buckets=False), TextLoading(multiple=0)):
+    assert sorted(sum(batches, [])) == list(range(54)) and sorted(map(len, batches)) == [
+        6,
+        *[8] * 6,
+    ]
+    for bad in (
+        TextLoading(batch_tokens=100),
+        TextLoading(batch_tokens=500, buckets=False),
+        TextLoading(multiple=0),
+    ):
         with pytest.raises(UsageError, match="batch_tokens|multiple"):
             ReviewData(loading=bad)
 
@@ -128,7 +164,9 @@ def test_only_training_texts_teach_the_tokenizer(kind: Any, tmp_path: Path) -> N
         rows = "".join(f"a {('bad', 'good')[i % 2]} {split} film,{i % 2}\n" for i in range(count))
         (tmp_path / f"{split}.csv").write_text(f"text,label\n{rows}")
     data = kind("csv", str(tmp_path), tokenizer=WORDS)
-    words = {"a", "bad", "good", "film", "train"} | ({"unlabelled"} if kind is MaskedTextData else set())
+    words = {"a", "bad", "good", "film", "train"} | (
+        {"unlabelled"} if kind is MaskedTextData else set()
+    )
     assert set(data.tokenizer.vocabulary) - set(CONTROL.values()) == words
     for split, stage in (("val", "fit"), ("test", "test")):
         data.setup(stage)
@@ -138,7 +176,11 @@ def test_only_training_texts_teach_the_tokenizer(kind: Any, tmp_path: Path) -> N
 
 
 def test_a_run_counted_in_other_batches_is_not_resumed(folders: dict[str, Path]) -> None:
-    for changed in (TextLoading(), TextLoading(batch_tokens=256), TextLoading(batch_tokens=128, multiple=2)):
+    for changed in (
+        TextLoading(),
+        TextLoading(batch_tokens=256),
+        TextLoading(batch_tokens=128, multiple=2),
+    ):
         data = ReviewData("csv", str(folders["csv"]), tokenizer=WORDS, loading=changed)
         data.setup("fit")
         state = {"epoch": 1, "batch": 1, "batch_size": 32, "world_size": 1, "samples": 54}
@@ -152,7 +194,9 @@ def test_a_single_file_is_split(folders: dict[str, Path]) -> None:
     data = ReviewData("csv", str(folders["csv"] / "train.csv"), tokenizer=WORDS)
     data.setup("fit")
     assert (len(data.dataset("train")), len(data.dataset("val"))) == (54, 6)
-    assert not set(data.source.split("train").rows.tolist()) & set(data.source.split("val").rows.tolist())
+    assert not set(data.source.split("train").rows.tolist()) & set(
+        data.source.split("val").rows.tolist()
+    )
     with pytest.warns(UserWarning, match="no test split"):
         data.setup("test")
 
@@ -161,7 +205,9 @@ def test_columns_and_classes_can_be_chosen(tmp_path: Path) -> None:
     rows = [{"body": f"text {i}", "stars": 1 + i % 5, "text": 3} for i in range(50)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     options = {"text_column": "body", "label_column": "stars"}
-    data = ReviewData("jsonl", str(tmp_path), dataset=TextDatasetOptions(**options), tokenizer=WORDS)  # type: ignore[arg-type]
+    data = ReviewData(
+        "jsonl", str(tmp_path), dataset=TextDatasetOptions(**options), tokenizer=WORDS
+    )  # type: ignore[arg-type]
     assert data.facts()["class_names"] == ["1", "2", "3", "4", "5"]
     assert {label - int(text.split()[1]) % 5 for text, label in contents(data, "train")} == {0}
     names = TextDatasetOptions(**options, class_names=["awful", "bad", "fair", "good", "great"])  # type: ignore[arg-type]
@@ -200,16 +246,31 @@ def refused(kind: type[Exception], *words: str, stage: str = "fit", **options: A
         ({"source": "jsonl", "path": "{csv}/train.csv"}, ["JSON Lines", "try --data.source csv"]),
         ({"source": "txt", "path": "{txt}/train/pos/001.txt"}, ["is a file", "train/CLASS/*.txt."]),
         ({"source": "txt", "path": "{jsonl}"}, ["train/CLASS/", "try --data.source jsonl"]),
-        ({"source": "csv", "path": "{csv}", "dataset": TextDatasetOptions(text_column="body")}, ["id, text, label"]),
-        ({"source": "hub", "path": "{hub}", "dataset": TextDatasetOptions(label_column="id")}, ["text, label"]),
-        ({"source": "hub", "path": "{hub}", "dataset": TextDatasetOptions(text_column="label")}, ["int64", "text."]),
         (
-            {"source": "csv", "path": "{csv}", "dataset": TextDatasetOptions(class_names=["neg", "pos", "so"])},
+            {"source": "csv", "path": "{csv}", "dataset": TextDatasetOptions(text_column="body")},
+            ["id, text, label"],
+        ),
+        (
+            {"source": "hub", "path": "{hub}", "dataset": TextDatasetOptions(label_column="id")},
+            ["text, label"],
+        ),
+        (
+            {"source": "hub", "path": "{hub}", "dataset": TextDatasetOptions(text_column="label")},
+            ["int64", "text."],
+        ),
+        (
+            {
+                "source": "csv",
+                "path": "{csv}",
+                "dataset": TextDatasetOptions(class_names=["neg", "pos", "so"]),
+            },
             ["class so is missing from the training split"],
         ),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, Any], words: list[str], folders: dict[str, Path]) -> None:
+def test_what_cannot_be_is_refused(
+    options: dict[str, Any], words: list[str], folders: dict[str, Path]
+) -> None:
     if "path" in options:
         options = options | {"path": options["path"].format(**folders)}
     refused(UsageError, *words, **options)
@@ -237,13 +298,17 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("source", "line", "words"), [(source, *case) for source in BAD for case in BAD[source]])
+@pytest.mark.parametrize(
+    ("source", "line", "words"), [(source, *case) for source in BAD for case in BAD[source]]
+)
 def test_bad_lines_are_named_or_skipped_and_counted(
     source: str, line: bytes, words: str, folders: dict[str, Path]
 ) -> None:
     path = folders[source] / f"train.{source}"
     lines = path.read_bytes().splitlines(keepends=True)
-    place = 1 if line.count(b"\n") == 1 and source == "csv" else len(lines)  # not inside of a text with lines
+    place = (
+        1 if line.count(b"\n") == 1 and source == "csv" else len(lines)
+    )  # not inside of a text with lines
     lines.insert(place, line)
     path.write_bytes(b"".join(lines))
     inside = line.partition(b"caf\xe9")[0].count(b"\n") if b"caf\xe9" in line else 0
@@ -258,9 +323,12 @@ def test_tables_with_bytes_that_are_not_utf8(folders: dict[str, Path]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    texts = pa.array([b"caf\xe9" if i == 5 else f"text {i}".encode() for i in range(40)]).view(pa.string())
+    texts = pa.array([b"caf\xe9" if i == 5 else f"text {i}".encode() for i in range(40)]).view(
+        pa.string()
+    )
     parquet.write_table(
-        pa.table({"text": texts, "label": [i % 2 for i in range(40)]}), folders["hub"] / "train-0.parquet"
+        pa.table({"text": texts, "label": [i % 2 for i in range(40)]}),
+        folders["hub"] / "train-0.parquet",
     )
     refused(DataError, "row 5 of the train split", "UTF-8", source="hub", path=str(folders["hub"]))
     data = ReviewData("hub", str(folders["hub"]), skip_bad=True, tokenizer=WORDS)
@@ -282,14 +350,20 @@ def test_nothing_usable(folders: dict[str, Path]) -> None:
     refused(DataError, f"{path} is empty", source="jsonl", path=str(folders["jsonl"]))
 
 
-@pytest.mark.parametrize(("content", "words"), [(b" \n\t", "holds no text"), (b"one\ntwo\n\xff three", "line 3")])
-def test_bad_files_are_named_or_skipped_and_counted(content: bytes, words: str, folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("content", "words"), [(b" \n\t", "holds no text"), (b"one\ntwo\n\xff three", "line 3")]
+)
+def test_bad_files_are_named_or_skipped_and_counted(
+    content: bytes, words: str, folders: dict[str, Path]
+) -> None:
     bad = folders["txt"] / "train" / "pos" / "007.txt"
     bad.write_bytes(content)
     refused(DataError, str(bad), words, source="txt", path=str(folders["txt"]))
     data = ReviewData("txt", str(folders["txt"]), skip_bad=True, tokenizer=WORDS)
     data.setup("fit")
-    assert data.skipped == [str(bad)] and len(data.dataset("train")) + len(data.dataset("val")) == 59
+    assert (
+        data.skipped == [str(bad)] and len(data.dataset("train")) + len(data.dataset("val")) == 59
+    )
 
 
 def test_rows_with_an_unknown_label_are_named(folders: dict[str, Path]) -> None:
@@ -297,9 +371,15 @@ def test_rows_with_an_unknown_label_are_named(folders: dict[str, Path]) -> None:
     words = ["line 3 of", "test.csv", "label neutral", "2 classes", "neg, pos"]
     refused(DataError, *words, stage="test", source="csv", path=str(folders["csv"]))
     (folders["txt"] / "test" / "positive").mkdir()
-    refused(UsageError, "positive", "2 classes", stage="test", source="txt", path=str(folders["txt"]))
-    (folders["jsonl"] / "test.jsonl").write_text('{"text": "fine", "label": "pos"}\n{"text": "hm", "label": null}\n')
-    refused(DataError, "line 2 of", "no label", stage="test", source="jsonl", path=str(folders["jsonl"]))
+    refused(
+        UsageError, "positive", "2 classes", stage="test", source="txt", path=str(folders["txt"])
+    )
+    (folders["jsonl"] / "test.jsonl").write_text(
+        '{"text": "fine", "label": "pos"}\n{"text": "hm", "label": null}\n'
+    )
+    refused(
+        DataError, "line 2 of", "no label", stage="test", source="jsonl", path=str(folders["jsonl"])
+    )
 
 
 def test_spaces_around_labels_make_no_classes(tmp_path: Path) -> None:
@@ -318,11 +398,14 @@ def test_unbalanced_quotes_are_named(folders: dict[str, Path]) -> None:
 def test_long_texts_are_cut_counted_and_said_once(folders: dict[str, Path]) -> None:
     data = ReviewData("csv", str(folders["csv"]), max_length=10, tokenizer=WORDS)
     with pytest.warns(
-        UserWarning, match=r"^48 of 60 texts are longer than 10 tokens and were cut \(keeping the head\)"
+        UserWarning,
+        match=r"^48 of 60 texts are longer than 10 tokens and were cut \(keeping the head\)",
     ):
         data.setup("fit")
     batch = next(iter(data.train_dataloader()))
-    assert batch["tokens"].shape[1] == 10 and (batch["tokens"][batch["keep"].all(1)][:, -1] == 3).all()
+    assert (
+        batch["tokens"].shape[1] == 10 and (batch["tokens"][batch["keep"].all(1)][:, -1] == 3).all()
+    )
     import warnings
 
     with warnings.catch_warnings():
@@ -340,12 +423,17 @@ def facts(folders: dict[str, Path]) -> dict[str, Any]:
 def test_prediction_needs_the_facts_and_no_data_set(facts: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "asked.txt"
     path.write_bytes("good\r\na good film of café\nbad, bad film\n".encode())
-    data = ReviewData("hub", predict_path=str(path), tokenizer=WORDS, loading=TextLoading(eval_batch_size=2))
+    data = ReviewData(
+        "hub", predict_path=str(path), tokenizer=WORDS, loading=TextLoading(eval_batch_size=2)
+    )
     data.adopt(facts)
     kept = set((tmp_path / "cache").rglob("*"))
     data.setup("predict")
     assert set((tmp_path / "cache").rglob("*")) == kept  # what is asked is not written down
-    assert data.predict_texts == ["good", "a good film of café", "bad, bad film"] and data.facts() == facts
+    assert (
+        data.predict_texts == ["good", "a good film of café", "bad, bad film"]
+        and data.facts() == facts
+    )
     batches = list(data.predict_dataloader())
     order = torch.cat([batch["index"] for batch in batches])
     rows = [data.tokenizer.decode(row.tolist()) for batch in batches for row in batch["tokens"]]
@@ -354,7 +442,9 @@ def test_prediction_needs_the_facts_and_no_data_set(facts: dict[str, Any], tmp_p
 
 
 @pytest.mark.parametrize(("line", "words"), [(b" ", "holds no text"), (b"\xff\xfe", "UTF-8")])
-def test_bad_lines_to_predict(facts: dict[str, Any], tmp_path: Path, line: bytes, words: str) -> None:
+def test_bad_lines_to_predict(
+    facts: dict[str, Any], tmp_path: Path, line: bytes, words: str
+) -> None:
     path = tmp_path / "asked.txt"
     path.write_bytes(b"good\n" + line + b"\nbad\n")
     for skip in (False, True):
@@ -394,7 +484,9 @@ def test_texts_from_standard_input_and_the_command_line(
             data.setup("predict")
 
 
-def test_data_and_checkpoint_must_agree(facts: dict[str, Any], folders: dict[str, Path], tmp_path: Path) -> None:
+def test_data_and_checkpoint_must_agree(
+    facts: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
     other = ReviewData("csv", str(folders["csv"]), tokenizer=TokenizerConfig("character"))
     file = tmp_path / "tokenizer.json"
     file.write_text(other.tokenizer.to_json())
@@ -414,11 +506,15 @@ def test_data_and_checkpoint_must_agree(facts: dict[str, Any], folders: dict[str
     ):
         with pytest.raises(UsageError, match=words):
             ReviewData(**{"tokenizer": WORDS, **options}).adopt(facts)  # type: ignore[arg-type]
-    (folders["csv"] / "train.csv").write_text("text,label\n" + "".join(f"x {i},{'abc'[i % 3]}\n" for i in range(30)))
+    (folders["csv"] / "train.csv").write_text(
+        "text,label\n" + "".join(f"x {i},{'abc'[i % 3]}\n" for i in range(30))
+    )
     for stage in ("fit", "validate", "test"):
         data = ReviewData("csv", str(folders["csv"]), tokenizer=WORDS)
         data.adopt(facts)
-        with pytest.raises(UsageError, match=r"3 classes \(a, b, c\), the checkpoint 2 \(neg, pos\)"):
+        with pytest.raises(
+            UsageError, match=r"3 classes \(a, b, c\), the checkpoint 2 \(neg, pos\)"
+        ):
             data.setup(stage)
 
 
@@ -431,17 +527,28 @@ def test_a_checkpoint_tests_data_that_hold_no_training_split(
     data = ReviewData(source, str(folders[source]), tokenizer=WORDS)  # type: ignore[arg-type]
     data.adopt(facts)
     data.setup("test")
-    assert sorted(contents(data, "test")) == sorted((" ".join(text.split()), label) for text, label in ROWS[:10])
+    assert sorted(contents(data, "test")) == sorted(
+        (" ".join(text.split()), label) for text, label in ROWS[:10]
+    )
 
 
 def test_all_arguments_are_options_of_the_command_line() -> None:
     from jsonargparse import ArgumentParser
 
-    shared = {"batch_size", "max_length", "skip_bad", "dataset.val_fraction", "tokenizer.kind", "loading.multiple"}
+    shared = {
+        "batch_size",
+        "max_length",
+        "skip_bad",
+        "dataset.val_fraction",
+        "tokenizer.kind",
+        "loading.multiple",
+    }
     for kind, own in ((ReviewData, "predict_path"), (MaskedTextData, "next_sentence")):
         parser = ArgumentParser(exit_on_error=False)
         parser.add_class_arguments(kind, "data")
-        assert {f"data.{name}" for name in shared | {"source", "path", own}} <= set(parser.get_defaults().keys())
+        assert {f"data.{name}" for name in shared | {"source", "path", own}} <= set(
+            parser.get_defaults().keys()
+        )
         assert "Tokens of a sample at most" in (text := parser.format_help()) and "parquet" in text
 
 

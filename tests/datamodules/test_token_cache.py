@@ -70,22 +70,33 @@ def test_it_is_written_once_for_the_same_texts_and_tokenizer(
     tokenizer: Tokenizer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, calls = Tokenizer.encode_chunks, []
-    monkeypatch.setattr(Tokenizer, "encode_chunks", lambda *args: calls.append(args) or encode(*args))
+    monkeypatch.setattr(
+        Tokenizer, "encode_chunks", lambda *args: calls.append(args) or encode(*args)
+    )
     column = pa.chunked_array([TEXTS[:1500], TEXTS[1500:]])
     for texts in (TEXTS, TEXTS, column, column.cast("large_string")):
         tokenised(texts, tokenizer)
     assert len(calls) == len(list(cache.iterdir())) == 1
     other = Tokenizer.train(TEXTS, TokenizerConfig("word"))
     changed = [*TEXTS[:-1], TEXTS[-1][:-1] + "x"]
-    assert tokenised(TEXTS, other).lengths.sum() > 0 and tokenised(changed, tokenizer).lengths.sum() > 0
+    assert (
+        tokenised(TEXTS, other).lengths.sum() > 0
+        and tokenised(changed, tokenizer).lengths.sum() > 0
+    )
     assert len(calls) == len(list(cache.iterdir())) == 3
 
 
 def test_it_is_a_view_of_the_file(tokenizer: Tokenizer) -> None:
     table = tokenised(TEXTS, tokenizer)
     first, again = table[1], table[1]
-    assert not first.flags.owndata and not first.flags.writeable and first.ctypes.data == again.ctypes.data
-    assert str(table.path) in Path("/proc/self/maps").read_text() if sys.platform == "linux" else True
+    assert (
+        not first.flags.owndata
+        and not first.flags.writeable
+        and first.ctypes.data == again.ctypes.data
+    )
+    assert (
+        str(table.path) in Path("/proc/self/maps").read_text() if sys.platform == "linux" else True
+    )
 
 
 def test_the_tokens_are_never_in_memory_as_a_whole() -> None:
@@ -103,7 +114,11 @@ def test_the_tokens_are_never_in_memory_as_a_whole() -> None:
 def test_damage_is_seen_and_mended(tokenizer: Tokenizer) -> None:
     texts = TEXTS[: CHUNK + 200]
     table = tokenised(texts, tokenizer)
-    expected, whole, path = [table[i].tolist() for i in range(len(table))], table.path.read_bytes(), table.path
+    expected, whole, path = (
+        [table[i].tolist() for i in range(len(table))],
+        table.path.read_bytes(),
+        table.path,
+    )
     seen = 0
     for place in range(0, len(whole), len(whole) // 60):
         spoiled = bytearray(whole)
@@ -116,7 +131,9 @@ def test_damage_is_seen_and_mended(tokenizer: Tokenizer) -> None:
             seen += 1
             read = tokenised(texts, tokenizer)
             assert path.read_bytes() == whole
-        assert [read[i].tolist() for i in range(len(read))] == expected  # at most the padding was hit
+        assert [
+            read[i].tolist() for i in range(len(read))
+        ] == expected  # at most the padding was hit
     assert seen > 40
     for length in (0, 1, 7, len(whole) // 2, len(whole) - 1):
         path.unlink()
@@ -126,14 +143,18 @@ def test_damage_is_seen_and_mended(tokenizer: Tokenizer) -> None:
         assert tokenised(texts, tokenizer)[1].tolist() == expected[1]
 
 
-def test_large_files_are_read_alike_and_give_pages_back(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_read_alike_and_give_pages_back(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = tokenised(TEXTS, tokenizer)
     starts = np.arange(0, len(table.tokens) - 9, 7)
     expected, resident = table.windows(starts, 9), table._read
     monkeypatch.setattr(token_file, "LARGE", 10_000)
     large = TokenFile(table.path)
     for _ in range(3):
-        assert (large.windows(starts[:2], 9) == expected[:2]).all() and large._read == 0  # given back
+        assert (
+            large.windows(starts[:2], 9) == expected[:2]
+        ).all() and large._read == 0  # given back
         assert (large.at(starts[:, None] + np.arange(9), 1) == expected).all()
     assert resident > 0 and table._read > 0
     whole = table.path.read_bytes()  # of large files at least the length is checked
@@ -164,13 +185,17 @@ tokenised(TEXTS, Tokenizer.from_file(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_killed_writer_leaves_nothing_that_looks_whole(
     how: signal.Signals, tokenizer: Tokenizer, tmp_path: Path, cache: Path
 ) -> None:
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
     command = [sys.executable, "-c", KILLED, str(tmp_path / "tokenizer.json")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as writer:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as writer:
         assert writer.stdout and writer.stdout.readline() == b"writing\n"
         left = list(cache.iterdir())
         assert len(left) == 1 and left[0].stat().st_size > 0
@@ -217,4 +242,6 @@ def test_real_reviews(real_data: Path) -> None:
     texts = parquet.read_table(real_data / "imdb" / "test-00000-of-00001.parquet")["text"][-1500:]
     tokenizer = Tokenizer.train(texts[:300], TokenizerConfig(vocabulary=3000))
     table = tokenised(texts, tokenizer)
-    assert [row.tolist() for row in map(table.__getitem__, range(1500))] == tokenizer.encode_batch(texts)
+    assert [row.tolist() for row in map(table.__getitem__, range(1500))] == tokenizer.encode_batch(
+        texts
+    )

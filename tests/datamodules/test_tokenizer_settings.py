@@ -24,7 +24,14 @@ ODD = [
     "un<new>believably   GREAT ",
 ]
 MARIANS = ["The cat sat on the mat.", "  The  cat, on a road ", ">>deu<< the dog sat"]
-NEW = {"content": "<new>", "lstrip": False, "rstrip": False, "single_word": False, "normalized": True, "special": False}
+NEW = {
+    "content": "<new>",
+    "lstrip": False,
+    "rstrip": False,
+    "single_word": False,
+    "normalized": True,
+    "special": False,
+}
 
 
 def older(folder: Path) -> None:
@@ -32,10 +39,14 @@ def older(folder: Path) -> None:
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     (folder / "tokenizer.json").unlink()
     if model["type"] == "WordPiece":
-        (folder / "vocab.txt").write_text("\n".join(sorted(model["vocab"], key=model["vocab"].get)) + "\n")
+        (folder / "vocab.txt").write_text(
+            "\n".join(sorted(model["vocab"], key=model["vocab"].get)) + "\n"
+        )
     else:
         (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
-        (folder / "merges.txt").write_text("#version\n" + "\n".join(" ".join(pair) for pair in model["merges"]))
+        (folder / "merges.txt").write_text(
+            "#version\n" + "\n".join(" ".join(pair) for pair in model["merges"])
+        )
 
 
 def bert(folder: Path) -> None:
@@ -50,8 +61,12 @@ def roberta(folder: Path) -> None:
 
 def byte_level(folder: Path, model_type: str, kind: str) -> None:
     """A tokenizer as GPT-2's, whose token between documents is the one called [EOS] here."""
-    content = json.loads(trained("bpe", lowercase=False).to_json().replace("[EOS]", "<|endoftext|>"))
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] == "<|endoftext|>"]
+    content = json.loads(
+        trained("bpe", lowercase=False).to_json().replace("[EOS]", "<|endoftext|>")
+    )
+    content["added_tokens"] = [
+        token for token in content["added_tokens"] if token["content"] == "<|endoftext|>"
+    ]
     content["post_processor"] = None
     (folder / "tokenizer.json").write_text(json.dumps(content))
     change(folder, "tokenizer_config.json", tokenizer_class=kind, eos_token="<|endoftext|>")
@@ -70,7 +85,10 @@ def llama(folder: Path) -> None:
     from transformers import LlamaTokenizer
 
     letters = sorted(set("".join(ODD)) - {" "})
-    vocabulary = {name: number for number, name in enumerate(["<unk>", "<s>", "</s>", "▁", *letters, "▁t", "▁th"])}
+    vocabulary = {
+        name: number
+        for number, name in enumerate(["<unk>", "<s>", "</s>", "▁", *letters, "▁t", "▁th"])
+    }
     LlamaTokenizer(vocab=vocabulary, merges=[("▁", "t"), ("▁t", "h")]).save_pretrained(folder)
     change(folder, "config.json", model_type="llama")
 
@@ -79,8 +97,17 @@ def t5(folder: Path) -> None:
     from transformers import T5Tokenizer
 
     letters = sorted(set("".join(TEXTS)) - {" "})
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), ("▁the", -3.0), ("film", -3.0)]
-    T5Tokenizer(vocab=[*pieces, *((letter, -6.0) for letter in letters)], extra_ids=0).save_pretrained(folder)
+    pieces = [
+        ("<pad>", 0.0),
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        ("▁", -2.0),
+        ("▁the", -3.0),
+        ("film", -3.0),
+    ]
+    T5Tokenizer(
+        vocab=[*pieces, *((letter, -6.0) for letter in letters)], extra_ids=0
+    ).save_pretrained(folder)
     change(folder, "config.json", model_type="t5")
 
 
@@ -105,20 +132,42 @@ def old(make: Callable[[Path], None]) -> Callable[[Path], None]:
 
 
 FOLDERS: dict[str, Callable[[Path], None]] = {
-    **{"bert": bert, "bert, vocab.txt": old(bert), "roberta": roberta, "roberta, vocab.json": old(roberta)},
-    **{"gpt2": gpt2, "gpt2, vocab.json": old(gpt2), "llama3": llama3, "llama": llama, "t5": t5, "marian": spm},
+    **{
+        "bert": bert,
+        "bert, vocab.txt": old(bert),
+        "roberta": roberta,
+        "roberta, vocab.json": old(roberta),
+    },
+    **{
+        "gpt2": gpt2,
+        "gpt2, vocab.json": old(gpt2),
+        "llama3": llama3,
+        "llama": llama,
+        "t5": t5,
+        "marian": spm,
+    },
 }
 CHANGES: dict[str, dict[str, Any]] = {
-    **{f"{name} {value}": {name: value} for name in ("do_lower_case", "add_prefix_space") for value in (True, False)},
+    **{
+        f"{name} {value}": {name: value}
+        for name in ("do_lower_case", "add_prefix_space")
+        for value in (True, False)
+    },
     **{f"{name} {value}": {name: value} for name in ("strip_accents",) for value in (True, False)},
     "tokenize_chinese_chars": {"tokenize_chinese_chars": False},
     "nothing said": {"do_lower_case": ..., "add_prefix_space": ..., "strip_accents": ...},
     "no class": {"tokenizer_class": ...},
-    "plain class": {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False, "add_prefix_space": True},
+    "plain class": {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "do_lower_case": False,
+        "add_prefix_space": True,
+    },
     "fast class": {"tokenizer_class": "BertTokenizerFast", "do_lower_case": False},
     "no token": {"added_tokens_decoder": {}},
     "token": {"added_tokens_decoder": {"LAST": NEW}},
-    "special token": {"added_tokens_decoder": {"LAST": NEW | {"special": True, "content": "<other>"}}},
+    "special token": {
+        "added_tokens_decoder": {"LAST": NEW | {"special": True, "content": "<other>"}}
+    },
     "wide token": {"added_tokens_decoder": {"LAST": NEW | {"lstrip": True, "rstrip": True}}},
     "whole token": {"added_tokens_decoder": {"LAST": NEW | {"single_word": True}}},
     "exact token": {"added_tokens_decoder": {"LAST": NEW | {"normalized": False}}},
@@ -134,13 +183,17 @@ CHANGES: dict[str, dict[str, Any]] = {
 REFUSED = ("of another number", "far away", "elsewhere")
 # What cannot be followed: a pipeline that has no place for it, and classes of transformers that cut otherwise.
 MAY_BE_REFUSED = {("llama", "add_prefix_space False")} | {
-    ("marian", name) for name in CHANGES if "token" in name and name not in ("no token", "special token")
+    ("marian", name)
+    for name in CHANGES
+    if "token" in name and name not in ("no token", "special token")
 }
 
 
 def apply(folder: Path, changes: dict[str, Any]) -> None:
     """Makes the changes, with the numbers of tokens of this folder."""
-    vocabulary = Tokenizer.from_file(file if (file := folder / "source.spm").exists() else folder).vocabulary
+    vocabulary = Tokenizer.from_file(
+        file if (file := folder / "source.spm").exists() else folder
+    ).vocabulary
     last = max(vocabulary.values()) + 1
     known = next(token for token, number in vocabulary.items() if number == last - 3)
     text = json.dumps(changes | {key: "..." for key, value in changes.items() if value is ...})
@@ -155,7 +208,9 @@ def apply(folder: Path, changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("changes", CHANGES)
 @pytest.mark.parametrize("family", FOLDERS)
-def test_ids_are_those_of_transformers_or_refused(family: str, changes: str, tmp_path: Path) -> None:
+def test_ids_are_those_of_transformers_or_refused(
+    family: str, changes: str, tmp_path: Path
+) -> None:
     if (changes == "fast class" and not family.startswith("bert")) or (
         changes == "plain class" and ("," in family or family == "marian")
     ):
@@ -175,7 +230,10 @@ def test_ids_are_those_of_transformers_or_refused(family: str, changes: str, tmp
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in MARIANS if family == "marian" else ODD:
         expected = theirs(text, add_special_tokens=False)["input_ids"]
-        assert ours.encode_batch([text]) == [expected], (text, theirs.convert_ids_to_tokens(expected))
+        assert ours.encode_batch([text]) == [expected], (
+            text,
+            theirs.convert_ids_to_tokens(expected),
+        )
     assert Tokenizer.from_json(ours.to_json()).encode_batch(ODD) == ours.encode_batch(ODD)
 
 
@@ -191,15 +249,35 @@ def pipeline(folder: Path, name: str, **entries: Any) -> None:
     [
         ("bert", "normalizer", {"lowercase": False}, {}),
         ("bert", "normalizer", {"lowercase": False}, {"do_lower_case": ...}),
-        ("bert", "normalizer", {"lowercase": False, "strip_accents": True}, {"do_lower_case": False}),
-        ("bert", "normalizer", {"handle_chinese_chars": False}, {"tokenizer_class": "BertTokenizerFast"}),
-        ("bert", "normalizer", {"lowercase": False}, {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        (
+            "bert",
+            "normalizer",
+            {"lowercase": False, "strip_accents": True},
+            {"do_lower_case": False},
+        ),
+        (
+            "bert",
+            "normalizer",
+            {"handle_chinese_chars": False},
+            {"tokenizer_class": "BertTokenizerFast"},
+        ),
+        (
+            "bert",
+            "normalizer",
+            {"lowercase": False},
+            {"tokenizer_class": "PreTrainedTokenizerFast"},
+        ),
         ("roberta", "pre_tokenizer", {"add_prefix_space": True}, {}),
         ("roberta", "pre_tokenizer", {"add_prefix_space": True}, {"add_prefix_space": ...}),
         ("gpt2", "pre_tokenizer", {"add_prefix_space": True}, {}),
         ("gpt2", "pre_tokenizer", {"add_prefix_space": True}, {"add_prefix_space": True}),
         ("llama3", "pre_tokenizer", {"add_prefix_space": True}, {"add_prefix_space": False}),
-        ("llama3", "pre_tokenizer", {"add_prefix_space": True}, {"tokenizer_class": "LlamaTokenizer"}),
+        (
+            "llama3",
+            "pre_tokenizer",
+            {"add_prefix_space": True},
+            {"tokenizer_class": "LlamaTokenizer"},
+        ),
     ],
 )
 def test_a_file_that_says_otherwise(
@@ -208,7 +286,10 @@ def test_a_file_that_says_otherwise(
     FOLDERS[family](tmp_path)
     pipeline(tmp_path, name, **entries)
     change(tmp_path, "tokenizer_config.json", **said)
-    ours, theirs = Tokenizer.from_file(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours, theirs = (
+        Tokenizer.from_file(tmp_path),
+        transformers.AutoTokenizer.from_pretrained(tmp_path),
+    )
     for text in ODD:
         assert ours.encode_batch([text]) == [theirs(text, add_special_tokens=False)["input_ids"]]
 
@@ -217,9 +298,27 @@ def test_a_file_that_says_otherwise(
     "family, name, entries, said, word",
     [
         ("bert", "normalizer", {"type": "Lowercase"}, {"do_lower_case": False}, "do_lower_case"),
-        ("llama", "pre_tokenizer", {"prepend_scheme": "never"}, {"add_prefix_space": True}, "add_prefix_space"),
-        ("bert", "normalizer", {"lowercase": True}, {"tokenizer_class": "X", "do_lower_case": False}, "do_lower_case"),
-        ("gpt2", "pre_tokenizer", {}, {"tokenizer_class": "X", "add_prefix_space": True}, "add_prefix_space"),
+        (
+            "llama",
+            "pre_tokenizer",
+            {"prepend_scheme": "never"},
+            {"add_prefix_space": True},
+            "add_prefix_space",
+        ),
+        (
+            "bert",
+            "normalizer",
+            {"lowercase": True},
+            {"tokenizer_class": "X", "do_lower_case": False},
+            "do_lower_case",
+        ),
+        (
+            "gpt2",
+            "pre_tokenizer",
+            {},
+            {"tokenizer_class": "X", "add_prefix_space": True},
+            "add_prefix_space",
+        ),
     ],
 )
 def test_what_cannot_be_followed_is_refused(
@@ -228,7 +327,9 @@ def test_what_cannot_be_followed_is_refused(
     FOLDERS[family](tmp_path)
     pipeline(tmp_path, name, **entries)
     change(tmp_path, "tokenizer_config.json", **said)
-    with pytest.raises(DataError, match=rf"tokenizer_config.json: {word} is .* contradicts tokenizer.json"):
+    with pytest.raises(
+        DataError, match=rf"tokenizer_config.json: {word} is .* contradicts tokenizer.json"
+    ):
         Tokenizer.from_file(tmp_path)
 
 
@@ -244,9 +345,19 @@ def test_a_token_of_the_file_that_the_settings_lack_is_refused(tmp_path: Path) -
 
 
 WRONG: list[tuple[str, str, Any]] = [
-    *(("tokenizer_config.json", name, value) for name in ("do_lower_case", "strip_accents") for value in ("no", 1, [])),
-    *(("tokenizer_config.json", "added_tokens_decoder", value) for value in ([], 5, "x", None, {"a": NEW})),
-    *(("tokenizer_config.json", "added_tokens_decoder", {"7": value}) for value in (None, "x", [], {}, {"content": 5})),
+    *(
+        ("tokenizer_config.json", name, value)
+        for name in ("do_lower_case", "strip_accents")
+        for value in ("no", 1, [])
+    ),
+    *(
+        ("tokenizer_config.json", "added_tokens_decoder", value)
+        for value in ([], 5, "x", None, {"a": NEW})
+    ),
+    *(
+        ("tokenizer_config.json", "added_tokens_decoder", {"7": value})
+        for value in (None, "x", [], {}, {"content": 5})
+    ),
     ("tokenizer_config.json", "added_tokens_decoder", {"-1": NEW}),
     ("tokenizer_config.json", "added_tokens_decoder", {"1" * 5000: NEW}),
     ("tokenizer_config.json", "added_tokens_decoder", {"136": NEW | {"lstrip": "yes"}}),
@@ -256,8 +367,14 @@ WRONG: list[tuple[str, str, Any]] = [
     ("special_tokens_map.json", "cls_token", ["[CLS]"]),
     *(("added_tokens.json", "<new>", value) for value in (None, "136", 1.5, True, -1, [])),
     *(("tokenizer.json", name, []) for name in ("model", "normalizer", "pre_tokenizer", "decoder")),
-    *(("tokenizer.json", "added_tokens", value) for value in (5, [5], [{}], [{"id": "x"}], [NEW | {"id": 10**9}])),
-    *(("tokenizer.json", "added_tokens", [NEW | {"id": number}]) for number in (-1, 3, 1.5, 10**30, None)),
+    *(
+        ("tokenizer.json", "added_tokens", value)
+        for value in (5, [5], [{}], [{"id": "x"}], [NEW | {"id": 10**9}])
+    ),
+    *(
+        ("tokenizer.json", "added_tokens", [NEW | {"id": number}])
+        for number in (-1, 3, 1.5, 10**30, None)
+    ),
 ]
 
 
@@ -318,9 +435,12 @@ def test_numbers_of_tokens_that_cannot_be(kind: str, case: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
+    "name",
+    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"],
 )
-@pytest.mark.parametrize("content", ["", "[]", "5", "null", "{", "[" * 10**6, '{"a":' * 10**5, "\udcff", "\0" * 99])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "5", "null", "{", "[" * 10**6, '{"a":' * 10**5, "\udcff", "\0" * 99]
+)
 def test_files_that_hold_something_else(name: str, content: str, tmp_path: Path) -> None:
     bert(tmp_path)
     (tmp_path / name).write_bytes(content.encode("utf-8", "surrogateescape"))

@@ -59,7 +59,9 @@ def test_a_trained_one_is_the_same_each_time_and_after_a_round_trip(kind: str) -
     assert 7 < one.size <= 400 and sorted(one.vocabulary.values()) == list(range(one.size))
     assert len({trained(kind).digest for _ in range(4)} | {one.digest}) == 1
     added = json.loads(one.to_json())["added_tokens"]
-    assert {token["content"]: token["id"] for token in added} == {name: i for i, name in enumerate(CONTROL.values())}
+    assert {token["content"]: token["id"] for token in added} == {
+        name: i for i, name in enumerate(CONTROL.values())
+    }
     again = Tokenizer.from_json(one.to_json())
     assert again.to_json() == one.to_json() and again.digest == one.digest
     assert again.encode_batch(TEXTS) == one.encode_batch(TEXTS)
@@ -72,8 +74,17 @@ def test_a_trained_one_is_the_same_each_time_and_after_a_round_trip(kind: str) -
 def test_what_a_text_says_is_no_control_token(kind: str, lowercase: bool, copy: bool) -> None:
     one = trained(kind, lowercase=lowercase, min_frequency=1)
     one = pickle.loads(pickle.dumps(one)) if copy else one
-    assert one.ids == ControlIds(*range(7))  # though the texts that it learned from hold their names
-    for text in (*CONTROL.values(), " ".join(CONTROL.values()), "a[MASK]b", "[[MASK]]", "[mask] [SEP].", TEXTS[3]):
+    assert one.ids == ControlIds(
+        *range(7)
+    )  # though the texts that it learned from hold their names
+    for text in (
+        *CONTROL.values(),
+        " ".join(CONTROL.values()),
+        "a[MASK]b",
+        "[[MASK]]",
+        "[mask] [SEP].",
+        TEXTS[3],
+    ):
         assert not set(numbers(one, text)) & (set(range(7)) - {one.ids.unk}), text
 
 
@@ -128,7 +139,10 @@ def test_characters_give_back_the_text() -> None:
         ids = numbers(one, text)
         assert one.decode(ids) == text and len(ids) == len(text)
     assert (
-        trained("character", min_frequency=1).decode(numbers(trained("character", min_frequency=1), "Film")) == "film"
+        trained("character", min_frequency=1).decode(
+            numbers(trained("character", min_frequency=1), "Film")
+        )
+        == "film"
     )
 
 
@@ -152,10 +166,16 @@ def test_cutting(truncate: TruncateName) -> None:
             kept = {
                 "head": ids[:room],
                 "tail": ids[max(0, length - room) :],
-                "both": ids if length <= room else ids[: (room + 1) // 2] + ids[length - room // 2 :],
+                "both": ids
+                if length <= room
+                else ids[: (room + 1) // 2] + ids[length - room // 2 :],
             }[truncate]
             built = one.build(np.array(ids, np.uint16), room + 2)
-            assert pickle.loads(pickle.dumps(one)).build(ids, room + 2) == built if length == 20 else True
+            assert (
+                pickle.loads(pickle.dumps(one)).build(ids, room + 2) == built
+                if length == 20
+                else True
+            )
             assert built == ([2, *kept, 3], [0] * (len(kept) + 2), length > room)
             assert all(type(i) is int for i in built.ids)
 
@@ -214,19 +234,28 @@ def test_words_of_smaller_pieces_begin_with_their_space(kind: str) -> None:
 # Kept in the cache.
 
 
-def test_training_is_done_once_for_the_same_texts(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_is_done_once_for_the_same_texts(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = TokenizerConfig(vocabulary=300)
     first = Tokenizer.for_texts(TEXTS, config)
     learn, calls = training.learn, []
     monkeypatch.setattr(training, "learn", lambda *args: calls.append(args) or learn(*args))
-    assert Tokenizer.for_texts(pa.chunked_array([TEXTS[:5], TEXTS[5:]]), config).digest == first.digest
+    assert (
+        Tokenizer.for_texts(pa.chunked_array([TEXTS[:5], TEXTS[5:]]), config).digest == first.digest
+    )
     assert Tokenizer.for_texts(TEXTS, replace(config, truncate="tail")).truncate == "tail"
     assert not calls
     changed = [*TEXTS[:-1], TEXTS[-1][:-1] + "?"]
     moved = ["".join(TEXTS[:2]), *TEXTS[2:]]
     for texts in (changed, moved, TEXTS[::-1], TEXTS[:-1]):
         Tokenizer.for_texts(texts, config)
-    for options in ({"vocabulary": 301}, {"min_frequency": 3}, {"lowercase": False}, {"kind": "word"}):
+    for options in (
+        {"vocabulary": 301},
+        {"min_frequency": 3},
+        {"lowercase": False},
+        {"kind": "word"},
+    ):
         Tokenizer.for_texts(TEXTS, replace(config, **options))
     assert len(calls) == 8 == len(list(cache.rglob("*"))) - 2  # a folder, and the first file
 
@@ -236,7 +265,14 @@ def test_a_damaged_file_is_not_trusted(cache: Path) -> None:
     first = Tokenizer.for_texts(TEXTS, config)
     (file,) = (path for path in cache.rglob("*") if path.is_file())
     whole = file.read_bytes()
-    for spoiled in (b"", whole[:-1], whole.replace(b"film", b"fild"), b"\xff" + whole, b"{}", whole + b" "):
+    for spoiled in (
+        b"",
+        whole[:-1],
+        whole.replace(b"film", b"fild"),
+        b"\xff" + whole,
+        b"{}",
+        whole + b" ",
+    ):
         file.write_bytes(spoiled)
         assert Tokenizer.for_texts(TEXTS, config).to_json() == first.to_json()
         assert file.read_bytes() == whole
@@ -254,9 +290,16 @@ def test_the_digest_of_texts() -> None:
     ]
     same += [pa.array(["x", *texts], kind)[1:] for kind in (pa.string(), pa.large_string())]
     assert len({text_digest(some) for some in same}) == 1
-    other = [texts[1:], ["one", "two ж", "", "three"] * 700, ["onet", "", "wo ж", "three"] * 700, []]
+    other = [
+        texts[1:],
+        ["one", "two ж", "", "three"] * 700,
+        ["onet", "", "wo ж", "three"] * 700,
+        [],
+    ]
     assert len({text_digest(some) for some in [texts, *other]}) == 5
-    assert [text for some in same for part in chunks(some, 99) for text in part] == texts * len(same)
+    assert [text for some in same for part in chunks(some, 99) for text in part] == texts * len(
+        same
+    )
 
 
 # What is wrong is said.
@@ -289,8 +332,18 @@ def test_real_reviews(real_data: Path) -> None:
     for kind in KINDS:
         one = Tokenizer.train(texts, TokenizerConfig(kind, vocabulary=4000, lowercase=False))  # type: ignore[arg-type]
         ids = one.encode_batch(texts[:50])
-        unknown = sum(i == one.ids.unk for some in ids for i in some) / sum(len(some) for some in ids)
-        assert unknown <= {"whitespace": 0.3, "word": 0.2, "character": 1e-3, "bpe": 0, "wordpiece": 1e-3}[kind]
+        unknown = sum(i == one.ids.unk for some in ids for i in some) / sum(
+            len(some) for some in ids
+        )
+        assert (
+            unknown
+            <= {"whitespace": 0.3, "word": 0.2, "character": 1e-3, "bpe": 0, "wordpiece": 1e-3}[
+                kind
+            ]
+        )
         if kind in ("character", "bpe"):
-            exact = [one.decode(some) == text for some, text in zip(ids, texts[:50].to_pylist(), strict=True)]
+            exact = [
+                one.decode(some) == text
+                for some, text in zip(ids, texts[:50].to_pylist(), strict=True)
+            ]
             assert all(exact) or (kind == "character" and sum(exact) > 40)

@@ -22,7 +22,14 @@ from modules.transformer import Block
 from tests.modules.test_properties import CHOICES, label, shaken
 
 V, N, E = 13, 7, 16
-TINY = BertConfig(V, 3, N, segments=2, embedding_norm=True, stack=StackConfig(width=E, depth=2, heads=2, mlp_width=12))
+TINY = BertConfig(
+    V,
+    3,
+    N,
+    segments=2,
+    embedding_norm=True,
+    stack=StackConfig(width=E, depth=2, heads=2, mlp_width=12),
+)
 PLACES = [name for name in POSITIONS if not name.endswith("2d")]
 VARIANTS: list[dict[str, Any]] = [
     *({"stack": choice} for choice in CHOICES if not {"causal", "cross_attention"} & choice.keys()),
@@ -69,7 +76,11 @@ def test_a_padded_batch_equals_each_text_alone(options: dict[str, Any]) -> None:
     segments = (torch.arange(N) > 2).long().expand_as(tokens) if net.config.segments else None
     hidden, logits = net.encoder(tokens, keep, segments), net(tokens, keep, segments)
     for i, length in enumerate(keep.sum(1).tolist()):
-        one = tokens[i : i + 1, :length], None, None if segments is None else segments[i : i + 1, :length]
+        one = (
+            tokens[i : i + 1, :length],
+            None,
+            None if segments is None else segments[i : i + 1, :length],
+        )
         torch.testing.assert_close(hidden[i, :length], net.encoder(*one)[0], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(logits[i], net(*one)[0], atol=1e-5, rtol=1e-5)
 
@@ -92,7 +103,9 @@ def test_every_parameter_gets_a_gradient_a_role_and_a_depth(options: dict[str, A
     out = net(tokens, keep, segments)
     (out * torch.randn_like(out)).sum().backward()
     names = [name for name, _ in net.named_parameters()]
-    assert not [name for name, p in net.named_parameters() if p.grad is None or p.grad.abs().sum() == 0]
+    assert not [
+        name for name, p in net.named_parameters() if p.grad is None or p.grad.abs().sum() == 0
+    ]
     assert list(parameter_roles(net)) == list(parameter_depths(net)) == names
 
 
@@ -105,7 +118,9 @@ def test_gradients_by_finite_differences(name: str) -> None:
 
     def run(flat: Tensor) -> Tensor:
         parts = flat.split([value.numel() for value in values])
-        weights = {key: part.view_as(value) for key, part, value in zip(names, parts, values, strict=True)}
+        weights = {
+            key: part.view_as(value) for key, part, value in zip(names, parts, values, strict=True)
+        }
         return torch.func.functional_call(net, weights, (tokens % 5 + 1, keep))
 
     flat = torch.cat([value.detach().flatten() for value in values]).requires_grad_()
@@ -115,7 +130,9 @@ def test_gradients_by_finite_differences(name: str) -> None:
 def test_full_batches_need_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     net, (tokens, _) = build(Encoder), texts((N, N))
     expected = net(tokens)
-    monkeypatch.setattr("modules.models.bert.padding", lambda keep: pytest.fail("a mask where nothing is padding"))
+    monkeypatch.setattr(
+        "modules.models.bert.padding", lambda keep: pytest.fail("a mask where nothing is padding")
+    )
     assert torch.equal(net(tokens, torch.ones_like(tokens, dtype=torch.bool)), expected)
 
 
@@ -140,7 +157,9 @@ def test_segments_change_the_vectors() -> None:
 
 def test_attention_weights_on_request() -> None:
     net, (tokens, keep), record = build(BertClassifier), texts(), AttentionRecord()
-    torch.testing.assert_close(net(tokens, keep, None, record), net(tokens, keep), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        net(tokens, keep, None, record), net(tokens, keep), atol=1e-5, rtol=1e-5
+    )
     assert [tuple(weights.shape) for weights in record.own] == [(3, 2, N, N)] * 2
     assert record.own[0].masked_fill(keep[:, None, None], 0).abs().max() == 0
 
@@ -171,7 +190,9 @@ def test_the_loss_is_that_of_the_scores(smoothing: float) -> None:
     torch.testing.assert_close(loss, plain, atol=1e-6, rtol=1e-5)
     assert right == (logits.argmax(1) == targets).sum()
     leaves = list(net.parameters())
-    for mine, theirs in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(plain, leaves), strict=True):
+    for mine, theirs in zip(
+        torch.autograd.grad(loss, leaves), torch.autograd.grad(plain, leaves), strict=True
+    ):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
 
 
@@ -203,13 +224,19 @@ def test_whether_one_sentence_follows_the_other() -> None:
 
 
 def test_roles_of_new_parts() -> None:
-    net = nn.ModuleDict({"mlm": build(BertMaskedLM, {"next_sentence": True}), "classes": build(BertClassifier)})
+    net = nn.ModuleDict(
+        {"mlm": build(BertMaskedLM, {"next_sentence": True}), "classes": build(BertClassifier)}
+    )
     roles = parameter_roles(net)
     tables = {name for name, role in roles.items() if role == "table"}
     assert tables == {
         f"{kind}.{name}.weight"
         for kind, name in (
-            *((kind, f"encoder.{part}") for kind in ("mlm", "classes") for part in ("embed", "segment")),
+            *(
+                (kind, f"encoder.{part}")
+                for kind in ("mlm", "classes")
+                for part in ("embed", "segment")
+            ),
             ("mlm", "sentence.linear"),
             ("classes", "head.linear"),
         )
@@ -222,7 +249,9 @@ def test_roles_of_new_parts() -> None:
 @pytest.mark.parametrize("preset", ["cifar_tiny", "digits"])
 def test_depths_of_a_vit(preset: str) -> None:
     config = replace(VIT_PRESETS[preset], register_tokens=1, pool="attention", position="learned")
-    check_depths(ViT(config), config.stack.depth, ("embed.", "position.", "prefix."), "", ("pool.", "head."))
+    check_depths(
+        ViT(config), config.stack.depth, ("embed.", "position.", "prefix."), "", ("pool.", "head.")
+    )
 
 
 def test_depths_of_encoders() -> None:
@@ -233,7 +262,9 @@ def test_depths_of_encoders() -> None:
     check_depths(masked, 2, front, "encoder.", ("head.", "pooler.", "sentence."))
 
 
-def check_depths(net: nn.Module, depth: int, front: tuple[str, ...], inner: str, end: tuple[str, ...]) -> None:
+def check_depths(
+    net: nn.Module, depth: int, front: tuple[str, ...], inner: str, end: tuple[str, ...]
+) -> None:
     found: dict[str, int] = parameter_depths(net)
     for name, at in found.items():
         if name.startswith(front):
@@ -259,7 +290,10 @@ def test_modern_is_pre_norm_with_rotary_positions_gated_units_and_few_biases() -
     config = replace(BERT_PRESETS["modern"], vocabulary=V, num_classes=2)
     stack = config.stack
     assert (stack.width, stack.depth, stack.heads, stack.feedforward_width) == (256, 4, 4, 688)
-    for kind, biases in ((BertClassifier, {"head.linear.bias"}), (BertMaskedLM, {"head.tokens.bias"})):
+    for kind, biases in (
+        (BertClassifier, {"head.linear.bias"}),
+        (BertMaskedLM, {"head.tokens.bias"}),
+    ):
         net: Any = kind(config)
         assert type(net.encoder.position) is Rotary and net.encoder.segment is None
         for block in net.encoder.stack.blocks:
@@ -273,7 +307,11 @@ def test_modern_is_pre_norm_with_rotary_positions_gated_units_and_few_biases() -
 
 def test_dropout_is_where_bert_has_it() -> None:
     config = replace(BERT_PRESETS["tiny"], vocabulary=V, num_classes=2)
-    places = [name for name, module in BertClassifier(config).named_modules() if isinstance(module, nn.Dropout)]
+    places = [
+        name
+        for name, module in BertClassifier(config).named_modules()
+        if isinstance(module, nn.Dropout)
+    ]
     blocks = [f"encoder.stack.blocks.{i}.end{end}.dropout" for i in (0, 1) for end in (1, 2)]
     assert places == ["encoder.dropout", *blocks, "head.dropout"]
     roberta = replace(config, pooler_dropout=0.1)

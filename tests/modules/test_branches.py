@@ -41,7 +41,9 @@ def alone(net: Decoder, texts: list[list[list[int]]]) -> Tensor:
 @both
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("options", VARIANTS, ids=name_of)
-def test_texts_branch_off(options: dict[str, Any], padded: bool, either: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_branch_off(
+    options: dict[str, Any], padded: bool, either: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(beam_cache, "ROOM", 4)  # so that tables grow more than once
     net, tokens, beams = decoder(**options), torch.randint(V, (2, 5)), 3
     pads = (0, 2) if padded else (0, 0)
@@ -52,11 +54,19 @@ def test_texts_branch_off(options: dict[str, Any], padded: bool, either: None, m
     for step in range(5):
         if step == 3:
             memory, texts = memory.select(torch.tensor([1])), texts[1:]
-        origin, new = torch.randint(beams, (len(texts), beams)), torch.randint(V, (len(texts), beams))
+        origin, new = (
+            torch.randint(beams, (len(texts), beams)),
+            torch.randint(V, (len(texts), beams)),
+        )
         if step:
             memory.reorder(origin)
-            texts = [[row[k] for k in where] for row, where in zip(texts, origin.tolist(), strict=True)]
-        texts = [[[*text, t] for text, t in zip(*pair, strict=True)] for pair in zip(texts, new.tolist(), strict=True)]
+            texts = [
+                [row[k] for k in where] for row, where in zip(texts, origin.tolist(), strict=True)
+            ]
+        texts = [
+            [[*text, t] for text, t in zip(*pair, strict=True)]
+            for pair in zip(texts, new.tolist(), strict=True)
+        ]
         close(net(new.flatten()[:, None], cache=memory)[:, 0], alone(net, texts))
     assert memory.filled == memory.length == 10 and memory.taken == memory.size == 5 + 5 * beams
 
@@ -86,8 +96,12 @@ def test_other_types_of_numbers_do(kind: torch.dtype) -> None:
     net(tokens, cache=cache)
     memory = Branches(cache, 3, 1)
     found = net(tokens[:, :1].repeat_interleave(3, 0), cache=memory)
-    assert found.dtype == memory.values[0].dtype == kind and isinstance(memory.block(0).own, BagMemory)
-    torch.testing.assert_close(found.float(), expected.repeat_interleave(3, 0), atol=0.06, rtol=0.06)
+    assert found.dtype == memory.values[0].dtype == kind and isinstance(
+        memory.block(0).own, BagMemory
+    )
+    torch.testing.assert_close(
+        found.float(), expected.repeat_interleave(3, 0), atol=0.06, rtol=0.06
+    )
 
 
 def test_autocast_does() -> None:
@@ -101,18 +115,26 @@ def test_autocast_does() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "prefix"])
-def test_translations_are_the_same_either_way(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_translations_are_the_same_either_way(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net, config, kinds = model(architecture), GenerationConfig(8, beams=4), []
     place = Branches.place
-    monkeypatch.setattr(Branches, "place", lambda self, *a: kinds.append(self.block(0)) or place(self, *a))
+    monkeypatch.setattr(
+        Branches, "place", lambda self, *a: kinds.append(self.block(0)) or place(self, *a)
+    )
     fast = translate(net, SOURCES, config, START, [2])
     assert {type(block.own) for block in kinds} == {BagMemory}
-    assert {type(block.cross) is SourceBags for block in kinds} == {architecture == "encoder_decoder"}
+    assert {type(block.cross) is SourceBags for block in kinds} == {
+        architecture == "encoder_decoder"
+    }
     monkeypatch.setattr(beam_cache, "suits", lambda *_: False)
     kinds.clear()
     plain = translate(net, SOURCES, config, START, [2])
     assert {type(block.own) for block in kinds} == {SlotMemory}
-    assert [[text.tokens for text in row] for row in fast] == [[text.tokens for text in row] for row in plain]
+    assert [[text.tokens for text in row] for row in fast] == [
+        [text.tokens for text in row] for row in plain
+    ]
     for one, two in zip(fast, plain, strict=True):
         assert [text.score for text in one] == pytest.approx([text.score for text in two], abs=1e-5)
 
@@ -123,7 +145,9 @@ def test_scores_in_16_bits_are_added_and_weighed_in_32() -> None:
     config = StackConfig(24, 1, 4)
     columns = Index(torch.zeros(2, 3, 1, dtype=torch.int64), 1, config).columns
     found = SourceBags((keys, values), 3, config, columns).mix(q, Mask().with_bias(bias))
-    expected = F.scaled_dot_product_attention(q.double(), keys.double(), values.double(), bias.double())
+    expected = F.scaled_dot_product_attention(
+        q.double(), keys.double(), values.double(), bias.double()
+    )
     assert (found - expected).abs().max() < 0.05
 
 
@@ -139,7 +163,10 @@ def test_what_does_not_fit_is_named() -> None:
     net(torch.zeros(2, 4, dtype=torch.int64), cache=cache)
     memory = Branches(cache, 3, 1)
     for shape in ((6, 2), (2, 1)):
-        with pytest.raises(ValueError, match=f"{shape[1]} tokens in {shape[0]} rows do not fit: 2 x 3 texts take one"):
+        with pytest.raises(
+            ValueError,
+            match=f"{shape[1]} tokens in {shape[0]} rows do not fit: 2 x 3 texts take one",
+        ):
             net(torch.zeros(shape, dtype=torch.int64), cache=memory)
     net(torch.zeros(6, 1, dtype=torch.int64), cache=memory)
     with pytest.raises(ValueError, match="and have 5 of at most 5; make more room"):

@@ -39,7 +39,9 @@ def name_of(options: dict[str, Any]) -> str:
 
 def decoder(**options: Any) -> Decoder:
     own = {key: options.pop(key) for key in [*options] if key in DecoderConfig.__dataclass_fields__}
-    config = DecoderConfig(**{"vocabulary": V, "max_length": T, "stack": replace(STACK, **options), **own})
+    config = DecoderConfig(
+        **{"vocabulary": V, "max_length": T, "stack": replace(STACK, **options), **own}
+    )
     return shaken(Decoder(config)).eval()
 
 
@@ -117,7 +119,9 @@ def test_rows_move_between_texts(position: str, padded: bool) -> None:
     straight = torch.cat((tokens[rows, :6], tokens[:, 6:]), 1)
     full = None if keep is None else torch.cat((keep[rows], torch.ones(3, 3, dtype=torch.bool)), 1)
     expected = net(straight, full)[:, 6:]
-    close(torch.cat([net(part, cache=cache) for part in tokens[:, 6:].split((1, 2), 1)], 1), expected)
+    close(
+        torch.cat([net(part, cache=cache) for part in tokens[:, 6:].split((1, 2), 1)], 1), expected
+    )
     assert other.length == 9 and other.filled == 6
     close(net(tokens[[0, 1, 2, 0], 6:7], cache=other)[:3], expected[:, :1])
 
@@ -131,7 +135,10 @@ def test_it_is_allocated_once_and_handed_out_as_views() -> None:
         net(part, cache=cache)
     cache.past = T  # nothing new
     keys, values = cache.block(1).own.extend(*cache.data[1, :, :, :, T:])
-    assert keys.data_ptr() == cache.data[1, 0].data_ptr() and values.data_ptr() == cache.data[1, 1].data_ptr()
+    assert (
+        keys.data_ptr() == cache.data[1, 0].data_ptr()
+        and values.data_ptr() == cache.data[1, 1].data_ptr()
+    )
     cache.clear()
     net(tokens, cache=cache)
     assert cache.data.data_ptr() == start and cache.filled == T
@@ -143,10 +150,15 @@ def test_memory_is_free_once_it_is_not_needed() -> None:
     try:
         cache = net.make_cache(1, T)
         net(torch.zeros(1, 3, dtype=torch.int64), cache=cache)
-        data, tables = weakref.ref(cache.data), weakref.ref((texts := Branches(cache, 2, 3)).values[0])
+        data, tables = (
+            weakref.ref(cache.data),
+            weakref.ref((texts := Branches(cache, 2, 3)).values[0]),
+        )
         net(torch.zeros(2, 1, dtype=torch.int64), cache=texts)
         del cache, texts
-        assert data() is None and tables() is None  # no circle of references that the collector has to find
+        assert (
+            data() is None and tables() is None
+        )  # no circle of references that the collector has to find
     finally:
         gc.enable()
 
@@ -174,7 +186,10 @@ def test_what_does_not_fit_is_named() -> None:
     net = decoder()
     cache = net.make_cache(2, 4)
     net(torch.zeros(2, 3, dtype=torch.int64), cache=cache)
-    with pytest.raises(ValueError, match="2 tokens in 2 rows do not fit into a cache of 2 rows by 4 tokens of which 3"):
+    with pytest.raises(
+        ValueError,
+        match="2 tokens in 2 rows do not fit into a cache of 2 rows by 4 tokens of which 3",
+    ):
         net(torch.zeros(2, 2, dtype=torch.int64), cache=cache)
     assert cache.filled == 3
     with pytest.raises(ValueError, match="1 tokens in 3 rows"):
@@ -190,7 +205,10 @@ def test_autocast_and_half_precision_choose_its_type() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         cache = net.make_cache(1, T)
         net(torch.randint(V, (1, 3)), cache=cache)
-    assert cache.data.dtype == torch.bfloat16 and net.bfloat16().make_cache(1, T).data.dtype == torch.bfloat16
+    assert (
+        cache.data.dtype == torch.bfloat16
+        and net.bfloat16().make_cache(1, T).data.dtype == torch.bfloat16
+    )
 
 
 def test_weights_can_be_watched() -> None:

@@ -36,7 +36,8 @@ def test_packed_documents_cost_what_each_costs_alone(options: dict[str, Any]) ->
     hidden = net(tokens, coords=coords, documents=ids)
     packed, right = net.loss(hidden, targets)
     alone = [
-        (net(part), target) for part, target in zip(tokens.split(lengths, 1), targets.split(lengths, 1), strict=True)
+        (net(part), target)
+        for part, target in zip(tokens.split(lengths, 1), targets.split(lengths, 1), strict=True)
     ]
     close(hidden, torch.cat([vectors for vectors, _ in alone], 1))
     costs = [net.loss(*pair) for pair in alone]
@@ -50,11 +51,18 @@ def test_packed_documents_cost_what_each_costs_alone(options: dict[str, Any]) ->
 def peak(length: int, position: str, path: Path) -> int:
     """Bytes of a training step's tensors, where they are most."""
     stack = StackConfig(64, 2, 2, causal=True)
-    net, (tokens, targets) = Decoder(DecoderConfig(V, length, position, stack=stack)), torch.randint(V, (2, 1, length))
+    net, (tokens, targets) = (
+        Decoder(DecoderConfig(V, length, position, stack=stack)),
+        torch.randint(V, (2, 1, length)),
+    )
     with torch.profiler.profile(profile_memory=True) as profile:
         net.loss(net(tokens), targets)[0].backward()
     profile.export_chrome_trace(str(path))
-    events = [event["args"] for event in json.loads(path.read_text())["traceEvents"] if event["name"] == "[memory]"]
+    events = [
+        event["args"]
+        for event in json.loads(path.read_text())["traceEvents"]
+        if event["name"] == "[memory]"
+    ]
     total, most = 0, 0
     for event in events:
         total += event["Bytes"]
@@ -77,7 +85,9 @@ def close_all(ones: Any, twos: Any) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("smoothing, z_loss", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.01)])
-def test_loss_and_gradients_are_those_of_all_logits(tied: bool, smoothing: float, z_loss: float) -> None:
+def test_loss_and_gradients_are_those_of_all_logits(
+    tied: bool, smoothing: float, z_loss: float
+) -> None:
     net, tokens, targets = decoder(tied=tied), torch.randint(V, (3, T)), torch.randint(V, (3, T))
     targets[0, :5] = targets[2, 3] = IGNORED
     hidden = net(tokens)
@@ -88,7 +98,9 @@ def test_loss_and_gradients_are_those_of_all_logits(tied: bool, smoothing: float
     torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
     assert right == (logits.argmax(1) == targets.flatten()).sum()
     params = [*net.parameters()]
-    close_all(torch.autograd.grad(ours, params, retain_graph=True), torch.autograd.grad(plain, params))
+    close_all(
+        torch.autograd.grad(ours, params, retain_graph=True), torch.autograd.grad(plain, params)
+    )
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=name_of)
@@ -96,7 +108,9 @@ def test_every_parameter_gets_a_gradient_a_role_and_a_depth(options: dict[str, A
     net = decoder(**options).train()
     net.loss(net(torch.randint(V, (2, T))), torch.randint(V, (2, T)))[0].backward()
     names = [name for name, _ in net.named_parameters()]
-    assert not [name for name, p in net.named_parameters() if p.grad is None or p.grad.abs().sum() == 0]
+    assert not [
+        name for name, p in net.named_parameters() if p.grad is None or p.grad.abs().sum() == 0
+    ]
     roles, depths = parameter_roles(net), parameter_depths(net)
     assert list(roles) == list(depths) == names
     tables = {name for name, role in roles.items() if role == "table"}
@@ -122,7 +136,9 @@ def test_published_sizes() -> None:
 
 @pytest.mark.parametrize("name", DECODER_PRESETS)
 def test_config_round_trip(name: str) -> None:
-    preset = replace(DECODER_PRESETS[name], position="rotary", rotary_scaling=RotaryScaling("llama3", 8.0))
+    preset = replace(
+        DECODER_PRESETS[name], position="rotary", rotary_scaling=RotaryScaling("llama3", 8.0)
+    )
     data = json.loads(json.dumps(asdict(preset)))
     stack, scaling = StackConfig(**data.pop("stack")), RotaryScaling(**data.pop("rotary_scaling"))
     assert DecoderConfig(**data, stack=stack, rotary_scaling=scaling) == preset
@@ -131,7 +147,9 @@ def test_config_round_trip(name: str) -> None:
 @pytest.mark.parametrize("kind", ["linear", "llama3"])
 def test_scaled_rotary_positions_turn_slower(kind: Any) -> None:
     plain = decoder(position="rotary", head_size=32)
-    scaled = decoder(position="rotary", head_size=32, rotary_scaling=RotaryScaling(kind, 4.0, 1.0, 4.0, 64))
+    scaled = decoder(
+        position="rotary", head_size=32, rotary_scaling=RotaryScaling(kind, 4.0, 1.0, 4.0, 64)
+    )
     places = torch.tensor([[1, 7, 30]])[..., None]
     one, two = (net.position.rotate(places) for net in (plain, scaled))
     wavelength = 2 * torch.pi * 10000 ** (torch.arange(16) / 16)
@@ -141,7 +159,9 @@ def test_scaled_rotary_positions_turn_slower(kind: Any) -> None:
     torch.testing.assert_close(two.sin[0, 0, :, 16:], angle.sin()[0], atol=1e-5, rtol=0)
     if kind == "llama3":
         fast = wavelength < 16
-        assert fast.any() and torch.equal(one.cos[..., :16][..., fast], two.cos[..., :16][..., fast])
+        assert fast.any() and torch.equal(
+            one.cos[..., :16][..., fast], two.cos[..., :16][..., fast]
+        )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +172,10 @@ def test_scaled_rotary_positions_turn_slower(kind: Any) -> None:
         ({"position": "sincos2d"}, "for images"),
         ({"stack": StackConfig()}, "set stack.causal"),
         ({"stack": StackConfig(causal=True, cross_attention=True)}, "cross_attention off"),
-        ({"position": "rotary", "stack": StackConfig(causal=True, attention="additive")}, "dot products"),
+        (
+            {"position": "rotary", "stack": StackConfig(causal=True, attention="additive")},
+            "dot products",
+        ),
         ({"rotary_fraction": 1.5}, "rotary_fraction is 1.5"),
         ({"rotary_scaling": RotaryScaling()}, 'position is "learned"'),
     ],

@@ -26,7 +26,9 @@ def test_share_and_scale(p: float) -> None:
 
 
 def test_the_smallest_rates_stay_rates() -> None:
-    dropped = sum((dropout(torch.ones(2**20), 1e-9) == 0).sum().item() for _ in range(4))  # rounded up to 1 / 65536
+    dropped = sum(
+        (dropout(torch.ones(2**20), 1e-9) == 0).sum().item() for _ in range(4)
+    )  # rounded up to 1 / 65536
     assert 2**22 / LEVELS - 4 * 8 < dropped < 2**22 / LEVELS + 4 * 8
     assert torch.isfinite(dropout(torch.ones(1000), 1 - 1e-9)).all()
 
@@ -36,7 +38,10 @@ def test_all_bits_are_random() -> None:
     for bit in range(16):
         assert abs((numbers >> bit & 1).double().mean().item() - 0.5) < 4 * sigma(0.5, COUNT), bit
     for place in range(4):  # the four parts of each wide number
-        assert abs(numbers[place::4].double().mean().item() / LEVELS - 0.5) < 4 * (1 / 12 / (COUNT / 4)) ** 0.5
+        assert (
+            abs(numbers[place::4].double().mean().item() / LEVELS - 0.5)
+            < 4 * (1 / 12 / (COUNT / 4)) ** 0.5
+        )
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3, 4, 5, 64, 2496, 2500])
@@ -67,7 +72,9 @@ def test_whole_tokens_are_dropped() -> None:
     assert torch.equal(factors.amin(-1) == 0, factors.amax(-1) == 0)  # a token goes as a whole
     dropped = (factors[..., 0] == 0).double().mean().item()
     assert abs(dropped - 0.3) < 4 * sigma(0.3, 2000)
-    torch.testing.assert_close(factors[factors > 0].mean(), torch.tensor(1 / 0.7), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        factors[factors > 0].mean(), torch.tensor(1 / 0.7), rtol=1e-4, atol=0
+    )
     assert module.eval()(x) is x
 
 

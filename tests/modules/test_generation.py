@@ -19,10 +19,14 @@ PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
 NEW = 9
 
 
-def text(net: Decoder, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any) -> list[list[int]]:
+def text(
+    net: Decoder, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any
+) -> list[list[int]]:
     """Rows of new tokens."""
     extra = {key: options.pop(key) for key in ("stop", "seeds") if key in options}
-    steps = list(generate(net, prompts, GenerationConfig(**{"max_new_tokens": NEW, **options}), **extra))
+    steps = list(
+        generate(net, prompts, GenerationConfig(**{"max_new_tokens": NEW, **options}), **extra)
+    )
     return torch.stack(steps, 1).tolist()
 
 
@@ -53,7 +57,9 @@ def test_the_likeliest_tokens_are_those_without_cache_or_batch(options: dict[str
 def test_rows_that_outgrow_the_context_go_on_with_its_last_half(position: str) -> None:
     net = decoder(position=position)
     prompts = [[*range(T)], [*range(5)], [*range(7)]]
-    assert text(net, prompts, temperature=0, max_new_tokens=24) == [greedy(net, prompt, 24) for prompt in prompts]
+    assert text(net, prompts, temperature=0, max_new_tokens=24) == [
+        greedy(net, prompt, 24) for prompt in prompts
+    ]
 
 
 def test_a_context_of_one_token() -> None:
@@ -95,7 +101,9 @@ def test_rows_end_one_by_one() -> None:
     free = text(net, seed=3)
     stop = {free[0][2], free[1][0]}
     ends = [next((i for i, token in enumerate(row) if token in stop), NEW) for row in free]
-    expected = [row[: end + 1] + [-1] * (NEW - end - 1) for row, end in zip(free, ends, strict=True)]
+    expected = [
+        row[: end + 1] + [-1] * (NEW - end - 1) for row, end in zip(free, ends, strict=True)
+    ]
     steps = min(NEW, max(ends) + 1)
     assert text(net, seed=3, stop=stop) == [row[:steps] for row in expected]
     first = greedy(net, PROMPTS[0])[0]
@@ -115,7 +123,11 @@ def test_tokens_come_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_banned_tokens_never_follow() -> None:
     net = decoder()
     likely = {token for row in text(net, temperature=0) for token in row}
-    drawn = {int(token) for step in generate(net, PROMPTS, GenerationConfig(200), (), None, likely) for token in step}
+    drawn = {
+        int(token)
+        for step in generate(net, PROMPTS, GenerationConfig(200), (), None, likely)
+        for token in step
+    }
     assert drawn and not drawn & likely
     for renormalise in (True, False):
         found = beam_search(net, PROMPTS, GenerationConfig(5, beams=3), (), likely, renormalise)
@@ -130,7 +142,9 @@ def test_rows_that_have_ended_are_read_no_more(monkeypatch: pytest.MonkeyPatch) 
     options = {"seed": 3, "max_new_tokens": 2 * T, "repetition_penalty": 1.2}
     stop = {next(text[2] for text in text(net, prompts, **options)), 4, 5}
     step = Reader.step
-    monkeypatch.setattr(Reader, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens))
+    monkeypatch.setattr(
+        Reader, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens)
+    )
     fewer = text(net, prompts, stop=stop, **options)
     assert rows == sorted(rows, reverse=True) and rows[-1] < rows[0] == 4
     monkeypatch.setattr("modules.generation.search.few", lambda open_: None)
@@ -190,7 +204,9 @@ def test_tokens_to_draw_from_are_those_of_transformers(
         if name in options and options[name] != 1000:
             wanted = kind(options[name])(none, wanted)
     kept, tokens = candidates(scores, GenerationConfig(**options))
-    ours = kept if tokens is None else torch.full_like(scores, float("-inf")).scatter(1, tokens, kept)
+    ours = (
+        kept if tokens is None else torch.full_like(scores, float("-inf")).scatter(1, tokens, kept)
+    )
     torch.testing.assert_close(ours.softmax(1), wanted.softmax(1), atol=1e-6, rtol=1e-5)
     assert torch.equal(ours.isinf(), wanted.isinf())
 
@@ -200,7 +216,8 @@ def test_penalty_is_that_of_transformers(penalty: float) -> None:
     theirs = pytest.importorskip("transformers.generation.logits_process")
     scores, seen = torch.randn(3, 20), torch.randint(20, (3, 7))
     torch.testing.assert_close(
-        penalise(scores, seen, penalty), theirs.RepetitionPenaltyLogitsProcessor(penalty)(seen, scores)
+        penalise(scores, seen, penalty),
+        theirs.RepetitionPenaltyLogitsProcessor(penalty)(seen, scores),
     )
 
 
@@ -217,7 +234,11 @@ def test_draws_follow_the_probabilities(options: dict[str, Any]) -> None:
     even = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     drawn = draw(scores.expand(count, -1), config, even).bincount(minlength=12) / count
     kept, tokens = candidates(scores, config)
-    wanted = kept.softmax(1)[0] if tokens is None else torch.zeros(12).scatter(0, tokens[0], kept.softmax(1)[0])
+    wanted = (
+        kept.softmax(1)[0]
+        if tokens is None
+        else torch.zeros(12).scatter(0, tokens[0], kept.softmax(1)[0])
+    )
     torch.testing.assert_close(drawn, wanted, atol=2 / count, rtol=0)
 
 
@@ -233,11 +254,17 @@ def test_the_edges_of_chance() -> None:
 # Beams ---------------------------------------------------------------------------------------------------------------
 
 
-def every_text(net: Decoder, prompt: list[int], length: int, stop: set[int], penalty: float) -> list[tuple[Any, float]]:
+def every_text(
+    net: Decoder, prompt: list[int], length: int, stop: set[int], penalty: float
+) -> list[tuple[Any, float]]:
     """All texts of up to `length` tokens that end with an end token or there, best first."""
     made = torch.tensor([*itertools.product(range(net.vocabulary), repeat=length)])
     whole = torch.cat((torch.tensor(prompt).expand(len(made), -1), made), 1)
-    logs = net.logits(net(whole))[:, len(prompt) - 1 : -1].log_softmax(-1).gather(2, made[..., None])[..., 0]
+    logs = (
+        net.logits(net(whole))[:, len(prompt) - 1 : -1]
+        .log_softmax(-1)
+        .gather(2, made[..., None])[..., 0]
+    )
     found: dict[tuple[int, ...], float] = {}
     for tokens, steps in zip(made.tolist(), logs.tolist(), strict=True):
         end = next((i + 1 for i, token in enumerate(tokens) if token in stop), length)
@@ -253,7 +280,10 @@ def test_enough_beams_find_the_best_of_all_texts(penalty: float) -> None:
         wanted = every_text(net, prompt, 3, stop, penalty)[:27]
         assert [tuple(tokens) for tokens, _ in found] == [tokens for tokens, _ in wanted]
         torch.testing.assert_close(
-            torch.tensor([score for _, score in found]), torch.tensor([score for _, score in wanted]), atol=1e-4, rtol=0
+            torch.tensor([score for _, score in found]),
+            torch.tensor([score for _, score in wanted]),
+            atol=1e-4,
+            rtol=0,
         )
 
 
@@ -271,7 +301,9 @@ def test_beams_of_a_batch_are_those_of_each_prompt(position: str) -> None:
         ((*alone,),) = beam_search(net, [prompt], config, [4, 8])
         assert [tokens for tokens, _ in found] == [tokens for tokens, _ in alone]
         for tokens, score in found:
-            logs = net.logits(net(torch.tensor([prompt + tokens])))[0, len(prompt) - 1 : -1].log_softmax(-1)  # (L, V)
+            logs = net.logits(net(torch.tensor([prompt + tokens])))[
+                0, len(prompt) - 1 : -1
+            ].log_softmax(-1)  # (L, V)
             total = logs[torch.arange(len(tokens)), torch.tensor(tokens)].sum()
             assert score == pytest.approx(float(total) / len(tokens), abs=1e-4)
 
@@ -303,14 +335,27 @@ class Foreign(Reader):
         self.tokens = self.tokens.unflatten(0, (-1, self.beams))[prompts].flatten(0, 1)
 
 
-@pytest.mark.parametrize("stopping, theirs_is", [("never", "never"), ("likely", False), ("first", True)])
-@pytest.mark.parametrize("beams, penalty, stop", [(2, 0.0, [5, 11, 17]), (4, 1.0, [5]), (4, 2.0, [5, 11, 17])])
+@pytest.mark.parametrize(
+    "stopping, theirs_is", [("never", "never"), ("likely", False), ("first", True)]
+)
+@pytest.mark.parametrize(
+    "beams, penalty, stop", [(2, 0.0, [5, 11, 17]), (4, 1.0, [5]), (4, 2.0, [5, 11, 17])]
+)
 def test_beams_are_those_of_transformers(
     beams: int, penalty: float, stop: list[int], stopping: Any, theirs_is: Any
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 23, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "initializer_range": 0.6}
-    net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
+    sizes = {
+        "vocab_size": 23,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 32,
+        "initializer_range": 0.6,
+    }
+    net = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    ).eval()
     prompts = torch.randint(23, (6, 4))
     theirs = net.generate(
         prompts,
@@ -337,7 +382,12 @@ class Scripted(Foreign):
     """The same chances whatever was read before, one row of them for each step."""
 
     def __init__(self, chances: list[list[float]], beams: int = 1) -> None:
-        self.beams, self.new, self.steps, self.scores_of = beams, len(chances), 0, torch.tensor(chances).log()
+        self.beams, self.new, self.steps, self.scores_of = (
+            beams,
+            len(chances),
+            0,
+            torch.tensor(chances).log(),
+        )
 
     def start(self) -> Tensor:
         return self.scores_of[:1].clone()
@@ -355,17 +405,30 @@ def test_the_search_ends_when_nothing_better_can_come() -> None:
     logs = torch.tensor([0.6, 0.4 * 0.65, 0.4 * 0.3 * 0.9]).log().tolist()
     for penalty, stopping, steps, wanted in (
         (0.0, "never", 1, [([2], logs[0]), ([0, 2], logs[1])]),  # longer texts are less likely
-        (2.0, "never", 2, [([0, 0, 0], logs[2] / 9), ([0, 2], logs[1] / 4)]),  # three tokens divide their sum by nine
+        (
+            2.0,
+            "never",
+            2,
+            [([0, 0, 0], logs[2] / 9), ([0, 2], logs[1] / 4)],
+        ),  # three tokens divide their sum by nine
         (2.0, "likely", 1, [([0, 2], logs[1] / 4), ([2], logs[0])]),
         (2.0, "first", 1, [([0, 2], logs[1] / 4), ([2], logs[0])]),
     ):
         reader = Scripted(chances, beams=2)
-        (found,) = search(reader, GenerationConfig(length_penalty=penalty, early_stopping=stopping), {2})
-        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted] and reader.steps == steps
-        assert [score for _, score in found] == pytest.approx([score for _, score in wanted], abs=1e-5)
+        (found,) = search(
+            reader, GenerationConfig(length_penalty=penalty, early_stopping=stopping), {2}
+        )
+        assert [tokens for tokens, _ in found] == [
+            tokens for tokens, _ in wanted
+        ] and reader.steps == steps
+        assert [score for _, score in found] == pytest.approx(
+            [score for _, score in wanted], abs=1e-5
+        )
     reader = Scripted(chances)
     ((best, score),) = search(reader, GenerationConfig(length_penalty=2.0), {2})[0]
-    assert best == [2] and reader.steps == 0 and score == pytest.approx(logs[0])  # one beam is greedy
+    assert (
+        best == [2] and reader.steps == 0 and score == pytest.approx(logs[0])
+    )  # one beam is greedy
 
 
 def test_the_first_texts_need_not_be_the_best() -> None:
@@ -444,8 +507,14 @@ def test_beams_have_the_same_room_whatever_is_beside_them() -> None:
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"repetition_penalty": 1e-40}, "repetition_penalty is 1e-40"),
         ({"length_penalty": float("nan")}, "length_penalty is nan"),
-        ({"seed": 2**63}, "seed is 9223372036854775808; give a number from -9223372036854775808 to 92"),
-        ({"max_new_tokens": 99999999999}, "max_new_tokens is 99999999999; give a number from 1 to 1000000"),
+        (
+            {"seed": 2**63},
+            "seed is 9223372036854775808; give a number from -9223372036854775808 to 92",
+        ),
+        (
+            {"max_new_tokens": 99999999999},
+            "max_new_tokens is 99999999999; give a number from 1 to 1000000",
+        ),
     ],
 )
 def test_choices_that_cannot_be(options: dict[str, Any], words: str) -> None:
@@ -464,7 +533,10 @@ def test_choices_that_cannot_be(options: dict[str, Any], words: str) -> None:
     ],
 )
 def test_prompts_that_cannot_be(prompts: list[list[int]], words: str) -> None:
-    for make in (lambda: text(decoder(), prompts), lambda: beam_search(decoder(), prompts, GenerationConfig(beams=2))):
+    for make in (
+        lambda: text(decoder(), prompts),
+        lambda: beam_search(decoder(), prompts, GenerationConfig(beams=2)),
+    ):
         with pytest.raises(ValueError, match=words):
             make()
 

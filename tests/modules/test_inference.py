@@ -15,7 +15,14 @@ from modules.kernels.linear import AT_HAND, Linear
 from modules.models.gpt import Decoder
 from tests.modules.test_cache import VARIANTS, T, V, decoder, name_of
 
-SHAPES = [(1, 384, 96), (7, 24, 65), (1, 3, 5), (40, 129, 2), (300, 24, 65), (1, 700, 400)]  # rows, K, N
+SHAPES = [
+    (1, 384, 96),
+    (7, 24, 65),
+    (1, 3, 5),
+    (40, 129, 2),
+    (300, 24, 65),
+    (1, 700, 400),
+]  # rows, K, N
 
 
 needs_onednn = pytest.mark.skipif(not AT_HAND, reason="torch has no oneDNN here")
@@ -38,7 +45,9 @@ def test_a_packed_layer_is_the_layer(shape: tuple[int, int, int], bias: bool) ->
 def test_a_prepared_decoder_is_the_decoder(
     options: dict[str, Any], smallest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantized, "SMALLEST_BARE", smallest)  # 0: packed weights however few rows there are
+    monkeypatch.setattr(
+        quantized, "SMALLEST_BARE", smallest
+    )  # 0: packed weights however few rows there are
     net = decoder(**options)
     texts = torch.randint(V, (2, T))
     logits, loss = net.logits(net(texts)), net.loss(net(texts), texts)[0]
@@ -50,7 +59,9 @@ def test_a_prepared_decoder_is_the_decoder(
 
 def test_other_weights_stay_as_they_are() -> None:
     for net in (decoder().double(), decoder().to("meta")):
-        assert prepare(net) is net and all(isinstance(block.attention.qkv, Linear) for block in net.stack.blocks)
+        assert prepare(net) is net and all(
+            isinstance(block.attention.qkv, Linear) for block in net.stack.blocks
+        )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -58,11 +69,15 @@ def test_other_weights_stay_as_they_are() -> None:
 def test_whole_numbers_are_multiplied_exactly(shape: tuple[int, int, int], bias: bool) -> None:
     rows, width, out = shape
     x = torch.randint(-127, 128, (rows, width)).float()
-    weight, shift = torch.randint(-127, 128, (out, width)).float(), torch.randn(out) if bias else None
+    weight, shift = (
+        torch.randint(-127, 128, (out, width)).float(),
+        torch.randn(out) if bias else None,
+    )
     x[:, 0], weight[:, 0] = 127, -127  # the largest, so that the steps are 1
     found = QuantizedLinear(weight, shift)(x)
     torch.testing.assert_close(
-        found, F.linear(x.double(), weight.double(), None if shift is None else shift.double()).float()
+        found,
+        F.linear(x.double(), weight.double(), None if shift is None else shift.double()).float(),
     )
 
 
@@ -87,11 +102,16 @@ def test_the_result_is_that_of_the_rounded_factors(shape: tuple[int, int, int]) 
 
 def test_vectors_of_zeros_give_the_bias() -> None:
     bias = torch.randn(5)
-    assert torch.equal(QuantizedLinear(torch.zeros(5, 8), bias)(torch.zeros(2, 3, 8)), bias.expand(2, 3, 5))
+    assert torch.equal(
+        QuantizedLinear(torch.zeros(5, 8), bias)(torch.zeros(2, 3, 8)), bias.expand(2, 3, 5)
+    )
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
-    layer, x = QuantizedLinear(torch.randn(9, 16)), torch.randn(6, 16) * torch.logspace(-3, 3, 6)[:, None]
+    layer, x = (
+        QuantizedLinear(torch.randn(9, 16)),
+        torch.randn(6, 16) * torch.logspace(-3, 3, 6)[:, None],
+    )
     assert torch.equal(layer(x), torch.cat([layer(row[None]) for row in x]))
 
 
@@ -110,7 +130,10 @@ def test_weights_elsewhere_are_refused() -> None:
 @pytest.mark.parametrize("options", VARIANTS, ids=name_of)
 def test_a_decoder_keeps_only_its_tables_and_norms_as_they_are(options: dict[str, Any]) -> None:
     net = decoder(**options)
-    embedding, logits = net.embed.weight.clone(), net.logits(net(tokens := torch.randint(V, (2, T))))
+    embedding, logits = (
+        net.embed.weight.clone(),
+        net.logits(net(tokens := torch.randint(V, (2, T)))),
+    )
     assert prepare(net, "int8") is net
     assert not any(isinstance(module, Linear) for module in net.modules())
     assert isinstance(net.head, QuantizedLinear)
@@ -142,7 +165,9 @@ def trained() -> Decoder:
 
 @torch.no_grad()
 def perplexity(net: Decoder, texts: Tensor) -> float:
-    return float(F.cross_entropy(net.logits(net(texts[:, :-1])).flatten(0, 1), texts[:, 1:].flatten()).exp())
+    return float(
+        F.cross_entropy(net.logits(net(texts[:, :-1])).flatten(0, 1), texts[:, 1:].flatten()).exp()
+    )
 
 
 def test_what_was_learned_stays() -> None:
@@ -151,7 +176,9 @@ def test_what_was_learned_stays() -> None:
     before, after = perplexity(net, texts), perplexity(small, texts)
     assert before < 12
     assert abs(after / before - 1) < 0.01
-    loss, _ = small.loss(small(texts[:, :-1]), texts[:, 1:])  # with the rounded table, but not the rounded vectors
+    loss, _ = small.loss(
+        small(texts[:, :-1]), texts[:, 1:]
+    )  # with the rounded table, but not the rounded vectors
     assert abs(float(loss.exp()) / after - 1) < 0.01
     prompts = [[1, 2, 3, 4], [2, 4, 6], [0, 3, 6, 9, 12]]
     config = GenerationConfig(max_new_tokens=8, temperature=0)

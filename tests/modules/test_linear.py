@@ -11,7 +11,9 @@ SHAPES = [((4, 65, 192), 768), ((4, 65, 768), 192), ((300, 256), 64), ((2, 3, 50
 
 @pytest.mark.parametrize("biased", (True, False))
 @pytest.mark.parametrize(("shape", "outputs"), SHAPES)
-def test_equals_plain_linear_with_gradients(shape: tuple[int, ...], outputs: int, biased: bool) -> None:
+def test_equals_plain_linear_with_gradients(
+    shape: tuple[int, ...], outputs: int, biased: bool
+) -> None:
     torch.manual_seed(0)
     x = torch.randn(*shape, requires_grad=True)
     weight = (torch.randn(outputs, shape[-1]) * shape[-1] ** -0.5).requires_grad_()
@@ -22,7 +24,9 @@ def test_equals_plain_linear_with_gradients(shape: tuple[int, ...], outputs: int
     ours, plain = linear(x, weight, bias), F.linear(x, weight, bias)
     torch.testing.assert_close(ours, plain, atol=1e-5, rtol=0)
     for mine, theirs in zip(
-        torch.autograd.grad(ours, leaves, upstream), torch.autograd.grad(plain, leaves, upstream), strict=True
+        torch.autograd.grad(ours, leaves, upstream),
+        torch.autograd.grad(plain, leaves, upstream),
+        strict=True,
     ):
         assert mine.shape == theirs.shape
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5)
@@ -30,7 +34,10 @@ def test_equals_plain_linear_with_gradients(shape: tuple[int, ...], outputs: int
 
 def test_second_derivatives_equal_plain_ones() -> None:
     torch.manual_seed(0)
-    x, weight = torch.randn(300, 128, requires_grad=True), (torch.randn(128, 128) / 12).requires_grad_()
+    x, weight = (
+        torch.randn(300, 128, requires_grad=True),
+        (torch.randn(128, 128) / 12).requires_grad_(),
+    )
 
     def penalty(function) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
         slope = torch.autograd.grad(function(x, weight).square().sum(), x, create_graph=True)[0]
@@ -43,7 +50,9 @@ def test_second_derivatives_equal_plain_ones() -> None:
 def test_only_the_gradients_asked_for_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     forward = Product.forward
-    monkeypatch.setattr(Product, "forward", staticmethod(lambda *inputs: calls.append(1) or forward(*inputs)))
+    monkeypatch.setattr(
+        Product, "forward", staticmethod(lambda *inputs: calls.append(1) or forward(*inputs))
+    )
     frozen = Linear(256, 256).requires_grad_(False)
     frozen(torch.randn(100, 256, requires_grad=True)).sum().backward()
     assert len(calls) == 2  # forward and the input's gradient; none for the weight
@@ -73,7 +82,9 @@ def test_leaves_autocast_to_pytorch() -> None:
 
 def test_compiled_equals_eager() -> None:
     x, layer = torch.randn(512, 128), Linear(128, 128)
-    torch.testing.assert_close(torch.compile(layer, backend="eager")(x), layer(x), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        torch.compile(layer, backend="eager")(x), layer(x), atol=1e-5, rtol=0
+    )
 
 
 def test_same_bits_every_time() -> None:

@@ -13,8 +13,12 @@ from modules.kernels.cross_entropy import chunked_cross_entropy
 S, E, V = 23, 8, 17
 
 
-def inputs(dtype: torch.dtype = torch.float32, rows: int = S) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x, weight, bias = (torch.randn(*shape, dtype=dtype).requires_grad_() for shape in ((rows, E), (V, E), (V,)))
+def inputs(
+    dtype: torch.dtype = torch.float32, rows: int = S
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, weight, bias = (
+        torch.randn(*shape, dtype=dtype).requires_grad_() for shape in ((rows, E), (V, E), (V,))
+    )
     targets = torch.randint(V, (rows,))
     targets[1::5] = -100
     return x, weight, bias, targets
@@ -28,10 +32,14 @@ def test_equals_plain_cross_entropy(rows: int | None, smoothing: float, biased: 
     leaves = (x, weight, bias) if biased else (x, weight)
     logits = F.linear(x, weight, bias if biased else None)
     plain = F.cross_entropy(logits, targets, label_smoothing=smoothing)
-    ours, right = chunked_cross_entropy(x, weight, bias if biased else None, targets, smoothing, rows)
+    ours, right = chunked_cross_entropy(
+        x, weight, bias if biased else None, targets, smoothing, rows
+    )
     torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
     assert right == (logits.argmax(1) == targets).sum() and not right.requires_grad
-    pairs = zip(torch.autograd.grad(3 * ours, leaves), torch.autograd.grad(3 * plain, leaves), strict=True)
+    pairs = zip(
+        torch.autograd.grad(3 * ours, leaves), torch.autograd.grad(3 * plain, leaves), strict=True
+    )
     for mine, theirs in pairs:
         assert mine.shape == theirs.shape
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
@@ -76,7 +84,9 @@ def test_large_products_equal_plain_ones() -> None:
     ours = chunked_cross_entropy(x, weight, None, targets, rows=300)[0]
     plain = F.cross_entropy(x @ weight.T, targets)
     torch.testing.assert_close(ours, plain, atol=1e-5, rtol=0)
-    for mine, theirs in zip(*(torch.autograd.grad(loss, (x, weight)) for loss in (ours, plain)), strict=True):
+    for mine, theirs in zip(
+        *(torch.autograd.grad(loss, (x, weight)) for loss in (ours, plain)), strict=True
+    ):
         torch.testing.assert_close(mine, theirs, atol=1e-7, rtol=1e-4)
 
 
@@ -107,7 +117,9 @@ def test_autocast_learns_from_the_table_twice() -> None:
 def test_no_product_is_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     linear: Any = cross_entropy.linear
-    monkeypatch.setattr(cross_entropy, "linear", lambda *args: seen.append((made := linear(*args)).numel()) or made)
+    monkeypatch.setattr(
+        cross_entropy, "linear", lambda *args: seen.append((made := linear(*args)).numel()) or made
+    )
     monkeypatch.setattr(cross_entropy, "CHUNK", 4 * V)
     chunked_cross_entropy(*inputs())[0].backward()
     assert max(seen) == 4 * V  # all scores are S x V, and the table's gradient is V x E

@@ -15,7 +15,12 @@ from modules.pretrained.bert_configs import FAMILIES, config_from_huggingface, c
 transformers = pytest.importorskip("transformers")
 
 SIZES: dict[str, dict[str, Any]] = {
-    "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+    "bert": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    },
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
 }
 SIZES["roberta"] = SIZES["bert"]
@@ -23,13 +28,22 @@ VOCABULARY = {"bert": 30522, "distilbert": 30522, "roberta": 50265}  # as publis
 BASE = {"distilbert": {"dim": 768, "n_layers": 12, "n_heads": 12, "hidden_dim": 3072}}
 
 
-def theirs(family: str, head: str, sizes: dict[str, Any] | None = None, **options: Any) -> nn.Module:
+def theirs(
+    family: str, head: str, sizes: dict[str, Any] | None = None, **options: Any
+) -> nn.Module:
     """Their model with weights among which no zeros or ones hide a mistake."""
     kind = FAMILIES[family].model
     pad = 1 if family == "roberta" else 0
     sizes = SIZES[family] if sizes is None else sizes
     settings = getattr(transformers, f"{kind}Config")(
-        **{"vocab_size": 60, "max_position_embeddings": 24, "num_labels": 3, "pad_token_id": pad, **sizes, **options},
+        **{
+            "vocab_size": 60,
+            "max_position_embeddings": 24,
+            "num_labels": 3,
+            "pad_token_id": pad,
+            **sizes,
+            **options,
+        },
         architectures=[kind + head],
     )
     with torch.device("meta"):
@@ -39,7 +53,9 @@ def theirs(family: str, head: str, sizes: dict[str, Any] | None = None, **option
     with torch.no_grad():
         for name, value in model.named_buffers():
             value.copy_(
-                torch.arange(value.shape[1])[None] if name.endswith("position_ids") else torch.zeros_like(value)
+                torch.arange(value.shape[1])[None]
+                if name.endswith("position_ids")
+                else torch.zeros_like(value)
             )
         for name, value in model.named_parameters():
             value.normal_(std=0.05)
@@ -48,11 +64,19 @@ def theirs(family: str, head: str, sizes: dict[str, Any] | None = None, **option
     return model
 
 
-def batch(family: str, lengths: tuple[int, ...] = (11, 5, 8), vocabulary: int = 60) -> dict[str, Tensor]:
+def batch(
+    family: str, lengths: tuple[int, ...] = (11, 5, 8), vocabulary: int = 60
+) -> dict[str, Tensor]:
     """Right-padded texts, two segments for BERT."""
     keep = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-    tokens = torch.randint(2, vocabulary, keep.shape).masked_fill(~keep, 1 if family == "roberta" else 0)
-    segments = {"segments": (torch.arange(max(lengths)) > 3).long().expand_as(tokens)} if family == "bert" else {}
+    tokens = torch.randint(2, vocabulary, keep.shape).masked_fill(
+        ~keep, 1 if family == "roberta" else 0
+    )
+    segments = (
+        {"segments": (torch.arange(max(lengths)) > 3).long().expand_as(tokens)}
+        if family == "bert"
+        else {}
+    )
     return {"tokens": tokens, "keep": keep, **segments}
 
 
@@ -107,7 +131,9 @@ def test_next_sentence() -> None:
     with torch.inference_mode():
         hidden = net.encoder(**texts)
         assert far(net.sentence_logits(hidden), expected.seq_relationship_logits) <= 1e-5
-        assert far(net.head(hidden)[texts["keep"]], expected.prediction_logits[texts["keep"]]) <= 1e-5
+        assert (
+            far(net.head(hidden)[texts["keep"]], expected.prediction_logits[texts["keep"]]) <= 1e-5
+        )
 
 
 @pytest.mark.parametrize("family", TABLES)
@@ -116,7 +142,10 @@ def test_next_sentence() -> None:
 )
 def test_base_shape(head: str, kind: type[nn.Module], family: str) -> None:
     vocabulary = VOCABULARY[family]
-    options = {"vocab_size": vocabulary, "max_position_embeddings": 514 if family == "roberta" else 512}
+    options = {
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 514 if family == "roberta" else 512,
+    }
     model = theirs(family, head, BASE.get(family, {}), **options)
     net, texts = ours(family, model, kind), batch(family, (16,), vocabulary)
     stack = net.config.stack
@@ -137,14 +166,18 @@ def test_there_and_back(family: str, head: str) -> None:
     assert back.keys() == {name for name in state if not name.endswith("_ids")}
     for name, value in back.items():
         first = FAMILIES[family].first_position(net.config) if "position" in name else 0
-        assert torch.equal(value[first:], state[name][first:]), name  # RoBERTa never reads the rows before
+        assert torch.equal(value[first:], state[name][first:]), (
+            name
+        )  # RoBERTa never reads the rows before
     again = to_tessera(family, back, net.config)
     assert all(torch.equal(value, again[name]) for name, value in net.state_dict().items())
 
 
 @pytest.mark.parametrize("family", TABLES)
 def test_a_model_of_ours_becomes_theirs(family: str, tmp_path: Path) -> None:
-    config = config_from_huggingface(theirs(family, "ForSequenceClassification").config.to_dict())[1]
+    config = config_from_huggingface(theirs(family, "ForSequenceClassification").config.to_dict())[
+        1
+    ]
     net, names = BertClassifier(config).eval(), ["bad", "fair", "good"]
     settings = config_to_huggingface(family, net.config, names)
     model = getattr(transformers, settings["architectures"][0])(
@@ -161,7 +194,9 @@ def test_a_model_of_ours_becomes_theirs(family: str, tmp_path: Path) -> None:
 
 
 def test_a_model_without_segments_becomes_bert() -> None:
-    config = replace(config_from_huggingface(theirs("bert", "ForMaskedLM").config.to_dict())[1], segments=0)
+    config = replace(
+        config_from_huggingface(theirs("bert", "ForMaskedLM").config.to_dict())[1], segments=0
+    )
     net = BertMaskedLM(config).eval()
     settings = config_to_huggingface("bert", config)
     model = transformers.BertForMaskedLM(transformers.BertConfig.from_dict(settings)).eval()
@@ -185,7 +220,9 @@ def test_bare_encoders_in_old_files(family: str) -> None:
     net, texts = BertClassifier(config).eval(), batch(family)
     missing = load_weights(net, to_tessera(family, old, config))
     heads = {"head.linear.weight", "head.linear.bias", "pooler.dense.weight", "pooler.dense.bias"}
-    assert set(missing) == (heads - {"pooler.dense.weight", "pooler.dense.bias"} if family == "bert" else heads)
+    assert set(missing) == (
+        heads - {"pooler.dense.weight", "pooler.dense.bias"} if family == "bert" else heads
+    )
     with torch.inference_mode():
         expected = run_theirs(model, texts).last_hidden_state
         assert far(net.encoder(**texts)[texts["keep"]], expected[texts["keep"]]) <= 1e-5
@@ -213,13 +250,22 @@ def test_presets_are_as_published() -> None:
     for name, (width, depth, heads, mlp_width) in sizes.items():
         config = replace(BERT_PRESETS[name], vocabulary=30522, num_classes=2)
         stack = config.stack
-        assert (stack.width, stack.depth, stack.heads, stack.feedforward_width) == (width, depth, heads, mlp_width)
+        assert (stack.width, stack.depth, stack.heads, stack.feedforward_width) == (
+            width,
+            depth,
+            heads,
+            mlp_width,
+        )
         with torch.device("meta"):
             model = transformers.BertForSequenceClassification(
-                transformers.BertConfig.from_dict(config_to_huggingface("bert", config, ["no", "yes"]))
+                transformers.BertConfig.from_dict(
+                    config_to_huggingface("bert", config, ["no", "yes"])
+                )
             )
             net = BertClassifier(config)
-        assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in net.parameters())
+        assert sum(p.numel() for p in model.parameters()) == sum(
+            p.numel() for p in net.parameters()
+        )
     published = transformers.BertConfig(architectures=["BertForSequenceClassification"]).to_dict()
     assert config_from_huggingface(published) == ("bert", config)
 
@@ -247,25 +293,45 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="surprise"):
         to_tessera("bert", {**state, "surprise": torch.zeros(1)}, config)
     with pytest.raises(ValueError, match="encoder.stack.blocks.0.attention.qkv.weight"):
-        to_tessera("bert", {name: value for name, value in state.items() if ".self." not in name}, config)
+        to_tessera(
+            "bert", {name: value for name, value in state.items() if ".self." not in name}, config
+        )
     with pytest.raises(ValueError, match="separate tables"):
         to_tessera("bert", {**state, "cls.predictions.decoder.weight": torch.zeros(60, 32)}, config)
     with pytest.raises(ValueError, match="position.table is .24, 32. .* but .9, 32."):
         to_tessera("bert", state, replace(config, max_length=9))
     with pytest.raises(ValueError, match="encoder.embed.weight is"):
-        load_weights(BertMaskedLM(replace(config, vocabulary=70)), to_tessera("bert", state, config))
+        load_weights(
+            BertMaskedLM(replace(config, vocabulary=70)), to_tessera("bert", state, config)
+        )
     classifier = replace(config, num_classes=2)
-    for option, value in {"pool": "mean", "pooler": "relu", "position": "rotary", "embedding_norm": False}.items():
+    for option, value in {
+        "pool": "mean",
+        "pooler": "relu",
+        "position": "rotary",
+        "embedding_norm": False,
+    }.items():
         with pytest.raises(ValueError, match=option):
             other = replace(classifier, **{option: value})
             from_tessera("bert", BertClassifier(other).state_dict(), other)
-    for option, value in {"order": "pre", "norm": "rmsnorm", "bias": False, "feedforward": "swiglu"}.items():
+    for option, value in {
+        "order": "pre",
+        "norm": "rmsnorm",
+        "bias": False,
+        "feedforward": "swiglu",
+    }.items():
         with pytest.raises(ValueError, match=option):
-            config_to_huggingface("bert", replace(config, stack=replace(config.stack, **{option: value})))
+            config_to_huggingface(
+                "bert", replace(config, stack=replace(config.stack, **{option: value}))
+            )
     with pytest.raises(ValueError, match="feedforward gelu, but this one has relu"):
-        config_to_huggingface("roberta", replace(config, stack=replace(config.stack, feedforward="relu")))
+        config_to_huggingface(
+            "roberta", replace(config, stack=replace(config.stack, feedforward="relu"))
+        )
     with pytest.raises(ValueError, match="segments 0"):
-        config_to_huggingface("distilbert", replace(config, stack=replace(config.stack, norm_eps=1e-12)))
+        config_to_huggingface(
+            "distilbert", replace(config, stack=replace(config.stack, norm_eps=1e-12))
+        )
     with pytest.raises(ValueError, match="sentence"):
         both = replace(classifier, next_sentence=True, segments=2)
         from_tessera("roberta", BertMaskedLM(both).state_dict(), both)

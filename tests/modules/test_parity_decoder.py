@@ -35,7 +35,9 @@ SIZES: Settings = {
     "intermediate_size": 80,
     "max_position_embeddings": 128,
 }
-LLAMA, MISTRAL, QWEN2, QWEN3 = ({"model_type": name, **SIZES} for name in ("llama", "mistral", "qwen2", "qwen3"))
+LLAMA, MISTRAL, QWEN2, QWEN3 = (
+    {"model_type": name, **SIZES} for name in ("llama", "mistral", "qwen2", "qwen3")
+)
 LLAMA3: Settings = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -46,7 +48,12 @@ LLAMA3: Settings = {
 }
 CASES: dict[str, Settings] = {
     "gpt2": GPT2,
-    "gpt2 untied": {**GPT2, "tie_word_embeddings": False, "n_inner": 80, "activation_function": "relu"},
+    "gpt2 untied": {
+        **GPT2,
+        "tie_word_embeddings": False,
+        "n_inner": 80,
+        "activation_function": "relu",
+    },
     "llama": LLAMA,
     "llama3 scaling, tied": {**LLAMA, "rope_parameters": LLAMA3, "tie_word_embeddings": True},
     "linear scaling": {
@@ -55,7 +62,12 @@ CASES: dict[str, Settings] = {
         "num_key_value_heads": 4,
     },
     "llama with biases in attention": {**LLAMA, "attention_bias": True},
-    "llama with biases behind attention": {**LLAMA, "mlp_bias": True, "hidden_act": "gelu", "head_dim": 8},
+    "llama with biases behind attention": {
+        **LLAMA,
+        "mlp_bias": True,
+        "hidden_act": "gelu",
+        "head_dim": 8,
+    },
     "mistral": {**MISTRAL, "head_dim": 20, "sliding_window": 96},
     "qwen2": {**QWEN2, "tie_word_embeddings": True},
     "qwen3": {**QWEN3, "head_dim": 16, "tie_word_embeddings": True},
@@ -71,9 +83,16 @@ def one_thread(same_start: None) -> None:
 
 
 def their_config(settings: Settings) -> Any:
-    kind = FAMILIES[settings["model_type"]].architecture.removesuffix("LMHeadModel").removesuffix("ForCausalLM")
+    kind = (
+        FAMILIES[settings["model_type"]]
+        .architecture.removesuffix("LMHeadModel")
+        .removesuffix("ForCausalLM")
+    )
     return getattr(transformers, f"{kind}Config")(
-        **{"vocab_size": VOCABULARY, **settings}, bos_token_id=None, eos_token_id=None, pad_token_id=0
+        **{"vocab_size": VOCABULARY, **settings},
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
     )
 
 
@@ -104,13 +123,17 @@ def batch(lengths: tuple[int, ...] = (29, 11, 20), left: bool = True) -> tuple[T
     return torch.randint(1, VOCABULARY, keep.shape).masked_fill(~keep, 0), keep
 
 
-def run_theirs(model: nn.Module, tokens: Tensor, keep: Tensor | None = None, coords: Tensor | None = None) -> Tensor:
+def run_theirs(
+    model: nn.Module, tokens: Tensor, keep: Tensor | None = None, coords: Tensor | None = None
+) -> Tensor:
     with torch.inference_mode():
         mask = None if keep is None else keep.long()
         return model(input_ids=tokens, attention_mask=mask, position_ids=coords).logits
 
 
-def run_ours(net: Decoder, tokens: Tensor, keep: Tensor | None = None, coords: Tensor | None = None) -> Tensor:
+def run_ours(
+    net: Decoder, tokens: Tensor, keep: Tensor | None = None, coords: Tensor | None = None
+) -> Tensor:
     with torch.inference_mode():
         return net.logits(net(tokens, keep, coords))
 
@@ -142,9 +165,13 @@ def test_greedy_continuations(settings: Settings) -> None:
     tokens, keep = batch((17, 5, 30))
     with torch.inference_mode():
         options = {"do_sample": False, "max_new_tokens": 64, "min_new_tokens": 64}
-        expected = model.generate(tokens, attention_mask=keep.long(), **options)[:, tokens.shape[1] :]
+        expected = model.generate(tokens, attention_mask=keep.long(), **options)[
+            :, tokens.shape[1] :
+        ]
     prompts = [row[kept].tolist() for row, kept in zip(tokens, keep, strict=True)]
-    got = torch.stack(list(generate(ours(model), prompts, GenerationConfig(64, temperature=0))), 1)  # (B, 64)
+    got = torch.stack(
+        list(generate(ours(model), prompts, GenerationConfig(64, temperature=0))), 1
+    )  # (B, 64)
     assert torch.equal(got, expected)
     assert len(got.unique()) > 10
 
@@ -155,7 +182,9 @@ def test_there_and_back(settings: Settings) -> None:
     net, state, family = ours(model), model.state_dict(), settings["model_type"]
     back = from_tessera(family, net.state_dict(), net.config)
     assert back.keys() == state.keys() - ({"lm_head.weight"} if net.config.tied else set())
-    assert all(torch.equal(value, state[name]) and value.is_contiguous() for name, value in back.items())
+    assert all(
+        torch.equal(value, state[name]) and value.is_contiguous() for name, value in back.items()
+    )
     settings = config_to_huggingface(family, net.config)
     assert config_from_huggingface(settings) == (family, net.config)
 
@@ -168,12 +197,22 @@ def test_a_model_of_ours_becomes_theirs(settings: Settings, tmp_path: Path) -> N
     stack = replace(config.stack, init="xavier")
     net = Decoder(replace(config, stack=stack)).eval()
     assert FAMILIES[suited_family(config)].settings == FAMILIES[family].settings
-    save_file(from_tessera(family, net.state_dict(), config), tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(
+        from_tessera(family, net.state_dict(), config),
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
     written = config_to_huggingface(family, config, {"eos": 3, "pad": 0})
     (tmp_path / "config.json").write_text(json.dumps(written))
-    model, said = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    model, said = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
     assert not any(said.values())
-    assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (None, 3, 0)
+    assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (
+        None,
+        3,
+        0,
+    )
     tokens = batch((40, 40))[0]
     expected = run_theirs(model.eval(), tokens)
     assert far(run_ours(net, tokens), expected) <= 1e-5 and expected.std() > 0.1
@@ -186,13 +225,21 @@ def test_far_positions(name: str) -> None:
     tokens = batch((40, 40))[0]
     for start in (100, 5000, 100_000):
         coords = torch.arange(start, start + 40).expand_as(tokens)
-        assert far(run_ours(ours(model), tokens, None, coords), run_theirs(model, tokens, None, coords)) <= 1e-4
+        assert (
+            far(
+                run_ours(ours(model), tokens, None, coords), run_theirs(model, tokens, None, coords)
+            )
+            <= 1e-4
+        )
 
 
 def test_old_spellings() -> None:
     """Files of bare models leave the prefix out; old ones hold masks and frequencies, and say `rope_scaling`."""
     buffers = {
-        "gpt2": {"h.0.attn.bias": torch.ones(1, 1, 128, 128), "h.1.attn.masked_bias": torch.tensor(-1e4)},
+        "gpt2": {
+            "h.0.attn.bias": torch.ones(1, 1, 128, 128),
+            "h.1.attn.masked_bias": torch.tensor(-1e4),
+        },
         "llama3 scaling, tied": {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)},
     }
     for name, more in buffers.items():
@@ -204,20 +251,34 @@ def test_old_spellings() -> None:
         old = {key.removeprefix(prefix): value for key, value in state.items()} | more
         assert not any(key.startswith(prefix) for key in old)
         got = to_tessera(family, old, config)
-        assert got.keys() == expected.keys() and all(torch.equal(value, got[key]) for key, value in expected.items())
+        assert got.keys() == expected.keys() and all(
+            torch.equal(value, got[key]) for key, value in expected.items()
+        )
         rope = settings.pop("rope_parameters", None)
         if rope:
             base = rope.pop("rope_theta")
             kind = rope.pop("rope_type")
             settings |= {"rope_theta": base, "rope_scaling": {"type": kind, **rope}}
             assert config_from_huggingface(settings) == (family, config)
-    linear = {**LLAMA, "vocab_size": 9, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 1000}
+    linear = {
+        **LLAMA,
+        "vocab_size": 9,
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+        "rope_theta": 1000,
+    }
     found = config_from_huggingface(linear)[1]
     assert (found.position_base, found.rotary_scaling) == (1000.0, RotaryScaling("linear", 2.0))
-    assert not found.tied and (found.stack.feedforward, found.stack.norm_eps) == ("swiglu", 1e-6)  # not said
-    llama3 = {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"}
+    assert not found.tied and (found.stack.feedforward, found.stack.norm_eps) == (
+        "swiglu",
+        1e-6,
+    )  # not said
+    llama3 = {
+        key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"
+    }
     found = config_from_huggingface({**linear, "rope_scaling": llama3})[1]
-    assert found.rotary_scaling == RotaryScaling("llama3", 8.0, 1.0, 4.0, SIZES["max_position_embeddings"])
+    assert found.rotary_scaling == RotaryScaling(
+        "llama3", 8.0, 1.0, 4.0, SIZES["max_position_embeddings"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -387,13 +448,17 @@ PUBLISHED: dict[int, Settings] = {  # number of weights -> config.json as publis
 }
 
 
-@pytest.mark.parametrize("count, settings", PUBLISHED.items(), ids=[s["model_type"] for s in PUBLISHED.values()])
+@pytest.mark.parametrize(
+    "count, settings", PUBLISHED.items(), ids=[s["model_type"] for s in PUBLISHED.values()]
+)
 def test_published_sizes(count: int, settings: Settings) -> None:
     family, config = config_from_huggingface(settings)
     written = config_to_huggingface(family, config)
     assert config_from_huggingface(written) == (family, config)
     changed = (
-        {"max_position_embeddings", "sliding_window"} if family == "mistral" else {"rope_scaling", "sliding_window"}
+        {"max_position_embeddings", "sliding_window"}
+        if family == "mistral"
+        else {"rope_scaling", "sliding_window"}
     )
     same = settings.keys() & written.keys() - {"bos_token_id", "eos_token_id", *changed}
     assert len(same) >= 12 and all(settings[name] == written[name] for name in same)
@@ -407,9 +472,13 @@ def test_published_sizes(count: int, settings: Settings) -> None:
     back = from_tessera(family, net.state_dict(), config)
     for model in models:
         state = {
-            name: value for name, value in model.state_dict().items() if not (config.tied and name.startswith("lm"))
+            name: value
+            for name, value in model.state_dict().items()
+            if not (config.tied and name.startswith("lm"))
         }
-        assert {name: value.shape for name, value in back.items()} == {name: v.shape for name, v in state.items()}
+        assert {name: value.shape for name, value in back.items()} == {
+            name: v.shape for name, v in state.items()
+        }
         assert to_tessera(family, state, config).keys() == net.state_dict().keys()
 
 
@@ -423,8 +492,15 @@ SHAPES = [
 def test_logits_in_published_shapes(settings: Settings) -> None:
     """GPT-2 as it is; of the others one block and a few of the tokens."""
     if settings["model_type"] != "gpt2":
-        settings = {**settings, "num_hidden_layers": 1, "vocab_size": 1000, "torch_dtype": "float32"}
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**settings)).eval()
+        settings = {
+            **settings,
+            "num_hidden_layers": 1,
+            "vocab_size": 1000,
+            "torch_dtype": "float32",
+        }
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(**settings)
+    ).eval()
     net, tokens = ours(model), torch.randint(settings["vocab_size"], (1, 33))
     expected = run_theirs(model, tokens)
     assert expected.std() > 0.1
@@ -432,29 +508,41 @@ def test_logits_in_published_shapes(settings: Settings) -> None:
     model.generation_config.eos_token_id = None
     options = {"do_sample": False, "max_new_tokens": 64, "min_new_tokens": 64}
     theirs = model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)[0, 33:]
-    got = torch.stack(list(generate(net, tokens.tolist(), GenerationConfig(64, temperature=0))), 1)[0]  # (64,)
+    got = torch.stack(list(generate(net, tokens.tolist(), GenerationConfig(64, temperature=0))), 1)[
+        0
+    ]  # (64,)
     assert torch.equal(got, theirs)
 
 
-@pytest.mark.parametrize("settings", list(PUBLISHED.values())[1:], ids=lambda settings: settings["model_type"])
+@pytest.mark.parametrize(
+    "settings", list(PUBLISHED.values())[1:], ids=lambda settings: settings["model_type"]
+)
 def test_published_rotations_are_equal_to_the_last_bit(settings: Settings) -> None:
     family, config = config_from_huggingface(settings)
     kind = FAMILIES[family].architecture.removesuffix("ForCausalLM")
     code = import_module(f"transformers.models.{family}.modeling_{family}")
     rotary = getattr(code, f"{kind}RotaryEmbedding")(transformers.AutoConfig.for_model(**settings))
     places = torch.arange(0, settings["max_position_embeddings"], 101)[None]  # (1, N)
-    ours = Rotary(position_config(config, settings["max_position_embeddings"])).rotate(places[..., None])
+    ours = Rotary(position_config(config, settings["max_position_embeddings"])).rotate(
+        places[..., None]
+    )
     for mine, other in zip((ours.cos, ours.sin), rotary(torch.zeros(1), places), strict=True):
         half = config.stack.head_width // 2
         assert torch.equal(mine[0, 0, :, half:], other[0, :, half:])  # (N, D / 2)
 
 
 def test_presets_are_as_published() -> None:
-    stack = replace(DECODER_PRESETS["gpt2"].stack, dropout=0.1, mlp_dropout=0.0, attention_dropout=0.1)
+    stack = replace(
+        DECODER_PRESETS["gpt2"].stack, dropout=0.1, mlp_dropout=0.0, attention_dropout=0.1
+    )
     published = replace(DECODER_PRESETS["gpt2"], vocabulary=50257, stack=stack)
     assert config_from_huggingface(PUBLISHED[124_439_808]) == ("gpt2", published)
-    assert {name: suited_family(replace(config, vocabulary=9)) for name, config in DECODER_PRESETS.items()} == {
-        name: "llama" if config.position == "rotary" else "gpt2" for name, config in DECODER_PRESETS.items()
+    assert {
+        name: suited_family(replace(config, vocabulary=9))
+        for name, config in DECODER_PRESETS.items()
+    } == {
+        name: "llama" if config.position == "rotary" else "gpt2"
+        for name, config in DECODER_PRESETS.items()
     }
 
 
@@ -471,22 +559,40 @@ def yarn(kind: str) -> Settings:
         ),
         ({**QWEN3, "model_type": "qwen3_moe"}, 'model_type "qwen3_moe"'),
         ({}, 'model_type "None"'),
-        ({**LLAMA, **yarn("dynamic")}, 'rope_type "dynamic" is not supported; .* default, linear, llama3'),
+        (
+            {**LLAMA, **yarn("dynamic")},
+            'rope_type "dynamic" is not supported; .* default, linear, llama3',
+        ),
         ({**LLAMA, **yarn("yarn")}, 'rope_type "yarn"'),
         ({**LLAMA, **yarn("longrope")}, 'rope_type "longrope"'),
         ({**LLAMA, "rope_parameters": {"rope_type": "proportional"}}, 'rope_type "proportional"'),
-        ({**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor, high_freq_factor"),
+        (
+            {**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "lacks low_freq_factor, high_freq_factor",
+        ),
         ({**LLAMA, "rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
         ({**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor .* is 0.5"),
-        ({**LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "from layer to layer"),
+        (
+            {**LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+            "from layer to layer",
+        ),
         ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({**QWEN3, "use_sliding_window": True, "layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+        (
+            {**QWEN3, "use_sliding_window": True, "layer_types": ["chunked_attention"] * 2},
+            "chunked_attention",
+        ),
         ({**LLAMA, "hidden_act": "gelu_new"}, 'activation "gelu_new" is none of silu'),
         ({**GPT2, "activation_function": "mish"}, 'activation "mish" is none of gelu'),
-        ({**LLAMA, "hidden_size": None, "intermediate_size": None}, "lacks hidden_size, intermediate_size"),
+        (
+            {**LLAMA, "hidden_size": None, "intermediate_size": None},
+            "lacks hidden_size, intermediate_size",
+        ),
         ({**GPT2, "n_embd": None}, "lacks n_embd"),
         ({**GPT2, "scale_attn_weights": False}, "scale_attn_weights is False"),
-        ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        (
+            {**GPT2, "scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx is True",
+        ),
         ({**GPT2, "add_cross_attention": True}, "add_cross_attention is True"),
         ({**LLAMA, "quantization_config": {"quant_method": "gptq"}}, "quantised"),
         ({**LLAMA, "num_key_value_heads": 3}, "kv_heads 3 does not divide heads 4"),
@@ -500,19 +606,30 @@ def test_configs_that_we_lack_parts_for(settings: Settings, words: str) -> None:
 def test_weights_that_do_not_fit() -> None:
     model = theirs({**LLAMA, "tie_word_embeddings": True})
     state, config = model.state_dict(), config_from_huggingface(model.config.to_dict())[1]
-    with pytest.raises(ValueError, match="no place for: model.layers.2.mlp.up_proj.weight, model.score.weight"):
+    with pytest.raises(
+        ValueError, match="no place for: model.layers.2.mlp.up_proj.weight, model.score.weight"
+    ):
         more = dict.fromkeys(("score.weight", "model.layers.2.mlp.up_proj.weight"), torch.zeros(1))
         to_tessera("llama", state | more, config)
     with pytest.raises(ValueError, match="lack stack.blocks.0.norm1.weight"):
-        to_tessera("llama", {name: value for name, value in state.items() if "0.input" not in name}, config)
+        to_tessera(
+            "llama", {name: value for name, value in state.items() if "0.input" not in name}, config
+        )
     with pytest.raises(ValueError, match="model.layers.1.self_attn.k_proj.weight is missing"):
-        to_tessera("llama", {name: value for name, value in state.items() if "1.self_attn.k" not in name}, config)
+        to_tessera(
+            "llama",
+            {name: value for name, value in state.items() if "1.self_attn.k" not in name},
+            config,
+        )
     with pytest.raises(ValueError, match="config has no stack.blocks.0.attention.qkv.bias"):
         biases = {
-            f"model.layers.0.self_attn.{part}_proj.bias": torch.zeros(48 if part == "q" else 24) for part in "qkv"
+            f"model.layers.0.self_attn.{part}_proj.bias": torch.zeros(48 if part == "q" else 24)
+            for part in "qkv"
         }
         to_tessera("llama", {**state, **biases}, config)
-    with pytest.raises(ValueError, match="lm_head.weight is not model.embed_tokens.weight: .* tie_word_embeddings"):
+    with pytest.raises(
+        ValueError, match="lm_head.weight is not model.embed_tokens.weight: .* tie_word_embeddings"
+    ):
         to_tessera("llama", {**state, "lm_head.weight": torch.zeros(VOCABULARY, 48)}, config)
     with pytest.raises(ValueError, match="lack unembed.weight"):
         bare = {name: value for name, value in state.items() if name != "lm_head.weight"}
@@ -528,13 +645,20 @@ def test_weights_that_do_not_fit() -> None:
         load_weights(Decoder(replace(config, stack=replace(config.stack, depth=1))), ours_state)
 
 
-GPT2_OURS, LLAMA_OURS = (replace(DECODER_PRESETS[name], vocabulary=VOCABULARY) for name in ("tiny", "llama"))
+GPT2_OURS, LLAMA_OURS = (
+    replace(DECODER_PRESETS[name], vocabulary=VOCABULARY) for name in ("tiny", "llama")
+)
 
 
 @pytest.mark.parametrize(
     "family, config, change, words",
     [
-        ("gpt2", GPT2_OURS, {"position": "alibi"}, "gpt2 models have position learned, but this one has alibi"),
+        (
+            "gpt2",
+            GPT2_OURS,
+            {"position": "alibi"},
+            "gpt2 models have position learned, but this one has alibi",
+        ),
         ("gpt2", GPT2_OURS, {"bias": False}, "bias True"),
         ("gpt2", GPT2_OURS, {"mlp_bias": False}, "mlp_bias True"),
         ("gpt2", GPT2_OURS, {"norm": "rmsnorm"}, "norm layernorm"),
@@ -545,7 +669,12 @@ GPT2_OURS, LLAMA_OURS = (replace(DECODER_PRESETS[name], vocabulary=VOCABULARY) f
         ("gpt2", GPT2_OURS, {"final_norm": False}, "has_final_norm True"),
         ("gpt2", GPT2_OURS, {"attention": "additive"}, "attention dot"),
         ("gpt2", GPT2_OURS, {"layer_scale": 0.1}, "layer_scale None"),
-        ("llama", LLAMA_OURS, {"rotary_fraction": 0.5}, "rotary_fraction 1.0, but this one has 0.5"),
+        (
+            "llama",
+            LLAMA_OURS,
+            {"rotary_fraction": 0.5},
+            "rotary_fraction 1.0, but this one has 0.5",
+        ),
         ("llama", LLAMA_OURS, {"feedforward": "gelu"}, 'llama models have no feedforward "gelu"'),
         ("llama", LLAMA_OURS, {"qk_norm": True}, "qk_norm False"),
         ("llama", LLAMA_OURS, {"qkv_bias": True}, "bias True, but this one has False"),
@@ -555,7 +684,9 @@ GPT2_OURS, LLAMA_OURS = (replace(DECODER_PRESETS[name], vocabulary=VOCABULARY) f
         ("qwen3", LLAMA_OURS, {}, "qwen3 models have qk_norm True"),
     ],
 )
-def test_models_that_theirs_cannot_be_like(family: str, config: DecoderConfig, change: Settings, words: str) -> None:
+def test_models_that_theirs_cannot_be_like(
+    family: str, config: DecoderConfig, change: Settings, words: str
+) -> None:
     own = {name: value for name, value in change.items() if hasattr(config, name)}
     blocks = {name: value for name, value in change.items() if name not in own}
     config = replace(config, **own, stack=replace(config.stack, **blocks))
@@ -569,12 +700,19 @@ def test_the_family_that_suits() -> None:
     def suited(**change: Any) -> str:
         return suited_family(replace(LLAMA_OURS, stack=replace(LLAMA_OURS.stack, **change)))
 
-    assert suited() == suited(bias=True, qkv_bias=True, mlp_bias=False) == suited(mlp_bias=True) == "llama"
+    assert (
+        suited()
+        == suited(bias=True, qkv_bias=True, mlp_bias=False)
+        == suited(mlp_bias=True)
+        == "llama"
+    )
     assert suited(heads=7, kv_heads=7, head_size=8) == "mistral"
     assert suited(qkv_bias=True) == "qwen2"
     assert suited(qk_norm=True, bias=True, mlp_bias=False, qkv_bias=True) == "qwen3"
     assert suited_family(replace(GPT2_OURS, tied=False)) == "gpt2"
-    with pytest.raises(ValueError, match="llama models have norm rmsnorm, but this one has layernorm"):
+    with pytest.raises(
+        ValueError, match="llama models have norm rmsnorm, but this one has layernorm"
+    ):
         suited(norm="layernorm")
     with pytest.raises(ValueError, match="qwen3 models have mlp_bias False"):
         suited(qk_norm=True, mlp_bias=True)
@@ -588,7 +726,11 @@ def test_dropout_is_a_matter_of_rates() -> None:
     stack = config_from_huggingface(settings)[1].stack
     assert (stack.dropout, stack.hidden_dropout, stack.attention_dropout) == (0.2, 0.0, 0.05)
     written = config_to_huggingface("gpt2", config_from_huggingface(settings)[1])
-    assert [written[name] for name in ("embd_pdrop", "resid_pdrop", "attn_pdrop")] == [0.2, 0.2, 0.05]
+    assert [written[name] for name in ("embd_pdrop", "resid_pdrop", "attn_pdrop")] == [
+        0.2,
+        0.2,
+        0.05,
+    ]
     config = config_from_huggingface({**LLAMA, "vocab_size": 9, "attention_dropout": 0.2})[1]
     assert config.stack.attention_dropout == 0.2
     dropping = replace(config, stack=replace(config.stack, dropout=0.1, drop_path=0.1))

@@ -37,7 +37,12 @@ BART: Settings = {
     "decoder_ffn_dim": 96,
     "max_position_embeddings": 64,
 }
-MARIAN: Settings = {**BART, "model_type": "marian", "scale_embedding": True, "activation_function": "swish"}
+MARIAN: Settings = {
+    **BART,
+    "model_type": "marian",
+    "scale_embedding": True,
+    "activation_function": "swish",
+}
 OWN_VOCABULARIES: Settings = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 53}
 T5: Settings = {
     "model_type": "t5",
@@ -50,13 +55,23 @@ T5: Settings = {
 }
 CASES: dict[str, Settings] = {
     "marian": MARIAN,
-    "marian of odd width": {**MARIAN, "d_model": 45, "encoder_attention_heads": 3, "decoder_attention_heads": 5},
+    "marian of odd width": {
+        **MARIAN,
+        "d_model": 45,
+        "encoder_attention_heads": 3,
+        "decoder_attention_heads": 5,
+    },
     "marian with two vocabularies": {**MARIAN, **OWN_VOCABULARIES},
     "marian with three tables": {**MARIAN, **OWN_VOCABULARIES, "tie_word_embeddings": False},
     "bart": BART,
     "bart, scaled": {**BART, "scale_embedding": True, "activation_function": "relu"},
     "t5": T5,
-    "t5 v1.1": {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_heads": 3},
+    "t5 v1.1": {
+        **T5,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+        "num_heads": 3,
+    },
     "t5 with silu": {**T5, "feed_forward_proj": "gated-silu", "layer_norm_epsilon": 1e-5},
 }
 each_case = pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
@@ -70,12 +85,29 @@ def one_thread(same_start: None) -> None:
 
 def theirs(settings: Settings, std: float = 0.2) -> Any:
     """Their model with weights among which no zeros or ones hide a mistake."""
-    tokens = {"pad_token_id": 0, "eos_token_id": END, "bos_token_id": 2, "decoder_start_token_id": 0}
-    given = {"vocab_size": VOCABULARY, **tokens, **settings, "forced_eos_token_id": None, "forced_bos_token_id": None}
-    model = transformers.AutoModelForSeq2SeqLM.from_config(transformers.AutoConfig.for_model(**given)).eval()
+    tokens = {
+        "pad_token_id": 0,
+        "eos_token_id": END,
+        "bos_token_id": 2,
+        "decoder_start_token_id": 0,
+    }
+    given = {
+        "vocab_size": VOCABULARY,
+        **tokens,
+        **settings,
+        "forced_eos_token_id": None,
+        "forced_bos_token_id": None,
+    }
+    model = transformers.AutoModelForSeq2SeqLM.from_config(
+        transformers.AutoConfig.for_model(**given)
+    ).eval()
     if settings.get("tie_word_embeddings") is False:
-        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())  # some versions tie it all the same
-    values = dict(model.named_parameters()) | {n: b for n, b in model.named_buffers() if n == "final_logits_bias"}
+        model.lm_head.weight = nn.Parameter(
+            model.lm_head.weight.detach().clone()
+        )  # some versions tie it all the same
+    values = dict(model.named_parameters()) | {
+        n: b for n, b in model.named_buffers() if n == "final_logits_bias"
+    }
     with torch.no_grad():
         for name, value in values.items():
             if name.endswith("embed_positions.weight") and settings["model_type"] == "marian":
@@ -94,12 +126,18 @@ def ours(model: Any) -> Seq2Seq:
     return net
 
 
-def batch(model: Any, lengths: tuple[int, ...] = (40, 11, 25), size: int = 30) -> tuple[Tensor, Tensor, Tensor]:
+def batch(
+    model: Any, lengths: tuple[int, ...] = (40, 11, 25), size: int = 30
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sources (B, M), where they are no padding (B, M), and targets (B, N)."""
     keep = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
     source = torch.randint(3, model.config.vocab_size, keep.shape).masked_fill(~keep, 0)
     most = model.get_output_embeddings().weight.shape[0]
-    return source, keep, torch.randint(3, most, (len(lengths), size)).index_fill_(1, torch.tensor(0), 0)
+    return (
+        source,
+        keep,
+        torch.randint(3, most, (len(lengths), size)).index_fill_(1, torch.tensor(0), 0),
+    )
 
 
 def run_theirs(model: nn.Module, source: Tensor, keep: Tensor, tokens: Tensor) -> Tensor:
@@ -127,22 +165,35 @@ def test_logits(settings: Settings) -> None:
     assert far(run_ours(ours(model), *inputs), expected) <= 3e-5
 
 
-def same_texts(model: Any, net: Seq2Seq, lengths: tuple[int, ...], new: int, penalty: float, beams: int = 5) -> None:
+def same_texts(
+    model: Any, net: Seq2Seq, lengths: tuple[int, ...], new: int, penalty: float, beams: int = 5
+) -> None:
     """Compares their `generate` with our `translate`, all beams and their scores."""
     source, keep, _ = batch(model, lengths)
-    options = {"num_beams": beams, "num_return_sequences": beams, "do_sample": False, "max_new_tokens": new}
+    options = {
+        "num_beams": beams,
+        "num_return_sequences": beams,
+        "do_sample": False,
+        "max_new_tokens": new,
+    }
     more = {"length_penalty": penalty, "output_scores": True, "return_dict_in_generate": True}
     with torch.inference_mode():
-        found = model.generate(source, attention_mask=keep.long(), **options, **(more if beams > 1 else {}))
+        found = model.generate(
+            source, attention_mask=keep.long(), **options, **(more if beams > 1 else {})
+        )
     texts = found.sequences if beams > 1 else found
     sources = [row[kept].tolist() for row, kept in zip(source, keep, strict=True)]
-    config = GenerationConfig(new, temperature=0, beams=beams, length_penalty=penalty, early_stopping="likely")
+    config = GenerationConfig(
+        new, temperature=0, beams=beams, length_penalty=penalty, early_stopping="likely"
+    )
     got = [text for each in translate(net, sources, config, 0, [END]) for text in each]
     assert len(got) == len(texts)
     for number, (mine, other) in enumerate(zip(got, texts[:, 1:].tolist(), strict=True)):
         length = other.index(END) + 1 if END in other else len(other)
         assert (mine.tokens, mine.finished) == (other[:length], END in other)
-        assert beams == 1 or mine.score == pytest.approx(found.sequences_scores[number].item(), rel=1e-4, abs=1e-4)
+        assert beams == 1 or mine.score == pytest.approx(
+            found.sequences_scores[number].item(), rel=1e-4, abs=1e-4
+        )
     assert beams == 1 or any(text.finished for text in got)
 
 
@@ -176,14 +227,21 @@ def test_there_and_back(settings: Settings) -> None:
     net, state, family = ours(model), model.state_dict(), settings["model_type"]
     back = from_tessera(family, net.state_dict(), net.config)
     assert back.keys() <= state.keys()
-    copies = ("lm_head", "embed_tokens", "embed_positions" if family == "marian" else "embed_tokens")
+    copies = (
+        "lm_head",
+        "embed_tokens",
+        "embed_positions" if family == "marian" else "embed_tokens",
+    )
     assert all(any(copy in name for copy in copies) for name in state.keys() - back.keys())
     for name, value in back.items():
         assert value.is_contiguous()
         if "embed_positions" in name:  # nobody uses their first two rows
             value, state[name] = value[2:], state[name][2:]
         assert torch.equal(value, state[name]), name
-    assert config_from_huggingface(config_to_huggingface(family, net.config)) == (family, net.config)
+    assert config_from_huggingface(config_to_huggingface(family, net.config)) == (
+        family,
+        net.config,
+    )
 
 
 def saved(net: Seq2Seq, folder: Path) -> Any:
@@ -191,10 +249,18 @@ def saved(net: Seq2Seq, folder: Path) -> Any:
     from safetensors.torch import save_file
 
     family = suited_family(net.config)
-    save_file(from_tessera(family, net.state_dict(), net.config), folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        from_tessera(family, net.state_dict(), net.config),
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
     special = {"decoder_start": 0, "eos": END, "pad": 0}
-    (folder / "config.json").write_text(json.dumps(config_to_huggingface(family, net.config, special)))
-    model, said = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
+    (folder / "config.json").write_text(
+        json.dumps(config_to_huggingface(family, net.config, special))
+    )
+    model, said = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+        folder, output_loading_info=True
+    )
     assert not any(said.values())
     assert type(model).__name__ == FAMILIES[family].architecture
     start = model.config.decoder_start_token_id
@@ -203,7 +269,9 @@ def saved(net: Seq2Seq, folder: Path) -> Any:
 
 
 def sized(config: Seq2SeqConfig, **changes: Any) -> Seq2SeqConfig:
-    return replace(config, source_vocabulary=VOCABULARY, target_vocabulary=VOCABULARY, max_length=64, **changes)
+    return replace(
+        config, source_vocabulary=VOCABULARY, target_vocabulary=VOCABULARY, max_length=64, **changes
+    )
 
 
 @each_case
@@ -227,9 +295,9 @@ def test_a_preset_is_a_marian_model(tmp_path: Path) -> None:
     inputs = batch(model)
     assert far(run_ours(net, *inputs), run_theirs(model, *inputs)) <= 3e-5
     same_texts(model, net, (19, 5, 9), 16, 1.0, beams=1)
-    assert {name: suited_family(config) for name, config in SEQ2SEQ_PRESETS.items()} == dict.fromkeys(
-        SEQ2SEQ_PRESETS, "marian"
-    )
+    assert {
+        name: suited_family(config) for name, config in SEQ2SEQ_PRESETS.items()
+    } == dict.fromkeys(SEQ2SEQ_PRESETS, "marian")
 
 
 def test_buckets_are_equal_at_all_distances() -> None:
@@ -246,9 +314,16 @@ def test_buckets_are_equal_at_all_distances() -> None:
 def test_old_and_bare_files() -> None:
     """Bare models leave the prefix out; old files hold sinusoids, versions and all copies of a table."""
     more = {
-        "marian": {"model.encoder.embed_positions.weight": torch.ones(64, 64), "model.encoder.version": torch.ones(1)},
+        "marian": {
+            "model.encoder.embed_positions.weight": torch.ones(64, 64),
+            "model.encoder.version": torch.ones(1),
+        },
         "bart": {"model.decoder.version": torch.ones(1)},
-        "t5": {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": torch.ones(32, 4)},
+        "t5": {
+            "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": torch.ones(
+                32, 4
+            )
+        },
     }
     for name, buffers in more.items():
         model, prefix = theirs(CASES[name]), TABLES[name].prefix
@@ -262,7 +337,10 @@ def test_old_and_bare_files() -> None:
             assert found.keys() == expected.keys()
             assert all(torch.equal(value, found[key]) for key, value in expected.items())
         without = {key: value for key, value in few.items() if key != "final_logits_bias"}
-        assert to_tessera(family, without, config).get("head.bias", torch.zeros(1)).count_nonzero() == 0
+        assert (
+            to_tessera(family, without, config).get("head.bias", torch.zeros(1)).count_nonzero()
+            == 0
+        )
 
 
 def test_a_t5_with_one_table_that_scales_nothing() -> None:
@@ -383,11 +461,17 @@ def test_published_sizes(name: str) -> None:
     family, config = config_from_huggingface(settings)
     written = config_to_huggingface(family, config)
     assert config_from_huggingface(written) == (family, config)
-    same = {theirs for theirs in settings.keys() & written.keys() if not theirs.endswith(("token_id", "function"))}
+    same = {
+        theirs
+        for theirs in settings.keys() & written.keys()
+        if not theirs.endswith(("token_id", "function"))
+    }
     assert len(same) >= 9 and all(settings[theirs] == written[theirs] for theirs in same)
     with torch.device("meta"):
         net = Seq2Seq(config)
-        model = transformers.AutoModelForSeq2SeqLM.from_config(transformers.AutoConfig.for_model(**settings))
+        model = transformers.AutoModelForSeq2SeqLM.from_config(
+            transformers.AutoConfig.for_model(**settings)
+        )
     back = from_tessera(family, net.state_dict(), config)
     state = {key: value.shape for key, value in model.state_dict().items()}
     assert {key: state[key] for key in back} == {key: value.shape for key, value in back.items()}
@@ -397,8 +481,15 @@ def test_published_sizes(name: str) -> None:
 @pytest.mark.slow
 @each_published
 def test_published_shapes(name: str) -> None:
-    settings = {**PUBLISHED[name], "pad_token_id": 0, "eos_token_id": END, "decoder_start_token_id": 0}
-    model = theirs(settings, 0.02)  # as they begin; with larger ones T5's own rounding grows beyond the bound
+    settings = {
+        **PUBLISHED[name],
+        "pad_token_id": 0,
+        "eos_token_id": END,
+        "decoder_start_token_id": 0,
+    }
+    model = theirs(
+        settings, 0.02
+    )  # as they begin; with larger ones T5's own rounding grows beyond the bound
     net, inputs = ours(model), batch(model, (33, 20))
     expected = run_theirs(model, *inputs)
     assert expected.std() > 0.01
@@ -412,13 +503,19 @@ def test_published_shapes(name: str) -> None:
 @pytest.mark.parametrize(
     "settings, words",
     [
-        ({**BART, "model_type": "pegasus"}, 'model_type "pegasus" is not supported; .* marian, bart, t5'),
+        (
+            {**BART, "model_type": "pegasus"},
+            'model_type "pegasus" is not supported; .* marian, bart, t5',
+        ),
         ({}, 'model_type "None"'),
         ({**MARIAN, "normalize_before": True}, "normalize_before is True"),
         ({**MARIAN, "normalize_embedding": True}, "normalize_embedding is True"),
         ({**BART, "add_final_layer_norm": True}, "add_final_layer_norm is True"),
         ({**BART, "tie_word_embeddings": False}, "tie_word_embeddings False is not supported"),
-        ({**MARIAN, "tie_word_embeddings": False}, "share_encoder_decoder_embeddings True and tie_word_embeddings Fal"),
+        (
+            {**MARIAN, "tie_word_embeddings": False},
+            "share_encoder_decoder_embeddings True and tie_word_embeddings Fal",
+        ),
         ({**MARIAN, "activation_function": "mish"}, 'activation "mish" is none of gelu'),
         ({**MARIAN, "d_model": None}, "lacks d_model"),
         ({**MARIAN, "decoder_layers": None}, "lacks decoder_layers"),
@@ -439,30 +536,66 @@ def test_configs_that_we_lack_parts_for(settings: Settings, words: str) -> None:
 def test_weights_that_do_not_fit() -> None:
     model = theirs(MARIAN)
     state, config = model.state_dict(), config_from_huggingface(model.config.to_dict())[1]
-    with pytest.raises(ValueError, match="no place for: model.encoder.layers.2.fc1.bias, model.score.weight"):
-        to_tessera("marian", {**state, "score.weight": state["lm_head.weight"], "encoder.layers.2.fc1.bias": 0}, config)
+    with pytest.raises(
+        ValueError, match="no place for: model.encoder.layers.2.fc1.bias, model.score.weight"
+    ):
+        to_tessera(
+            "marian",
+            {**state, "score.weight": state["lm_head.weight"], "encoder.layers.2.fc1.bias": 0},
+            config,
+        )
     with pytest.raises(ValueError, match="lack encoder.stack.blocks.0.norm1.weight"):
-        to_tessera("marian", {n: v for n, v in state.items() if "encoder.layers.0.self_attn_layer" not in n}, config)
-    with pytest.raises(ValueError, match="model.decoder.layers.1.encoder_attn.k_proj.weight is missing"):
-        to_tessera("marian", {n: v for n, v in state.items() if "1.encoder_attn.k" not in n}, config)
-    with pytest.raises(ValueError, match="lm_head.weight is not model.shared.weight: the config says"):
+        to_tessera(
+            "marian",
+            {n: v for n, v in state.items() if "encoder.layers.0.self_attn_layer" not in n},
+            config,
+        )
+    with pytest.raises(
+        ValueError, match="model.decoder.layers.1.encoder_attn.k_proj.weight is missing"
+    ):
+        to_tessera(
+            "marian", {n: v for n, v in state.items() if "1.encoder_attn.k" not in n}, config
+        )
+    with pytest.raises(
+        ValueError, match="lm_head.weight is not model.shared.weight: the config says"
+    ):
         to_tessera("marian", {**state, "lm_head.weight": state["lm_head.weight"] + 1}, config)
-    with pytest.raises(ValueError, match=r"decoder.stack.blocks.0.feedforward.up.weight is \(96, 64\) .* but \(80, 64"):
+    with pytest.raises(
+        ValueError,
+        match=r"decoder.stack.blocks.0.feedforward.up.weight is \(96, 64\) .* but \(80, 64",
+    ):
         to_tessera("marian", state, replace(config, decoder=replace(config.decoder, mlp_width=80)))
 
 
 PRESET = sized(SEQ2SEQ_PRESETS["tiny"])
-BART_OURS, T5_OURS = (config_from_huggingface({"vocab_size": VOCABULARY, **said})[1] for said in (BART, T5))
+BART_OURS, T5_OURS = (
+    config_from_huggingface({"vocab_size": VOCABULARY, **said})[1] for said in (BART, T5)
+)
 
 
 @pytest.mark.parametrize(
     "family, config, change, words",
     [
-        ("marian", PRESET, {"architecture": "prefix"}, "architecture encoder_decoder, but this one has prefix"),
-        ("marian", PRESET, {"position": "learned"}, "position sinusoidal, but this one has learned"),
+        (
+            "marian",
+            PRESET,
+            {"architecture": "prefix"},
+            "architecture encoder_decoder, but this one has prefix",
+        ),
+        (
+            "marian",
+            PRESET,
+            {"position": "learned"},
+            "position sinusoidal, but this one has learned",
+        ),
         ("marian", PRESET, {"position_base": 500.0}, "position_base 10000, not 500.0"),
         ("marian", PRESET, {"embedding_norm": True}, "embedding_norm False"),
-        ("marian", PRESET, {"tying": "inputs"}, "tying all or none or target, but this one has inputs"),
+        (
+            "marian",
+            PRESET,
+            {"tying": "inputs"},
+            "tying all or none or target, but this one has inputs",
+        ),
         ("marian", PRESET, {"norm_eps": 1e-6}, "norm_eps 1e-05"),
         ("marian", PRESET, {"order": "pre"}, "order post"),
         ("marian", PRESET, {"norm": "rmsnorm"}, "norm layernorm"),
@@ -482,11 +615,16 @@ BART_OURS, T5_OURS = (config_from_huggingface({"vocab_size": VOCABULARY, **said}
         ("t5", T5_OURS, {"kv_heads": 2}, "as many kv_heads as heads"),
     ],
 )
-def test_models_that_theirs_cannot_be_like(family: str, config: Seq2SeqConfig, change: Settings, words: str) -> None:
+def test_models_that_theirs_cannot_be_like(
+    family: str, config: Seq2SeqConfig, change: Settings, words: str
+) -> None:
     own = {name: value for name, value in change.items() if hasattr(config, name)}
     blocks = {name: value for name, value in change.items() if name not in own}
     config = replace(
-        config, **own, encoder=replace(config.encoder, **blocks), decoder=replace(config.decoder, **blocks)
+        config,
+        **own,
+        encoder=replace(config.encoder, **blocks),
+        decoder=replace(config.decoder, **blocks),
     )
     with pytest.raises(ValueError, match=words):
         config_to_huggingface(family, config)
@@ -496,8 +634,16 @@ def test_models_that_theirs_cannot_be_like(family: str, config: Seq2SeqConfig, c
 
 def test_sides_that_theirs_cannot_part() -> None:
     for config, change, words in (
-        (PRESET, {"feedforward": "gelu"}, "marian models have the same feedforward in encoder and decoder, not"),
-        (T5_OURS, {"heads": 2, "kv_heads": 2, "head_size": 16}, "t5 models have the same heads .* not 2 and 4"),
+        (
+            PRESET,
+            {"feedforward": "gelu"},
+            "marian models have the same feedforward in encoder and decoder, not",
+        ),
+        (
+            T5_OURS,
+            {"heads": 2, "kv_heads": 2, "head_size": 16},
+            "t5 models have the same heads .* not 2 and 4",
+        ),
         (T5_OURS, {"mlp_width": 40}, "t5 models have the same mlp_width .* not 40 and 80"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -506,19 +652,32 @@ def test_sides_that_theirs_cannot_part() -> None:
     assert suited_family(other) == "marian"
     with pytest.raises(ValueError, match="bart models have tying all"):
         config_to_huggingface("bart", replace(BART_OURS, tying="target"))
-    assert [suited_family(config) for config in (BART_OURS, T5_OURS, replace(T5_OURS, tying="inputs"))] == [
-        *("bart", "t5", "t5")
-    ]
+    assert [
+        suited_family(config) for config in (BART_OURS, T5_OURS, replace(T5_OURS, tying="inputs"))
+    ] == [*("bart", "t5", "t5")]
     with pytest.raises(ValueError, match="position sinusoidal, but this one has rotary"):
         suited_family(replace(PRESET, position="rotary"))
     assert TABLES.keys() == FAMILIES.keys()
 
 
 def test_dropout_is_a_matter_of_rates() -> None:
-    settings = {**MARIAN, "vocab_size": 9, "dropout": 0.3, "attention_dropout": 0.05, "activation_dropout": 0.2}
-    for stack in (config_from_huggingface(settings)[1].encoder, config_from_huggingface(settings)[1].decoder):
+    settings = {
+        **MARIAN,
+        "vocab_size": 9,
+        "dropout": 0.3,
+        "attention_dropout": 0.05,
+        "activation_dropout": 0.2,
+    }
+    for stack in (
+        config_from_huggingface(settings)[1].encoder,
+        config_from_huggingface(settings)[1].decoder,
+    ):
         assert (stack.dropout, stack.hidden_dropout, stack.attention_dropout) == (0.3, 0.2, 0.05)
     written = config_to_huggingface("marian", config_from_huggingface(settings)[1])
-    assert [written[name] for name in ("dropout", "attention_dropout", "activation_dropout")] == [0.3, 0.05, 0.2]
+    assert [written[name] for name in ("dropout", "attention_dropout", "activation_dropout")] == [
+        0.3,
+        0.05,
+        0.2,
+    ]
     stack = config_from_huggingface({**T5, "vocab_size": 9, "dropout_rate": 0.3})[1].decoder
     assert (stack.dropout, stack.hidden_dropout, stack.attention_dropout) == (0.3, 0.3, 0.3)

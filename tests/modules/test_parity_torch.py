@@ -63,7 +63,9 @@ def test_self_attention(mask: str) -> None:
         "pairs": (pairs(allowed), ~allowed, None),
         "causal and padding": (causal(M) & padding(KEEP), ~triangle, ~KEEP),
     }[mask]
-    expected, weights = theirs(x, x, x, key_padding_mask=padded, attn_mask=drawn, average_attn_weights=False)
+    expected, weights = theirs(
+        x, x, x, key_padding_mask=padded, attn_mask=drawn, average_attn_weights=False
+    )
     record: list[Tensor] = []
     close(net(x, mask=ours), expected)
     close(net(x, mask=ours, memory=WeightList(record)), expected)
@@ -73,7 +75,9 @@ def test_self_attention(mask: str) -> None:
 @pytest.mark.parametrize("source_width", [E, 10])
 @pytest.mark.parametrize("masked", [False, True])
 def test_cross_attention(source_width: int, masked: bool) -> None:
-    theirs = shaken(nn.MultiheadAttention(E, H, kdim=source_width, vdim=source_width, batch_first=True))
+    theirs = shaken(
+        nn.MultiheadAttention(E, H, kdim=source_width, vdim=source_width, batch_first=True)
+    )
     net = MultiHeadAttention(StackConfig(E, heads=H), source_width).eval()
     copy_attention(net, theirs)
     x, source = torch.randn(B, N, E), torch.randn(B, M, source_width)
@@ -90,7 +94,9 @@ def test_cross_attention(source_width: int, masked: bool) -> None:
 @pytest.mark.parametrize("order", ["pre", "post"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_encoder(order: str, activation: str) -> None:
-    layer = nn.TransformerEncoderLayer(E, H, 40, 0.0, activation, batch_first=True, norm_first=order == "pre")
+    layer = nn.TransformerEncoderLayer(
+        E, H, 40, 0.0, activation, batch_first=True, norm_first=order == "pre"
+    )
     norm = nn.LayerNorm(E) if order == "pre" else None
     theirs = shaken(nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False))
     config = StackConfig(E, 2, H, mlp_width=40, order=order, feedforward=activation, norm_eps=1e-5)
@@ -107,7 +113,15 @@ def test_decoder(order: str) -> None:
     layer = nn.TransformerDecoderLayer(E, H, 40, 0.0, batch_first=True, norm_first=order == "pre")
     theirs = shaken(nn.TransformerDecoder(layer, 2, nn.LayerNorm(E) if order == "pre" else None))
     config = StackConfig(
-        E, 2, H, mlp_width=40, order=order, feedforward="relu", norm_eps=1e-5, causal=True, cross_attention=True
+        E,
+        2,
+        H,
+        mlp_width=40,
+        order=order,
+        feedforward="relu",
+        norm_eps=1e-5,
+        causal=True,
+        cross_attention=True,
     )
     net = Stack(config).eval()
     copy_stack(net, theirs)
@@ -120,19 +134,29 @@ def test_decoder(order: str) -> None:
 @pytest.mark.parametrize("name, activation", [("swiglu", "silu"), ("geglu", "gelu")])
 def test_gated_feed_forward_is_llamas(name: str, activation: str) -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
-    sizes = llama.LlamaConfig(hidden_size=E, num_attention_heads=H, intermediate_size=40, hidden_act=activation)
+    sizes = llama.LlamaConfig(
+        hidden_size=E, num_attention_heads=H, intermediate_size=40, hidden_act=activation
+    )
     theirs, net = llama.LlamaMLP(sizes), FEEDFORWARDS[name](E, 40, bias=False)
-    net.load_state_dict({key.replace("_proj", ""): value for key, value in theirs.state_dict().items()})
+    net.load_state_dict(
+        {key.replace("_proj", ""): value for key, value in theirs.state_dict().items()}
+    )
     x = torch.randn(B, N, E)
     close(net(x), theirs(x))
 
 
 def test_additive_attention_is_bahdanaus() -> None:
-    net, x, source = AdditiveAttention(StackConfig(E, heads=H), 10), torch.randn(1, N, E), torch.randn(1, M, 10)
+    net, x, source = (
+        AdditiveAttention(StackConfig(E, heads=H), 10),
+        torch.randn(1, N, E),
+        torch.randn(1, M, 10),
+    )
     q, (k, v) = net.query(x[0]), net.key_value(source[0]).split(E, -1)
     heads = []
     for h, part in enumerate(torch.arange(E).split(E // H)):
-        energies = [[net.score[h] @ torch.tanh(q[n, part] + k[m, part]) for m in range(M)] for n in range(N)]
+        energies = [
+            [net.score[h] @ torch.tanh(q[n, part] + k[m, part]) for m in range(M)] for n in range(N)
+        ]
         heads.append(torch.tensor(energies).softmax(-1) @ v[:, part])
     close(net(x, source)[0], net.output(torch.cat(heads, -1)))
 
@@ -192,7 +216,9 @@ def test_alibi_slopes_are_blooms(heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     alibi = POSITIONS["alibi"](PositionConfig(8 * heads, heads, 8, (N,)))
     coords = grid_coordinates((N,))
-    expected = bloom.build_alibi_tensor(torch.ones(1, N), heads, torch.float32)[:, 0]  # (H, M): slope x key
+    expected = bloom.build_alibi_tensor(torch.ones(1, N), heads, torch.float32)[
+        :, 0
+    ]  # (H, M): slope x key
     got = alibi.bias(coords, coords)[0]  # (H, N, M)
     close(
         got[:, -1] - got[:, -1, :1], expected
@@ -212,7 +238,9 @@ def test_sinusoidal_is_the_papers() -> None:
 
 def test_two_axes_are_timms() -> None:
     timm = pytest.importorskip("timm.layers")
-    expected = timm.build_sincos2d_pos_embed([2, 3], dim=E)  # row sines, column sines, row cosines, column cosines
+    expected = timm.build_sincos2d_pos_embed(
+        [2, 3], dim=E
+    )  # row sines, column sines, row cosines, column cosines
     quarter = expected.chunk(4, -1)
     got = position("sincos2d", (2, 3)).embed(torch.zeros(1, 6, E))[0]
     close(got, torch.cat((quarter[0], quarter[2], quarter[1], quarter[3]), -1))

@@ -37,7 +37,9 @@ def shake(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            head = name.startswith(("head", "classifier"))  # logits of size 1, so that differences are absolute
+            head = name.startswith(
+                ("head", "classifier")
+            )  # logits of size 1, so that differences are absolute
             parameter.normal_(std=0.02 if head else 0.05, generator=generator)
             if parameter.dim() == 1 and not name.endswith("bias"):
                 parameter += 1.0  # norms and scales
@@ -88,15 +90,26 @@ def test_presets_have_the_published_sizes(name: str) -> None:
 
 
 def test_config_is_read_off_a_timm_file() -> None:
-    for name in ("vit_tiny_patch16_224", "vit_medium_patch16_reg4_gap_256", "vit_small_patch16_224.avg"):
+    for name in (
+        "vit_tiny_patch16_224",
+        "vit_medium_patch16_reg4_gap_256",
+        "vit_small_patch16_224.avg",
+    ):
         theirs = timm_model(name, depth=2)
         config = config_from_timm_model(theirs)
-        known = ViTConfig(pool=config.pool, stack=StackConfig(heads=config.stack.heads, width=config.stack.width))
+        known = ViTConfig(
+            pool=config.pool, stack=StackConfig(heads=config.stack.heads, width=config.stack.width)
+        )
         assert config_from_timm_state(theirs.state_dict(), known) == config
 
 
 def test_positions_that_form_a_grid_with_and_without_other_tokens_are_not_guessed() -> None:
-    options = {"img_size": 48, "depth": 1, "reg_tokens": 4, "no_embed_class": True}  # 9 patches, 5 other tokens
+    options = {
+        "img_size": 48,
+        "depth": 1,
+        "reg_tokens": 4,
+        "no_embed_class": True,
+    }  # 9 patches, 5 other tokens
     theirs = timm_model("vit_tiny_patch16_224", **options)
     config = config_from_timm_model(theirs)
     assert config.image_size == 48
@@ -121,12 +134,18 @@ def test_torchvision() -> None:
 def test_hugging_face(depth: int, limit: float) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = transformers.ViTConfig(
-        hidden_size=192, num_hidden_layers=depth, num_attention_heads=3, intermediate_size=768, num_labels=5
+        hidden_size=192,
+        num_hidden_layers=depth,
+        num_attention_heads=3,
+        intermediate_size=768,
+        num_labels=5,
     )
     with torch.device("meta"):
         theirs = transformers.ViTForImageClassification(sizes)
     shake(theirs)
-    family = "huggingface5" if "vit.layers.0.mlp.fc1.weight" in theirs.state_dict() else "huggingface"
+    family = (
+        "huggingface5" if "vit.layers.0.mlp.fc1.weight" in theirs.state_dict() else "huggingface"
+    )
     stack = StackConfig(width=192, depth=depth, heads=3, norm_eps=1e-12)
     config = ViTConfig(num_classes=5, stack=stack)
     net = ours(family, theirs, config)
@@ -140,7 +159,12 @@ def test_hugging_face_files(tmp_path: Any) -> None:
     transformers = pytest.importorskip("transformers")
     load_file = pytest.importorskip("safetensors.torch").load_file
     sizes = transformers.ViTConfig(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96, image_size=32, patch_size=8
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=96,
+        image_size=32,
+        patch_size=8,
     )
     with torch.device("meta"):
         theirs = transformers.ViTForImageClassification(sizes)
@@ -149,11 +173,15 @@ def test_hugging_face_files(tmp_path: Any) -> None:
     stack = StackConfig(width=64, depth=2, heads=2, mlp_width=96, norm_eps=1e-12)
     config = ViTConfig(image_size=32, patch_size=8, num_classes=2, stack=stack)
     net = ViT(config).eval()
-    net.load_state_dict(to_tessera("huggingface", load_file(tmp_path / "model.safetensors"), config))
+    net.load_state_dict(
+        to_tessera("huggingface", load_file(tmp_path / "model.safetensors"), config)
+    )
     assert difference(net, theirs, 32) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_medium_patch16_reg4_gap_256", "deit3_small_patch16_224"])
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "vit_medium_patch16_reg4_gap_256", "deit3_small_patch16_224"]
+)
 def test_timm_and_back(name: str) -> None:
     options = {"depth": 2, "num_classes": 4}
     theirs, other = timm_model(name, **options), timm_model(name, **options)
@@ -178,7 +206,9 @@ def test_another_image_size_and_head() -> None:
     assert sorted(missing) == ["head.linear.bias", "head.linear.weight"] and not unexpected
     from timm.layers import resample_abs_pos_embed
 
-    resized = resample_abs_pos_embed(theirs.state_dict()["pos_embed"], (6, 6), num_prefix_tokens=1)[0, 1:]
+    resized = resample_abs_pos_embed(theirs.state_dict()["pos_embed"], (6, 6), num_prefix_tokens=1)[
+        0, 1:
+    ]
     torch.testing.assert_close(net.position.table.flatten(0, 1), resized, atol=1e-6, rtol=0)
 
 

@@ -104,7 +104,9 @@ def test_gradients_of_poolings(name: str) -> None:
 
 def check_vit(**options: Any) -> None:
     stack = StackConfig(width=8, depth=1, heads=2, mlp_width=6)
-    check_gradients(ViT(replace(TINY, image_size=4, stack=stack, **options)), torch.randn(B, 1, 4, 4))
+    check_gradients(
+        ViT(replace(TINY, image_size=4, stack=stack, **options)), torch.randn(B, 1, 4, 4)
+    )
 
 
 def check_gradients(net: nn.Module, x: Tensor, *others: Any) -> None:
@@ -115,7 +117,9 @@ def check_gradients(net: nn.Module, x: Tensor, *others: Any) -> None:
     def run(flat: Tensor) -> Tensor:
         parts = flat.split([value.numel() for value in values])
         x, *weights = (part.view_as(value) for part, value in zip(parts, values, strict=True))
-        return torch.func.functional_call(net, dict(zip(names[1:], weights, strict=True)), (x, *others))
+        return torch.func.functional_call(
+            net, dict(zip(names[1:], weights, strict=True)), (x, *others)
+        )
 
     flat = torch.cat([value.detach().flatten() for value in values]).requires_grad_()
     assert torch.autograd.gradcheck(run, flat, fast_mode=True)
@@ -146,7 +150,9 @@ def test_every_parameter_of_a_vit_gets_a_gradient_and_a_role(name: str, pool: st
 def test_tokens_without_positions_have_no_order(options: dict[str, Any]) -> None:
     stack = shaken(Stack(replace(SMALL, **options))).eval()
     x, order, other = torch.randn(B, N, E), torch.randperm(N), source(options)
-    torch.testing.assert_close(stack(x, source=other)[:, order], stack(x[:, order], source=other), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        stack(x, source=other)[:, order], stack(x[:, order], source=other), atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in POOLINGS if name != "cls"])
@@ -190,7 +196,9 @@ def test_the_past_does_not_see_the_future(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("options", CHOICES, ids=label)
-def test_a_padded_batch_equals_each_sequence_alone(options: dict[str, Any], is_causal: bool) -> None:
+def test_a_padded_batch_equals_each_sequence_alone(
+    options: dict[str, Any], is_causal: bool
+) -> None:
     stack = shaken(Stack(replace(SMALL, **{**options, "causal": is_causal}))).eval()
     lengths, other = (N, 3), source(options)
     x = torch.randn(B, N, E)
@@ -210,7 +218,9 @@ def test_packed_documents_equal_each_document_alone(name: str, is_causal: bool) 
 
     def run(x: Tensor, coords: Tensor, mask: Mask) -> Tensor:
         both = mask & Mask(causal=is_causal)
-        return stack(place.embed(x, coords), both.with_bias(place.bias(coords, coords)), place.rotate(coords))
+        return stack(
+            place.embed(x, coords), both.with_bias(place.bias(coords, coords)), place.rotate(coords)
+        )
 
     restart = torch.cat([torch.arange(n) for n in lengths])[None, :, None]  # (1, N, 1)
     packed = run(x, restart, documents(torch.tensor([[0, 0, 0, 0, 1, 1]])))
@@ -221,14 +231,19 @@ def test_packed_documents_equal_each_document_alone(name: str, is_causal: bool) 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("kind", ["left padding and causal", "empty sequence", "empty row", "packed and padded"])
+@pytest.mark.parametrize(
+    "kind", ["left padding and causal", "empty sequence", "empty row", "packed and padded"]
+)
 def test_a_row_that_sees_nothing_gives_zeros(kind: str, with_bias: bool, attention: str) -> None:
     keep = torch.tensor([[True] * N, [False] * 2 + [True] * (N - 2)])
     allowed = torch.ones(N, N, dtype=torch.bool)
     allowed[1] = False
     mask, dead = {
         "left padding and causal": (padding(keep) & causal(N), ~keep),
-        "empty sequence": (padding(torch.tensor([[True] * N, [False] * N])), torch.tensor([[False] * N, [True] * N])),
+        "empty sequence": (
+            padding(torch.tensor([[True] * N, [False] * N])),
+            torch.tensor([[False] * N, [True] * N]),
+        ),
         "empty row": (pairs(allowed), torch.eye(N, dtype=torch.bool)[1].expand(B, N)),
         "packed and padded": (
             documents((~keep).long()) & padding(keep),
@@ -241,7 +256,10 @@ def test_a_row_that_sees_nothing_gives_zeros(kind: str, with_bias: bool, attenti
     weights: list[Tensor] = []
     for memory in (Memory(), WeightList(weights)):
         out = net(x, mask=mask.with_bias(bias) if with_bias else mask, memory=memory)
-        assert torch.equal(out[dead], torch.zeros_like(out[dead])) and out[~dead].abs().min(-1)[0].sum() > 0
+        assert (
+            torch.equal(out[dead], torch.zeros_like(out[dead]))
+            and out[~dead].abs().min(-1)[0].sum() > 0
+        )
         out.square().sum().backward()
         assert all(torch.isfinite(p.grad).all() for p in (x, *net.parameters()))
         assert not with_bias or torch.isfinite(bias.grad).all()
@@ -269,7 +287,9 @@ def test_masks_combine_in_any_order() -> None:
 def test_weights_on_request_do_not_change_the_result(options: dict[str, Any]) -> None:
     stack = shaken(Stack(replace(SMALL, **options))).eval()
     x, record, other = torch.randn(B, N, E), AttentionRecord(), source(options)
-    torch.testing.assert_close(stack(x, source=other, memory=record), stack(x, source=other), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        stack(x, source=other, memory=record), stack(x, source=other), atol=1e-5, rtol=1e-5
+    )
     assert [tuple(w.shape) for w in record.own] == [(B, H, N, N)] * 2
     assert [tuple(w.shape) for w in record.cross] == ([(B, H, N, 5)] * 2 if other else [])
     for weights in record.own + record.cross:
@@ -283,7 +303,9 @@ def test_weights_on_request_do_not_change_the_result(options: dict[str, Any]) ->
 
 @pytest.mark.parametrize("name, grid", [("rotary", (9,)), ("rotary2d", (4, 5))])
 def test_rotary_scores_depend_on_the_offset_only(name: str, grid: tuple[int, ...]) -> None:
-    rotary = POSITIONS[name](PositionConfig(32, 2, 16, grid, fraction=0.5 if name == "rotary" else 1.0))
+    rotary = POSITIONS[name](
+        PositionConfig(32, 2, 16, grid, fraction=0.5 if name == "rotary" else 1.0)
+    )
     coords = grid_coordinates(grid)
     q, k = torch.randn(1, 2, 1, 16).expand(-1, -1, coords.shape[1], -1), torch.randn(1, 2, 1, 16)
     k = k.expand(-1, -1, coords.shape[1], -1)
@@ -295,7 +317,9 @@ def test_rotary_scores_depend_on_the_offset_only(name: str, grid: tuple[int, ...
 
 
 def test_prefix_tokens_are_not_rotated() -> None:
-    rotation = POSITIONS["rotary2d"](PositionConfig(E, H, E // H, (2, 2))).rotate(grid_coordinates((2, 2)))
+    rotation = POSITIONS["rotary2d"](PositionConfig(E, H, E // H, (2, 2))).rotate(
+        grid_coordinates((2, 2))
+    )
     x = torch.randn(B, H, 6, E // H)
     after = rotation.after_prefix(2)(x)
     assert torch.equal(after[:, :, :2], x[:, :, :2])
@@ -311,10 +335,14 @@ def test_coordinates_default_to_the_grid(name: str) -> None:
 
 
 def test_a_learned_table_is_resized_to_another_grid() -> None:
-    ramp = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij"), -1)  # (8, 8, 2)
+    ramp = torch.stack(
+        torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij"), -1
+    )  # (8, 8, 2)
     assert torch.equal(resize_grid(ramp, (8, 8)), ramp)
     small = resize_grid(ramp, (4, 4))
-    torch.testing.assert_close(small[1:3, 1:3, 0], torch.tensor([[2.5, 2.5], [4.5, 4.5]]), atol=0.1, rtol=0)
+    torch.testing.assert_close(
+        small[1:3, 1:3, 0], torch.tensor([[2.5, 2.5], [4.5, 4.5]]), atol=0.1, rtol=0
+    )
     line = resize_grid(torch.arange(4.0)[:, None], (8,))
     assert line.shape == (8, 1) and (line.diff(dim=0) >= 0).all()
     with pytest.raises(ValueError, match="grid"):
@@ -331,7 +359,9 @@ def test_an_encoder_layer_has_12_d2_13_d_parameters(width: int) -> None:
 
 
 def test_a_gate_keeps_the_parameter_count() -> None:
-    plain, gated = (Stack(StackConfig(width=192, depth=1, feedforward=name)) for name in ("gelu", "swiglu"))
+    plain, gated = (
+        Stack(StackConfig(width=192, depth=1, feedforward=name)) for name in ("gelu", "swiglu")
+    )
     counts = [sum(p.numel() for p in net.parameters()) for net in (plain, gated)]
     assert abs(counts[0] - counts[1]) / counts[0] < 0.01
 
@@ -339,15 +369,27 @@ def test_a_gate_keeps_the_parameter_count() -> None:
 def test_roles() -> None:
     roles = parameter_roles(vit(pool="attention", register_tokens=1, class_token=True, stem="conv"))
     tables = {name for name, role in roles.items() if role == "table"}
-    assert tables == {"embed.stem.layers.0.weight", "embed.stem.layers.3.weight", "head.linear.weight"}
+    assert tables == {
+        "embed.stem.layers.0.weight",
+        "embed.stem.layers.3.weight",
+        "head.linear.weight",
+    }
     matrices = {
-        name.split("blocks.0.")[-1] for name, role in roles.items() if role == "matrix" and "blocks.1" not in name
+        name.split("blocks.0.")[-1]
+        for name, role in roles.items()
+        if role == "matrix" and "blocks.1" not in name
     }
     assert matrices == {f"attention.{n}.weight" for n in ("qkv", "output")} | {
         f"feedforward.{n}.weight" for n in ("up", "down")
     } | {f"pool.attention.{n}.weight" for n in ("query", "key_value", "output")}
     scalars = {name for name, role in roles.items() if role == "scalar"}
-    assert {"position.table", "prefix.vectors", "pool.query", "stack.norm.weight", "head.linear.bias"} <= scalars
+    assert {
+        "position.table",
+        "prefix.vectors",
+        "pool.query",
+        "stack.norm.weight",
+        "head.linear.bias",
+    } <= scalars
 
 
 def test_tied_weights_have_one_role() -> None:
@@ -364,9 +406,16 @@ def test_start_values(name: str) -> None:
     block = Stack(StackConfig(width=256, depth=8, heads=4, init=name)).blocks[0]
     up, down = block.feedforward.up.weight.std().item(), block.feedforward.down.weight.std().item()
     glorot = (2 / (256 + 1024)) ** 0.5
-    expected = {"trunc_normal": (0.0176, 0.0176), "xavier": (glorot, glorot), "gpt2": (0.02, 0.02 / 16**0.5)}
+    expected = {
+        "trunc_normal": (0.0176, 0.0176),
+        "xavier": (glorot, glorot),
+        "gpt2": (0.02, 0.02 / 16**0.5),
+    }
     assert name not in expected or (up, down) == pytest.approx(expected[name], rel=0.03)
-    assert name != "trunc_normal" or block.feedforward.up.weight.abs().max().item() == pytest.approx(0.04, rel=0.01)
+    assert (
+        name != "trunc_normal"
+        or block.feedforward.up.weight.abs().max().item() == pytest.approx(0.04, rel=0.01)
+    )
     assert block.feedforward.up.bias.abs().max() == 0
 
 
@@ -378,16 +427,26 @@ def test_dropout_is_at_all_five_places() -> None:
     assert not torch.equal(net(images), net(images))
     attention = MultiHeadAttention(StackConfig(E, heads=H, attention_dropout=0.5))
     x = torch.randn(1, N, E)
-    assert not torch.equal(attention(x), attention(x)) and torch.equal(attention.eval()(x), attention(x))
+    assert not torch.equal(attention(x), attention(x)) and torch.equal(
+        attention.eval()(x), attention(x)
+    )
     net.eval()
     assert torch.equal(net(images), net(images))
 
 
 @pytest.mark.parametrize("kv_heads", [H, 1])
-@pytest.mark.parametrize("kind", ["free", "padding", "causal", "padding and causal", "bias", "everything"])
-def test_dropped_weights_are_those_of_the_fast_kernel(kind: str, kv_heads: int, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "kind", ["free", "padding", "causal", "padding and causal", "bias", "everything"]
+)
+def test_dropped_weights_are_those_of_the_fast_kernel(
+    kind: str, kv_heads: int, monkeypatch: Any
+) -> None:
     keep = torch.tensor([[True] * N, [False] + [True] * (N - 1)])
-    parts = {"padding": padding(keep), "causal": causal(N), "bias": Mask().with_bias(torch.randn(1, H, N, N))}
+    parts = {
+        "padding": padding(keep),
+        "causal": causal(N),
+        "bias": Mask().with_bias(torch.randn(1, H, N, N)),
+    }
     mask = FREE
     for name in parts:
         mask = mask & parts[name] if name in kind or kind == "everything" else mask
@@ -400,8 +459,12 @@ def test_dropped_weights_are_those_of_the_fast_kernel(kind: str, kv_heads: int, 
     upstream = torch.randn_like(fast)
     expected = torch.autograd.grad(fast, leaves, upstream)
     rates: list[float] = []
-    monkeypatch.setattr("modules.attention.dropout", lambda weights, rate: rates.append(rate) or weights)
-    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", lambda *_: pytest.fail("slow on CPUs"))
+    monkeypatch.setattr(
+        "modules.attention.dropout", lambda weights, rate: rates.append(rate) or weights
+    )
+    monkeypatch.setattr(
+        "torch.nn.functional.scaled_dot_product_attention", lambda *_: pytest.fail("slow on CPUs")
+    )
     slow = attention.train()(x, mask=mask)
     torch.testing.assert_close(slow, fast, atol=1e-5, rtol=1e-5)
     for mine, theirs in zip(torch.autograd.grad(slow, leaves, upstream), expected, strict=True):

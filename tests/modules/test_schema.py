@@ -13,7 +13,12 @@ from modules.models.seq2seq_config import SEQ2SEQ_PRESETS, Seq2SeqConfig
 from modules.models.vit import VIT_PRESETS, ViTConfig
 from modules.schema import from_dict
 
-PRESETS = [*VIT_PRESETS.values(), *BERT_PRESETS.values(), *DECODER_PRESETS.values(), *SEQ2SEQ_PRESETS.values()]
+PRESETS = [
+    *VIT_PRESETS.values(),
+    *BERT_PRESETS.values(),
+    *DECODER_PRESETS.values(),
+    *SEQ2SEQ_PRESETS.values(),
+]
 PRESETS += [DecoderConfig(position="rotary", rotary_scaling=RotaryScaling("llama3", 8))]
 
 

@@ -27,8 +27,21 @@ PLACES = [name for name in POSITIONS if not name.endswith("2d")]
 VARIANTS: list[dict[str, Any]] = [
     *({"position": name} for name in PLACES),
     *({"tying": name, "order": "post"} for name in TYINGS),
-    {"embedding_norm": True, "output_bias": True, "scale_embedding": False, "kv_heads": 2, "position": "learned"},
-    {"norm": "rmsnorm", "feedforward": "geglu", "bias": False, "qkv_bias": False, "position": "t5", "head_size": 5},
+    {
+        "embedding_norm": True,
+        "output_bias": True,
+        "scale_embedding": False,
+        "kv_heads": 2,
+        "position": "learned",
+    },
+    {
+        "norm": "rmsnorm",
+        "feedforward": "geglu",
+        "bias": False,
+        "qkv_bias": False,
+        "position": "t5",
+        "head_size": 5,
+    },
     {"order": "parallel", "attention": "additive", "qk_norm": True},
 ]
 LENGTHS = torch.tensor([7, 3, 5])
@@ -41,7 +54,12 @@ def name_of(options: dict[str, Any]) -> str:
 
 def model(architecture: str = "encoder_decoder", **options: Any) -> Seq2Seq:
     own = {key: options.pop(key) for key in [*options] if key in Seq2SeqConfig.__dataclass_fields__}
-    sizes = {"source_vocabulary": V, "target_vocabulary": V, "max_length": 12, "architecture": architecture}
+    sizes = {
+        "source_vocabulary": V,
+        "target_vocabulary": V,
+        "max_length": 12,
+        "architecture": architecture,
+    }
     stacks = {"encoder": replace(ENCODER, **options), "decoder": replace(DECODER, **options)}
     return shaken(ARCHITECTURES[architecture](Seq2SeqConfig(**{**sizes, **stacks, **own}))).eval()
 
@@ -66,7 +84,9 @@ def test_names_are_the_keys() -> None:
 # nn.Transformer ------------------------------------------------------------------------------------------------------
 
 
-def their_loss(net: Seq2Seq, theirs: nn.Transformer, given: tuple[Tensor, ...], table: Tensor) -> tuple[Tensor, Tensor]:
+def their_loss(
+    net: Seq2Seq, theirs: nn.Transformer, given: tuple[Tensor, ...], table: Tensor
+) -> tuple[Tensor, Tensor]:
     """Vectors (B, N, E) and smoothed loss of torch's encoder-decoder between our tables."""
     source, tokens, targets, keep = given
     place = torch.arange(max(M, N))[:, None] / 10000.0 ** (torch.arange(0, E, 2) / E)
@@ -80,13 +100,17 @@ def their_loss(net: Seq2Seq, theirs: nn.Transformer, given: tuple[Tensor, ...], 
         tgt_key_padding_mask=~keep,
         memory_key_padding_mask=~KEEP,
     )
-    return hidden, F.cross_entropy((hidden @ table.T).flatten(0, 1), targets.flatten(), label_smoothing=0.1)
+    return hidden, F.cross_entropy(
+        (hidden @ table.T).flatten(0, 1), targets.flatten(), label_smoothing=0.1
+    )
 
 
 @pytest.mark.parametrize("given_keep", [False, True])
 @pytest.mark.parametrize("order", ["pre", "post"])
 def test_outputs_and_gradients_are_those_of_torch(order: str, given_keep: bool) -> None:
-    theirs = shaken(nn.Transformer(E, 4, 2, 2, 20, 0.0, batch_first=True, norm_first=order == "pre"))
+    theirs = shaken(
+        nn.Transformer(E, 4, 2, 2, 20, 0.0, batch_first=True, norm_first=order == "pre")
+    )
     net = model(order=order, final_norm=True, feedforward="relu", norm_eps=1e-5).train()
     for ours, their in ((net.encoder, theirs.encoder), (net.decoder, theirs.decoder)):
         copy_stack(ours.stack, their)
@@ -120,7 +144,9 @@ def test_outputs_and_gradients_are_those_of_torch(order: str, given_keep: bool) 
 @both
 @every
 @pytest.mark.parametrize("pieces", [(1,) * N, (2, 1, 3)], ids=str)
-def test_step_by_step_is_teacher_forced(architecture: str, options: dict[str, Any], pieces: tuple[int, ...]) -> None:
+def test_step_by_step_is_teacher_forced(
+    architecture: str, options: dict[str, Any], pieces: tuple[int, ...]
+) -> None:
     net, (source, tokens) = model(architecture, **options), texts()
     whole = net.logits(net(source, tokens, KEEP))
     seen = net.encode(source, KEEP)
@@ -200,8 +226,14 @@ def test_weights_can_be_watched() -> None:
 
 @both
 @every
-def test_loss_and_gradients_are_those_of_all_logits(architecture: str, options: dict[str, Any]) -> None:
-    net, (source, tokens), targets = model(architecture, **options).train(), texts(), torch.randint(V, (B, N))
+def test_loss_and_gradients_are_those_of_all_logits(
+    architecture: str, options: dict[str, Any]
+) -> None:
+    net, (source, tokens), targets = (
+        model(architecture, **options).train(),
+        texts(),
+        torch.randint(V, (B, N)),
+    )
     targets[1, 2:] = -100
     hidden = net(source, tokens, KEEP)
     logits = net.logits(hidden).flatten(0, 1)
@@ -216,7 +248,9 @@ def test_loss_and_gradients_are_those_of_all_logits(architecture: str, options: 
         assert one.abs().sum() > 0, name
     roles = parameter_roles(net)
     assert list(roles) == list(parameter_depths(net)) == [*names]
-    assert {name for name, role in roles.items() if role == "table"} == {n for n in names if n.endswith("embed.weight")}
+    assert {name for name, role in roles.items() if role == "table"} == {
+        n for n in names if n.endswith("embed.weight")
+    }
 
 
 @both
@@ -225,18 +259,28 @@ def test_tables_are_shared_as_said(architecture: str, tying: Any) -> None:
     sizes = {} if tying in ("all", "inputs") else {"source_vocabulary": V + 4}
     net, source = model(architecture, tying=tying, **sizes), texts()[0]
     tables = {name.split(".")[0] for name in net.state_dict() if name.endswith("embed.weight")}
-    own = {"all": set(), "inputs": {"unembed"}, "target": {"source_embed"}, "none": {"source_embed", "unembed"}}
+    own = {
+        "all": set(),
+        "inputs": {"unembed"},
+        "target": {"source_embed"},
+        "none": {"source_embed", "unembed"},
+    }
     assert tables == {"embed"} | own[tying]
     with torch.no_grad():
         before, hidden = net.encode(source).states.clone(), torch.randn(1, E)
-        close(net.logits(hidden), hidden @ (net.embed if net.unembed is None else net.unembed).weight.T)
+        close(
+            net.logits(hidden),
+            hidden @ (net.embed if net.unembed is None else net.unembed).weight.T,
+        )
         net.embed.weight.zero_()
         assert torch.equal(net.encode(source).states, before) == (tying in ("target", "none"))
 
 
 def test_start_values() -> None:
     torch.manual_seed(0)
-    preset = replace(SEQ2SEQ_PRESETS["tiny"], source_vocabulary=2000, target_vocabulary=2000, max_length=50)
+    preset = replace(
+        SEQ2SEQ_PRESETS["tiny"], source_vocabulary=2000, target_vocabulary=2000, max_length=50
+    )
     for tying in TYINGS:
         net = Seq2Seq(replace(preset, tying=tying)).eval()
         tokens = torch.arange(2000)[None]
@@ -246,7 +290,9 @@ def test_start_values() -> None:
             scores = net.logits(net(tokens[:, :40], tokens[:, 40:80]))
         assert 0.7 < scores.std() < 1.4
         qkv = net.encoder.stack.blocks[0].attention.qkv
-        assert qkv.weight.abs().max().item() == pytest.approx((6 / (4 * 128)) ** 0.5, rel=0.01)  # as nn.Transformer's
+        assert qkv.weight.abs().max().item() == pytest.approx(
+            (6 / (4 * 128)) ** 0.5, rel=0.01
+        )  # as nn.Transformer's
     plain = Seq2Seq(replace(preset, scale_embedding=False)).embed.weight
     assert plain.abs().max().item() == pytest.approx((6 / 2128) ** 0.5, rel=0.01)
 
@@ -259,7 +305,12 @@ def test_published_sizes() -> None:
     assert {*SEQ2SEQ_PRESETS} == {"tiny", *published}
     for name, (width, heads, hidden) in published.items():
         with torch.device("meta"):
-            config = replace(SEQ2SEQ_PRESETS[name], source_vocabulary=37000, target_vocabulary=37000, max_length=9)
+            config = replace(
+                SEQ2SEQ_PRESETS[name],
+                source_vocabulary=37000,
+                target_vocabulary=37000,
+                max_length=9,
+            )
             net, theirs = Seq2Seq(config), nn.Transformer(width, heads, 6, 6, hidden)
         count, wanted = (sum(p.numel() for p in part.parameters()) for part in (net, theirs))
         assert count == wanted - 4 * width + 37000 * width  # theirs has two norms more
@@ -275,7 +326,10 @@ def test_config_round_trip(name: str) -> None:
 @both
 @pytest.mark.parametrize("position", PLACES)
 def test_recomputed_activations_change_nothing(architecture: str, position: str) -> None:
-    net, (source, tokens) = model(architecture, position=position, checkpoint_activations=True), texts()
+    net, (source, tokens) = (
+        model(architecture, position=position, checkpoint_activations=True),
+        texts(),
+    )
     with torch.no_grad():
         plain = net(source, tokens, KEEP)
     close(net(source, tokens, KEEP), plain)
@@ -296,8 +350,14 @@ def test_recomputed_activations_change_nothing(architecture: str, position: str)
         ({"encoder": DECODER}, "leave encoder.causal and encoder.cross_attention off"),
         ({"decoder": ENCODER}, "set decoder.causal and decoder.cross_attention"),
         ({"encoder": StackConfig(12, 1, 2)}, "The encoder is 12 wide and the decoder 192"),
-        ({"decoder": StackConfig(causal=True, cross_attention=True, source_width=5)}, "leave decoder.source_width out"),
-        ({"source_vocabulary": 5, "target_vocabulary": 6}, 'there are 5 source tokens and 6 target tokens; .*"target"'),
+        (
+            {"decoder": StackConfig(causal=True, cross_attention=True, source_width=5)},
+            "leave decoder.source_width out",
+        ),
+        (
+            {"source_vocabulary": 5, "target_vocabulary": 6},
+            'there are 5 source tokens and 6 target tokens; .*"target"',
+        ),
     ],
 )
 def test_models_that_cannot_be(options: dict[str, Any], words: str) -> None:
@@ -332,11 +392,15 @@ def test_autocast_chooses_the_caches_type() -> None:
 @pytest.mark.parametrize("texts, tokens", [(0, 3), (2, 0)])
 def test_there_may_be_no_text_or_no_token(texts: int, tokens: int) -> None:
     net = model()
-    hidden = net(torch.zeros(texts, 4, dtype=torch.int64), torch.zeros(texts, tokens, dtype=torch.int64))
+    hidden = net(
+        torch.zeros(texts, 4, dtype=torch.int64), torch.zeros(texts, tokens, dtype=torch.int64)
+    )
     assert hidden.shape == (texts, tokens, net.config.decoder.width)
 
 
 @pytest.mark.parametrize("sources, texts", [(4, 2), (2, 4), (2, 3), (4, 3)])
 def test_sources_and_texts_of_different_numbers_do_not_mix(sources: int, texts: int) -> None:
     with pytest.raises(RuntimeError, match="size"):
-        model()(torch.zeros(sources, 5, dtype=torch.int64), torch.zeros(texts, 6, dtype=torch.int64))
+        model()(
+            torch.zeros(sources, 5, dtype=torch.int64), torch.zeros(texts, 6, dtype=torch.int64)
+        )

@@ -20,7 +20,9 @@ START, STOP = 1, {2, 7}
 GREEDY = GenerationConfig(max_new_tokens=9, temperature=0.0)
 
 
-def found(net: Seq2Seq, sources: Sequence[Sequence[int]] = SOURCES, **options: Any) -> list[list[Translation]]:
+def found(
+    net: Seq2Seq, sources: Sequence[Sequence[int]] = SOURCES, **options: Any
+) -> list[list[Translation]]:
     given = {key: options.pop(key) for key in ("banned", "seeds", "stop") if key in options}
     config = GenerationConfig(**{"max_new_tokens": 9, **options})
     return translate(net, sources, config, START, **{"stop": STOP, **given})
@@ -33,9 +35,14 @@ def logs(net: Seq2Seq, source: Sequence[int], tokens: Sequence[int]) -> Tensor:
     return net.logits(hidden)[0].log_softmax(-1)
 
 
-def score(net: Seq2Seq, source: Sequence[int], tokens: Sequence[int], penalty: float = 1.0) -> float:
+def score(
+    net: Seq2Seq, source: Sequence[int], tokens: Sequence[int], penalty: float = 1.0
+) -> float:
     """What a translation's score is said to be."""
-    return float(logs(net, source, tokens)[torch.arange(len(tokens)), [*tokens]].sum()) / len(tokens) ** penalty
+    return (
+        float(logs(net, source, tokens)[torch.arange(len(tokens)), [*tokens]].sum())
+        / len(tokens) ** penalty
+    )
 
 
 def greedy(net: Seq2Seq, source: Sequence[int], new: int = 9) -> list[int]:
@@ -75,23 +82,30 @@ def test_enough_beams_find_the_best_of_all_texts(architecture: str, penalty: flo
     net, source = model(architecture, target_vocabulary=4, tying="target"), SOURCES[0]
     made = torch.tensor([*itertools.product(range(4), repeat=3)])
     with torch.no_grad():
-        hidden = net(torch.tensor([source]).expand(len(made), -1), F.pad(made[:, :-1], (1, 0), value=START))
+        hidden = net(
+            torch.tensor([source]).expand(len(made), -1), F.pad(made[:, :-1], (1, 0), value=START)
+        )
         steps = net.logits(hidden).log_softmax(-1).gather(2, made[..., None])[..., 0]  # (texts, 3)
     scores: dict[tuple[int, ...], float] = {}
     for text, logs_ in zip(made.tolist(), steps.tolist(), strict=True):
         end = text.index(2) + 1 if 2 in text else 3
         scores[tuple(text[:end])] = sum(logs_[:end]) / end**penalty
     wanted = sorted(((rated, text) for text, rated in scores.items()), reverse=True)[:27]
-    rows = found(net, [SOURCES[1], source], stop={2}, beams=27, max_new_tokens=3, length_penalty=penalty)[1]
+    rows = found(
+        net, [SOURCES[1], source], stop={2}, beams=27, max_new_tokens=3, length_penalty=penalty
+    )[1]
     assert [tuple(row.tokens) for row in rows] == [text for _, text in wanted]
     assert [row.score for row in rows] == pytest.approx([rated for rated, _ in wanted], abs=1e-4)
 
 
 @both
 @pytest.mark.parametrize(
-    "position, stopping", [("sinusoidal", "never"), ("t5", "likely"), ("rotary", "first"), ("learned", "never")]
+    "position, stopping",
+    [("sinusoidal", "never"), ("t5", "likely"), ("rotary", "first"), ("learned", "never")],
 )
-def test_beams_of_a_batch_are_those_of_each_source(architecture: str, position: str, stopping: str) -> None:
+def test_beams_of_a_batch_are_those_of_each_source(
+    architecture: str, position: str, stopping: str
+) -> None:
     net = model(architecture, position=position, tying="none")
     made = found(net, beams=3, early_stopping=stopping)
     check(net, made)
@@ -101,14 +115,18 @@ def test_beams_of_a_batch_are_those_of_each_source(architecture: str, position: 
 
 
 @both
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"beams": 4, "early_stopping": "likely"}, {}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {"beams": 4, "early_stopping": "likely"}, {}], ids=str
+)
 def test_what_is_done_leaves_the_batch(
     architecture: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, rows, step = model(architecture, output_bias=True, tying="none"), [], Reader.step
     with torch.no_grad():
         net.head.bias[[*STOP]] += 0.5
-    monkeypatch.setattr(Reader, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens))
+    monkeypatch.setattr(
+        Reader, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens)
+    )
     sources = [[a, b] for a in range(4) for b in range(5)]
     made = found(net, sources, **options)
     count, wanted = len(made), []
@@ -119,7 +137,9 @@ def test_what_is_done_leaves_the_batch(
     assert rows == (wanted if len(made[0]) == 1 else sorted(rows, reverse=True)) and rows
     monkeypatch.setattr(search, "few", lambda open_: None)
     stayed = found(net, sources, **options)
-    assert [[row.tokens for row in one] for one in made] == [[row.tokens for row in one] for one in stayed]
+    assert [[row.tokens for row in one] for one in made] == [
+        [row.tokens for row in one] for one in stayed
+    ]
 
 
 def test_a_source_is_read_and_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +150,9 @@ def test_a_source_is_read_and_kept_once(monkeypatch: pytest.MonkeyPatch) -> None
         block.cross_attention.key_value.register_forward_hook(lambda *_: calls.append(1))
     found(net, beams=5, stop=())
     kept = readers[0].cache.block(1).cross.recall()
-    assert len(calls) == 2 and kept is not None and kept[0].shape == (4, 4, 5, 6)  # of sources, not of beams
+    assert (
+        len(calls) == 2 and kept is not None and kept[0].shape == (4, 4, 5, 6)
+    )  # of sources, not of beams
 
 
 @both
@@ -139,9 +161,18 @@ def test_draws_do_not_depend_on_the_batch(architecture: str) -> None:
     made = found(net, seed=5, temperature=1.5, top_p=0.95)
     check(net, made)
     for row, source in enumerate(SOURCES):
-        assert found(net, [source], seed=5 + row, temperature=1.5, top_p=0.95)[0][0].tokens == made[row][0].tokens
-    assert found(net, SOURCES[1:3], seeds=[6, 7], temperature=1.5, top_p=0.95)[1][0].tokens == made[2][0].tokens
-    assert found(net, [SOURCES[0]] * 20, temperature=2.0)[0] != found(net, [SOURCES[0]] * 20, temperature=2.0)[1]
+        assert (
+            found(net, [source], seed=5 + row, temperature=1.5, top_p=0.95)[0][0].tokens
+            == made[row][0].tokens
+        )
+    assert (
+        found(net, SOURCES[1:3], seeds=[6, 7], temperature=1.5, top_p=0.95)[1][0].tokens
+        == made[2][0].tokens
+    )
+    assert (
+        found(net, [SOURCES[0]] * 20, temperature=2.0)[0]
+        != found(net, [SOURCES[0]] * 20, temperature=2.0)[1]
+    )
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"beams": 3}, {}], ids=str)
@@ -182,7 +213,8 @@ def test_a_higher_length_penalty_favours_longer_texts() -> None:
     with torch.no_grad():
         net.head.bias[2] += 2
     lengths = [
-        sum(len(rows[0].tokens) for rows in found(net, beams=6, length_penalty=penalty)) for penalty in (-2, 0, 1, 3)
+        sum(len(rows[0].tokens) for rows in found(net, beams=6, length_penalty=penalty))
+        for penalty in (-2, 0, 1, 3)
     ]
     assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
 

@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from tests.tasks.command import SMALL_LM, SMALL_S2S, checkpoint, metrics, same, write_corpus, write_images
+from tests.tasks.command import (
+    SMALL_LM,
+    SMALL_S2S,
+    checkpoint,
+    metrics,
+    same,
+    write_corpus,
+    write_images,
+)
 from tests.tasks.forked import Server
 
 SHARED = (
@@ -23,8 +31,14 @@ TEXT = (
     "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2 --model.net.stack.dropout 0.1 "
     "--data.max_length 32 --data.batch_size 8"
 )
-LM = SMALL_LM.replace("--trainer.max_epochs 1 --trainer.log_every_n_steps 1 ", "") + " --model.net.stack.dropout 0.1"
-S2S = SMALL_S2S.partition(" --data.batch_size")[0] + " --data.max_length 32 --model.net.encoder.dropout 0.1"
+LM = (
+    SMALL_LM.replace("--trainer.max_epochs 1 --trainer.log_every_n_steps 1 ", "")
+    + " --model.net.stack.dropout 0.1"
+)
+S2S = (
+    SMALL_S2S.partition(" --data.batch_size")[0]
+    + " --data.max_length 32 --model.net.encoder.dropout 0.1"
+)
 PAIRS = "--data.source dates --data.tokenizer.vocabulary 300"
 CASES = {  # by sampler: task and options
     "plain": ("vit", f"{RANDOM} --trainer.max_epochs 3 --trainer.limit_train_batches 8"),
@@ -50,7 +64,10 @@ CASES = {  # by sampler: task and options
         "--trainer.limit_train_batches 10 --trainer.accumulate_grad_batches 2 --trainer.val_check_interval 7 "
         "--trainer.check_val_every_n_epoch null",
     ),
-    "random windows": ("lm", f"{LM} --data.source files --data.path texts --trainer.max_epochs 2 --model.ema 0.9"),
+    "random windows": (
+        "lm",
+        f"{LM} --data.source files --data.path texts --trainer.max_epochs 2 --model.ema 0.9",
+    ),
     "documents": (
         "lm",
         f"{LM} --data.source files --data.path texts --data.packing documents --trainer.max_epochs 2 "
@@ -113,7 +130,9 @@ def fill(folder: Path) -> Path:
 
 def first(case: str, ranks: int = 1) -> str:
     """The command line that starts a case."""
-    two = "--trainer.accelerator cpu --trainer.devices 2 --trainer.strategy ddp" if ranks == 2 else ""
+    two = (
+        "--trainer.accelerator cpu --trainer.devices 2 --trainer.strategy ddp" if ranks == 2 else ""
+    )
     return f"fit {CASES[case][1]} {SHARED} {two} --run_dir r"
 
 
@@ -166,4 +185,8 @@ def scale_gradients(put: Callable[..., None] = setattr, **options: float) -> Non
 
     scaler: Any = torch.amp.GradScaler
     put(trainer_options, "default_precision", lambda _: None)
-    put(lightning_cli, "environment", lambda: [MixedPrecision("16-mixed", "cpu", scaler("cpu", **options))])
+    put(
+        lightning_cli,
+        "environment",
+        lambda: [MixedPrecision("16-mixed", "cpu", scaler("cpu", **options))],
+    )

@@ -14,7 +14,9 @@ from PIL import Image
 
 from tasks.cli.main import main
 
-DEFAULT_SECONDS = 300  # of any default run: 90 to 120 alone on a fast processor, more beside other jobs
+DEFAULT_SECONDS = (
+    300  # of any default run: 90 to 120 alone on a fast processor, more beside other jobs
+)
 ROOT = Path(__file__).parents[2]
 SHORT = (
     "--trainer.limit_train_batches 4 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
@@ -48,7 +50,9 @@ def run(line: str, task: str = "vit") -> int:
         return int(stop.code or 0)
 
 
-def process(line: str, before: str = "", task: str = "vit", **options: Any) -> subprocess.CompletedProcess[str]:
+def process(
+    line: str, before: str = "", task: str = "vit", **options: Any
+) -> subprocess.CompletedProcess[str]:
     """`python -m tasks.TASK LINE` in a process of its own, after the Python code `before`; prints what it imported."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{before}\n"
@@ -57,8 +61,12 @@ def process(line: str, before: str = "", task: str = "vit", **options: Any) -> s
         "print('imported', *{name.partition('.')[0] for name in sys.modules})\nsys.exit(code)"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    environment.pop("WANDB_SERVICE", None)  # W&B's process of this one, which would keep a killed run open
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, **options)
+    environment.pop(
+        "WANDB_SERVICE", None
+    )  # W&B's process of this one, which would keep a killed run open
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, **options
+    )
 
 
 def checkpoint(run_folder: str | Path, name: str = "last") -> dict[str, Any]:
@@ -78,7 +86,9 @@ def same(a: Any, b: Any) -> bool:
 def metrics(run_folder: str | Path) -> list[dict[str, str]]:
     """The rows of `metrics.csv`, without empty cells and without what depends on the clock."""
     with open(Path(run_folder, "metrics.csv"), newline="") as file:
-        rows = [{k: v for k, v in row.items() if v and k not in CLOCK} for row in csv.DictReader(file)]
+        rows = [
+            {k: v for k, v in row.items() if v and k not in CLOCK} for row in csv.DictReader(file)
+        ]
     return [row for row in rows if row.keys() - {"step", "epoch"}]
 
 
@@ -91,10 +101,14 @@ class Malicious:
 
 def picture(side: int, mode: str = "RGB") -> Image.Image:
     """A random picture."""
-    return Image.fromarray(torch.randint(0, 256, (side, side, 3), dtype=torch.uint8).numpy()).convert(mode)
+    return Image.fromarray(
+        torch.randint(0, 256, (side, side, 3), dtype=torch.uint8).numpy()
+    ).convert(mode)
 
 
-def write_images(folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 4, side: int = 12) -> Path:
+def write_images(
+    folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 4, side: int = 12
+) -> Path:
     """`train/CLASS/*.png` below `folder`."""
     for name in classes:
         (folder / "train" / name).mkdir(parents=True)
@@ -110,7 +124,11 @@ def write_reviews(folder: Path, copies: int = 20, names: tuple[str, ...] = ("neg
     folder.mkdir()
     features = Features({"text": Value("string"), "label": ClassLabel(names=list(names))})
     for split, count in (("train", copies), ("test", 4), ("unsupervised", 4)):
-        texts = [f"{word} film number {i}, seen twice" for i in range(count) for word in ("a bad", "a good")]
+        texts = [
+            f"{word} film number {i}, seen twice"
+            for i in range(count)
+            for word in ("a bad", "a good")
+        ]
         labels = [-1] * len(texts) if split == "unsupervised" else [0, 1] * count
         rows = Dataset.from_dict({"text": texts, "label": labels}, features=features)
         rows.to_parquet(folder / f"{split}-00000-of-00001.parquet")
@@ -127,14 +145,21 @@ def write_corpus(folder: Path, count: int = 8) -> Path:
     return folder
 
 
-def write_pairs(folder: Path, count: int = 160, test: str = "test", languages: tuple[str, str] = ("en", "up")) -> Path:
+def write_pairs(
+    folder: Path, count: int = 160, test: str = "test", languages: tuple[str, str] = ("en", "up")
+) -> Path:
     """Aligned files of three splits: up to six numbers in words, and the same in capitals."""
     from random import Random
 
     folder.mkdir()
-    words, draw = ["one's", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], Random(0)
+    words, draw = (
+        ["one's", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
+        Random(0),
+    )
     for split, size in (("train", count), ("val", 16), (test, 12)):
-        texts = [" ".join(draw.choices(words, k=1 + int(6 * draw.random()))) + "\n" for _ in range(size)]
+        texts = [
+            " ".join(draw.choices(words, k=1 + int(6 * draw.random()))) + "\n" for _ in range(size)
+        ]
         for language, way in zip(languages, (str, str.upper), strict=True):
             (folder / f"{split}.{language}").write_text("".join(map(way, texts)))
     return folder

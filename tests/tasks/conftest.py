@@ -56,7 +56,13 @@ def lm_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lm_bytes")
     texts = write_corpus(folder / "texts")
     line = f"fit {SMALL_LM} --data.source files --data.path {texts} --data.tokenizer.vocabulary 400"
-    assert run(f"{line} --model.net.position rotary --model.optimizer.lr 3e-3 --run_dir {folder}/run", "lm") == 0
+    assert (
+        run(
+            f"{line} --model.net.position rotary --model.optimizer.lr 3e-3 --run_dir {folder}/run",
+            "lm",
+        )
+        == 0
+    )
     return folder / "run" / "checkpoints" / "best.ckpt"
 
 
@@ -66,7 +72,13 @@ def lm_letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lm_letters")
     (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 60)
     line = f"fit {SMALL_LM} --data.source files --data.path {folder}/text.txt --data.tokenizer.kind character"
-    assert run(f"{line} --data.tokenizer.vocabulary 100 --model.optimizer.lr 1e-2 --run_dir {folder}/run", "lm") == 0
+    assert (
+        run(
+            f"{line} --data.tokenizer.vocabulary 100 --model.optimizer.lr 1e-2 --run_dir {folder}/run",
+            "lm",
+        )
+        == 0
+    )
     return folder / "run" / "checkpoints" / "best.ckpt"
 
 

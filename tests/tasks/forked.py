@@ -103,7 +103,9 @@ class Server:
         environment.pop("TESSERA_RUN_DIR", None)
         command = [sys.executable, "-c", SERVER]
         pipe: Any = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, env=environment, text=True
+        )
         assert self.process.stdout and self.process.stdout.readline() == "ready\n"
         self.port = 20000 + os.getpid() % 20000
 
@@ -114,13 +116,27 @@ class Server:
         return json.loads(self.process.stdout.readline())
 
     def start(
-        self, line: str, folder: Path, task: str = "vit", before: str = "", ranks: int = 1, **environment: str
+        self,
+        line: str,
+        folder: Path,
+        task: str = "vit",
+        before: str = "",
+        ranks: int = 1,
+        **environment: str,
     ) -> Running:
         """Start `python -m tasks.TASK LINE` in `folder` after the Python code `before`."""
         self.port += 1
         environment |= {"TESSERA_RUN_DIR": str(folder / "r")} if ranks > 1 else {}
-        job = {"line": shlex.split(line), "folder": str(folder), "task": task, "before": before, "ranks": ranks}
-        return Running(self, self.ask(job | {"environment": environment, "port": self.port}), folder)
+        job = {
+            "line": shlex.split(line),
+            "folder": str(folder),
+            "task": task,
+            "before": before,
+            "ranks": ranks,
+        }
+        return Running(
+            self, self.ask(job | {"environment": environment, "port": self.port}), folder
+        )
 
     def run(self, line: str, folder: Path, task: str = "vit", **options: Any) -> str:
         """Run it to its end, which must be good; what the first rank printed."""

@@ -59,7 +59,9 @@ def test_a_resumed_run_ends_the_same(tmp_path: Path, stop_at: int) -> None:
     assert same(weights_of(task), weights_of(straight))
 
 
-def test_the_best_checkpoint_holds_the_mean_and_the_state_the_trained_weights(tmp_path: Path) -> None:
+def test_the_best_checkpoint_holds_the_mean_and_the_state_the_trained_weights(
+    tmp_path: Path,
+) -> None:
     saver = ModelCheckpoint(tmp_path, filename="x", every_n_epochs=1, save_on_train_epoch_end=False)
     task = Toy()
     fit(task, 4, LastWeights(COUNT), saver)

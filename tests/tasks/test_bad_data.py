@@ -22,7 +22,9 @@ from tests.tasks.test_bad_input import FAILED, USER, assert_refused, nothing
 pytestmark = pytest.mark.timeout(120)  # a pipe or a device would be read for ever
 
 Make = Callable[[], Any]
-NAMES = {b"huggingface": b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["bad", "good"]}}}}'}
+NAMES = {
+    b"huggingface": b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["bad", "good"]}}}}'
+}
 TEXTS, LABELS = [f"film number {i}" for i in range(20)], [i % 2 for i in range(20)]
 DEEP = "[" * 200_000 + "]" * 200_000
 DIGITS = "9" * 5000
@@ -31,7 +33,9 @@ OUT = "/etc/hostname"
 
 def lines(name: str, bad: str | bytes, good: str, head: str = "") -> None:
     """A file of 20 good lines with a bad one after the tenth."""
-    rows = [good.replace("NUMBER", str(i)).replace("CLASS", ("bad", "good")[i % 2]) for i in range(20)]
+    rows = [
+        good.replace("NUMBER", str(i)).replace("CLASS", ("bad", "good")[i % 2]) for i in range(20)
+    ]
     middle = bad if isinstance(bad, bytes) else bad.encode()
     Path(name).parent.mkdir(exist_ok=True)
     parts = [*(row.encode() for row in rows[:10]), middle, *(row.encode() for row in rows[10:])]
@@ -47,17 +51,23 @@ def csv(bad: str | bytes, head: str = "text,label\n") -> Make:
 
 
 def json_pairs(bad: str) -> Make:
-    return partial(lines, "pairs/train.jsonl", bad, '{"translation": {"en": "two NUMBER", "up": "TWO NUMBER"}}')
+    return partial(
+        lines, "pairs/train.jsonl", bad, '{"translation": {"en": "two NUMBER", "up": "TWO NUMBER"}}'
+    )
 
 
-def table(column: Any, schema: dict[bytes, bytes] | None = None, texts: Any = TEXTS, twice: bool = False) -> Make:
+def table(
+    column: Any, schema: dict[bytes, bytes] | None = None, texts: Any = TEXTS, twice: bool = False
+) -> Make:
     """A Parquet file `d/train-0.parquet` of 20 texts with this column of labels."""
 
     def make() -> None:
         Path("d").mkdir()
         names = ["text", "label", *(["label"] if twice else [])]
         columns = [pa.array(texts), pa.array(column), *([pa.array(column)] if twice else [])]
-        parquet.write_table(pa.table(columns, names=names).replace_schema_metadata(schema), "d/train-0.parquet")
+        parquet.write_table(
+            pa.table(columns, names=names).replace_schema_metadata(schema), "d/train-0.parquet"
+        )
 
     return make
 
@@ -72,7 +82,9 @@ def cut(name: str, kind: Make) -> Make:
     def make() -> None:
         kind()
         path = Path(name).with_suffix("")
-        with pa.output_stream(name, compression={".gz": "gzip", ".zst": "zstd"}[Path(name).suffix]) as file:
+        with pa.output_stream(
+            name, compression={".gz": "gzip", ".zst": "zstd"}[Path(name).suffix]
+        ) as file:
             file.write(path.read_bytes())
         path.unlink()
         Path(name).write_bytes(Path(name).read_bytes()[:-9])
@@ -87,7 +99,11 @@ BERT = (
 MLM, LM = BERT, f"fit {SMALL_LM} --data.source files --data.path d"
 TABLE = f"fit {SMALL_S2S} {PAIRS.replace('files', 'table')}"
 FILES = f"fit {SMALL_S2S} {PAIRS}"
-JSON_ROW, CSV_ROW, ROW = "line 11 of d/train.jsonl", "line 12 of d/train.csv", "row 19 of the train split of d"
+JSON_ROW, CSV_ROW, ROW = (
+    "line 11 of d/train.jsonl",
+    "line 12 of d/train.csv",
+    "row 19 of the train split of d",
+)
 GOOD = pa.array(LABELS)
 Case = tuple[str, str, Make, int, tuple[str, ...]]  # task, command line, files, exit code, words
 JSON: dict[str, tuple[str, str]] = {  # a bad line, what is said of it
@@ -105,7 +121,8 @@ JSON: dict[str, tuple[str, str]] = {  # a bad line, what is said of it
 }
 CASES: dict[str, Case] = {
     **{
-        f"json: {name}": ("bert", f"{BERT} jsonl", jsonl(bad), FAILED, (JSON_ROW, w)) for name, (bad, w) in JSON.items()
+        f"json: {name}": ("bert", f"{BERT} jsonl", jsonl(bad), FAILED, (JSON_ROW, w))
+        for name, (bad, w) in JSON.items()
     },
     "json: a negative label": (
         *("bert", f"{BERT} jsonl", jsonl('{"text": "fine", "label": -1}'), FAILED),
@@ -115,10 +132,34 @@ CASES: dict[str, Case] = {
         *("bert", f"{BERT} jsonl", jsonl(f'{{"text": "fine", "label": {10**12}}}'), FAILED),
         (JSON_ROW, f"label {10**12}"),
     ),
-    "json to pretrain": ("mlm", f"{MLM} jsonl", jsonl('{"text": ["a"]}'), FAILED, (JSON_ROW, "a list as text")),
-    "json of a language model": ("lm", LM, jsonl('{"text": ["a"]}'), FAILED, (JSON_ROW, "a list as text")),
-    "numbers of a language model": ("lm", LM, jsonl('{"text": 3.5}'), FAILED, (JSON_ROW, "as text")),
-    "deep json of a language model": ("lm", LM, jsonl(f'{{"x": {DEEP}}}'), FAILED, (JSON_ROW, "nested")),
+    "json to pretrain": (
+        "mlm",
+        f"{MLM} jsonl",
+        jsonl('{"text": ["a"]}'),
+        FAILED,
+        (JSON_ROW, "a list as text"),
+    ),
+    "json of a language model": (
+        "lm",
+        LM,
+        jsonl('{"text": ["a"]}'),
+        FAILED,
+        (JSON_ROW, "a list as text"),
+    ),
+    "numbers of a language model": (
+        "lm",
+        LM,
+        jsonl('{"text": 3.5}'),
+        FAILED,
+        (JSON_ROW, "as text"),
+    ),
+    "deep json of a language model": (
+        "lm",
+        LM,
+        jsonl(f'{{"x": {DEEP}}}'),
+        FAILED,
+        (JSON_ROW, "nested"),
+    ),
     "json of pairs": (
         *("seq2seq", TABLE, json_pairs('{"translation": {"en": ["two"], "up": "TWO"}}'), FAILED),
         ("line 11 of pairs/train.jsonl", "a list as translation.en"),
@@ -134,9 +175,27 @@ CASES: dict[str, Case] = {
         FAILED,
         ("line 1 of d/train.csv", "text"),
     ),
-    "csv: NUL bytes": ("bert", f"{BERT} csv", csv(b"fi\0ne,bad"), FAILED, ("d/train.csv", "12", "NUL")),
-    "csv: a fraction as label": ("bert", f"{BERT} csv", csv("fine,0.5"), FAILED, (CSV_ROW, "label 0.5")),
-    "csv: a huge label": ("bert", f"{BERT} csv", csv(f"fine,{DIGITS}"), FAILED, (CSV_ROW, "label 999")),
+    "csv: NUL bytes": (
+        "bert",
+        f"{BERT} csv",
+        csv(b"fi\0ne,bad"),
+        FAILED,
+        ("d/train.csv", "12", "NUL"),
+    ),
+    "csv: a fraction as label": (
+        "bert",
+        f"{BERT} csv",
+        csv("fine,0.5"),
+        FAILED,
+        (CSV_ROW, "label 0.5"),
+    ),
+    "csv: a huge label": (
+        "bert",
+        f"{BERT} csv",
+        csv(f"fine,{DIGITS}"),
+        FAILED,
+        (CSV_ROW, "label 999"),
+    ),
     "csv: a word of 20 MB": (
         "bert",
         f"{BERT} csv",
@@ -144,9 +203,27 @@ CASES: dict[str, Case] = {
         FAILED,
         (CSV_ROW, "a word of more"),
     ),
-    "csv: a line of 140 MB": ("bert", f"{BERT} csv", csv("x " * 70_000_000 + ",bad"), FAILED, (CSV_ROW, "characters")),
-    "parquet: a negative label": ("bert", f"{BERT} hub", table(with_last(-1)), FAILED, (ROW, "label -1")),
-    "parquet: a huge label": ("bert", f"{BERT} hub", table(with_last(10**12)), FAILED, (ROW, f"label {10**12}")),
+    "csv: a line of 140 MB": (
+        "bert",
+        f"{BERT} csv",
+        csv("x " * 70_000_000 + ",bad"),
+        FAILED,
+        (CSV_ROW, "characters"),
+    ),
+    "parquet: a negative label": (
+        "bert",
+        f"{BERT} hub",
+        table(with_last(-1)),
+        FAILED,
+        (ROW, "label -1"),
+    ),
+    "parquet: a huge label": (
+        "bert",
+        f"{BERT} hub",
+        table(with_last(10**12)),
+        FAILED,
+        (ROW, f"label {10**12}"),
+    ),
     "parquet: a negative label beside names": (
         *("bert", f"{BERT} hub", table(with_last(-1), NAMES), FAILED),
         (ROW, "label -1", "2 classes: bad, good"),
@@ -155,7 +232,13 @@ CASES: dict[str, Case] = {
         *("bert", f"{BERT} hub", table(with_last(10**12), NAMES), FAILED),
         (ROW, f"label {10**12}", "2 classes: bad, good"),
     ),
-    "parquet: lists as labels": ("bert", f"{BERT} hub", table([[0], [1]] * 10), USER, ("column label of d", "list")),
+    "parquet: lists as labels": (
+        "bert",
+        f"{BERT} hub",
+        table([[0], [1]] * 10),
+        USER,
+        ("column label of d", "list"),
+    ),
     "parquet: fractions as labels": (
         "bert",
         f"{BERT} hub",
@@ -175,7 +258,12 @@ CASES: dict[str, Case] = {
         ("d/train-0.parquet", "label"),
     ),
     "parquet: labels that are not UTF-8": (
-        *("bert", f"{BERT} hub", table(pa.array([b"bad"] * 19 + [b"g\xe9"]).view(pa.string())), FAILED),
+        *(
+            "bert",
+            f"{BERT} hub",
+            table(pa.array([b"bad"] * 19 + [b"g\xe9"]).view(pa.string())),
+            FAILED,
+        ),
         (ROW, "UTF-8"),
     ),
     "parquet: a damaged description": (
@@ -186,10 +274,34 @@ CASES: dict[str, Case] = {
         *("lm", LM, table(LABELS, texts=[[text] for text in TEXTS]), USER),
         ("column text of d", "list"),
     ),
-    "a truncated gz": ("bert", f"{BERT} jsonl", cut("d/train.jsonl.gz", jsonl("")), FAILED, ("d/train.jsonl.gz",)),
-    "a truncated zst": ("bert", f"{BERT} csv", cut("d/train.csv.zst", csv("a,bad")), FAILED, ("d/train.csv.zst",)),
-    "a truncated gz of a language model": ("lm", LM, cut("d/train.jsonl.gz", jsonl("")), FAILED, ("d/train.jsonl.gz",)),
-    "a language twice": ("seq2seq", FILES.replace("en-up", "en-en"), nothing, USER, ("--data.languages", "en-en")),
+    "a truncated gz": (
+        "bert",
+        f"{BERT} jsonl",
+        cut("d/train.jsonl.gz", jsonl("")),
+        FAILED,
+        ("d/train.jsonl.gz",),
+    ),
+    "a truncated zst": (
+        "bert",
+        f"{BERT} csv",
+        cut("d/train.csv.zst", csv("a,bad")),
+        FAILED,
+        ("d/train.csv.zst",),
+    ),
+    "a truncated gz of a language model": (
+        "lm",
+        LM,
+        cut("d/train.jsonl.gz", jsonl("")),
+        FAILED,
+        ("d/train.jsonl.gz",),
+    ),
+    "a language twice": (
+        "seq2seq",
+        FILES.replace("en-up", "en-en"),
+        nothing,
+        USER,
+        ("--data.languages", "en-en"),
+    ),
 }
 
 
@@ -206,13 +318,21 @@ def test_bad_rows_can_be_skipped(case: str) -> None:
     data = ReviewData("jsonl", "d", skip_bad=True)
     assert data.facts()["class_names"] == ["bad", "good"]
     data.setup("fit")
-    assert data.skipped == [JSON_ROW] and len(data.dataset("train")) + len(data.dataset("val")) == 20
+    assert (
+        data.skipped == [JSON_ROW] and len(data.dataset("train")) + len(data.dataset("val")) == 20
+    )
 
 
 @pytest.mark.parametrize("source", ("jsonl", "csv", "hub"))
 def test_whole_numbers_are_classes(source: str) -> None:
-    {"hub": table(LABELS), "csv": partial(lines, "d/train.csv", "fine,1", "film NUMBER,0", "text,label\n")}.get(
-        source, partial(lines, "d/train.jsonl", '{"text": "fine", "label": 1}', '{"text": "a", "label": 0}')
+    {
+        "hub": table(LABELS),
+        "csv": partial(lines, "d/train.csv", "fine,1", "film NUMBER,0", "text,label\n"),
+    }.get(
+        source,
+        partial(
+            lines, "d/train.jsonl", '{"text": "fine", "label": 1}', '{"text": "a", "label": 0}'
+        ),
     )()
     assert ReviewData(source, "d").facts()["class_names"] == ["0", "1"]  # type: ignore[arg-type]
 
@@ -264,23 +384,34 @@ def texts() -> None:
 
 
 VIT = "fit --preset digits --model.net.channels null --data.path d --data.source"
-PLACES: dict[str, tuple[str, str, Make, str]] = {  # task, command line, good data, where something odd is put
+PLACES: dict[
+    str, tuple[str, str, Make, str]
+] = {  # task, command line, good data, where something odd is put
     "image": ("vit", f"{VIT} folder", images, "d/train/cat/bad.png"),
     "image class": ("vit", f"{VIT} folder", images, "d/train/bad"),
     "text": ("bert", f"{BERT} txt", texts, "d/train/cat/bad.txt"),
     "document": ("lm", LM, texts, "d/train/bad.txt"),
     "table": ("bert", f"{BERT} csv", csv("fine,bad"), "d/test.bad.csv"),
     "parquet": ("bert", f"{BERT} hub", table(LABELS), "d/test-bad.parquet"),
-    "aligned file": ("seq2seq", FILES.replace("pairs", "d"), lambda: write_pairs(Path("d")), "d/bad.en"),
+    "aligned file": (
+        "seq2seq",
+        FILES.replace("pairs", "d"),
+        lambda: write_pairs(Path("d")),
+        "d/bad.en",
+    ),
 }
 
 
-SEEN = [(place, odd) for place in PLACES for odd in (pipe, broken_link)]  # else one place is as another
+SEEN = [
+    (place, odd) for place in PLACES for odd in (pipe, broken_link)
+]  # else one place is as another
 SEEN += [("image", folder_link), ("text", device_link), ("document", not_utf8), ("parquet", loop)]
 
 
 @pytest.mark.parametrize("place, odd", SEEN, ids=lambda value: getattr(value, "__name__", value))
-def test_what_is_no_file_is_named(place: str, odd: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_file_is_named(
+    place: str, odd: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     task, line, make, name = PLACES[place]
     make()
     odd(name)
@@ -296,7 +427,9 @@ def test_a_class_whose_name_is_not_utf8(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
 @pytest.mark.parametrize("place", PLACES)
-def test_folders_that_cannot_be_read_are_named(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_that_cannot_be_read_are_named(
+    place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     task, line, make, name = PLACES[place]
     make()
     folder = Path(name)
@@ -327,7 +460,10 @@ PREDICT = {  # task, command line
     "fit tables": ("bert", "fit --data.source csv --data.path"),
     "fit texts": ("mlm", "fit --data.source txt --data.path"),
     "fit documents": ("lm", f"fit {SMALL_LM} --data.source files --data.path"),
-    "fit pairs": ("seq2seq", f"fit {SMALL_S2S} --data.source table --data.languages en-de --data.path"),
+    "fit pairs": (
+        "seq2seq",
+        f"fit {SMALL_S2S} --data.source table --data.languages en-de --data.path",
+    ),
 }
 
 
@@ -336,7 +472,9 @@ def reviewer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Best checkpoint of a tiny classifier of texts."""
     folder = tmp_path_factory.mktemp("reviewer")
     (folder / "a.csv").write_text("text,label\n" + "a good film,good\na bad film,bad\n" * 10)
-    line = f"{BERT} csv --run_dir {folder}/run".replace("--data.path d", f"--data.path {folder}/a.csv")
+    line = f"{BERT} csv --run_dir {folder}/run".replace(
+        "--data.path d", f"--data.path {folder}/a.csv"
+    )
     assert run(line, "bert") == 0
     return folder / "run" / "checkpoints" / "best.ckpt"
 
@@ -354,7 +492,12 @@ def test_only_regular_files_are_asked_for(
 ) -> None:
     task, line = PREDICT[case]
     pipe("pipe")
-    for word, path in {"VIT": best, "BERT": reviewer, "LM": lm_letters, "SEQ2SEQ": translator}.items():
+    for word, path in {
+        "VIT": best,
+        "BERT": reviewer,
+        "LM": lm_letters,
+        "SEQ2SEQ": translator,
+    }.items():
         line = line.replace(f"path {word} ", f"path {path} ")
     assert_refused(f"{line} {name}", USER, name, capsys, task)
 
@@ -382,9 +525,13 @@ NO_FILES = ("pipe", "zero", "a\0b", "", ".")
 
 
 @pytest.mark.parametrize("path", (*OUTSIDE, *NO_FILES))
-def test_rows_name_files_in_the_data_folder_only(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_name_files_in_the_data_folder_only(
+    path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     pictures(path.replace("OUT", str(Path().absolute())))
-    assert_refused(f"{VIT} hub", FAILED, (ROW, "is not a readable image", "--data.skip_bad"), capsys)
+    assert_refused(
+        f"{VIT} hub", FAILED, (ROW, "is not a readable image", "--data.skip_bad"), capsys
+    )
 
 
 @pytest.mark.parametrize("path", ("inside.png", "HERE/d/inside.png"))
@@ -400,13 +547,28 @@ def test_rows_may_name_files_in_the_data_folder(path: str) -> None:
 
 UNUSED = {  # task, options
     "columns of digits": ("vit", "--data.source digits --data.dataset.image_column img"),
-    "columns of image folders": ("vit", "--data.source folder --data.path d --data.dataset.label_column y"),
-    "a column of generated texts": ("bert", "--data.source reviews --data.dataset.text_column body"),
+    "columns of image folders": (
+        "vit",
+        "--data.source folder --data.path d --data.dataset.label_column y",
+    ),
+    "a column of generated texts": (
+        "bert",
+        "--data.source reviews --data.dataset.text_column body",
+    ),
     "a share of what is split": ("bert", "--data.source reviews --data.dataset.val_fraction 0.3"),
-    "a data set of the hub for tables": ("bert", "--data.source csv --data.path d --data.dataset.name a/b"),
-    "columns of text folders": ("bert", "--data.source txt --data.path d --data.dataset.text_column body"),
+    "a data set of the hub for tables": (
+        "bert",
+        "--data.source csv --data.path d --data.dataset.name a/b",
+    ),
+    "columns of text folders": (
+        "bert",
+        "--data.source txt --data.path d --data.dataset.text_column body",
+    ),
     "classes to pretrain": ("mlm", "--data.source reference --data.dataset.class_names [a,b]"),
-    "blank lines of the reference": ("lm", "--data.source reference --data.dataset.blank_lines true"),
+    "blank lines of the reference": (
+        "lm",
+        "--data.source reference --data.dataset.blank_lines true",
+    ),
     "a part of files": ("lm", "--data.source files --data.path d --data.dataset.subset en"),
     "columns of dates": ("seq2seq", "--data.source dates --data.dataset.source_column en"),
     "a header of aligned files": (
@@ -428,7 +590,9 @@ def test_options_that_a_source_does_not_use(case: str, capsys: pytest.CaptureFix
     assert_refused(f"fit {options}", USER, option, capsys, task)
 
 
-def test_a_config_with_options_that_a_source_does_not_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_with_options_that_a_source_does_not_use(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Path("more.yaml").write_text("data: {source: digits, dataset: {image_column: img}}\n")
     assert_refused("fit --config more.yaml", USER, "--data.dataset.image_column img", capsys)
 
@@ -451,13 +615,19 @@ def test_options_of_a_checkpoint_are_not_refused(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("ending", (".gz", ".zst"))
 def test_compressed_files_that_end_too_early(ending: str) -> None:
     rows = "".join(json.dumps({"text": f"film number {i}"}) + "\n" for i in range(200)).encode()
-    with pa.output_stream(f"a.jsonl{ending}", compression={".gz": "gzip", ".zst": "zstd"}[ending]) as file:
+    with pa.output_stream(
+        f"a.jsonl{ending}", compression={".gz": "gzip", ".zst": "zstd"}[ending]
+    ) as file:
         file.write(rows)
     path = Path(f"a.jsonl{ending}")
     whole = path.read_bytes()
     sizes = [*range(0, len(whole) - 20, 61), *range(len(whole) - 20, len(whole))]
     contents = [whole[:size] for size in sizes]
-    contents += [gzip.compress(rows) + gzip.compress(rows)[:size] for size in (1, 9, 20, 60)] if ending == ".gz" else []
+    contents += (
+        [gzip.compress(rows) + gzip.compress(rows)[:size] for size in (1, 9, 20, 60)]
+        if ending == ".gz"
+        else []
+    )
     for content in contents:
         path.write_bytes(content)
         with pytest.raises(DataError, match=path.name):

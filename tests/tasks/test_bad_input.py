@@ -69,9 +69,15 @@ CASES: dict[str, tuple[int, str]] = {
     "fit --config bad.yaml": (USER, "bad.yaml"),
     "fit --config list.yaml": (USER, "list.yaml"),
     "fit --resume nowhere": (USER, "nowhere"),
-    "fit --model.pretrained timm/vit_tiny_patch16_225": (USER, "did you mean 'vit_tiny_patch16_224'?"),
+    "fit --model.pretrained timm/vit_tiny_patch16_225": (
+        USER,
+        "did you mean 'vit_tiny_patch16_224'?",
+    ),
     "fit --model.pretrained timm/resnet18": (USER, "resnet18"),
-    "fit --model.pretrained timm/vit_tiny_patch16_224.nope": (USER, "vit_tiny_patch16_224.augreg_in21k"),
+    "fit --model.pretrained timm/vit_tiny_patch16_224.nope": (
+        USER,
+        "vit_tiny_patch16_224.augreg_in21k",
+    ),
     "fit --model.pretrained nowhere.pth": (USER, "nowhere.pth"),
     "fit --model.pretrained bad.yaml": (FAILED, "bad.yaml"),
     "fit --model.pretrained list.pth": (FAILED, "list.pth holds no weights"),
@@ -107,13 +113,19 @@ FOLDERS: dict[Callable[[Path], None], tuple[str, int, str]] = {
 
 
 def assert_refused(
-    line: str, code: int, words: str | tuple[str, ...], capsys: pytest.CaptureFixture[str], task: str = "vit"
+    line: str,
+    code: int,
+    words: str | tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    task: str = "vit",
 ) -> None:
     before = sorted(Path().rglob("*"))
     capsys.readouterr()
     found = run(line, task)
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.startswith("error: ") and "Traceback" not in error, error
+    assert error.count("\n") == 1 and error.startswith("error: ") and "Traceback" not in error, (
+        error
+    )
     for word in (words,) if isinstance(words, str) else words:
         assert word in error
     assert found == code
@@ -121,7 +133,9 @@ def assert_refused(
 
 
 @pytest.mark.parametrize("line", CASES)
-def test_options(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TESSERA_DATA", raising=False)
     Path("bad.yaml").write_text("trainer: {max_epochs: 1\n")
     Path("list.yaml").write_text("- 1\n")
@@ -135,14 +149,18 @@ def test_options(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 def test_folders(make: Callable[[Path], None], capsys: pytest.CaptureFixture[str]) -> None:
     source, code, named = FOLDERS[make]
     make(Path("images"))
-    line = f"fit --preset digits --model.net.channels null --data.source {source} --data.path images"
+    line = (
+        f"fit --preset digits --model.net.channels null --data.source {source} --data.path images"
+    )
     assert_refused(line, code, named, capsys)
 
 
 @pytest.mark.parametrize("switch", ("--data.skip_bad", "--data.skip_bad true"))
 def test_skip_bad_counts(switch: str, capsys: pytest.CaptureFixture[str]) -> None:
     broken(Path("images"))
-    line = f"fit --preset digits --data.source folder --data.path images {switch} --data.batch_size 2"
+    line = (
+        f"fit --preset digits --data.source folder --data.path images {switch} --data.batch_size 2"
+    )
     assert run(f"{line} --trainer.max_epochs 1 --run_dir r") == 0
     assert '"skipped": 1,' in Path("r/summary.json").read_text()
     assert "skipped" in capsys.readouterr().out
@@ -154,7 +172,8 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "line, code", [("fit --model.net.stack.heads 7", 2), ("fit --model.net.stack.heads 7 --debug", 1)]
+    "line, code",
+    [("fit --model.net.stack.heads 7", 2), ("fit --model.net.stack.heads 7 --debug", 1)],
 )
 def test_exit_codes_of_a_process(line: str, code: int, tmp_path: Path) -> None:
     done = process(line, cwd=tmp_path)
@@ -165,11 +184,22 @@ def test_exit_codes_of_a_process(line: str, code: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ("devices 2", "num_nodes 2", "strategy ddp", "logger true"))
-def test_predict_refuses_what_it_would_overrule(option: str, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_refuses_what_it_would_overrule(
+    option: str, best: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = option.split()[0]
-    assert_refused(f"predict --ckpt_path {best} --data.predict_path . --trainer.{option}", USER, name, capsys)
+    assert_refused(
+        f"predict --ckpt_path {best} --data.predict_path . --trainer.{option}", USER, name, capsys
+    )
 
 
 @pytest.mark.parametrize("format", ("timm", "nothing"))
-def test_a_refused_export_leaves_no_folders(format: str, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert_refused(f"export --ckpt_path {best} --format {format} --output new/deep/x.safetensors", USER, format, capsys)
+def test_a_refused_export_leaves_no_folders(
+    format: str, best: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(
+        f"export --ckpt_path {best} --format {format} --output new/deep/x.safetensors",
+        USER,
+        format,
+        capsys,
+    )

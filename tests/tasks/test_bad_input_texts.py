@@ -64,7 +64,9 @@ def one_class() -> None:
 
 CSV, JSONL = "texts/train.csv", "texts/train.jsonl"
 LATIN = "one\ntwo\ncafé".encode("latin-1")
-SKIPPABLE: dict[str, tuple[str, Callable[[], None], tuple[str, ...]]] = {  # what is wrong: source, file, words
+SKIPPABLE: dict[
+    str, tuple[str, Callable[[], None], tuple[str, ...]]
+] = {  # what is wrong: source, file, words
     "empty": ("csv", write("csv", b",good\n"), (f"line 12 of {CSV}", "holds no text")),
     "spaces": ("csv", write("csv", b'" \t ",good\n'), (f"line 12 of {CSV}", "holds no text")),
     "latin-1 in csv": ("csv", write("csv", b"caf\xe9,good\n"), (f"line 12 of {CSV}", "UTF-8")),
@@ -75,14 +77,29 @@ SKIPPABLE: dict[str, tuple[str, Callable[[], None], tuple[str, ...]]] = {  # wha
     ),
     "latin-1 in txt": ("txt", files(LATIN), ("texts/train/good/19.txt", "UTF-8 in line 3")),
     "empty txt": ("txt", files(b"\n"), ("texts/train/good/19.txt", "holds no text")),
-    "not JSON": ("jsonl", write("jsonl", b'{"text": "fine", "label"\n'), (f"line 11 of {JSONL}", "not JSON")),
-    "too many cells": ("csv", write("csv", b"fine, but long,good\n"), (f"line 12 of {CSV}", "3 cells")),
+    "not JSON": (
+        "jsonl",
+        write("jsonl", b'{"text": "fine", "label"\n'),
+        (f"line 11 of {JSONL}", "not JSON"),
+    ),
+    "too many cells": (
+        "csv",
+        write("csv", b"fine, but long,good\n"),
+        (f"line 12 of {CSV}", "3 cells"),
+    ),
 }
 NO_TEXT = ("no column text in texts", "--data.dataset.text_column to one of body, label.")
 NO_LABEL = ("no column label in texts", "--data.dataset.label_column to one of text, mood.")
-OTHERS: dict[str, tuple[str, Callable[[], None], int, tuple[str, ...]]] = {  # options, file, exit code, words
+OTHERS: dict[
+    str, tuple[str, Callable[[], None], int, tuple[str, ...]]
+] = {  # options, file, exit code, words
     "no text column": ("csv --data.path texts", write("csv", header="body,label\n"), USER, NO_TEXT),
-    "no label column": ("csv --data.path texts", write("csv", header="text,mood\n"), USER, NO_LABEL),
+    "no label column": (
+        "csv --data.path texts",
+        write("csv", header="text,mood\n"),
+        USER,
+        NO_LABEL,
+    ),
     "another column": (
         "csv --data.path texts --data.dataset.text_column body",
         write("csv"),

@@ -15,7 +15,14 @@ NUMBERS = {
     "limit_val_batches": ("1e30", "nan", "-1", HUGE),
     "limit_test_batches": ("1e30", "nan", "-1", HUGE),
     "log_every_n_steps": ("-1", HUGE),
-    "max_time": ("abc", "5", "00:00:00:00", "'{foo: 3}'", "99999999999999:00:00:00", "'{days: 1e300}'"),
+    "max_time": (
+        "abc",
+        "5",
+        "00:00:00:00",
+        "'{foo: 3}'",
+        "99999999999999:00:00:00",
+        "'{days: 1e300}'",
+    ),
     "accumulate_grad_batches": (HUGE, "0", "-1"),
     "devices": ("0", "-1", "-5", "abc", "[]", "[0,0]", "1000000000"),
     "num_nodes": ("0", "-1", HUGE),
@@ -30,7 +37,9 @@ NUMBERS = {
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name, value", [(name, value) for name, values in NUMBERS.items() for value in values])
+@pytest.mark.parametrize(
+    "name, value", [(name, value) for name, values in NUMBERS.items() for value in values]
+)
 def test_numbers_of_the_trainer(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(f"fit --run_dir r --trainer.{name}={value}", USER, name, capsys)
 
@@ -48,7 +57,11 @@ CASES = {
     "--trainer.callbacks+=torch.nn.Linear": ("--trainer.callbacks torch.nn.Linear", "Callback"),
     "--trainer.callbacks 5": ("--trainer.callbacks 5", "Callback"),
     "--trainer.callbacks '[5]'": ("--trainer.callbacks [5]", "Callback"),
-    "--trainer.callbacks '[LearningRateMonitor, Nope]'": ("--trainer.callbacks", "Nope", "Callback"),
+    "--trainer.callbacks '[LearningRateMonitor, Nope]'": (
+        "--trainer.callbacks",
+        "Nope",
+        "Callback",
+    ),
     "--trainer.callbacks+=EarlyStopping": ("--trainer.callbacks", "--monitor is missing"),
     "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss --trainer.callbacks.nope 3": (
         "--trainer.callbacks.nope 3"
@@ -77,8 +90,25 @@ def test_other_values(line: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 OPTIONS = (
-    *("run_dir", "resume", "preset", "config", "model.optimizer.lr", "model.pretrained", "data.path", "data.source"),
-    *("data.batch_size", "model", "model.net", "trainer", "trainer.max_epochs", "trainer.callbacks", "trainer.logger"),
+    *(
+        "run_dir",
+        "resume",
+        "preset",
+        "config",
+        "model.optimizer.lr",
+        "model.pretrained",
+        "data.path",
+        "data.source",
+    ),
+    *(
+        "data.batch_size",
+        "model",
+        "model.net",
+        "trainer",
+        "trainer.max_epochs",
+        "trainer.callbacks",
+        "trainer.logger",
+    ),
     *("trainer.strategy", "trainer.devices", "checkpoint.monitor", "compile", "data.skip_bad"),
 )
 
@@ -89,13 +119,19 @@ def test_empty_values(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(f"fit --{option} '' {SHORT}", USER, f"--{option} needs a value", capsys)
 
 
-@pytest.mark.parametrize("option", ("ckpt_path", "prompt_file", "device", "quantize", "num_samples"))
+@pytest.mark.parametrize(
+    "option", ("ckpt_path", "prompt_file", "device", "quantize", "num_samples")
+)
 def test_empty_values_of_functions(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     for line in (f"--{option}=", f"--{option} ''"):
-        assert_refused(f"generate --ckpt_path x {line}", USER, f"--{option} needs a value", capsys, "lm")
+        assert_refused(
+            f"generate --ckpt_path x {line}", USER, f"--{option} needs a value", capsys, "lm"
+        )
 
 
-@pytest.mark.parametrize("option", ("num_samples null", f"num_samples {'9' * 5000}", "seed null", "temperature nan"))
+@pytest.mark.parametrize(
+    "option", ("num_samples null", f"num_samples {'9' * 5000}", "seed null", "temperature nan")
+)
 def test_values_of_functions(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(f"generate --ckpt_path x --{option}", USER, option.split()[0], capsys, "lm")
 

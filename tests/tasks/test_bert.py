@@ -21,20 +21,29 @@ from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
 from datamodules.utils.files import write_text
 from modules.models.bert import BERT_PRESETS, BertClassifier
 from tasks.bert.task import BertTask, divergence
-from tests.tasks.command import DEFAULT_SECONDS, SHORT, checkpoint, metrics, process, run, same, write_reviews
+from tests.tasks.command import (
+    DEFAULT_SECONDS,
+    SHORT,
+    checkpoint,
+    metrics,
+    process,
+    run,
+    same,
+    write_reviews,
+)
 from tests.tasks.test_resume import KILL
 
 NET = "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2"
 SMALL = f"{NET} --data.tokenizer.vocabulary 300"
-FEW = (
-    "--trainer.limit_train_batches 6 --trainer.limit_val_batches 2 --trainer.max_epochs 2 --trainer.log_every_n_steps 1"
-)
+FEW = "--trainer.limit_train_batches 6 --trainer.limit_val_batches 2 --trainer.max_epochs 2 --trainer.log_every_n_steps 1"
 BERT = f"fit {SMALL} {FEW} --data.batch_size 8"
 BRIEF = "--trainer.limit_test_batches 1"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "metric", "bound"), [("bert", "test/acc", 0.97), ("mlm", "test/acc", 0.2)])
+@pytest.mark.parametrize(
+    ("task", "metric", "bound"), [("bert", "test/acc", 0.97), ("mlm", "test/acc", 0.2)]
+)
 def test_the_default_run(task: str, metric: str, bound: float, tmp_path: Path) -> None:
     start = time.perf_counter()
     done = process("fit", task=task, cwd=tmp_path)
@@ -61,7 +70,9 @@ def test_predictions_need_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[-1].startswith(("0 (", "1 ("))
 
 
-def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, roc_auc_score
 
     drawn: list[tuple[Tensor, list[str]]] = []
@@ -77,14 +88,22 @@ def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(monkeypatch
     assert Tokenizer.from_file("r/tokenizer.json").size == kept["vocabulary"]
     texts, labels = generate()["test"]
     Path("texts.txt").write_text("\n".join(texts))
-    assert run("predict --ckpt_path r/checkpoints/best.ckpt --data.predict_path texts.txt", "bert") == 0
+    assert (
+        run("predict --ckpt_path r/checkpoints/best.ckpt --data.predict_path texts.txt", "bert")
+        == 0
+    )
     found = rows("predictions.csv")
-    assert [row["text"] for row in found] == texts  # in the order given, though batches go by length
+    assert [
+        row["text"] for row in found
+    ] == texts  # in the order given, though batches go by length
     positive = [float(row["positive"]) for row in found]
     guesses = [int(row["label"] == "positive") for row in found]
     assert guesses == [int(share > 0.5) for share in positive]
     ((counts, names),) = drawn
-    assert counts.tolist() == confusion_matrix(labels, guesses).tolist() and names == ["negative", "positive"]
+    assert counts.tolist() == confusion_matrix(labels, guesses).tolist() and names == [
+        "negative",
+        "positive",
+    ]
     summary = json.loads(Path("r/summary.json").read_text())
     assert summary["test/acc"] == pytest.approx(accuracy_score(labels, guesses), abs=1e-6)
     assert summary["test/f1"] == pytest.approx(f1_score(labels, guesses, average="macro"), abs=1e-6)
@@ -96,7 +115,11 @@ def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(monkeypatch
     assert summary["test/ece"] == pytest.approx(float(sum(gaps)) / len(texts), abs=1e-5)
     shares = [float(row["train/padding"]) for row in metrics("r") if "train/padding" in row]
     data = ReviewData(batch_size=8, max_length=64, tokenizer=TokenizerConfig("word", 300, 1))
-    assert len(shares) == 2 and shares[0] == pytest.approx(data.padding_share(), rel=1e-5) and shares[0] > 0
+    assert (
+        len(shares) == 2
+        and shares[0] == pytest.approx(data.padding_share(), rel=1e-5)
+        and shares[0] > 0
+    )
 
 
 def test_texts_from_the_command_line_and_standard_input(
@@ -108,7 +131,9 @@ def test_texts_from_the_command_line_and_standard_input(
     assert run(f'predict {ckpt} --text "not bad at all"', "bert") == 0
     said = capsys.readouterr().out
     assert said.startswith(("positive (", "negative (")) and not Path("predictions.csv").exists()
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("not bad at all\nzwölf\n".encode())))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO("not bad at all\nzwölf\n".encode()))
+    )
     assert run(f"predict {ckpt} --data.predict_path - --run_dir p", "bert") == 0
     (first, second) = rows("p/predictions.csv")
     assert first["text"] == "not bad at all" and second["text"] == "zwölf"
@@ -126,24 +151,36 @@ def test_the_tokens_shown_are_those_of_the_run(capsys: pytest.CaptureFixture[str
         return [token.split()[0] for token in tokens], end
 
     assert run(f"{BERT} {BRIEF} --data.tokenizer.truncate both --run_dir r", "bert") == 0
-    ckpt, size = "--ckpt_path r/checkpoints/best.ckpt", checkpoint("r")["tessera"]["facts"]["vocabulary"]
+    ckpt, size = (
+        "--ckpt_path r/checkpoints/best.ckpt",
+        checkpoint("r")["tessera"]["facts"]["vocabulary"],
+    )
     words = "not a good film but the acting"
     tokens, end = shown(f"{ckpt} --text '{words}' --max_length 5")
     assert tokens == ["[CLS]", "not", "a", "acting", "[SEP]"]
     assert end == f"5 tokens, cut from 9; vocabulary {size}"
     for option in ("kind word", "kind bpe", "vocabulary 300", "file t.json", "truncate head"):
         assert run(f"tokenize {ckpt} --text good --tokenizer.{option}", "bert") == 2
-        assert f"--tokenizer.{option.split()[0]} cannot go with --ckpt_path" in capsys.readouterr().err
+        assert (
+            f"--tokenizer.{option.split()[0]} cannot go with --ckpt_path" in capsys.readouterr().err
+        )
     learned = Tokenizer.train(generate()["train"][0], TokenizerConfig("word", 1000, 1))
     tokens, end = shown(f"--text '{words}'")
-    assert tokens == ["[CLS]", *words.split(), "[SEP]"] and end == f"9 tokens; vocabulary {learned.size}"
+    assert (
+        tokens == ["[CLS]", *words.split(), "[SEP]"]
+        and end == f"9 tokens; vocabulary {learned.size}"
+    )
     assert shown(f"--text '{words}' --tokenizer.vocabulary 100")[1] == "9 tokens; vocabulary 100"
 
 
 @pytest.mark.parametrize("task", ("bert", pytest.param("mlm", marks=pytest.mark.slow)))
-def test_killed_in_mid_epoch_and_continued_ends_with_the_same_bits(task: str, tmp_path: Path) -> None:
+def test_killed_in_mid_epoch_and_continued_ends_with_the_same_bits(
+    task: str, tmp_path: Path
+) -> None:
     write_reviews(Path("hub"))
-    line = f"fit {SMALL} --data.source hub --data.path hub --data.max_length 16 --data.batch_size 4 "
+    line = (
+        f"fit {SMALL} --data.source hub --data.path hub --data.max_length 16 --data.batch_size 4 "
+    )
     line += "--model.net.stack.dropout 0.1 --checkpoint.every_n_train_steps 3 --trainer.log_every_n_steps 1 "
     line += "--trainer.max_epochs 2"
     assert run(f"{line} --run_dir whole", task) == 0
@@ -177,7 +214,10 @@ def test_r_drop_adds_the_mean_of_both_divergences() -> None:
     torch.testing.assert_close(loss(0.0), first)
     torch.testing.assert_close(loss(2.0), (first + second) / 2 + divergence(one, two))
     torch.testing.assert_close(loss(6.0) - loss(2.0), 2 * divergence(one, two))
-    assert run(f"{BERT} {BRIEF} --model.r_drop 1.0 --model.net.stack.dropout 0.1 --run_dir r", "bert") == 0
+    assert (
+        run(f"{BERT} {BRIEF} --model.r_drop 1.0 --model.net.stack.dropout 0.1 --run_dir r", "bert")
+        == 0
+    )
 
 
 def test_sentence_pairs_are_asked_for_by_the_data(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,10 +236,16 @@ def test_sentence_pairs_are_asked_for_by_the_data(capsys: pytest.CaptureFixture[
     assert run("export --ckpt_path r/checkpoints/best.ckpt --format hf --output theirs", "mlm") == 0
     assert "transformers.BertForPreTraining.from_pretrained('theirs')" in capsys.readouterr().out
     for name in ("BertForPreTraining", "BertForMaskedLM"):
-        model, told = getattr(transformers, name).from_pretrained("theirs", output_loading_info=True)
+        model, told = getattr(transformers, name).from_pretrained(
+            "theirs", output_loading_info=True
+        )
         assert not told["missing_keys"] and not told["mismatched_keys"]
-        assert bool(told["unexpected_keys"]) == (name == "BertForMaskedLM")  # the head for sentences
-        assert torch.equal(model.bert.embeddings.word_embeddings.weight, weights["net.encoder.embed.weight"])
+        assert bool(told["unexpected_keys"]) == (
+            name == "BertForMaskedLM"
+        )  # the head for sentences
+        assert torch.equal(
+            model.bert.embeddings.word_embeddings.weight, weights["net.encoder.embed.weight"]
+        )
     model = transformers.BertForPreTraining.from_pretrained("theirs")
     assert torch.equal(model.cls.seq_relationship.weight, weights["net.sentence.linear.weight"])
 
@@ -209,21 +255,31 @@ def test_what_the_default_run_suggests_works(task: str, capsys: pytest.CaptureFi
     brief = f"--trainer.limit_train_batches 2 --trainer.limit_val_batches 1 --trainer.max_epochs 1 {BRIEF}"
     assert run(f"fit {brief} --run_dir r", task) == 0
     lines = re.findall(rf"python -m tasks\.{task} (.*)", capsys.readouterr().out)
-    assert {line.split()[0] for line in lines} == {"fit", "export"} | ({"predict"} if task == "bert" else set())
+    assert {line.split()[0] for line in lines} == {"fit", "export"} | (
+        {"predict"} if task == "bert" else set()
+    )
     Path("FILE").write_text("not bad at all\n")
     for line in lines:
         assert run(line.replace("max_epochs N", "max_epochs 2"), task) == 0, capsys.readouterr().err
 
 
-def test_the_padding_of_a_tokenizer_is_that_of_the_network(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_padding_of_a_tokenizer_is_that_of_the_network(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     learned = Tokenizer.train(generate()["train"][0][:500], TokenizerConfig("bpe", 300))
-    names = dict(zip(CONTROL.values(), ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<a>", "<b>"), strict=True))
+    names = dict(
+        zip(
+            CONTROL.values(), ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<a>", "<b>"), strict=True
+        )
+    )
     model = json.loads(learned.to_json())["model"]
     Path("roberta").mkdir()
     Path("roberta/vocab.json").write_text(
         json.dumps({names.get(token, token): i for token, i in model["vocab"].items()})
     )
-    Path("roberta/merges.txt").write_text("#version\n" + "\n".join(" ".join(pair) for pair in model["merges"]))
+    Path("roberta/merges.txt").write_text(
+        "#version\n" + "\n".join(" ".join(pair) for pair in model["merges"])
+    )
     line = f"fit {NET} {FEW} {BRIEF} --data.tokenizer.file roberta"
     assert run(f"{line} --run_dir r", "bert") == 0
     saved = checkpoint("r")
@@ -233,7 +289,9 @@ def test_the_padding_of_a_tokenizer_is_that_of_the_network(capsys: pytest.Captur
     assert "the tokenizer pads with token 1 and the network with token 2" in capsys.readouterr().err
 
 
-def test_a_run_has_its_tokenizer_whatever_becomes_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_has_its_tokenizer_whatever_becomes_of_the_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     texts = generate()["train"][0]
     Path("t.json").write_text(Tokenizer.train(texts, TokenizerConfig("word", 150)).to_json())
     assert run(f"{BERT} {BRIEF} --data.tokenizer.file t.json", "bert") == 2
@@ -253,13 +311,17 @@ def test_a_run_has_its_tokenizer_whatever_becomes_of_the_file(capsys: pytest.Cap
     assert run(line, "bert") == 0
     assert run(f"{line} --data.tokenizer.file nosuch.json", "bert") == 2
     assert "nosuch.json does not exist" in capsys.readouterr().err
-    assert run(f"{line} --data.tokenizer.kind character --data.tokenizer.vocabulary 70", "bert") == 2
+    assert (
+        run(f"{line} --data.tokenizer.kind character --data.tokenizer.vocabulary 70", "bert") == 2
+    )
     said = capsys.readouterr().err
     assert "kind character (vocabulary 70)" in said and "150 tokens" in said
 
 
 def test_files_are_utf_8_wherever_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(io, "text_encoding", lambda encoding, level=2: encoding or "ascii")  # of a plain C locale
+    monkeypatch.setattr(
+        io, "text_encoding", lambda encoding, level=2: encoding or "ascii"
+    )  # of a plain C locale
     write_text(Path("text"), "zwölf")
     assert Path("text").read_bytes() == "zwölf".encode()
 
@@ -271,7 +333,11 @@ def test_files_are_utf_8_wherever_they_are_written(monkeypatch: pytest.MonkeyPat
         ("fit --model.r_drop -1", 2, "r_drop -1.0 must not be negative"),
         ("fit --model.pretrained nowhere", 2, "nowhere: no such folder"),
         ("fit --model.pretrained v/checkpoints/best.ckpt", 2, "is of task 'vit'"),
-        ("fit --preset tiny --model.net.max_length 32 --data.max_length 64", 2, "32 learned positions"),
+        (
+            "fit --preset tiny --model.net.max_length 32 --data.max_length 64",
+            2,
+            "32 learned positions",
+        ),
         ("fit --preset tiny --model.net.vocabulary 20", 2, "the network 20"),
         ("fit --model.net.num_classes 3", 2, "contradicts the data, which have 2"),
         ("predict --ckpt_path v/checkpoints/best.ckpt --text x", 2, "use python -m tasks.vit"),

@@ -36,7 +36,23 @@ def nested(levels: int) -> list[Any]:
 
 
 GONE = ...
-ODD = [GONE, None, True, -1, 0, 10**7, 10**30, 1.5, math.nan, "", "x", [], {}, nested(100), torch.full((2,), math.nan)]
+ODD = [
+    GONE,
+    None,
+    True,
+    -1,
+    0,
+    10**7,
+    10**30,
+    1.5,
+    math.nan,
+    "",
+    "x",
+    [],
+    {},
+    nested(100),
+    torch.full((2,), math.nan),
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +61,10 @@ def last(
 ) -> dict[str, Path]:
     """The last checkpoint of a tiny run of each task."""
     found = {"vit": finished, "lm": lm_letters.parents[1], "seq2seq": translator.parents[1]}
-    for task, more in (("bert", "--model.optimizer.optimizer muon"), ("mlm", "--data.tokenizer.vocabulary 300")):
+    for task, more in (
+        ("bert", "--model.optimizer.optimizer muon"),
+        ("mlm", "--data.tokenizer.vocabulary 300"),
+    ):
         found[task] = tmp_path_factory.mktemp(task) / "run"
         assert run(f"fit {TEXT} {more} --run_dir {found[task]}", task) == 0
     return {task: folder / "checkpoints" / "last.ckpt" for task, folder in found.items()}
@@ -53,7 +72,13 @@ def last(
 
 def entries(tree: Any, place: Place = ()) -> Iterator[Place]:
     """Where the entries of nested dicts and lists are; of long lists the first."""
-    items = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree))[:3] if list is type(tree) else []
+    items = (
+        list(tree.items())
+        if isinstance(tree, dict)
+        else list(enumerate(tree))[:3]
+        if list is type(tree)
+        else []
+    )
     for name, value in items:
         yield (*place, name)
         yield from entries(value, (*place, name))
@@ -75,7 +100,12 @@ def changed(tree: Any, place: Place, value: Any) -> Any:
 @pytest.mark.parametrize("task", TASKS)
 def test_any_entry(task: str, last: dict[str, Path], tmp_path: Path) -> None:
     """Many, drawn with a seed, of all there are."""
-    whole, draw, file, refused = torch.load(last[task], weights_only=True), random.Random(0), tmp_path / "x.ckpt", 0
+    whole, draw, file, refused = (
+        torch.load(last[task], weights_only=True),
+        random.Random(0),
+        tmp_path / "x.ckpt",
+        0,
+    )
     places = list(entries(whole))
     assert len(places) > 300
     for place in draw.sample(places, 120):
@@ -136,13 +166,19 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda line: line.split()[0])
 @pytest.mark.parametrize("place", MODEL, ids=str)
-def test_the_entry_is_named(place: Place, command: str, run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_entry_is_named(
+    place: Place, command: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     value, named = MODEL[place]
     refuse(changed(checkpoint(run_copy), place, value), command, named, run_copy, capsys)
 
 
 def refuse(
-    content: dict[str, Any], command: str, named: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
+    content: dict[str, Any],
+    command: str,
+    named: str,
+    run_copy: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Run a command on the only checkpoint of a run, which it must refuse in one sentence, and write nothing."""
     file = run_copy / "checkpoints" / "last.ckpt"
@@ -153,14 +189,23 @@ def refuse(
     capsys.readouterr()
     assert run(command.format(file, run_copy)) == 1
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "last.ckpt" in said and named in said and "--debug" not in said, said
+    assert (
+        said.count("\n") == 1 and "last.ckpt" in said and named in said and "--debug" not in said
+    ), said
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda line: line.split()[0])
 @pytest.mark.parametrize(
     "name, value",
-    [("depth", 10**7), ("depth", 999), ("width", 10**12), ("width", -64), ("heads", "4"), ("dropout", [])],
+    [
+        ("depth", 10**7),
+        ("depth", 999),
+        ("width", 10**12),
+        ("width", -64),
+        ("heads", "4"),
+        ("dropout", []),
+    ],
 )
 def test_networks_that_the_weights_are_not_of(
     name: str, value: Any, command: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
@@ -180,16 +225,31 @@ def test_weights_that_are_not_finite(
 
 
 LOOP = ("loops", "fit_loop")
-STEPS = (*LOOP, "epoch_loop.automatic_optimization.optim_progress", "optimizer", "step", "total", "completed")
+STEPS = (
+    *LOOP,
+    "epoch_loop.automatic_optimization.optim_progress",
+    "optimizer",
+    "step",
+    "total",
+    "completed",
+)
 TRAINING: list[tuple[Place, Any, str]] = [  # wrong for a run that is to go on
     (("global_step",), GONE, "global_step is missing"),
     (("epoch",), "1", "epoch is"),
     (("loops",), [], "loops is"),
     (("loops", "fit_loop"), {}, "loops.fit_loop.epoch_progress is missing"),
     ((*LOOP, "epoch_progress"), 5, "loops.fit_loop.epoch_progress is 5"),
-    ((*LOOP, "epoch_progress", "current", "completed"), "x", "loops.fit_loop.epoch_progress.current.completed is 'x'"),
+    (
+        (*LOOP, "epoch_progress", "current", "completed"),
+        "x",
+        "loops.fit_loop.epoch_progress.current.completed is 'x'",
+    ),
     ((*LOOP, "epoch_loop.batch_progress", "total", "ready"), -1, "total.ready is below 0"),
-    ((*LOOP, "epoch_loop.state_dict", "_batches_that_stepped"), "x", "_batches_that_stepped is 'x'"),
+    (
+        (*LOOP, "epoch_loop.state_dict", "_batches_that_stepped"),
+        "x",
+        "_batches_that_stepped is 'x'",
+    ),
     ((*LOOP, "epoch_loop.state_dict", "random", 0, "torch"), GONE, "random generators"),
     ((*STEPS,), 3, "but its loops have 3 steps"),
     (("ImageData", "epoch"), -1, "below 0"),
@@ -226,7 +286,11 @@ AVERAGES: list[tuple[Place, Any, str]] = [
     (("step",), GONE, "callbacks.EMA.step is missing"),
     (("trained", "net.head.linear.bias"), GONE, "callbacks.EMA has no net.head.linear.bias"),
     (("trained", "net.head.linear.bias"), torch.zeros(3), "net.head.linear.bias has shape [3]"),
-    (("trained", "net.head.linear.bias"), torch.full((10,), math.nan), "net.head.linear.bias holds NaN"),
+    (
+        ("trained", "net.head.linear.bias"),
+        torch.full((10,), math.nan),
+        "net.head.linear.bias holds NaN",
+    ),
 ]
 
 
@@ -247,12 +311,16 @@ def test_the_one_before_goes_on(run_copy: Path, capsys: pytest.CaptureFixture[st
     file = run_copy / "checkpoints" / "last.ckpt"
     torch.save(changed(torch.load(file, weights_only=True), ("global_step",), None), file)
     assert run(f"fit --resume {run_copy}") == 0
-    assert "global_step is None, but must be a whole number: going on from" in capsys.readouterr().out
+    assert (
+        "global_step is None, but must be a whole number: going on from" in capsys.readouterr().out
+    )
     assert checkpoint(run_copy)["global_step"] == 8
 
 
 @pytest.mark.parametrize("path", ["{0}/thesis.txt", "{1}/checkpoints/../../thesis.txt"])
-def test_no_file_elsewhere_is_removed(path: str, run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_elsewhere_is_removed(
+    path: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As one that is no longer among the best."""
     thesis = Path("thesis.txt").absolute()
     thesis.write_text("three years")
@@ -307,14 +375,26 @@ def test_states_of_optimizers(
 READERS = {
     "bert": ["tokenize --text a", "export --output o", 'predict --text "a"', "validate"],
     "mlm": ["export --output o", "validate"],
-    "lm": ["generate --prompt a --max_new_tokens 2", "score --data.path t.txt", "export --output o", "validate"],
-    "seq2seq": ["translate --text a --beams 1", "attend --text a --beams 1", "export --output o", "validate"],
+    "lm": [
+        "generate --prompt a --max_new_tokens 2",
+        "score --data.path t.txt",
+        "export --output o",
+        "validate",
+    ],
+    "seq2seq": [
+        "translate --text a --beams 1",
+        "attend --text a --beams 1",
+        "export --output o",
+        "validate",
+    ],
 }
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("task", READERS)
-def test_every_command(task: str, last: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command(
+    task: str, last: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Through the whole of it: odd facts, options and weights, drawn with a seed; also those of an odd size."""
     whole, draw = torch.load(last[task], weights_only=True), random.Random(1)
     Path("t.txt").write_text("The quick brown fox.\n" * 20)
@@ -330,13 +410,21 @@ def test_every_command(task: str, last: dict[str, Path], capsys: pytest.CaptureF
         shutil.rmtree("o", ignore_errors=True)
 
 
-@pytest.mark.parametrize("task, source", [("bert", "mlm"), ("mlm", "bert"), ("lm", "lm"), ("seq2seq", "seq2seq")])
-def test_pretrained(task: str, source: str, last: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "task, source", [("bert", "mlm"), ("mlm", "bert"), ("lm", "lm"), ("seq2seq", "seq2seq")]
+)
+def test_pretrained(
+    task: str, source: str, last: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = torch.load(last[source], weights_only=True)
     for place, value, named in (
         ((*FACTS, "tokenizer_options"), GONE, "tessera.facts.tokenizer_options is missing"),
         (NET, [], "tessera.net"),
-        (("state_dict", next(iter(whole["state_dict"]))), torch.full((2, 2), math.nan), "state_dict."),
+        (
+            ("state_dict", next(iter(whole["state_dict"]))),
+            torch.full((2, 2), math.nan),
+            "state_dict.",
+        ),
     ):
         torch.save(changed(whole, place, value), "x.ckpt")
         capsys.readouterr()
@@ -347,7 +435,13 @@ def test_pretrained(task: str, source: str, last: dict[str, Path], capsys: pytes
 
 def deep_file(levels: int) -> bytes:
     """A checkpoint with lists in lists among its facts, as many as Python itself would not write."""
-    entry = {"task": "vit", "version": "1", "facts": {"class_names": "HERE"}, "net": {}, "config": {}}
+    entry = {
+        "task": "vit",
+        "version": "1",
+        "facts": {"class_names": "HERE"},
+        "net": {},
+        "config": {},
+    }
     plain = pickle.dumps({KEY: entry, "state_dict": {}}, protocol=2)
     word = b"X\x04\x00\x00\x00HERE"
     place = plain.index(word)

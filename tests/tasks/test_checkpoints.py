@@ -50,14 +50,20 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda line: line.split()[0])
 @pytest.mark.parametrize(
-    "damage", ["malicious", "plain pickle", "truncated", "empty", "text", "page", "other task", "tensors"]
+    "damage",
+    ["malicious", "plain pickle", "truncated", "empty", "text", "page", "other task", "tensors"],
 )
 def test_bad_checkpoints(
     command: str, damage: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = finished / "checkpoints" / "best.ckpt", tmp_path / "bad.ckpt"
     whole = good.read_bytes()
-    content = {"truncated": whole[: len(whole) // 2], "empty": b"", "text": b"trainer: {}\n", "page": b"<html>"}
+    content = {
+        "truncated": whole[: len(whole) // 2],
+        "empty": b"",
+        "text": b"trainer: {}\n",
+        "page": b"<html>",
+    }
     if damage == "malicious":
         torch.save(checkpoint(finished) | {"extra": Malicious()}, bad)
     elif damage == "plain pickle":
@@ -73,7 +79,9 @@ def test_bad_checkpoints(
     assert code == (1 if damage in content else 2)
     assert error.count("\n") == 1 and "bad.ckpt" in error
     assert damage != "other task" or "task 'bert', not 'vit'" in error
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.ckpt"]  # the code did not run, nothing was written
+    assert [path.name for path in tmp_path.iterdir()] == [
+        "bad.ckpt"
+    ]  # the code did not run, nothing was written
 
 
 def test_resume_refuses_them_too(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +116,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_one_before_a_damaged_one(damage: str, run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_one_before_a_damaged_one(
+    damage: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run_copy / "checkpoints"
     last, change = folder / "last.ckpt", DAMAGES[damage]
     (folder / "best.ckpt").unlink()
@@ -121,8 +131,13 @@ def test_the_one_before_a_damaged_one(damage: str, run_copy: Path, capsys: pytes
     assert run(f"fit --resume {run_copy}") == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "going on from" in line)
     assert "last.ckpt" in line and "going on from previous.ckpt, step 4" in line
-    assert read_checkpoint(last)["global_step"] == 8  # and the damaged one has not become the one before
-    assert not (folder / "previous.ckpt").exists() or read_checkpoint(folder / "previous.ckpt")["global_step"] == 4
+    assert (
+        read_checkpoint(last)["global_step"] == 8
+    )  # and the damaged one has not become the one before
+    assert (
+        not (folder / "previous.ckpt").exists()
+        or read_checkpoint(folder / "previous.ckpt")["global_step"] == 4
+    )
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint(
@@ -159,11 +174,16 @@ class FullDisk:
 
 
 @pytest.mark.parametrize("room", [0, 1000, 3000])
-def test_a_full_disk_leaves_the_old_one_whole(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_one_whole(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, writer = tmp_path / "last.ckpt", AtomicCheckpointIO()
     writer.save_checkpoint({"weight": torch.zeros(1000)}, path)
     with monkeypatch.context() as patch:
-        patch.setattr("builtins.open", lambda file, mode="r", open=open, **k: FullDisk(open(file, mode, **k), room))
+        patch.setattr(
+            "builtins.open",
+            lambda file, mode="r", open=open, **k: FullDisk(open(file, mode, **k), room),
+        )
         with pytest.raises(RunError, match="last.ckpt could not be written.*"):
             writer.save_checkpoint({"weight": torch.ones(1000)}, path)
     assert torch.equal(torch.load(path)["weight"], torch.zeros(1000))
@@ -185,7 +205,9 @@ def test_reading(best: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["validate", "test"])
-def test_class_counts_differ(split: str, best: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_class_counts_differ(
+    split: str, best: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_images(tmp_path / "images")
     assert run(f"{split} --ckpt_path {best} --data.source folder --data.path images") == 2
     error = capsys.readouterr().err
@@ -202,12 +224,24 @@ def test_what_is_there_is_named(tmp_path: Path) -> None:
 
 # Files and folders of parts -----------------------------------------------------------------------------------------
 
-CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.link", "os.mkdir")  # that Python tells of beforehand
+CHANGES = (
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.link",
+    "os.mkdir",
+)  # that Python tells of beforehand
 
 
 def going_on(step: int) -> dict[str, Any]:
     """What a checkpoint of a task of one's own holds beside weights and optimizers."""
-    entry = {"task": "mine", "version": "1", "facts": {}, "net": {}, "config": {"model": {}, "data": {}}}
+    entry = {
+        "task": "mine",
+        "version": "1",
+        "facts": {},
+        "net": {},
+        "config": {"model": {}, "data": {}},
+    }
     loops: dict[str, Any] = {}
     for *place, last in COUNTS.values():
         reduce(lambda state, name: state.setdefault(name, {}), place, loops)[last] = step
@@ -286,7 +320,9 @@ def test_killed_between_any_two_changes(kinds: str, name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["file", "parts"])
-def test_all_is_on_the_disk_before_it_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_is_on_the_disk_before_it_is_named(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[tuple[int, int] | str] = []
     sync, rename, target = os.fsync, os.replace, tmp_path / "last.ckpt"
 
@@ -296,7 +332,9 @@ def test_all_is_on_the_disk_before_it_is_named(kind: str, tmp_path: Path, monkey
     monkeypatch.setattr(os, "fsync", lambda file: (done.append(what(os.fstat(file))), sync(file)))
     write(kind, 4, target)
     done.clear()
-    monkeypatch.setattr(os, "replace", lambda old, new: (done.append(Path(new).name), rename(old, new)))
+    monkeypatch.setattr(
+        os, "replace", lambda old, new: (done.append(Path(new).name), rename(old, new))
+    )
     write(kind, 8, target)
     folders = [target, tmp_path] if kind == "parts" else [tmp_path]
     *inner, outer = (what(folder.stat()) for folder in folders)
@@ -305,10 +343,14 @@ def test_all_is_on_the_disk_before_it_is_named(kind: str, tmp_path: Path, monkey
     assert kind == "file" or what((target / "__0_0.distcp").stat()) in done
 
 
-def test_the_one_before_where_a_file_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_one_before_where_a_file_has_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on file systems without hard links."""
     last = tmp_path / "last.ckpt"
-    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted")))
+    monkeypatch.setattr(
+        os, "link", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted"))
+    )
     write("file", 4, last)
     write("file", 8, last)
     assert found(tmp_path) == (last, 8)
@@ -344,7 +386,9 @@ PARTS = {
 
 
 @pytest.mark.parametrize("damage", PARTS)
-def test_the_parts_before_damaged_ones(damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_parts_before_damaged_ones(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     last = tmp_path / "last.ckpt"
     write("parts", 4, last)
     write("parts", 8, last)
@@ -356,7 +400,10 @@ def test_the_parts_before_damaged_ones(damage: str, tmp_path: Path, capsys: pyte
     write("parts", 12, last, damaged=last)
     assert found(tmp_path) == (last, 12)
     shutil.rmtree(last)
-    assert found(tmp_path) == (tmp_path / "previous.ckpt", 4)  # the damaged one has not become the one before
+    assert found(tmp_path) == (
+        tmp_path / "previous.ckpt",
+        4,
+    )  # the damaged one has not become the one before
 
 
 @pytest.mark.parametrize("place", ["../outside", "{}/outside"])
@@ -379,7 +426,10 @@ def test_one_file_of_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     write("parts", 4, last)
     last.rename(aside(last))
     folder.mkdir()
-    for more, told in (("", f"{folder}, which --ckpt_path would become, is there already"), (folder, "is a folder")):
+    for more, told in (
+        ("", f"{folder}, which --ckpt_path would become, is there already"),
+        (folder, "is a folder"),
+    ):
         assert run(f"consolidate --ckpt_path {last}" + (f" --output {more}" if more else "")) == 2
         assert told in capsys.readouterr().err
     folder.rmdir()

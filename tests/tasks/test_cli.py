@@ -14,7 +14,16 @@ from tasks.training.trainer_options import fill_in
 from tasks.vit.__main__ import APP
 from tests.tasks.command import SHORT, picture, process, run
 
-UNUSED = {"timm", "wandb", "transformers", "datasets", "onnx", "onnxruntime", "tensorboard", "torchvision"}
+UNUSED = {
+    "timm",
+    "wandb",
+    "transformers",
+    "datasets",
+    "onnx",
+    "onnxruntime",
+    "tensorboard",
+    "torchvision",
+}
 
 
 def imported(output: str) -> set[str]:
@@ -25,7 +34,10 @@ def test_help_is_one_screen() -> None:
     lines = help_screen(APP).splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 120
-    assert sum(line.startswith("  python -m tasks.vit ") and "--help" not in line for line in lines) >= 5
+    assert (
+        sum(line.startswith("  python -m tasks.vit ") and "--help" not in line for line in lines)
+        >= 5
+    )
     for command in ("fit", "validate", "test", "predict", "export"):
         assert any(line.split()[:1] == [command] for line in lines)
 
@@ -34,7 +46,9 @@ def test_help_is_one_screen() -> None:
 def test_screens_do_not_import_torch(line: str, code: int) -> None:
     done = process(line)
     assert done.returncode == code
-    assert not imported(done.stdout) & (UNUSED | {"torch", "numpy", "pytorch_lightning", "jsonargparse", "yaml"})
+    assert not imported(done.stdout) & (
+        UNUSED | {"torch", "numpy", "pytorch_lightning", "jsonargparse", "yaml"}
+    )
     assert len(done.stderr.splitlines()) == (code != 0)
 
 
@@ -58,7 +72,9 @@ def actions(parser: jsonargparse.ArgumentParser) -> list[jsonargparse.Namespace]
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
-def test_every_option_says_what_it_does(command: str, best: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_option_says_what_it_does(
+    command: str, best: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[jsonargparse.ArgumentParser] = []
 
     def stop(self: TaskCLI, parser: jsonargparse.ArgumentParser, args: object) -> None:
@@ -69,7 +85,12 @@ def test_every_option_says_what_it_does(command: str, best: Path, monkeypatch: p
     with pytest.raises(Parsed):
         TaskCLI(APP, command, [] if command == "fit" else ["--ckpt_path", str(best)])
     options = {action.option_strings[-1]: action.help for action in actions(seen[0])}
-    assert {"--trainer.max_epochs", "--model.net.stack.depth", "--data.path", "--run_dir"} <= options.keys()
+    assert {
+        "--trainer.max_epochs",
+        "--model.net.stack.depth",
+        "--data.path",
+        "--run_dir",
+    } <= options.keys()
     assert ("--checkpoint.every_n_train_steps" in options) == (command == "fit")
     assert [name for name, text in options.items() if not text or len(text.split()) < 2] == []
 
@@ -79,7 +100,9 @@ def test_help_groups_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for part in ("trainer", "model", "data", "checkpoint"):
         assert f"--{part}." in text
-    assert "Peak learning rate" in text and "(type: float, default: 0.001)" in " ".join(text.split())
+    assert "Peak learning rate" in text and "(type: float, default: 0.001)" in " ".join(
+        text.split()
+    )
     assert "configs/vit/digits.yaml" in " ".join(text.split())
 
 
@@ -96,9 +119,13 @@ def test_predict_imports_what_it_uses(best: Path, tmp_path: Path) -> None:
 
 
 def test_export_imports_what_it_uses(best: Path, tmp_path: Path) -> None:
-    done = process(f"export --ckpt_path {best} --format safetensors --output a.safetensors", cwd=tmp_path)
+    done = process(
+        f"export --ckpt_path {best} --format safetensors --output a.safetensors", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
-    assert not imported(done.stdout) & (UNUSED | {"matplotlib", "sklearn", "pytorch_lightning", "torchmetrics"})
+    assert not imported(done.stdout) & (
+        UNUSED | {"matplotlib", "sklearn", "pytorch_lightning", "torchmetrics"}
+    )
 
 
 def test_fit_in_a_process_without_a_terminal(tmp_path: Path) -> None:
@@ -107,7 +134,13 @@ def test_fit_in_a_process_without_a_terminal(tmp_path: Path) -> None:
     assert not imported(done.stdout) & UNUSED
     assert done.stderr == ""
     assert "epoch 2/2" in done.stdout and "\x1b" not in done.stdout
-    for word in ("test/acc", "test/loss", "best.ckpt", "python -m tasks.vit predict --ckpt_path", "run folder"):
+    for word in (
+        "test/acc",
+        "test/loss",
+        "best.ckpt",
+        "python -m tasks.vit predict --ckpt_path",
+        "run folder",
+    ):
         assert word in done.stdout
 
 
@@ -120,7 +153,12 @@ def test_only_one_place_makes_parsers_plain() -> None:
 
 def test_a_run_without_an_end_gets_one() -> None:
     options = Namespace(
-        precision="32-true", accelerator="cpu", max_epochs=None, max_steps=-1, max_time=None, logger=None
+        precision="32-true",
+        accelerator="cpu",
+        max_epochs=None,
+        max_steps=-1,
+        max_time=None,
+        logger=None,
     )
     fill_in(options, 7)
     assert options.max_epochs == 7

@@ -10,7 +10,9 @@ from tests.tasks.command import SHORT, checkpoint, metrics, run
 TASKS = ("vit", "bert", "mlm", "lm")
 
 
-@pytest.mark.parametrize("task", ["vit", "lm", *(pytest.param(one, marks=pytest.mark.slow) for one in ("bert", "mlm"))])
+@pytest.mark.parametrize(
+    "task", ["vit", "lm", *(pytest.param(one, marks=pytest.mark.slow) for one in ("bert", "mlm"))]
+)
 def test_steps_call_what_is_compiled(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
 
@@ -42,7 +44,8 @@ def test_compiled_run(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in plain.items():
         assert (value - compiled[name]).abs().max() < 1e-4, name  # the same run, up to rounding
     losses = [
-        [float(row["train/loss"]) for row in metrics(name) if "train/loss" in row] for name in ("plain", "compiled")
+        [float(row["train/loss"]) for row in metrics(name) if "train/loss" in row]
+        for name in ("plain", "compiled")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) == 8
 
@@ -50,4 +53,7 @@ def test_compiled_run(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("compiled again")
 
     monkeypatch.setattr("torch.nn.Module.compile", refuse)
-    assert run("test --ckpt_path compiled/checkpoints/best.ckpt --trainer.limit_test_batches 1", task) == 0
+    assert (
+        run("test --ckpt_path compiled/checkpoints/best.ckpt --trainer.limit_test_batches 1", task)
+        == 0
+    )

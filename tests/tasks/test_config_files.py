@@ -71,24 +71,42 @@ def test_bad_content(text: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["preset: [tiny]", "model: {net: {stack: 5}}", "trainer: [1]", "checkpoint: 5", "modell: {net: {}}", ""]
+    "text",
+    [
+        "preset: [tiny]",
+        "model: {net: {stack: 5}}",
+        "trainer: [1]",
+        "checkpoint: 5",
+        "modell: {net: {}}",
+        "",
+    ],
 )
-def test_a_damaged_run_folder(text: str, run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_run_folder(
+    text: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run_copy / "config.yaml").write_text(text)
     assert_refused(f"fit --resume {run_copy}", USER, (BAD[text], "config.yaml"), capsys)
 
 
-def test_a_folder_of_checkpoints_that_is_no_name(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_checkpoints_that_is_no_name(
+    run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = yaml.safe_load((run_copy / "config.yaml").read_text())
     config["checkpoint"]["dirpath"] = 5
     (run_copy / "config.yaml").write_text(yaml.safe_dump(config))
-    assert_refused(f"fit --resume {run_copy}", USER, ("--checkpoint.dirpath 5", "config.yaml"), capsys)
+    assert_refused(
+        f"fit --resume {run_copy}", USER, ("--checkpoint.dirpath 5", "config.yaml"), capsys
+    )
 
 
-@pytest.mark.parametrize("option", ["--config", "-c", "--model.net", "--model", "--trainer.callbacks"])
+@pytest.mark.parametrize(
+    "option", ["--config", "-c", "--model.net", "--model", "--trainer.callbacks"]
+)
 @pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
 @pytest.mark.timeout(60)
-def test_what_is_no_file_is_not_waited_for(option: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_file_is_not_waited_for(
+    option: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     os.mkfifo("pipe")
     assert_refused(f"fit {option} {kind}", USER, (option, kind), capsys)
 
@@ -126,7 +144,10 @@ def test_good_sections_as_options() -> None:
     assert run(f"{line} --model.net net.yaml --model.optimizer '{{lr: 1e-4}}'") == 0
     assert checkpoint("r")["global_step"] == 4
     config = yaml.safe_load(Path("r/config.yaml").read_text())
-    assert config["model"]["net"]["stack"]["width"] == 32 and config["model"]["optimizer"]["lr"] == 1e-4
+    assert (
+        config["model"]["net"]["stack"]["width"] == 32
+        and config["model"]["optimizer"]["lr"] == 1e-4
+    )
 
 
 def test_dates_are_names() -> None:

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from tasks.cli.config_files import read_config
-from tests.tasks.command import ROOT, metrics, run, write_corpus, write_images, write_pairs, write_reviews
+from tests.tasks.command import (
+    ROOT,
+    metrics,
+    run,
+    write_corpus,
+    write_images,
+    write_pairs,
+    write_reviews,
+)
 from tests.test_readme import write_parquet
 
 EVERY = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
@@ -36,7 +44,9 @@ def write_data(task: str, config: str, source: str | None) -> str:
     if source != "hub":
         return ""
     if task == "vit":
-        write_parquet(Path("hub"), *(("fine_label", 100) if "cifar100" in config else ("label", 10)))
+        write_parquet(
+            Path("hub"), *(("fine_label", 100) if "cifar100" in config else ("label", 10))
+        )
     else:
         write_reviews(Path("hub"))
     return "--data.path hub"
@@ -45,7 +55,11 @@ def write_data(task: str, config: str, source: str | None) -> str:
 @pytest.mark.parametrize("config", CONFIGS)
 def test_config(config: str) -> None:
     options = read_config(config)
-    task = folder if (folder := Path(config).parts[1]) in ("vit", "bert", "mlm", "lm", "seq2seq") else "vit"
+    task = (
+        folder
+        if (folder := Path(config).parts[1]) in ("vit", "bert", "mlm", "lm", "seq2seq")
+        else "vit"
+    )
     more = write_data(task, config, options.get("data", {}).get("source"))
     more += MORE.get(task, SHALLOW)
     assert run(f"fit --config {config} {more} {FEW}", task) == 0
@@ -62,4 +76,6 @@ def test_all_are_tried() -> None:
         "configs/lm/gpt2.yaml",
         "configs/seq2seq/multi30k_cpu.yaml",
     } <= set(CONFIGS)
-    assert all((ROOT / config).read_text().startswith("#") for config in EVERY)  # each says what it is for
+    assert all(
+        (ROOT / config).read_text().startswith("#") for config in EVERY
+    )  # each says what it is for

@@ -49,8 +49,14 @@ def python(line: str, folder: Path, **environment: str) -> subprocess.CompletedP
     """`python -m LINE` in `folder`, one thread for each of its processes."""
     command = [sys.executable, "-m", *shlex.split(line)]
     own = {name: value for name, value in os.environ.items() if name != "TESSERA_RUN_DIR"}
-    environment = own | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TESSERA_TRUST": "count"} | environment
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    environment = (
+        own
+        | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TESSERA_TRUST": "count"}
+        | environment
+    )
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 def figures_of_images(folder: Path) -> tuple[int, float, float]:
@@ -64,12 +70,17 @@ def figures_of_images(folder: Path) -> tuple[int, float, float]:
     facts, labels = saved[KEY]["facts"], batch["label"]
     with torch.no_grad():
         logits = net(normalise(batch["image"], facts["mean"], facts["std"]))
-    return len(labels), float((logits.argmax(-1) == labels).float().mean()), float(F.cross_entropy(logits, labels))
+    return (
+        len(labels),
+        float((logits.argmax(-1) == labels).float().mean()),
+        float(F.cross_entropy(logits, labels)),
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "launcher, place", [("", "runs/vit/latest"), (TORCHRUN, "runs/vit/latest"), (TORCHRUN, "chosen")]
+    "launcher, place",
+    [("", "runs/vit/latest"), (TORCHRUN, "runs/vit/latest"), (TORCHRUN, "chosen")],
 )
 def test_two_processes_are_one_run(launcher: str, place: str, tmp_path: Path) -> None:
     chosen = "--run_dir chosen" if place == "chosen" else ""
@@ -77,16 +88,23 @@ def test_two_processes_are_one_run(launcher: str, place: str, tmp_path: Path) ->
     line = f"tasks.vit {TWO} --trainer.callbacks+=count.Count {chosen}"
     done = python(f"{launcher} -m {line}" if launcher else line, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert [done.stdout.count(text) for text in ("Results", "run folder", "next:", "epoch 1/1")] == [1, 1, 1, 1]
+    assert [
+        done.stdout.count(text) for text in ("Results", "run folder", "next:", "epoch 1/1")
+    ] == [1, 1, 1, 1]
     folder = (tmp_path / place).resolve()
     assert {path.parent for path in tmp_path.rglob("metrics.csv")} == {folder}
-    assert place == "chosen" or len([path for path in folder.parent.iterdir() if not path.is_symlink()]) == 1
+    assert (
+        place == "chosen"
+        or len([path for path in folder.parent.iterdir() if not path.is_symlink()]) == 1
+    )
     assert {path.name for path in folder.iterdir()} == {
         "config.yaml", "metrics.csv", "summary.json", "confusion.png", "curves.png", "checkpoints"
     }  # fmt: skip
 
     summary, rows = json.loads((folder / "summary.json").read_text()), metrics(folder)
-    assert [int(row["step"]) for row in rows if "train/loss" in row] == list(range(summary["steps"]))
+    assert [int(row["step"]) for row in rows if "train/loss" in row] == list(
+        range(summary["steps"])
+    )
     assert [sum(name in row for row in rows) for name in ("val/acc", "test/acc")] == [1, 1]
     count, accuracy, loss = figures_of_images(folder)
     assert count == 1797 // 5 and f"tested {count}\n" in done.stdout
@@ -132,12 +150,16 @@ def test_two_processes_share_all_texts(tmp_path: Path) -> None:
     two = "--trainer.accelerator cpu --trainer.devices 2 --trainer.strategy ddp --trainer.callbacks+=count.Count"
     done = python(f"tasks.bert {few} {two}", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert [done.stdout.count(text) for text in ("Results", "run folder", "next:", "epoch 1/1")] == [1, 1, 1, 1]
+    assert [
+        done.stdout.count(text) for text in ("Results", "run folder", "next:", "epoch 1/1")
+    ] == [1, 1, 1, 1]
     (folder,) = {path.parent for path in tmp_path.rglob("metrics.csv")}
     assert folder == (tmp_path / "runs/bert/latest").resolve()
 
     summary, rows = json.loads((folder / "summary.json").read_text()), metrics(folder)
-    assert [int(row["step"]) for row in rows if "train/loss" in row] == list(range(summary["steps"]))
+    assert [int(row["step"]) for row in rows if "train/loss" in row] == list(
+        range(summary["steps"])
+    )
     assert summary["steps"] == 27  # 26 steps of 300 texts, and one of 200
     seen = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     assert [len(rank) for rank in seen] == [27, 27]
@@ -145,7 +167,11 @@ def test_two_processes_share_all_texts(tmp_path: Path) -> None:
     options = yaml.safe_load((folder / "config.yaml").read_text())["data"]
     facts = checkpoint(folder)[KEY]["facts"]
     tokenizer = TokenizerConfig(**facts["tokenizer_options"])
-    data = ReviewData(max_length=facts["max_length"], tokenizer=tokenizer, loading=TextLoading(**options["loading"]))
+    data = ReviewData(
+        max_length=facts["max_length"],
+        tokenizer=tokenizer,
+        loading=TextLoading(**options["loading"]),
+    )
     data.adopt(facts)
     data.setup("fit")
     dataset = data.dataset("train")
@@ -160,14 +186,20 @@ def test_two_processes_share_all_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", ["0", "1"], ids=["store of torchrun", "store of the first process"])
+@pytest.mark.parametrize(
+    "shared", ["0", "1"], ids=["store of torchrun", "store of the first process"]
+)
 def test_torchruns_processes_agree_on_the_folder(shared: str, tmp_path: Path) -> None:
     ask = "from tasks.tracking.run_folder import run_folder\nprint(f'folder {run_folder(\"vit\", None)}\\n', end='')"
     (tmp_path / "ask.py").write_text(ask)
     done = python(f"{TORCHRUN} ask.py", tmp_path, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=shared)
     assert done.returncode == 0, done.stderr
     folders = [line for line in done.stdout.splitlines() if line.startswith("folder")]
-    assert len(folders) == 2 and len(set(folders)) == 1 and str(tmp_path / "runs" / "vit") in folders[0]
+    assert (
+        len(folders) == 2
+        and len(set(folders)) == 1
+        and str(tmp_path / "runs" / "vit") in folders[0]
+    )
 
 
 @pytest.mark.slow

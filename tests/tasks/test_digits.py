@@ -23,7 +23,11 @@ def test_the_default_run(tmp_path: Path) -> None:
 def test_grey_images_for_a_network_of_three_channels() -> None:
     assert run(f"fit {SHORT} --model.net.channels 3 --run_dir r") == 0
     kept, weights = (checkpoint("r", "best")[name] for name in ("tessera", "state_dict"))
-    assert kept["facts"]["channels"] == 3 and len(set(kept["facts"]["mean"])) == 1  # three times the grey
-    assert any(name.startswith("net.embed") and value.shape[1:2] == (3,) for name, value in weights.items())
+    assert (
+        kept["facts"]["channels"] == 3 and len(set(kept["facts"]["mean"])) == 1
+    )  # three times the grey
+    assert any(
+        name.startswith("net.embed") and value.shape[1:2] == (3,) for name, value in weights.items()
+    )
     assert checkpoint("r")["global_step"] == 8
     assert all(float(row["val/loss"]) < 10 for row in metrics("r") if "val/loss" in row)

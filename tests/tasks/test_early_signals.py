@@ -31,11 +31,19 @@ def start(line: str, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", *shlex.split(line)]
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=out, stderr=err, text=True, start_new_session=True
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=out,
+            stderr=err,
+            text=True,
+            start_new_session=True,
         )
     while process.poll() is None and not catches(process.pid):
         time.sleep(0.001)
-    assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()  # still before anything heavy
+    assert (
+        "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    )  # still before anything heavy
     return process
 
 
@@ -70,13 +78,17 @@ def strike(line: str, delay: float, number: int, folder: Path, group: bool = Fal
     (FIT, 0.0, signal.SIGINT), (FIT, 0.6, signal.SIGTERM), (FIT, 2.0, signal.SIGINT),
     (GENERATE, 0.3, signal.SIGTERM), (GENERATE, 1.5, signal.SIGINT), (WORKERS, 4.5, signal.SIGTERM),
 ])  # fmt: skip
-def test_a_few_moments(line: str, delay: float, number: int, lm_letters: Path, tmp_path: Path) -> None:
+def test_a_few_moments(
+    line: str, delay: float, number: int, lm_letters: Path, tmp_path: Path
+) -> None:
     strike(line.format(lm_letters), delay, number, tmp_path / "here")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("line, most, count", [(FIT, 10, 12), (GENERATE, 4, 8), (EXPORT, 4, 5), (WORKERS, 12, 8)])
+@pytest.mark.parametrize(
+    "line, most, count", [(FIT, 10, 12), (GENERATE, 4, 8), (EXPORT, 4, 5), (WORKERS, 12, 8)]
+)
 def test_many_moments(line: str, most: float, count: int, lm_letters: Path, tmp_path: Path) -> None:
     draw = random.Random(0)
     for turn in range(count):
@@ -114,7 +126,9 @@ runpy.run_module("tasks.vit", run_name="__main__", alter_sys=True)
 def test_in_an_import(number: int, tmp_path: Path) -> None:
     (tmp_path / "pytorch_lightning.py").write_text(HALF.format(number=int(number)))
     command = [sys.executable, "-m", "tasks.vit", "fit"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": f".:{ROOT}"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": f".:{ROOT}"}
+    )
     assert done.returncode == 128 + number
     assert done.stderr in ("error: interrupted\n", "terminated\n")
 
@@ -122,7 +136,9 @@ def test_in_an_import(number: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_after_the_end(number: int) -> None:
     command = [sys.executable, "-c", WAITS.format(number=int(number))]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
     assert done.returncode == 128 + number
     assert done.stdout.startswith("tessera ") and done.stderr == ""
 
@@ -131,7 +147,9 @@ def test_a_process_that_only_imports_keeps_its_handlers() -> None:
     code = "import signal; before = [signal.getsignal(n) for n in (2, 15)]\n"
     code += "import tasks.vit.__main__, tasks.cli.signals\n"
     code += "assert before == [signal.getsignal(n) for n in (2, 15)]"
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
 
 
 def test_no_exception_in_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,9 @@ def torch_reference(steps: int, decay: float) -> tuple[Weights, Weights]:
     task.configure_model()
 
     def update(averages: list[Tensor], weights: list[Tensor], count: Tensor) -> None:
-        get_ema_multi_avg_fn(min(decay, (1 + int(count)) / (10 + int(count))))(averages, weights, count)
+        get_ema_multi_avg_fn(min(decay, (1 + int(count)) / (10 + int(count))))(
+            averages, weights, count
+        )
 
     average = AveragedModel(task, multi_avg_fn=update)
     average.update_parameters(task)
@@ -143,7 +145,9 @@ def test_validation_sees_the_average() -> None:
     fit(task, 10, EMA(DECAY))
     sanity_check, *validations = task.seen
     assert same(sanity_check, torch_reference(0, DECAY)[1])
-    for weights, steps in zip(validations, (2, 4, 7, 9), strict=True):  # every 4 batches of an epoch of 10
+    for weights, steps in zip(
+        validations, (2, 4, 7, 9), strict=True
+    ):  # every 4 batches of an epoch of 10
         assert same(weights, torch_reference(steps, DECAY)[1])
 
 
@@ -170,7 +174,12 @@ def test_resume_in_mid_epoch_is_exact(tmp_path: Path, stop_at: int) -> None:
 def test_stop_in_validation(tmp_path: Path) -> None:
     task = Toy(stop_in_validation=3)
     with pytest.raises(Stop):
-        fit(task, 12, EMA(DECAY), ModelCheckpoint(tmp_path, filename="stopped", save_on_exception=True))
+        fit(
+            task,
+            12,
+            EMA(DECAY),
+            ModelCheckpoint(tmp_path, filename="stopped", save_on_exception=True),
+        )
     weights, average = torch_reference(4, DECAY)
     assert same(weights_of(task), average)
     checkpoint = load(tmp_path / "stopped.ckpt")
@@ -189,8 +198,12 @@ def test_checkpoint_at_the_end_continues_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights_only", [False, True])
-def test_saved_state_is_the_average_under_the_usual_names(tmp_path: Path, weights_only: bool) -> None:
-    saver = ModelCheckpoint(tmp_path, filename="x", every_n_train_steps=3, save_weights_only=weights_only)
+def test_saved_state_is_the_average_under_the_usual_names(
+    tmp_path: Path, weights_only: bool
+) -> None:
+    saver = ModelCheckpoint(
+        tmp_path, filename="x", every_n_train_steps=3, save_weights_only=weights_only
+    )
     fit(Toy(), 3, EMA(DECAY), saver)
     plain = Toy()
     plain.configure_model()

@@ -16,14 +16,25 @@ from tasks.bert.task import CalibrationError
 from tasks.text import MeanOf
 from tasks.training.evaluation import count
 from tasks.training.optim import OptimConfig
-from tests.tasks.command import PAIRS, SMALL_LM, SMALL_S2S, checkpoint, metrics, write_corpus, write_pairs
+from tests.tasks.command import (
+    PAIRS,
+    SMALL_LM,
+    SMALL_S2S,
+    checkpoint,
+    metrics,
+    write_corpus,
+    write_pairs,
+)
 from tests.tasks.forked import Server
 
 TEXT = "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 --data.max_length 32"
 TASKS = {  # and how many samples make an odd number of batches
     "vit": ("--model.net.stack.depth 1", 130),
     "bert": (f"{TEXT} --data.tokenizer.vocabulary 300", 150),
-    "mlm": (f"{TEXT} --data.tokenizer.vocabulary 300 --data.next_sentence true --model.net.segments 2", 500),
+    "mlm": (
+        f"{TEXT} --data.tokenizer.vocabulary 300 --data.next_sentence true --model.net.segments 2",
+        500,
+    ),
     "lm": (f"{SMALL_LM} --data.source files --data.path texts --data.packing documents", 3),
     "seq2seq": (f"{SMALL_S2S} {PAIRS}", 7),
 }
@@ -50,7 +61,9 @@ def evaluated(server: Server, tmp_path: Path) -> Callable[..., Figures]:
 
     def found(line: str, task: str, ranks: int) -> Figures:
         devices = f"--trainer.devices {ranks} --trainer.strategy ddp" if ranks > 1 else ""
-        server.run(f"{line} --trainer.accelerator cpu {devices}", tmp_path, task, before=FOUND, ranks=ranks)
+        server.run(
+            f"{line} --trainer.accelerator cpu {devices}", tmp_path, task, before=FOUND, ranks=ranks
+        )
         return json.loads((tmp_path / "found.json").read_text())
 
     return found
@@ -68,7 +81,9 @@ def test_figures_are_those_of_one_process(task: str, evaluated: Callable[..., Fi
     best = "--ckpt_path r/checkpoints/best.ckpt"
     assert evaluated(f"validate {best}", task, 1) == logged
     alone = evaluated(f"test {best}", task, 1)
-    assert len(alone) > 1 and alone == {name: value for name, value in summary.items() if name.startswith("test/")}
+    assert len(alone) > 1 and alone == {
+        name: value for name, value in summary.items() if name.startswith("test/")
+    }
     many = f"test {best} {batches} 5000"  # the second rank and the third have none
     assert evaluated(many, task, 3) == evaluated(many, task, 1)
 

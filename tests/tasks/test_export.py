@@ -36,7 +36,9 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def fit(options: str) -> Path:
         if options not in made:
             made[options] = tmp_path_factory.mktemp("fits") / "run"
-            assert run(f"fit {SHORT} --trainer.max_epochs 1 {options} --run_dir {made[options]}") == 0
+            assert (
+                run(f"fit {SHORT} --trainer.max_epochs 1 {options} --run_dir {made[options]}") == 0
+            )
         return made[options]
 
     return fit
@@ -55,7 +57,12 @@ VARIANTS = [
 def test_timm_by_name(options: str, fits: Any, capsys: pytest.CaptureFixture[str]) -> None:
     folder = fits(f"--model.net.position learned --model.net.stem patch {options}")
     capsys.readouterr()
-    assert run(f"export --ckpt_path {folder}/checkpoints/best.ckpt --format timm --output out.safetensors") == 0
+    assert (
+        run(
+            f"export --ckpt_path {folder}/checkpoints/best.ckpt --format timm --output out.safetensors"
+        )
+        == 0
+    )
     call = re.search(r"timm\.create_model\(.*\)", capsys.readouterr().out)
     model = eval(call[0]).eval()  # what it printed, as a user would paste it
     net, _ = ours(folder)
@@ -64,10 +71,15 @@ def test_timm_by_name(options: str, fits: Any, capsys: pytest.CaptureFixture[str
         assert torch.allclose(model(images), net(images), atol=1e-5)
 
 
-@pytest.mark.parametrize("options", ["", "--model.net.position rotary2d --model.net.stack.feedforward swiglu"])
+@pytest.mark.parametrize(
+    "options", ["", "--model.net.position rotary2d --model.net.stack.feedforward swiglu"]
+)
 def test_onnx(options: str, fits: Any) -> None:
     folder = fits(options)
-    assert run(f"export --ckpt_path {folder}/checkpoints/best.ckpt --format onnx --output out.onnx") == 0
+    assert (
+        run(f"export --ckpt_path {folder}/checkpoints/best.ckpt --format onnx --output out.onnx")
+        == 0
+    )
     session = onnxruntime.InferenceSession("out.onnx")
     net, facts = ours(folder)
     for batch in (1, 2, 7):
@@ -81,17 +93,28 @@ def test_onnx(options: str, fits: Any) -> None:
 
 def test_safetensors(fits: Any) -> None:
     assert (
-        run(f"export --ckpt_path {fits('')}/checkpoints/best.ckpt --format safetensors --output a/b.safetensors") == 0
+        run(
+            f"export --ckpt_path {fits('')}/checkpoints/best.ckpt --format safetensors --output a/b.safetensors"
+        )
+        == 0
     )
     net, _ = ours(fits(""))
     assert load_file("a/b.safetensors").keys() == net.state_dict().keys()
-    assert all(torch.equal(value, net.state_dict()[name]) for name, value in load_file("a/b.safetensors").items())
+    assert all(
+        torch.equal(value, net.state_dict()[name])
+        for name, value in load_file("a/b.safetensors").items()
+    )
     assert [path.name for path in Path("a").iterdir()] == ["b.safetensors"]
 
 
 def test_what_timm_does_not_have(fits: Any, capsys: pytest.CaptureFixture[str]) -> None:
     folder = fits("--model.net.position rotary2d --model.net.stack.feedforward swiglu")
-    assert run(f"export --ckpt_path {folder}/checkpoints/best.ckpt --format timm --output no.safetensors") == 2
+    assert (
+        run(
+            f"export --ckpt_path {folder}/checkpoints/best.ckpt --format timm --output no.safetensors"
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "onnx or safetensors" in error
     assert list(Path().iterdir()) == []
@@ -178,7 +201,9 @@ def test_another_image_size_and_head(timms: nn.Module) -> None:
     create = timm.create_model("vit_tiny_patch16_224")
     create.set_input_size(img_size=48)  # timm's own re-gridding
     create.load_state_dict(timms.state_dict() | {"pos_embed": create.pos_embed}, strict=False)
-    grid = timm.layers.pos_embed.resample_abs_pos_embed(timms.pos_embed, [6, 6], num_prefix_tokens=1)
+    grid = timm.layers.pos_embed.resample_abs_pos_embed(
+        timms.pos_embed, [6, 6], num_prefix_tokens=1
+    )
     create.pos_embed.data = grid.data
     images = torch.randn(2, 3, 48, 48)
     with torch.no_grad():
@@ -197,7 +222,9 @@ def test_no_network(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         return create(name, **options)
 
     monkeypatch.setattr(timm, "create_model", offline)
-    line = "fit --model.pretrained timm/vit_tiny_patch16_224 --data.source folder --data.path images"
+    line = (
+        "fit --model.pretrained timm/vit_tiny_patch16_224 --data.source folder --data.path images"
+    )
     assert run(line) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "--model.pretrained FILE.safetensors" in error
@@ -205,7 +232,9 @@ def test_no_network(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("format", ["timm", "safetensors"])
-def test_names_that_readers_would_misread(format: str, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_readers_would_misread(
+    format: str, best: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(f"export --ckpt_path {best} --format {format} --output out_timm") == 2
     assert "must end with .safetensors" in capsys.readouterr().err and not Path("out_timm").exists()
 
@@ -213,7 +242,12 @@ def test_names_that_readers_would_misread(format: str, best: Path, capsys: pytes
 @pytest.mark.parametrize("output", [".", "..", "there", "here/.."])
 @pytest.mark.parametrize("task, format", [("vit", "safetensors"), ("vit", "onnx"), ("lm", "hf")])
 def test_a_folder_that_is_there_is_no_file_to_write(
-    task: str, format: str, output: str, best: Path, lm_letters: Path, capsys: pytest.CaptureFixture[str]
+    task: str,
+    format: str,
+    output: str,
+    best: Path,
+    lm_letters: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = best if task == "vit" else lm_letters
     for name in ("here", "there/more"):

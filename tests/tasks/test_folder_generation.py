@@ -27,7 +27,12 @@ PROMPT, NEW = "The value of a", 12
 SIZES = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
     "llama": {
-        **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48},
+        **{
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 48,
+        },
         **{"num_key_value_heads": 2, "max_position_embeddings": 64},
     },
 }
@@ -36,7 +41,9 @@ SIZES = {
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Makes the folder of a tiny random decoder, which is not to be changed."""
-    tokenizer = Tokenizer.train(documents()["val"][:8], TokenizerConfig("bpe", 300, lowercase=False))
+    tokenizer = Tokenizer.train(
+        documents()["val"][:8], TokenizerConfig("bpe", 300, lowercase=False)
+    )
 
     @cache
     def make(kind: str) -> Path:
@@ -101,17 +108,36 @@ ASKED: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "suppressed": lambda made: {"suppress_tokens": [made[0], made[1]]},
     "draws from one": lambda made: {"do_sample": True, "top_k": 1},
     "draws from few": lambda made: {"do_sample": True, "top_p": 1e-6, "temperature": 0.7},
-    "beams": lambda made: {"num_beams": 3, "length_penalty": 0.3, "eos_token_id": [made[2], made[5]]},
-    "beams that stop early": lambda made: {"num_beams": 3, "early_stopping": True, "eos_token_id": [made[2]]},
-    "beams and bans": lambda made: {"num_beams": 3, "bad_words_ids": [[made[1]]], "eos_token_id": 6},
+    "beams": lambda made: {
+        "num_beams": 3,
+        "length_penalty": 0.3,
+        "eos_token_id": [made[2], made[5]],
+    },
+    "beams that stop early": lambda made: {
+        "num_beams": 3,
+        "early_stopping": True,
+        "eos_token_id": [made[2]],
+    },
+    "beams and bans": lambda made: {
+        "num_beams": 3,
+        "bad_words_ids": [[made[1]]],
+        "eos_token_id": 6,
+    },
     "beams and shared bans": lambda made: {
-        **{"num_beams": 3, "bad_words_ids": [[made[1]]], "eos_token_id": 6, "renormalize_logits": True}
+        **{
+            "num_beams": 3,
+            "bad_words_ids": [[made[1]]],
+            "eos_token_id": 6,
+            "renormalize_logits": True,
+        }
     },
 }
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_tokens_are_those_of_transformers(asked: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokens_are_those_of_transformers(
+    asked: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     greedy = theirs(folder, max_new_tokens=NEW, do_sample=False)
     entries = {"max_new_tokens": NEW, "eos_token_id": 6, "do_sample": False, **ASKED[asked](greedy)}
     ask(folder, entries)
@@ -119,7 +145,11 @@ def test_tokens_are_those_of_transformers(asked: str, folder: Path, capsys: pyte
     assert expected != greedy or entries["do_sample"]
     found = ours(capsys)
     assert found["tokens"] == len(expected)
-    ends = [entries["eos_token_id"]] if isinstance(entries["eos_token_id"], int) else entries["eos_token_id"]
+    ends = (
+        [entries["eos_token_id"]]
+        if isinstance(entries["eos_token_id"], int)
+        else entries["eos_token_id"]
+    )
     ended = expected[-1] in ends
     assert found["text"] == Tokenizer.from_file(folder).decode(expected[:-1] if ended else expected)
 
@@ -131,7 +161,10 @@ def test_an_older_config_says_it_too(folder: Path, capsys: pytest.CaptureFixture
     assert len(expected) < len(greedy)
     assert ours(capsys, f"--temperature 0 --max_new_tokens {NEW}")["tokens"] == len(expected)
     ask(folder, {"eos_token_id": greedy[2]})  # which then counts alone
-    assert ours(capsys, f"--temperature 0 --max_new_tokens {NEW}")["tokens"] == greedy.index(greedy[2]) + 1
+    assert (
+        ours(capsys, f"--temperature 0 --max_new_tokens {NEW}")["tokens"]
+        == greedy.index(greedy[2]) + 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,16 +172,25 @@ def test_an_older_config_says_it_too(folder: Path, capsys: pytest.CaptureFixture
     [
         ({"do_sample": True}, "--top_k 50"),
         ({"do_sample": True, "top_k": 0, "temperature": 0.5}, "--temperature 0.5"),
-        ({"do_sample": True, "top_k": 7, "top_p": 0.9, "min_p": 0.01}, "--top_k 7 --top_p 0.9 --min_p 0.01"),
+        (
+            {"do_sample": True, "top_k": 7, "top_p": 0.9, "min_p": 0.01},
+            "--top_k 7 --top_p 0.9 --min_p 0.01",
+        ),
         ({"do_sample": False, "temperature": 0.6, "top_p": 0.9}, "--temperature 0"),
         ({"max_length": 20}, "--max_new_tokens {left}"),
         ({"stop_strings": ["e", "a"]}, "--stop e --stop a"),
-        ({"repetition_penalty": 1.3, "temperature": 0.8}, "--repetition_penalty 1.3 --temperature 0.8"),
+        (
+            {"repetition_penalty": 1.3, "temperature": 0.8},
+            "--repetition_penalty 1.3 --temperature 0.8",
+        ),
         ({}, "--temperature 1.0"),
     ],
 )
 def test_what_the_folder_asks_is_what_one_may_type(
-    asked: dict[str, Any], same: str, published: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    asked: dict[str, Any],
+    same: str,
+    published: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copytree(published("gpt2"), "theirs")
     usual = ours(capsys, "--seed 3")
@@ -164,11 +206,29 @@ def test_what_the_folder_asks_is_what_one_may_type(
     "asked, options, words",
     [
         ({"no_repeat_ngram_size": 3, "min_length": 0}, "", ["no_repeat_ngram_size 3"]),
-        ({"min_new_tokens": 5, "forced_eos_token_id": 6}, "", ["min_new_tokens 5", "forced_eos_token_id 6"]),
+        (
+            {"min_new_tokens": 5, "forced_eos_token_id": 6},
+            "",
+            ["min_new_tokens 5", "forced_eos_token_id 6"],
+        ),
         ({"num_beams": 4, "do_sample": True}, "", ["num_beams 4 with do_sample"]),
-        ({"repetition_penalty": 1.2, "temperature": 0.5}, "--beams 2", ["repetition_penalty 1.2 in beam search"]),
+        (
+            {"repetition_penalty": 1.2, "temperature": 0.5},
+            "--beams 2",
+            ["repetition_penalty 1.2 in beam search"],
+        ),
         ({"begin_suppress_tokens": [4]}, "", ["begin_suppress_tokens"]),
-        ({"num_beams": 4, "temperature": 0.7, "typical_p": 1.0, "use_cache": True, "new_entry": 3}, "", []),
+        (
+            {
+                "num_beams": 4,
+                "temperature": 0.7,
+                "typical_p": 1.0,
+                "use_cache": True,
+                "new_entry": 3,
+            },
+            "",
+            [],
+        ),
         ({"num_beams": 4}, "--temperature 0.5 --num_samples 2", []),
     ],
 )
@@ -198,7 +258,9 @@ ELSEWHERE = re.compile(
 def test_no_entry_is_ignored() -> None:
     known = {field.name for field in fields(Asked)} | set(NOT_DONE)
     assert not [
-        name for name in vars(transformers.GenerationConfig()) if not (name in known or ELSEWHERE.fullmatch(name))
+        name
+        for name in vars(transformers.GenerationConfig())
+        if not (name in known or ELSEWHERE.fullmatch(name))
     ]
 
 
@@ -227,8 +289,14 @@ def test_entries_that_cannot_be_followed(
     else:
         Path("theirs").mkdir()
         marian_folder(Path("theirs"))
-    line = "generate --ckpt_path theirs" if task == "lm" else "translate --ckpt_path theirs --text a"
-    if task == "seq2seq" and name in ("temperature", "top_k", "repetition_penalty"):  # in beam search there is none
+    line = (
+        "generate --ckpt_path theirs" if task == "lm" else "translate --ckpt_path theirs --text a"
+    )
+    if task == "seq2seq" and name in (
+        "temperature",
+        "top_k",
+        "repetition_penalty",
+    ):  # in beam search there is none
         line += " --beams 1" if name == "temperature" else " --beams 1 --temperature 1"
     capsys.readouterr()
     for value in BAD[name]:
@@ -243,7 +311,9 @@ def test_entries_that_cannot_be_followed(
         assert FILE in said and (name in said or ours in said), said
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '"text"', "{", "[" * 100_000, '{"eos_token_id": 6', "\udcff"])
+@pytest.mark.parametrize(
+    "content", ["", "[1]", '"text"', "{", "[" * 100_000, '{"eos_token_id": 6', "\udcff"]
+)
 def test_files_that_cannot_be_read(
     content: str, published: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,7 +348,11 @@ def test_a_run_from_such_a_folder_ends_texts_by_its_own_token(
     line = "fit --model.pretrained theirs --data.source files --data.path texts --trainer.max_steps 1 --run_dir r"
     assert run(f"{line} --model.samples.generation.max_new_tokens 2", "lm") == 0
     model = load_model("r/checkpoints/last.ckpt")
-    assert model.frame.tail == 6 and model.generation() is None and checkpoint("r")["tessera"]["task"] == "lm"
+    assert (
+        model.frame.tail == 6
+        and model.generation() is None
+        and checkpoint("r")["tessera"]["task"] == "lm"
+    )
     assert run("generate --ckpt_path r/checkpoints/last.ckpt --max_new_tokens 4", "lm") == 0
 
 
@@ -295,12 +369,23 @@ def test_beams_of_a_translator_are_those_of_its_folder(capsys: pytest.CaptureFix
     before = translated("--beams 2 --length_penalty 0.2 --max_new_tokens 5")
     usual = translated("--max_new_tokens 9")
     ask(Path("theirs"), {"num_beams": 2, "length_penalty": 0.2, "max_length": 6})
-    assert translated("") == before != translated("--max_new_tokens 9 --beams 5 --length_penalty 1.0") == usual
+    assert (
+        translated("")
+        == before
+        != translated("--max_new_tokens 9 --beams 5 --length_penalty 1.0")
+        == usual
+    )
     for asked, same in (
         ({"num_beams": 1}, "--beams 1"),
-        ({"num_beams": 1, "temperature": 0.5, "top_k": 3}, "--beams 1"),  # where nothing asks for draws
+        (
+            {"num_beams": 1, "temperature": 0.5, "top_k": 3},
+            "--beams 1",
+        ),  # where nothing asks for draws
         ({"num_beams": 1, "do_sample": True}, "--beams 1 --temperature 1 --top_k 50"),
-        ({"num_beams": 1, "do_sample": True, "top_k": 3, "temperature": 0.5}, "--beams 1 --temperature 0.5 --top_k 3"),
+        (
+            {"num_beams": 1, "do_sample": True, "top_k": 3, "temperature": 0.5},
+            "--beams 1 --temperature 0.5 --top_k 3",
+        ),
     ):
         Path("theirs", FILE).unlink()
         expected = translated(f"{same} --max_new_tokens 5")

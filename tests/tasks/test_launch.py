@@ -66,14 +66,24 @@ def start(line: str, folder: Path, before: str = "", **environment: str) -> subp
     """`python -m LINE` in `folder`, with a callback that says what it saw; one thread unless told otherwise."""
     folder.mkdir(exist_ok=True)
     (folder / "spy.py").write_text(SPY)
-    command = [*shlex.split(before), sys.executable, "-m", *shlex.split(line), "--trainer.callbacks+=spy.Spy"]
+    command = [
+        *shlex.split(before),
+        sys.executable,
+        "-m",
+        *shlex.split(line),
+        "--trainer.callbacks+=spy.Spy",
+    ]
     own = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_RUN")}
     environment = (
-        own | {"PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1", "TESSERA_TRUST": "spy,parts"} | environment
+        own
+        | {"PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1", "TESSERA_TRUST": "spy,parts"}
+        | environment
     )
     environment = {name: value for name, value in environment.items() if value}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def finish(*processes: subprocess.Popen[str]) -> list[str]:
@@ -87,7 +97,12 @@ def spied(folder: Path) -> list[dict[str, object]]:
 
 
 def assert_once(text: str) -> None:
-    assert [text.count(word) for word in ("Results", "run folder", "next:", "epoch 1/1")] == [1, 1, 1, 1], text
+    assert [text.count(word) for word in ("Results", "run folder", "next:", "epoch 1/1")] == [
+        1,
+        1,
+        1,
+        1,
+    ], text
 
 
 # ------------------------------------------------------------------------------------------------ what is settled
@@ -97,7 +112,9 @@ def options(**given: object) -> SimpleNamespace:
     class Options(SimpleNamespace):
         __getitem__, __setitem__ = SimpleNamespace.__getattribute__, SimpleNamespace.__setattr__
 
-    return Options(**{"accelerator": "auto", "devices": "auto", "num_nodes": 1, "strategy": "auto"} | given)
+    return Options(
+        **{"accelerator": "auto", "devices": "auto", "num_nodes": 1, "strategy": "auto"} | given
+    )
 
 
 TORCHRUN_SETS = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}
@@ -115,14 +132,29 @@ SRUN_SETS = {"SLURM_NTASKS": "6", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "fit"}
         (TORCHRUN_SETS | SRUN_SETS, {"strategy": "ddp"}, (4, 2)),
         (SRUN_SETS, {"strategy": "ddp"}, (3, 2)),
         (SRUN_SETS | {"SLURM_JOB_NAME": "bash"}, {}, ("auto", 1)),
-        (TORCHRUN_SETS, {"devices": 3}, "--trainer.devices 3 contradicts .*torchrun started 4 on this machine"),
+        (
+            TORCHRUN_SETS,
+            {"devices": 3},
+            "--trainer.devices 3 contradicts .*torchrun started 4 on this machine",
+        ),
         (SRUN_SETS, {"num_nodes": 3}, "--trainer.num_nodes 3 contradicts .*srun started some on 2"),
-        ({}, {"strategy": "ddp_spawn"}, "--trainer.strategy ddp_spawn has not been made to work here: give auto or"),
-        ({}, {"strategy": SimpleNamespace(class_path="x.FSDPStrategy")}, "FSDPStrategy .*give fsdp"),
+        (
+            {},
+            {"strategy": "ddp_spawn"},
+            "--trainer.strategy ddp_spawn has not been made to work here: give auto or",
+        ),
+        (
+            {},
+            {"strategy": SimpleNamespace(class_path="x.FSDPStrategy")},
+            "FSDPStrategy .*give fsdp",
+        ),
     ],
 )
 def test_devices_and_machines(
-    variables: dict[str, str], given: dict[str, object], settled: object, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str],
+    given: dict[str, object],
+    settled: object,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(launch, "fresh_store", lambda: None)
@@ -144,11 +176,15 @@ def test_gpus_are_all_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen.devices == "auto"
 
 
-@pytest.mark.parametrize("chosen", ["--trainer.strategy fsdp", "--config configs/trainer/fsdp.yaml"])
+@pytest.mark.parametrize(
+    "chosen", ["--trainer.strategy fsdp", "--config configs/trainer/fsdp.yaml"]
+)
 def test_sharded_weights_need_gpus(chosen: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"fit {chosen} --run_dir r") == 2
     error = capsys.readouterr().err
-    assert re.search(r"--trainer.strategy (fsdp|Sharded) shards weights over GPUs, and there are none", error), error
+    assert re.search(
+        r"--trainer.strategy (fsdp|Sharded) shards weights over GPUs, and there are none", error
+    ), error
     assert error.count("\n") == 1 and not Path("r").exists()
 
 
@@ -165,14 +201,22 @@ def test_sharded_weights_need_gpus(chosen: str, capsys: pytest.CaptureFixture[st
             "torchrun --nnodes 2 --nproc_per_node 4 --rdzv_backend c10d --rdzv_endpoint one:29500 "
             "-m tasks.vit fit --resume r # on each machine",
         ),
-        (SRUN_SETS, "srun --nodes 2 --ntasks-per-node 3 --kill-on-bad-exit python -m tasks.vit fit --resume r"),
+        (
+            SRUN_SETS,
+            "srun --nodes 2 --ntasks-per-node 3 --kill-on-bad-exit python -m tasks.vit fit --resume r",
+        ),
     ],
 )
-def test_how_to_go_on(variables: dict[str, str], started: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_to_go_on(
+    variables: dict[str, str], started: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert launch.as_started("python -m tasks.vit fit --resume r") == started
-    assert launch.as_started("python -m tasks.vit test --ckpt_path c") == "python -m tasks.vit test --ckpt_path c"
+    assert (
+        launch.as_started("python -m tasks.vit test --ckpt_path c")
+        == "python -m tasks.vit test --ckpt_path c"
+    )
 
 
 def test_predictions_are_made_by_one(best: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +229,9 @@ def test_predictions_are_made_by_one(best: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_masked_lm_in_two_processes(tmp_path: Path) -> None:
     """With no more than the configuration of the processes: the data are the default ones."""
-    few = SHORT.replace("--model.augment.crop_padding 0", "--data.batch_size 4 --trainer.limit_test_batches 1")
+    few = SHORT.replace(
+        "--model.augment.crop_padding 0", "--data.batch_size 4 --trainer.limit_test_batches 1"
+    )
     process = start(f"tasks.mlm fit {DDP} {few}", tmp_path)
     (said,) = finish(process)
     assert process.returncode == 0, said
@@ -219,7 +265,9 @@ def forked(work: Callable[[], object]) -> int:
         os._exit(0)
 
 
-@pytest.mark.parametrize("end, told", [("exit 3", "ended with exit code 3"), ("kill -9 $$", "was ended by SIGKILL")])
+@pytest.mark.parametrize(
+    "end, told", [("exit 3", "ended with exit code 3"), ("kill -9 $$", "was ended by SIGKILL")]
+)
 def test_one_that_hangs_is_ended(end: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a collective of GPUs, which does not notice that another process has ended."""
     monkeypatch.setattr(launch, "PATIENCE", 0.2)
@@ -232,7 +280,9 @@ def test_one_that_hangs_is_ended(end: str, told: str, monkeypatch: pytest.Monkey
 
     _, status = os.waitpid(forked(work), 0)
     assert os.waitstatus_to_exitcode(status) == 1
-    assert Path("said").read_text() == f"error: process 2 of this run {told}, so this one ends, too\n"
+    assert (
+        Path("said").read_text() == f"error: process 2 of this run {told}, so this one ends, too\n"
+    )
     assert gone(int(Path("pid").read_text()))
 
 
@@ -274,14 +324,22 @@ def test_one_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> None
     [
         (
             "1 2 ValueError",
-            ["error: ValueError: a bad sample", "error: process 1 of this run ended with exit code 1, so"],
+            [
+                "error: ValueError: a bad sample",
+                "error: process 1 of this run ended with exit code 1, so",
+            ],
         ),
-        ("1 2 SIGKILL", ["error: process 1 of this run was ended by SIGKILL, so this one ends, too"]),
+        (
+            "1 2 SIGKILL",
+            ["error: process 1 of this run was ended by SIGKILL, so this one ends, too"],
+        ),
         ("0 2 SIGKILL", []),
     ],
 )
 def test_one_that_ends_takes_all_down(end: str, told: list[str], tmp_path: Path) -> None:
-    process = start(f"tasks.vit fit {SHORT} {DDP} --run_dir r", tmp_path, END=end, OMP_NUM_THREADS="")
+    process = start(
+        f"tasks.vit fit {SHORT} {DDP} --run_dir r", tmp_path, END=end, OMP_NUM_THREADS=""
+    )
     (said,) = finish(process)
     ended = (tmp_path / "ended").stat().st_mtime
     assert time.time() - ended < 60
@@ -304,12 +362,32 @@ NCCL = "NCCL error in: c10d.cpp:1, invalid usage\nncclInvalidUsage: This is wron
 @pytest.mark.parametrize(
     "connected, error, said",
     [
-        (False, RuntimeError("no address for: nope"), r"connected at here:1 \(no address for: nope\): MASTER_ADDR"),
-        (False, torch.distributed.DistStoreError("timed out\nframe 0"), r"at here:1 \(timed out\): MASTER_ADDR"),
+        (
+            False,
+            RuntimeError("no address for: nope"),
+            r"connected at here:1 \(no address for: nope\): MASTER_ADDR",
+        ),
+        (
+            False,
+            torch.distributed.DistStoreError("timed out\nframe 0"),
+            r"at here:1 \(timed out\): MASTER_ADDR",
+        ),
         (False, ValueError("of the data"), "^of the data$"),
-        (True, RuntimeError("Connection reset by peer"), r"another process .*, too \(Connection reset by peer\)$"),
-        (True, torch.distributed.DistBackendError(NCCL), r"another process .*, too \(Duplicate GPU detected\)$"),
-        (True, RuntimeError("nccl and gloo are words of ours"), "^nccl and gloo are words of ours$"),
+        (
+            True,
+            RuntimeError("Connection reset by peer"),
+            r"another process .*, too \(Connection reset by peer\)$",
+        ),
+        (
+            True,
+            torch.distributed.DistBackendError(NCCL),
+            r"another process .*, too \(Duplicate GPU detected\)$",
+        ),
+        (
+            True,
+            RuntimeError("nccl and gloo are words of ours"),
+            "^nccl and gloo are words of ours$",
+        ),
     ],
 )
 def test_why_processes_are_not_connected(
@@ -343,20 +421,31 @@ def test_processes_that_cannot_be_connected_say_why(wrong: str, tmp_path: Path) 
         variables = {"MASTER_PORT": port} if wrong == "port" else {"GLOO_SOCKET_IFNAME": "nope"}
         process = start(f"tasks.vit fit {SHORT} {DDP} --run_dir r", tmp_path, **variables)
         (said,) = finish(process)
-    assert process.returncode == 1 and said.startswith("error: the processes of this run cannot be connected at"), said
-    assert ("EADDRINUSE" in said and f":{port} (" in said) if wrong == "port" else "address for: nope" in said
+    assert process.returncode == 1 and said.startswith(
+        "error: the processes of this run cannot be connected at"
+    ), said
+    assert (
+        ("EADDRINUSE" in said and f":{port} (" in said)
+        if wrong == "port"
+        else "address for: nope" in said
+    )
     assert said.count("\n") == len(re.findall("^error: the processes of", said, re.MULTILINE)), said
 
 
 @pytest.mark.slow
 def test_torchrun_shows_its_own_error_first(tmp_path: Path) -> None:
-    process = start(f"{TORCHRUN} -m tasks.vit fit {SHORT} --run_dir r", tmp_path, END="1 2 ValueError")
+    process = start(
+        f"{TORCHRUN} -m tasks.vit fit {SHORT} --run_dir r", tmp_path, END="1 2 ValueError"
+    )
     (said,) = finish(process)
     assert time.time() - (tmp_path / "ended").stat().st_mtime < 60
     assert process.returncode == 1
     first, *others = (line for line in said.splitlines() if line.startswith("error: "))
     assert said.startswith(first) and first.startswith("error: ValueError: a bad sample"), said
-    assert all(line.startswith("error: another process of this run ended, so this one ends, too (") for line in others)
+    assert all(
+        line.startswith("error: another process of this run ended, so this one ends, too (")
+        for line in others
+    )
 
 
 @pytest.mark.slow
@@ -398,12 +487,16 @@ def test_torchrun_stops_at_a_signal_and_goes_on(wholes: Wholes, tmp_path: Path) 
         how, _, command = told.partition("; to go on: torchrun ")
         assert how == f"stopped by {name} after step {step}", said
         assert command == f"--standalone --nproc_per_node 2 -m tasks.vit fit --resume {folder}/r"
-        assert f"{ROOT}/tasks/" not in said and "error: " not in said, said  # no traceback but torchrun's
+        assert f"{ROOT}/tasks/" not in said and "error: " not in said, (
+            said
+        )  # no traceback but torchrun's
         assert not re.findall(r"exitcode +: (?!143 )", said), said
         assert all(gone(int(rank["pid"])) for rank in spied(folder))
         command = f"torch.distributed.run {command}"
     (said,) = finish(process := start(command, folder))
-    assert process.returncode == 0 and [rank["first"] for rank in spied(folder)] == [step, step], said
+    assert process.returncode == 0 and [rank["first"] for rank in spied(folder)] == [step, step], (
+        said
+    )
     assert (folder / "whole").exists()  # what the slow one had to do at its end
     assert_same(folder / "r", wholes("workers", 2))
 
@@ -445,9 +538,20 @@ def test_several_runs_of_one_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_one_process_of_slurm(tmp_path: Path) -> None:
-    job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "fit", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    job = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NAME": "fit",
+        "SLURM_NTASKS": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+    }
     process = start(
-        f"tasks.vit fit {SHORT}", tmp_path, **job, SLURM_NODEID="0", SLURM_CPUS_PER_TASK="3", OMP_NUM_THREADS=""
+        f"tasks.vit fit {SHORT}",
+        tmp_path,
+        **job,
+        SLURM_NODEID="0",
+        SLURM_CPUS_PER_TASK="3",
+        OMP_NUM_THREADS="",
     )
     (said,) = finish(process)
     assert process.returncode == 0, said
@@ -474,23 +578,39 @@ def two_machines() -> Iterator[list[str]]:
             for name in names:
                 ip(f"netns add {name}")
                 stack.callback(ip, f"netns del {name}")
-                hosts = Path("/etc/netns", name, "hosts")  # which `ip netns exec` shows as /etc/hosts
+                hosts = Path(
+                    "/etc/netns", name, "hosts"
+                )  # which `ip netns exec` shows as /etc/hosts
                 hosts.parent.mkdir(parents=True)
-                stack.callback(lambda hosts=hosts: (hosts.unlink(missing_ok=True), hosts.parent.rmdir()))
-                hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{net}.{i} {n}\n" for i, n in enumerate(names, 1)))
-            ip(f"link add te{mark}a netns {names[0]} type veth peer name te{mark}b netns {names[1]}")
+                stack.callback(
+                    lambda hosts=hosts: (hosts.unlink(missing_ok=True), hosts.parent.rmdir())
+                )
+                hosts.write_text(
+                    "127.0.0.1 localhost\n"
+                    + "".join(f"{net}.{i} {n}\n" for i, n in enumerate(names, 1))
+                )
+            ip(
+                f"link add te{mark}a netns {names[0]} type veth peer name te{mark}b netns {names[1]}"
+            )
             for i, name in enumerate(names, 1):
                 ip(f"-n {name} addr add {net}.{i}/24 dev te{mark}{'ab'[i - 1]}")
                 ip(f"-n {name} link set te{mark}{'ab'[i - 1]} up")
                 ip(f"-n {name} link set lo up")
-            starts = [f"ip netns exec {name} unshare --uts sh -c 'hostname {name}; exec \"$@\"' -" for name in names]
+            starts = [
+                f"ip netns exec {name} unshare --uts sh -c 'hostname {name}; exec \"$@\"' -"
+                for name in names
+            ]
             subprocess.run([*shlex.split(starts[0]), "true"], check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"network namespaces cannot be made here ({getattr(error, 'stderr', error)!r})")
+            pytest.skip(
+                f"network namespaces cannot be made here ({getattr(error, 'stderr', error)!r})"
+            )
         yield starts
 
 
-def on_each(folder: Path, starts: list[str], line: str, *, restarts: int = 3, **environment: str) -> list[str]:
+def on_each(
+    folder: Path, starts: list[str], line: str, *, restarts: int = 3, **environment: str
+) -> list[str]:
     """What two machines say that run `fit LINE` by the README's torchrun together, each in a folder of its own."""
     name = re.findall(r"exec (\S+)", starts[0])[0]
     (said,) = re.findall(r"^    torchrun (--nnodes 2 .*)$", (ROOT / "README.md").read_text(), re.M)
@@ -503,7 +623,8 @@ def on_each(folder: Path, starts: list[str], line: str, *, restarts: int = 3, **
         said = said.replace(there, here)
     many = f"torch.distributed.run {said} {line}"
     processes = [
-        start(many, folder / side, before, **environment) for side, before in zip(("a", "b"), starts, strict=True)
+        start(many, folder / side, before, **environment)
+        for side, before in zip(("a", "b"), starts, strict=True)
     ]
     return [*finish(*processes), str([process.returncode for process in processes])]
 
@@ -513,13 +634,20 @@ def test_machines_without_a_common_disk_do_not_start_again(tmp_path: Path) -> No
     """The second would begin anew."""
     line = f"{SHORT} --checkpoint.every_n_train_steps 1 --run_dir r"
     with two_machines() as starts:
-        starts[1] += f" unshare --mount sh -c 'mount -t tmpfs none {tmp_path}/a && exec \"$@\"' -"  # hidden
+        starts[1] += (
+            f" unshare --mount sh -c 'mount -t tmpfs none {tmp_path}/a && exec \"$@\"' -"  # hidden
+        )
         first, second, codes = on_each(tmp_path, starts, line, restarts=1, END="1 2 SIGKILL")
     assert codes == "[1, 1]", first + second
     (error,) = (line for line in second.splitlines() if line.startswith("error: "))
     last = tmp_path / "a" / "r" / "checkpoints" / "last.ckpt"
-    assert f"the first process of this run goes on from {last}, step 2, which tessera-" in error, error
-    assert "does not see (it has no checkpoint)" in error and "on a disk that all machines share" in error
+    assert f"the first process of this run goes on from {last}, step 2, which tessera-" in error, (
+        error
+    )
+    assert (
+        "does not see (it has no checkpoint)" in error
+        and "on a disk that all machines share" in error
+    )
     assert checkpoint(tmp_path / "a" / "r")["global_step"] == 2
 
 
@@ -528,7 +656,12 @@ def test_machines_without_a_common_disk_do_not_start_again(tmp_path: Path) -> No
 def test_slurms_processes_are_one_run_and_continue_it(machines: int, tmp_path: Path) -> None:
     """Two processes with the variables that srun sets; one dies, SLURM queues the job again, and it is continued."""
     line, each = f"tasks.vit fit {SHORT} {DDP} --checkpoint.every_n_train_steps 1", 2 // machines
-    job = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "fit", "SLURM_NTASKS": "2"}
+    job = {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_JOB_NAME": "fit",
+        "SLURM_NTASKS": "2",
+    }
     job |= {"SLURM_NNODES": str(machines), "SLURM_NTASKS_PER_NODE": str(each), "END": "1 2 SIGKILL"}
 
     def attempt(number: int, befores: list[str]) -> tuple[list[int], str]:
@@ -537,23 +670,33 @@ def test_slurms_processes_are_one_run_and_continue_it(machines: int, tmp_path: P
         processes = []
         for rank, before in enumerate(befores):
             own = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank % each, "SLURM_NODEID": rank // each}
-            processes.append(start(line, tmp_path, before, **more, **{name: str(n) for name, n in own.items()}))
+            processes.append(
+                start(line, tmp_path, before, **more, **{name: str(n) for name, n in own.items()})
+            )
         said = "".join(finish(*processes))
         return [process.returncode for process in processes], said
 
     with two_machines() if machines == 2 else nullcontext(["", ""]) as befores:
         codes, said = attempt(0, befores)
         (error,) = (line for line in said.splitlines() if line.startswith("error: "))
-        assert codes == [1, -signal.SIGKILL] and "another process of this run ended, so this one ends, too (" in error
+        assert (
+            codes == [1, -signal.SIGKILL]
+            and "another process of this run ended, so this one ends, too (" in error
+        )
         assert "([/" not in error, error  # a place in torch's code
         codes, said = attempt(1, befores)
     assert codes == [0, 0] and said.count("started again: continuing") == 1, said
     assert_once(said)
     (folder,) = {path.parent for path in tmp_path.rglob("metrics.csv")}
-    assert re.fullmatch(r"slurm_4711_0_[0-9a-f]{8}", folder.name) and folder.parent == tmp_path / "runs" / "vit"
+    assert (
+        re.fullmatch(r"slurm_4711_0_[0-9a-f]{8}", folder.name)
+        and folder.parent == tmp_path / "runs" / "vit"
+    )
     assert [int(row["step"]) for row in metrics(folder) if "train/loss" in row] == [0, 1, 2, 3]
     seen = spied(tmp_path)
-    assert [rank["first"] for rank in seen] == [2, 2] and len({rank["host"] for rank in seen}) == machines
+    assert [rank["first"] for rank in seen] == [2, 2] and len(
+        {rank["host"] for rank in seen}
+    ) == machines
     assert not list(tmp_path.rglob("hpc_ckpt*"))
 
 
@@ -564,14 +707,26 @@ def test_two_machines_are_one_run(tmp_path: Path) -> None:
         name = re.findall(r"exec (\S+)", starts[0])[0]
         first, second, codes = on_each(tmp_path, starts, f"{line} --data.batch_size 32")
     assert codes == "[0, 0]", first + second
-    assert [first.count(word) for word in ("Results", "run folder", "next:", "epoch 2/2")] == [1, 1, 1, 1], first
+    assert [first.count(word) for word in ("Results", "run folder", "next:", "epoch 2/2")] == [
+        1,
+        1,
+        1,
+        1,
+    ], first
     assert "epoch" not in second and "error" not in first + second, second
-    assert [(rank["host"] == name) for rank in spied(tmp_path / "a") + spied(tmp_path / "b")] == [True, False]
+    assert [(rank["host"] == name) for rank in spied(tmp_path / "a") + spied(tmp_path / "b")] == [
+        True,
+        False,
+    ]
     (folder,) = {path.parent for path in tmp_path.rglob("metrics.csv")}
-    assert folder == (tmp_path / "a/runs/vit/latest").resolve() and not (tmp_path / "b/runs").exists()
+    assert (
+        folder == (tmp_path / "a/runs/vit/latest").resolve() and not (tmp_path / "b/runs").exists()
+    )
 
     assert run(f"fit {line} --data.batch_size 64 --run_dir alone") == 0
-    ours, theirs = (json.loads(Path(path, "summary.json").read_text()) for path in (folder, "alone"))
+    ours, theirs = (
+        json.loads(Path(path, "summary.json").read_text()) for path in (folder, "alone")
+    )
     assert ours["steps"] == theirs["steps"] == 8
     assert ours["test/acc"] == theirs["test/acc"]
     assert ours["test/loss"] == pytest.approx(theirs["test/loss"], abs=1e-5)

@@ -24,7 +24,11 @@ def folder(request: pytest.FixtureRequest, finished: Path, tmp_path: Path) -> tu
         source, epochs = request.getfixturevalue("lm_letters").parents[1], 2
     else:
         source, epochs = request.getfixturevalue("translator").parents[1], 18
-    return task, Path(shutil.copytree(source, tmp_path / "run")), f"fit --resume run {MORE.format(epochs)}"
+    return (
+        task,
+        Path(shutil.copytree(source, tmp_path / "run")),
+        f"fit --resume run {MORE.format(epochs)}",
+    )
 
 
 def files(folder: Path) -> list[Path]:
@@ -45,9 +49,17 @@ def test_links_are_replaced(folder: tuple[str, Path, str], tmp_path: Path) -> No
     before = {path: path.read_bytes() for path in files(victims)}
     assert run(line, task) == 0
     assert {path: path.read_bytes() for path in files(victims)} == before
-    for name in ("config.yaml", "metrics.csv", "summary.json", "curves.png", "checkpoints/last.ckpt"):
+    for name in (
+        "config.yaml",
+        "metrics.csv",
+        "summary.json",
+        "curves.png",
+        "checkpoints/last.ckpt",
+    ):
         assert not (run_folder / name).is_symlink()
-        assert (run_folder / name).read_bytes() != (victims / name).read_bytes() or name == "config.yaml"
+        assert (run_folder / name).read_bytes() != (
+            victims / name
+        ).read_bytes() or name == "config.yaml"
 
 
 def test_links_that_lead_nowhere_are_replaced(run_copy: Path, tmp_path: Path) -> None:
@@ -68,7 +80,9 @@ def test_hard_links_are_cut(run_copy: Path, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in files(tmp_path / "elsewhere")} == before
 
 
-@pytest.mark.parametrize("left", ["checkpoints/.last.ckpt.1.tmp", "checkpoints/.last.ckpt.parts.tmp", ".lock"])
+@pytest.mark.parametrize(
+    "left", ["checkpoints/.last.ckpt.1.tmp", "checkpoints/.last.ckpt.parts.tmp", ".lock"]
+)
 def test_links_that_a_run_makes_and_removes(
     left: str, run_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +100,9 @@ def test_links_that_a_run_makes_and_removes(
 
 
 @pytest.mark.parametrize("name", READ)
-def test_pipes_that_are_read_are_refused(name: str, run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipes_that_are_read_are_refused(
+    name: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run_copy / name).unlink(missing_ok=True)
     os.mkfifo(run_copy / name)
     assert run(f"fit --resume {run_copy} --trainer.max_epochs 3") in (1, 2)
@@ -99,11 +115,15 @@ def test_pipes_that_are_written_are_replaced(run_copy: Path) -> None:
         (run_copy / name).unlink()
         os.mkfifo(run_copy / name)
     assert run(f"fit --resume {run_copy} --trainer.max_epochs 3") == 0
-    assert all((run_copy / name).is_file() for name in ("summary.json", "confusion.png", "curves.png"))
+    assert all(
+        (run_copy / name).is_file() for name in ("summary.json", "confusion.png", "curves.png")
+    )
     assert (run_copy / "checkpoints" / "previous.ckpt").is_file()
 
 
-@pytest.mark.parametrize("command", ["test", "predict --data.predict_path .", "export --format onnx", "consolidate"])
+@pytest.mark.parametrize(
+    "command", ["test", "predict --data.predict_path .", "export --format onnx", "consolidate"]
+)
 def test_a_checkpoint_that_is_a_pipe(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo("x.ckpt")
     assert run(f"{command} --ckpt_path x.ckpt") in (1, 2)
@@ -120,7 +140,9 @@ def test_exports_and_predictions_replace_links(best: Path, tmp_path: Path) -> No
         (tmp_path / name).symlink_to("victim")
     assert run(f"predict --ckpt_path {best} --data.predict_path one.png") == 0
     assert run(f"export --ckpt_path {best} --format safetensors --output model.safetensors") == 0
-    assert (tmp_path / "victim").read_text() == "kept" and not (tmp_path / "predictions.csv").is_symlink()
+    assert (tmp_path / "victim").read_text() == "kept" and not (
+        tmp_path / "predictions.csv"
+    ).is_symlink()
 
 
 def test_folders_may_be_links(finished: Path, tmp_path: Path) -> None:
@@ -154,9 +176,17 @@ def test_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize(
     "content",
-    [b"\xff\xfe\x00binary\n\n", b"loss\n1\n", b"step,train/loss\nx,1\n", b"step,train/loss\n1,y\n", b"step\n1,2,3\n"],
+    [
+        b"\xff\xfe\x00binary\n\n",
+        b"loss\n1\n",
+        b"step,train/loss\nx,1\n",
+        b"step,train/loss\n1,y\n",
+        b"step\n1,2,3\n",
+    ],
 )
-def test_metrics_that_are_something_else(content: bytes, run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_that_are_something_else(
+    content: bytes, run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run_copy / "metrics.csv").write_bytes(content)
     before = {path: path.read_bytes() for path in files(run_copy)}
     assert run(f"fit --resume {run_copy} --trainer.max_epochs 3") == 1

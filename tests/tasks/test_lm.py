@@ -21,7 +21,16 @@ from tasks.lm.architectures import load_model
 from tasks.lm.writing import prompt_tokens
 from tasks.training import throughput
 from tasks.training.throughput import flops_per_token
-from tests.tasks.command import DEFAULT_SECONDS, SMALL_LM, checkpoint, metrics, process, run, same, write_corpus
+from tests.tasks.command import (
+    DEFAULT_SECONDS,
+    SMALL_LM,
+    checkpoint,
+    metrics,
+    process,
+    run,
+    same,
+    write_corpus,
+)
 from tests.tasks.test_ddp import python
 from tests.tasks.test_resume import KILL
 
@@ -51,7 +60,11 @@ def by_hand(net: Decoder, data: CorpusData) -> tuple[float, int, int]:
     total, right, count = 0.0, 0, 0
     for batch in data.test_dataloader():
         for row in range(len(batch["tokens"])):
-            one = {name: batch[name][row : row + 1] for name in ("tokens", "coords", "documents") if name in batch}
+            one = {
+                name: batch[name][row : row + 1]
+                for name in ("tokens", "coords", "documents")
+                if name in batch
+            }
             logits = net.logits(net(**one)).flatten(0, 1)  # (T, V)
             total += float(F.cross_entropy(logits, batch["targets"][row], reduction="sum"))
             right += int((logits.argmax(-1) == batch["targets"][row]).sum())
@@ -72,14 +85,18 @@ def test_figures_are_those_of_the_text(packing: str, capsys: pytest.CaptureFixtu
     net = Decoder(load_config(DecoderConfig, saved[KEY]["net"])).eval()
     net.load_state_dict(net_weights(saved))
     assert net.max_length == 32  # that of the data
-    data = CorpusData("files", "texts", packing, max_length=32, tokenizer=TokenizerConfig("bpe", 400, 1, False))
+    data = CorpusData(
+        "files", "texts", packing, max_length=32, tokenizer=TokenizerConfig("bpe", 400, 1, False)
+    )
     data.adopt(saved[KEY]["facts"])
     data.setup("test")
     with torch.no_grad():
         total, right, count = by_hand(net, data)
     assert found["test/loss"] == pytest.approx(total / count, rel=1e-5)
     assert found["test/perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
-    assert found["test/bits_per_byte"] == pytest.approx(total / math.log(2) / len(text[:1500].encode()), rel=1e-4)
+    assert found["test/bits_per_byte"] == pytest.approx(
+        total / math.log(2) / len(text[:1500].encode()), rel=1e-4
+    )
     assert found["test/acc"] == pytest.approx(right / count, abs=1e-6)
     assert Path("r/samples/best.txt").read_bytes().decode() == found["sample"] + "\n"
     assert re.sub(r"\s", "", found["sample"]) in re.sub(r"\s", "", said)
@@ -87,20 +104,33 @@ def test_figures_are_those_of_the_text(packing: str, capsys: pytest.CaptureFixtu
     logged = [row for row in metrics("r") if "train/loss" in row]
     assert {"train/loss", "train/bits_per_byte", "train/grad_norm", "train/lr"} <= logged[0].keys()
     for row in logged:
-        assert float(row["train/perplexity"]) == pytest.approx(math.exp(float(row["train/loss"])), rel=1e-5)
+        assert float(row["train/perplexity"]) == pytest.approx(
+            math.exp(float(row["train/loss"])), rel=1e-5
+        )
     assert Path("r/tokenizer.json").read_text() == saved[KEY]["facts"]["tokenizer"]
 
 
 def test_bits_per_byte_in_training_are_those_of_the_batch() -> None:
     write_corpus(Path("texts"))
     line = f"{FIT} {STILL} --data.packing documents --trainer.limit_train_batches 3 --trainer.log_every_n_steps 2"
-    assert run(f"{line} --data.batch_size 1000 --run_dir r", "lm") == 0  # each step takes all of the text
+    assert (
+        run(f"{line} --data.batch_size 1000 --run_dir r", "lm") == 0
+    )  # each step takes all of the text
     assert [row for row in metrics("r") if "train/loss" in row] == []  # one step only
     assert run(f"{line} --data.batch_size 1000 --trainer.max_epochs 2 --run_dir s", "lm") == 0
     (row,) = (row for row in metrics("s") if "train/loss" in row)
-    data = CorpusData("files", "texts", "documents", max_length=32, tokenizer=TokenizerConfig("bpe", 400, 1, False))
+    data = CorpusData(
+        "files",
+        "texts",
+        "documents",
+        max_length=32,
+        tokenizer=TokenizerConfig("bpe", 400, 1, False),
+    )
     data.adopt(checkpoint("s")[KEY]["facts"])
-    tokens, bytes_ = len(data.file("train").tokens) - len(data.file("train")), int(data.file("train").bytes[-1])
+    tokens, bytes_ = (
+        len(data.file("train").tokens) - len(data.file("train")),
+        int(data.file("train").bytes[-1]),
+    )
     expected = float(row["train/loss"]) / math.log(2) * tokens / bytes_
     assert float(row["train/bits_per_byte"]) == pytest.approx(expected, rel=1e-5)
 
@@ -141,12 +171,20 @@ def test_samples_change_nothing_but_what_is_written() -> None:
 def test_a_step_of_accumulated_batches_is_that_of_a_large_one() -> None:
     write_corpus(Path("texts"))
     line = f"{FIT} --model.optimizer.warmup 0 --trainer.limit_val_batches 1"
-    assert run(f"{line} --trainer.limit_train_batches 1 --data.batch_size 8 --run_dir large", "lm") == 0
-    parts = "--trainer.limit_train_batches 2 --trainer.accumulate_grad_batches 2 --data.batch_size 4"
+    assert (
+        run(f"{line} --trainer.limit_train_batches 1 --data.batch_size 8 --run_dir large", "lm")
+        == 0
+    )
+    parts = (
+        "--trainer.limit_train_batches 2 --trainer.accumulate_grad_batches 2 --data.batch_size 4"
+    )
     assert run(f"{line} {parts} --run_dir parts", "lm") == 0
     large, small = checkpoint("large"), checkpoint("parts")
     assert large["global_step"] == small["global_step"] == 1
-    moments = [{name: s["exp_avg"] for name, s in c["optimizer_states"][0]["state"].items()} for c in (large, small)]
+    moments = [
+        {name: s["exp_avg"] for name, s in c["optimizer_states"][0]["state"].items()}
+        for c in (large, small)
+    ]
     for name, value in moments[0].items():
         torch.testing.assert_close(moments[1][name], value, atol=1e-6, rtol=1e-4)
 
@@ -158,7 +196,10 @@ def test_z_loss_and_recomputed_activations() -> None:
     assert run(f"{line} --model.net.stack.checkpoint_activations true --run_dir again", "lm") == 0
     assert run(f"{line} --model.z_loss 0.1 {STILL} --run_dir z", "lm") == 0
     plain, again, z = (metrics(name) for name in ("plain", "again", "z"))
-    assert same(checkpoint("plain")["state_dict"], checkpoint("again")["state_dict"]) and plain == again
+    assert (
+        same(checkpoint("plain")["state_dict"], checkpoint("again")["state_dict"])
+        and plain == again
+    )
     assert float(z[0]["train/loss"]) > float(plain[0]["train/loss"]) + 1  # log V squared, times 0.1
     net = checkpoint("z")["tessera"]["net"]
     assert abs(float(z[-1]["test/loss"]) - math.log(net["vocabulary"])) < 0.5  # without it
@@ -201,8 +242,17 @@ def test_flops_are_those_that_torch_counts() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     for tied in (True, False):
-        options = {"width": 32, "depth": 3, "heads": 4, "kv_heads": 2, "feedforward": "swiglu", "causal": True}
-        config = load_config(DecoderConfig, {"vocabulary": 50, "max_length": 16, "tied": tied, "stack": options})
+        options = {
+            "width": 32,
+            "depth": 3,
+            "heads": 4,
+            "kv_heads": 2,
+            "feedforward": "swiglu",
+            "causal": True,
+        }
+        config = load_config(
+            DecoderConfig, {"vocabulary": 50, "max_length": 16, "tied": tied, "stack": options}
+        )
         net, tokens = Decoder(config), torch.randint(0, 50, (4, 16))
         with FlopCounterMode(display=False) as counter:
             net.logits(net(tokens)).sum().backward()
@@ -223,7 +273,9 @@ def test_the_peak_is_that_of_the_fastest_product(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(throughput, "linear", slow)
     monkeypatch.setitem(throughput.SIDES, "cpu", 10)
-    assert throughput.matmul_peak(torch.device("cpu"), "bf16-mixed", 1.2) == pytest.approx(2000 / 0.02)
+    assert throughput.matmul_peak(torch.device("cpu"), "bf16-mixed", 1.2) == pytest.approx(
+        2000 / 0.02
+    )
     assert seen == [((10, 10), (10, 10), torch.bfloat16)] * 4  # the first is not measured
     assert throughput.matmul_peak(torch.device("cpu"), "32-true", 0.0) == pytest.approx(2000 / 0.05)
     assert seen[4][2] == torch.float32
@@ -244,11 +296,28 @@ def test_a_run_goes_on_from_a_checkpoint_with_its_tokenizer(lm_bytes: Path) -> N
     assert ours[KEY]["net"]["position"] == "rotary" and ours[KEY]["net"]["stack"]["dropout"] == 0.1
 
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
 SCALED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}
 MODELS = {
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": 5, "eos_token_id": 6},
-    "llama": {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 64, "rope_parameters": SCALED},
+    "gpt2": {
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 64,
+        "bos_token_id": 5,
+        "eos_token_id": 6,
+    },
+    "llama": {
+        **SIZES,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "rope_parameters": SCALED,
+    },
 }
 
 
@@ -268,13 +337,23 @@ def test_hugging_face_and_back(kind: str, capsys: pytest.CaptureFixture[str]) ->
     assert (len([*Path("theirs").glob("*.safetensors")]) > 1) == (kind == "llama")
     Path("theirs/tokenizer.json").write_text(tokenizer.to_json())
     line = f"fit --data.source files --data.path texts --model.pretrained theirs {STILL}"
-    assert run(f"{line} --trainer.max_steps 1 --model.samples.generation.max_new_tokens 3 --run_dir r", "lm") == 0
+    assert (
+        run(
+            f"{line} --trainer.max_steps 1 --model.samples.generation.max_new_tokens 3 --run_dir r",
+            "lm",
+        )
+        == 0
+    )
     assert run("export --ckpt_path r/checkpoints/last.ckpt --format hf --output back", "lm") == 0
     assert checkpoint("r")[KEY]["facts"]["max_length"] == 64  # as many as there are positions
-    assert len({path.stat().st_mode for path in Path("back").iterdir()}) == 1  # whoever may read one may read all
+    assert (
+        len({path.stat().st_mode for path in Path("back").iterdir()}) == 1
+    )  # whoever may read one may read all
     assert f"{type(theirs).__name__}.from_pretrained('back')" in capsys.readouterr().out
     back = transformers.AutoModelForCausalLM.from_pretrained("back").eval()
-    words = transformers.AutoTokenizer.from_pretrained("back")("The value of a", return_tensors="pt")
+    words = transformers.AutoTokenizer.from_pretrained("back")(
+        "The value of a", return_tensors="pt"
+    )
     with torch.no_grad():
         torch.testing.assert_close(back(**words).logits, theirs(**words).logits, atol=1e-4, rtol=0)
     ours = load_model("theirs")
@@ -283,11 +362,18 @@ def test_hugging_face_and_back(kind: str, capsys: pytest.CaptureFixture[str]) ->
         logits = ours.net.logits(ours.net(words["input_ids"]))
         torch.testing.assert_close(logits, theirs(**words).logits, atol=1e-4, rtol=0)
     read = words["input_ids"][0].tolist()
-    assert read == [tokenizer.control("bos"), *tokenizer.encode_batch(["The value of a"])[0]]  # as in training
-    greedy = theirs.generate(**words, max_new_tokens=40, do_sample=False, eos_token_id=6, pad_token_id=0)
+    assert read == [
+        tokenizer.control("bos"),
+        *tokenizer.encode_batch(["The value of a"])[0],
+    ]  # as in training
+    greedy = theirs.generate(
+        **words, max_new_tokens=40, do_sample=False, eos_token_id=6, pad_token_id=0
+    )
     line = 'generate --ckpt_path theirs --prompt "The value of a" --temperature 0 --max_new_tokens 40 --json'
     assert run(line, "lm") == 0
-    assert json.loads(capsys.readouterr().out)["text"] == tokenizer.decode(greedy[0, len(read) :].tolist())
+    assert json.loads(capsys.readouterr().out)["text"] == tokenizer.decode(
+        greedy[0, len(read) :].tolist()
+    )
 
 
 @pytest.mark.parametrize("documents", [1, 6], ids=["one document", "several"])
@@ -296,7 +382,10 @@ def test_an_exported_model_writes_and_scores_what_its_checkpoint_does(
 ) -> None:
     import transformers
 
-    prompt, text = "The value of a", next(write_corpus(Path("texts"), documents).iterdir()).read_text()
+    prompt, text = (
+        "The value of a",
+        next(write_corpus(Path("texts"), documents).iterdir()).read_text(),
+    )
     line = f"{FIT} --data.dataset.val_share 0.2 --data.max_length 16 --model.optimizer.lr 1e-2 --trainer.max_steps 20"
     assert run(f"{line} --run_dir r", "lm") == 0
     assert run("export --ckpt_path r/checkpoints/last.ckpt --output theirs", "lm") == 0
@@ -304,8 +393,14 @@ def test_an_exported_model_writes_and_scores_what_its_checkpoint_does(
     said = []
     for source in ("r/checkpoints/last.ckpt", "theirs"):
         capsys.readouterr()
-        for options in (f'--prompt "{prompt}" --temperature 0', "--seed 3", f'--prompt "{prompt}" --beams 2'):
-            assert run(f"generate --ckpt_path {source} --max_new_tokens 9 --json {options}", "lm") == 0
+        for options in (
+            f'--prompt "{prompt}" --temperature 0',
+            "--seed 3",
+            f'--prompt "{prompt}" --beams 2',
+        ):
+            assert (
+                run(f"generate --ckpt_path {source} --max_new_tokens 9 --json {options}", "lm") == 0
+            )
         assert run(f"score --ckpt_path {source} --data.path text.txt --json", "lm") == 0
         said.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
     assert said[0] == said[1]
@@ -316,13 +411,17 @@ def test_an_exported_model_writes_and_scores_what_its_checkpoint_does(
     assert end == (ours.tokenizer.control("eos") if documents > 1 else None)
     assert run("export --ckpt_path theirs --output again", "lm") == 0
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        assert json.loads(Path("again", name).read_text()) == json.loads(Path("theirs", name).read_text())
+        assert json.loads(Path("again", name).read_text()) == json.loads(
+            Path("theirs", name).read_text()
+        )
 
 
 def test_safetensors(lm_bytes: Path) -> None:
     from safetensors import safe_open
 
-    assert run(f"export --ckpt_path {lm_bytes} --format safetensors --output m.safetensors", "lm") == 0
+    assert (
+        run(f"export --ckpt_path {lm_bytes} --format safetensors --output m.safetensors", "lm") == 0
+    )
     with safe_open("m.safetensors", "pt") as file:
         config, facts = (json.loads(file.metadata()[name]) for name in ("config", "facts"))
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -340,4 +439,6 @@ def test_what_the_default_run_suggests_works(capsys: pytest.CaptureFixture[str])
     assert {line.split()[0] for line in lines} == {"fit", "generate", "score", "export"}
     Path("FILE.txt").write_text("An object is what has a type. " * 40)
     for line in lines:
-        assert run(line.replace("epochs N", "epochs 2").replace("FILE", "FILE.txt"), "lm") == 0, capsys.readouterr().err
+        assert run(line.replace("epochs N", "epochs 2").replace("FILE", "FILE.txt"), "lm") == 0, (
+            capsys.readouterr().err
+        )

@@ -51,7 +51,15 @@ from tests.tasks.command import (
 )
 from tests.tasks.test_resume import KILL
 
-LOGGED = {"train/loss", "val/loss", "val/acc", "test/acc", "train/lr", "train/grad_norm", "train/samples_per_s"}
+LOGGED = {
+    "train/loss",
+    "val/loss",
+    "val/acc",
+    "test/acc",
+    "train/lr",
+    "train/grad_norm",
+    "train/samples_per_s",
+}
 BOTH = "--config configs/logger/wandb.yaml --config configs/logger/tensorboard.yaml"
 SECRETS = {
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
@@ -65,7 +73,9 @@ def entries(data: bytes) -> Iterator[bytes]:
     assert data[:4] == b":W&B"
     place, entry = 7, b""
     while place + 7 <= len(data):
-        if 32768 - place % 32768 < 7:  # too short for another header: the rest of the block is empty
+        if (
+            32768 - place % 32768 < 7
+        ):  # too short for another header: the rest of the block is empty
             place += 32768 - place % 32768
             continue
         _, length, kind = struct.unpack("<IHB", data[place : place + 7])
@@ -100,7 +110,10 @@ def end_run(folder: str = "r") -> None:
 def history(found: list[Any]) -> list[dict[str, Any]]:
     """The rows that were logged, values by name."""
     return [
-        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        {
+            "/".join(item.nested_key) or item.key: json.loads(item.value_json)
+            for item in record.history.item
+        }
         for record in found
         if record.history.item
     ]
@@ -109,17 +122,23 @@ def history(found: list[Any]) -> list[dict[str, Any]]:
 def logged(rows: list[dict[str, Any]]) -> Counter[tuple[str, int]]:
     """How often each name was logged at each step."""
     inner = ("_", "trainer/", "epoch")
-    return Counter((n, row["trainer/global_step"]) for row in rows for n in row if not n.startswith(inner))
+    return Counter(
+        (n, row["trainer/global_step"]) for row in rows for n in row if not n.startswith(inner)
+    )
 
 
 def written(folder: str) -> Counter[tuple[str, int]]:
     """The same of `metrics.csv`."""
-    return Counter((n, int(row["step"])) for row in metrics(folder) for n in row if n not in ("step", "epoch"))
+    return Counter(
+        (n, int(row["step"])) for row in metrics(folder) for n in row if n not in ("step", "epoch")
+    )
 
 
 def scalars(folder: str) -> tuple[Any, Counter[tuple[str, int]]]:
     """What TensorBoard shows of a run folder, and how often each scalar was logged at each step."""
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
     events = event_accumulator.EventAccumulator(f"{folder}/tensorboard")
     events.Reload()
     names = [name for name in events.Tags()["scalars"] if name not in ("epoch", "hp_metric")]
@@ -135,10 +154,17 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = yaml.safe_load((ROOT / "configs/logger/wandb.yaml").read_text())
     config["trainer"]["logger+"][0]["init_args"]["log_model"] = "all"
     (folder / "wandb.yaml").write_text(yaml.safe_dump(config))
-    here = os.environ | {"WANDB_DATA_DIR": str(folder / "staging"), "WANDB_X_STATS_SAMPLING_INTERVAL": "0.1"}
+    here = os.environ | {
+        "WANDB_DATA_DIR": str(folder / "staging"),
+        "WANDB_X_STATS_SAMPLING_INTERVAL": "0.1",
+    }
     here["WANDB_SILENT"] = "false"
     line = f"fit {line} --config {folder}/wandb.yaml --config configs/logger/tensorboard.yaml --run_dir {folder}/run"
-    code = "import os; os.environ.update(" + repr({n: here[n] for n in here if n.startswith("WANDB")}) + ")"
+    code = (
+        "import os; os.environ.update("
+        + repr({n: here[n] for n in here if n.startswith("WANDB")})
+        + ")"
+    )
     done = process(line, code, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "wandb: " in done.stderr and "warning" not in done.stderr.lower(), done.stderr
@@ -148,15 +174,27 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_metrics_have_axes(tracked: Path) -> None:
     found = records(tracked)
     rows = history(found)
-    assert {name for row in rows for name in row} >= LOGGED | {"train/lr_matrix", "train/lr_scalar", "epoch"}
-    numbers = {n: c for n, c in logged(rows).items() if not n[0].startswith(("val/mis", "test/mis", "val/con"))}
+    assert {name for row in rows for name in row} >= LOGGED | {
+        "train/lr_matrix",
+        "train/lr_scalar",
+        "epoch",
+    }
+    numbers = {
+        n: c
+        for n, c in logged(rows).items()
+        if not n[0].startswith(("val/mis", "test/mis", "val/con"))
+    }
     assert set(written(str(tracked))) <= set(numbers) and set(numbers.values()) == {1}
     axes = {
-        record.metric.name or record.metric.glob_name: record.metric for record in found if record.metric.ByteSize()
+        record.metric.name or record.metric.glob_name: record.metric
+        for record in found
+        if record.metric.ByteSize()
     }
     assert axes["*"].step_metric == "trainer/global_step" and axes["*"].options.step_sync
     assert any(record.stats.item for record in found)  # of the machine
-    assert all(record.run.resume for record in found if record.run.run_id)  # "allow", so that it can be continued
+    assert all(
+        record.run.resume for record in found if record.run.run_id
+    )  # "allow", so that it can be continued
 
 
 def test_a_damaged_file_ends_there(tracked: Path, tmp_path: Path) -> None:
@@ -166,7 +204,11 @@ def test_a_damaged_file_ends_there(tracked: Path, tmp_path: Path) -> None:
     copy.parent.mkdir(parents=True)
     data = path.read_bytes()
     for place in range(100, len(data), len(data) // 40):
-        copy.write_bytes(data[:place] + bytes(255 - byte for byte in data[place : place + 20]) + data[place + 20 :])
+        copy.write_bytes(
+            data[:place]
+            + bytes(255 - byte for byte in data[place : place + 20])
+            + data[place + 20 :]
+        )
         rows = list(wandb_files.history(tmp_path, path.stem.removeprefix("run-")))
         assert rows == whole[: len(rows)]
         found.add(len(rows))
@@ -174,8 +216,12 @@ def test_a_damaged_file_ends_there(tracked: Path, tmp_path: Path) -> None:
 
 
 def test_config_and_code_version(tracked: Path) -> None:
-    config = {item.key: json.loads(item.value_json) for r in records(tracked) for item in r.config.update}
-    assert config["model.net.stack.depth"] == 1 and config["model.net.num_classes"] == 10  # what the data decided, too
+    config = {
+        item.key: json.loads(item.value_json) for r in records(tracked) for item in r.config.update
+    }
+    assert (
+        config["model.net.stack.depth"] == 1 and config["model.net.num_classes"] == 10
+    )  # what the data decided, too
     assert config["tessera"] == __version__ and config["git_commit"] == git_commit() is not None
 
 
@@ -183,18 +229,28 @@ def test_pictures_of_a_vit(tracked: Path) -> None:
     rows = history(records(tracked))
     kinds = {name: value for row in rows for name, value in row.items()}
     for split in ("val", "test"):
-        assert kinds[f"{split}/misclassified/_type"] == "table-file" and kinds[f"{split}/misclassified/nrows"] > 0
-        assert kinds[f"{split}/confusion/_type"] == kinds[f"{split}/attention/_type"] == "image-file"
+        assert (
+            kinds[f"{split}/misclassified/_type"] == "table-file"
+            and kinds[f"{split}/misclassified/nrows"] > 0
+        )
+        assert (
+            kinds[f"{split}/confusion/_type"] == kinds[f"{split}/attention/_type"] == "image-file"
+        )
         assert kinds[f"{split}/attention/width"] > kinds[f"{split}/attention/height"] > 300
     files = [json.loads(path.read_text()) for path in tracked.rglob("*.table.json")]
     assert files and files[0]["columns"] == ["image", "label", "prediction", "probability"]
     assert all(row[1] != row[2] for file in files for row in file["data"])
 
     events, counts = scalars(str(tracked))
-    assert events.Scalars("hp_metric") and "model.net.stack.depth" in (tracked / "tensorboard/hparams.yaml").read_text()
+    assert (
+        events.Scalars("hp_metric")
+        and "model.net.stack.depth" in (tracked / "tensorboard/hparams.yaml").read_text()
+    )
     assert {name for name, _ in counts} >= LOGGED and sum(n == "val/acc" for n, _ in counts) == 2
     assert set(events.Tags()["images"]) == {
-        f"{split}/{name}" for split in ("val", "test") for name in ("misclassified", "confusion", "attention")
+        f"{split}/{name}"
+        for split in ("val", "test")
+        for name in ("misclassified", "confusion", "attention")
     }
 
 
@@ -208,8 +264,12 @@ def assert_newest(sent: list[Any], folder: Path) -> None:
     assert {artifact.name for artifact in sent} == {f"model-{(folder / 'wandb_id').read_text()}"}
     for alias, file in (("best", "best"), ("latest", "last")):
         artifact = next(one for one in reversed(sent) if alias in one.aliases)
-        digest = base64.b64encode(hashlib.md5((folder / "checkpoints" / f"{file}.ckpt").read_bytes()).digest()).decode()
-        assert [(item.path, item.digest) for item in artifact.manifest.contents] == [("model.ckpt", digest)]
+        digest = base64.b64encode(
+            hashlib.md5((folder / "checkpoints" / f"{file}.ckpt").read_bytes()).digest()
+        ).decode()
+        assert [(item.path, item.digest) for item in artifact.manifest.contents] == [
+            ("model.ckpt", digest)
+        ]
     assert list(sent[-1].aliases) == ["latest"]  # W&B itself calls so what comes last
 
 
@@ -218,7 +278,9 @@ def test_checkpoints_are_artifacts(tracked: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_moves_latest_on(tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_moves_latest_on(
+    tracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
     folder, before = Path(shutil.copytree(tracked, "r", symlinks=True)), models(tracked)
     done = process("fit --resume r --trainer.max_epochs 3", cwd=tmp_path)
@@ -228,13 +290,17 @@ def test_a_resumed_run_moves_latest_on(tracked: Path, tmp_path: Path, monkeypatc
     assert models(folder)[-1].manifest.contents[0].digest != before[-1].manifest.contents[0].digest
 
 
-@pytest.mark.parametrize("ended", [pytest.param(False, marks=pytest.mark.slow), True], ids=["killed", "W&B ended"])
+@pytest.mark.parametrize(
+    "ended", [pytest.param(False, marks=pytest.mark.slow), True], ids=["killed", "W&B ended"]
+)
 def test_no_step_is_logged_twice(ended: bool, tmp_path: Path) -> None:
     """W&B's last seconds are lost with a killed process, or they hold steps after the checkpoint."""
     pytest.importorskip("tensorboard")
     kill = KILL.format(step=7)
     if ended:
-        kill = kill.replace("        os.kill(", "        sys.modules['wandb'].finish()\n        os.kill(")
+        kill = kill.replace(
+            "        os.kill(", "        sys.modules['wandb'].finish()\n        os.kill("
+        )
     line = f"{SHORT} --checkpoint.every_n_train_steps 3 --trainer.max_epochs 3 {BOTH} --run_dir r"
     done = process(f"fit {line}", kill, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -244,14 +310,16 @@ def test_no_step_is_logged_twice(ended: bool, tmp_path: Path) -> None:
     assert run("fit --resume r") == 0
     end_run()
     found = records(Path("r"))
-    assert {record.run.run_id for record in found if record.run.run_id} == {Path("r/wandb_id").read_text()}
+    assert {record.run.run_id for record in found if record.run.run_id} == {
+        Path("r/wandb_id").read_text()
+    }
     rows, counts = history(found), written("r")
     steps = [row["_step"] for row in rows]
     assert steps == sorted(set(steps))  # as if it had been one process
     assert max(step for _, step in counts) == 12 and set(counts.values()) == {1}
-    assert {n: c for n, c in logged(rows).items() if n in counts or n[0] == "train/samples_per_s"} == {
-        n: 1 for n in [*counts, *(("train/samples_per_s", step) for step in range(12))]
-    }
+    assert {
+        n: c for n, c in logged(rows).items() if n in counts or n[0] == "train/samples_per_s"
+    } == {n: 1 for n in [*counts, *(("train/samples_per_s", step) for step in range(12))]}
     values = {(n, row["trainer/global_step"]): value for row in rows for n, value in row.items()}
     for row in metrics("r"):
         for name in row.keys() - {"step", "epoch"}:
@@ -265,19 +333,25 @@ def test_no_step_is_logged_twice(ended: bool, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_begins_again_repeats_no_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    kill = KILL.format(step=2).replace("        os.kill(", "        sys.modules['wandb'].finish()\n        os.kill(")
-    done = process(f"fit {SHORT} --checkpoint.every_n_train_steps 3 {BOTH} --run_dir r", kill, cwd=tmp_path)
+    kill = KILL.format(step=2).replace(
+        "        os.kill(", "        sys.modules['wandb'].finish()\n        os.kill("
+    )
+    done = process(
+        f"fit {SHORT} --checkpoint.every_n_train_steps 3 {BOTH} --run_dir r", kill, cwd=tmp_path
+    )
     assert done.returncode == -signal.SIGKILL and not Path("r/checkpoints/last.ckpt").exists()
     assert run("fit --resume r") == 0
     end_run()
     for counts in (logged(history(records(Path("r")))), scalars("r")[1]):
-        assert {step: count for (name, step), count in counts.items() if name == "train/loss"} == dict.fromkeys(
-            range(8), 1
-        )
+        assert {
+            step: count for (name, step), count in counts.items() if name == "train/loss"
+        } == dict.fromkeys(range(8), 1)
 
 
 TEXTS = f"{SMALL_LM.replace('samples.every null', 'samples.every 2')} --data.source files --trainer.max_epochs 2"
-TEXTS += " --trainer.limit_train_batches 4 --trainer.limit_val_batches 2 --trainer.limit_test_batches 2"
+TEXTS += (
+    " --trainer.limit_train_batches 4 --trainer.limit_val_batches 2 --trainer.limit_test_batches 2"
+)
 
 
 def shown(rows: list[dict[str, Any]]) -> dict[tuple[int, str], str]:
@@ -288,7 +362,9 @@ def shown(rows: list[dict[str, Any]]) -> dict[tuple[int, str], str]:
         for name, value in row.items()
         if isinstance(value, float) and not name.startswith("_") and name not in CLOCK
     ]
-    assert len(found) == len(dict(found)), [one for one, count in Counter(dict(found)).items() if count > 1]
+    assert len(found) == len(dict(found)), [
+        one for one, count in Counter(dict(found)).items() if count > 1
+    ]
     return dict(found)
 
 
@@ -296,7 +372,9 @@ def shown(rows: list[dict[str, Any]]) -> dict[tuple[int, str], str]:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a language model, its corpus beside it; not to be changed."""
     folder = tmp_path_factory.mktemp("texts")
-    line = f"fit {TEXTS} --data.path {write_corpus(folder / 'corpus')} {BOTH} --run_dir {folder}/run"
+    line = (
+        f"fit {TEXTS} --data.path {write_corpus(folder / 'corpus')} {BOTH} --run_dir {folder}/run"
+    )
     assert run(line, "lm") == 0
     end_run(f"{folder}/run")
     return folder
@@ -312,9 +390,16 @@ def test_a_validation_and_the_end_of_an_epoch_are_logged_once(
     pytest.importorskip("tensorboard")
     kill = KILL.format(step=4)
     if ended:
-        kill = kill.replace("        os.kill(", "        sys.modules['wandb'].finish()\n        os.kill(")
+        kill = kill.replace(
+            "        os.kill(", "        sys.modules['wandb'].finish()\n        os.kill("
+        )
     more = f"--checkpoint.every_n_train_steps {every}" if every else ""
-    done = process(f"fit {TEXTS} --data.path {texts}/corpus {BOTH} {more} --run_dir r", kill, "lm", cwd=tmp_path)
+    done = process(
+        f"fit {TEXTS} --data.path {texts}/corpus {BOTH} {more} --run_dir r",
+        kill,
+        "lm",
+        cwd=tmp_path,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     saved = checkpoint("r")
     assert saved["global_step"] == 4
@@ -330,10 +415,16 @@ def test_a_validation_and_the_end_of_an_epoch_are_logged_once(
     assert set(counts.values()) == {1} and counts == once
     for name in {name for name, _ in counts} - set(CLOCK):
         # Files of one second are in any order; a run that is resumed in a process of its own comes later.
-        pairs = [sorted((event.step, event.value) for event in one.Scalars(name)) for one in (events, whole)]
+        pairs = [
+            sorted((event.step, event.value) for event in one.Scalars(name))
+            for one in (events, whole)
+        ]
         assert pairs[0] == pairs[1], name
     pairs = [
-        sorted((event.step, *event.tensor_proto.string_val) for event in one.Tensors("samples/text_summary"))
+        sorted(
+            (event.step, *event.tensor_proto.string_val)
+            for event in one.Tensors("samples/text_summary")
+        )
         for one in (events, whole)
     ]
     assert [step for step, *_ in pairs[0]] == [1, 3, 5, 7] and pairs[0] == pairs[1]
@@ -343,8 +434,16 @@ def test_a_validation_and_the_end_of_an_epoch_are_logged_once(
 @pytest.mark.parametrize("key", [True, False], ids=["no network", "no account"])
 def test_without_w_and_b_training_goes_on(key: bool, tmp_path: Path) -> None:
     """And nothing that a run writes has a secret of the environment in it."""
-    secrets = SECRETS if key else {name: text for name, text in SECRETS.items() if name != "WANDB_API_KEY"}
-    more = {"WANDB_MODE": "online", "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "2"}
+    secrets = (
+        SECRETS
+        if key
+        else {name: text for name, text in SECRETS.items() if name != "WANDB_API_KEY"}
+    )
+    more = {
+        "WANDB_MODE": "online",
+        "WANDB_BASE_URL": "http://127.0.0.1:9",
+        "WANDB_INIT_TIMEOUT": "2",
+    }
     more |= {"HOME": str(tmp_path), "WANDB_SILENT": "false", **secrets}
     code = f"import os; os.environ.update({more!r})"
     done = process(f"fit {SHORT} {BOTH} --run_dir r", code, cwd=tmp_path, stdin=subprocess.DEVNULL)
@@ -365,14 +464,32 @@ class StandIn(BaseHTTPRequestHandler):
     """W&B's server as far as a run needs it, until someone asks for `/trouble`."""
 
     protocol_version, timeout = "HTTP/1.1", 60
-    bucket = {"id": "b", "name": "r", "displayName": "r", "description": "", "config": "{}", "sweepName": None}
-    bucket |= {"project": {"id": "p", "name": "tessera", "entity": {"id": "e", "name": "me"}}, "historyLineCount": 0}
+    bucket = {
+        "id": "b",
+        "name": "r",
+        "displayName": "r",
+        "description": "",
+        "config": "{}",
+        "sweepName": None,
+    }
+    bucket |= {
+        "project": {"id": "p", "name": "tessera", "entity": {"id": "e", "name": "me"}},
+        "historyLineCount": 0,
+    }
     answers = {
         "UpsertBucket": {"upsertBucket": {"bucket": bucket, "inserted": True}},
         "RunResumeStatus": {"model": None},
         "CreateRunFiles": {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": []}},
         "ServerFeatures": {"serverInfo": {"features": []}},
-        "Viewer": {"viewer": {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}},
+        "Viewer": {
+            "viewer": {
+                "id": "v",
+                "entity": "me",
+                "username": "me",
+                "flags": "{}",
+                "teams": {"edges": []},
+            }
+        },
     }
 
     def do_POST(self) -> None:
@@ -414,14 +531,25 @@ def stand_in(trouble: str) -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["killed", "error", "cut", "silent"])
-def test_a_connection_lost_on_the_way_stops_nothing(trouble: str, finished: Path, tmp_path: Path) -> None:
+def test_a_connection_lost_on_the_way_stops_nothing(
+    trouble: str, finished: Path, tmp_path: Path
+) -> None:
     """W&B's server fails after the third step, or W&B's process on this machine, which sends to it, is killed."""
     kill = "from wandb.sdk import wandb_setup; wandb_setup.singleton()._connection._proc._process.kill()"
     with stand_in(trouble) as server:
         address = f"http://127.0.0.1:{server.server_port}"
         request = f"import urllib.request; urllib.request.urlopen({address + '/trouble'!r}, b'')"
-        more = {"WANDB_MODE": "online", "WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40, "HOME": str(tmp_path)}
-        more |= {"WANDB_SILENT": "false", "WANDB_FINISH_TIMEOUT": "3", "WANDB_DATA_DIR": str(tmp_path)}
+        more = {
+            "WANDB_MODE": "online",
+            "WANDB_BASE_URL": address,
+            "WANDB_API_KEY": "0" * 40,
+            "HOME": str(tmp_path),
+        }
+        more |= {
+            "WANDB_SILENT": "false",
+            "WANDB_FINISH_TIMEOUT": "3",
+            "WANDB_DATA_DIR": str(tmp_path),
+        }
         code = f"import os; os.environ.update({more!r})"
         code += KILL.format(step=3).replace(
             "os.kill(os.getpid(), signal.SIGKILL)", kill if trouble == "killed" else request
@@ -433,10 +561,14 @@ def test_a_connection_lost_on_the_way_stops_nothing(trouble: str, finished: Path
         line = f"fit {SHORT} --config wandb.yaml --run_dir r"
         done = process(line, code, cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=120)
         assert done.returncode == 0, done.stderr
-        assert time.monotonic() - start < 75  # 10 for an answer, 3 for the end, 15 of its own, on a busy machine
+        assert (
+            time.monotonic() - start < 75
+        )  # 10 for an answer, 3 for the end, 15 of its own, on a busy machine
         assert "UpsertBucket" in server.asked and "Traceback" not in done.stderr, done.stderr
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
-    assert len(warnings) == 1 and "training goes on" in warnings[0] and "wandb sync" in warnings[0], done.stderr
+    assert (
+        len(warnings) == 1 and "training goes on" in warnings[0] and "wandb sync" in warnings[0]
+    ), done.stderr
     assert metrics("r") == metrics(finished) and Path("r/summary.json").exists()
     if trouble != "killed":  # what the server did not take lies in the run folder
         counts = logged(history(records(Path("r"))))
@@ -446,17 +578,31 @@ def test_a_connection_lost_on_the_way_stops_nothing(trouble: str, finished: Path
 @pytest.mark.parametrize("had", [False, True])
 def test_a_run_resumed_online_gets_what_w_and_b_lacks(had: bool) -> None:
     """W&B has the last step; its validation, one figure of which is that of the one before, may be missing."""
-    rows = [{"step": 1, "val/acc": 0.5, "val/loss": 2.0}, {"step": 3, "train/loss": 1.0, "train/grad_norm": 3.0}]
+    rows = [
+        {"step": 1, "val/acc": 0.5, "val/loss": 2.0},
+        {"step": 3, "train/loss": 1.0, "train/grad_norm": 3.0},
+    ]
     rows += [{"step": 3, "val/acc": 0.5, "val/loss": 1.5}]
     names = sorted({name for row in rows for name in row})
     lines = [",".join(names), *(",".join(str(row.get(name, "")) for name in names) for row in rows)]
     Path("metrics.csv").write_text("\n".join(lines) + "\n")
-    summary = {"val/acc": 0.5, "val/loss": 1.5 if had else 2.0, "train/loss": 1.0, "train/grad_norm": 3.0, STEP: 3}
+    summary = {
+        "val/acc": 0.5,
+        "val/loss": 1.5 if had else 2.0,
+        "train/loss": 1.0,
+        "train/grad_norm": 3.0,
+        STEP: 3,
+    }
     sent: list[dict[str, Any]] = []
-    online: Any = SimpleNamespace(resumed=True, id="r", summary=summary, log=lambda values, **_: sent.append(values))
+    online: Any = SimpleNamespace(
+        resumed=True, id="r", summary=summary, log=lambda values, **_: sent.append(values)
+    )
     logger = WandbLogger(save_dir="r", id="r")
     logger._experiment = online
-    saved = {"global_step": 4, "loops": {"fit_loop": {"epoch_loop.state_dict": {"validates": False}}}}
+    saved = {
+        "global_step": 4,
+        "loops": {"fit_loop": {"epoch_loop.state_dict": {"validates": False}}},
+    }
     logger.go_on(Path(), Continued(saved))
     logger._catch_up(online, Continued(saved))
     assert sent == ([] if had else [{"val/acc": 0.5, "val/loss": 1.5, STEP: 3}])
@@ -470,7 +616,11 @@ class Online:
     offline = disabled = False
 
     def __init__(self, **options: Any) -> None:
-        self.id, self.resumed, self.config = options["id"], bool(self.asked), SimpleNamespace(update=lambda *_, **__: 0)
+        self.id, self.resumed, self.config = (
+            options["id"],
+            bool(self.asked),
+            SimpleNamespace(update=lambda *_, **__: 0),
+        )
         self.summary = {name: value for row in self.rows for name, value in row.items()}
         self.asked.append(options)
 
@@ -499,9 +649,19 @@ def test_a_run_resumed_online_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -
     assert max(row[STEP] for row in Online.rows) == 6 and checkpoint("r")["global_step"] == 6
     monkeypatch.setattr(Task, "training_step", step)
     assert run("fit --resume r") == 0
-    first, second = ({name: one.get(name) for name in ("id", "resume", "project", "mode")} for one in Online.asked)
+    first, second = (
+        {name: one.get(name) for name in ("id", "resume", "project", "mode")}
+        for one in Online.asked
+    )
     assert (
-        first == second == {"id": Path("r/wandb_id").read_text(), "resume": "allow", "project": "tessera", "mode": None}
+        first
+        == second
+        == {
+            "id": Path("r/wandb_id").read_text(),
+            "resume": "allow",
+            "project": "tessera",
+            "mode": None,
+        }
     )
     counts = logged(Online.rows)
     assert set(written("r")) <= set(counts) and set(counts.values()) == {1}
@@ -511,7 +671,9 @@ def test_a_run_resumed_online_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -
             assert values[name, int(row["step"])] == float(row[name])
 
 
-def test_checkpoints_in_parts_are_artifacts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_checkpoints_in_parts_are_artifacts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staging"))
     folder = tmp_path / "last.ckpt"
     folder.mkdir()
@@ -524,7 +686,10 @@ def test_checkpoints_in_parts_are_artifacts(monkeypatch: pytest.MonkeyPatch, tmp
     logger.finalize("success")
     end_run()
     (sent,) = [record.artifact for record in records(Path("r")) if record.artifact.type == "model"]
-    assert {item.path for item in sent.manifest.contents} == {"model.ckpt/meta.pt", "model.ckpt/__0_0.distcp"}
+    assert {item.path for item in sent.manifest.contents} == {
+        "model.ckpt/meta.pt",
+        "model.ckpt/__0_0.distcp",
+    }
     assert list(sent.aliases) == ["latest"]
 
 
@@ -532,10 +697,16 @@ def agent_command(sweep: dict[str, Any]) -> list[str]:
     """The command line that W&B's agent makes of a sweep's first values, with W&B's own functions."""
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
-    drawn = {name: {"value": p["values"][0] if "values" in p else p["min"]} for name, p in sweep["parameters"].items()}
+    drawn = {
+        name: {"value": p["values"][0] if "values" in p else p["min"]}
+        for name, p in sweep["parameters"].items()
+    }
     known = create_sweep_command_args({"args": drawn})
     known |= {"env": ["/usr/bin/env"], "program": [sweep["program"]], "interpreter": ["python"]}
-    parts = [known[part[2:-1]] if part[:2] == "${" else [part] for part in create_sweep_command(sweep["command"])]
+    parts = [
+        known[part[2:-1]] if part[:2] == "${" else [part]
+        for part in create_sweep_command(sweep["command"])
+    ]
     return [word for part in parts for word in part]
 
 
@@ -547,14 +718,18 @@ def test_sweep(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ROOT / sweep["program"]).is_file()
     monkeypatch.setenv("WANDB_RUN_ID", f"of-{task}")
     few = " ".join(f"--trainer.limit_{split}_batches 1" for split in ("train", "val", "test"))
-    small = {"lm": "--model.samples.every null", "seq2seq": "--data.loading.eval_batch_size 4"}.get(task, "")
+    small = {"lm": "--model.samples.every null", "seq2seq": "--data.loading.eval_batch_size 4"}.get(
+        task, ""
+    )
     small += "" if "data.batch_size" in sweep["parameters"] else " --data.batch_size 4"
     assert run(f"{' '.join(words)} {few} {small} --trainer.max_epochs 1 --run_dir r", task) == 0
     end_run()
     found = records(Path("r"))
     assert {record.run.run_id for record in found if record.run.run_id} == {f"of-{task}"}
     assert sweep["metric"]["name"] in {name for row in history(found) for name in row}
-    config = {item.key: json.loads(item.value_json) for record in found for item in record.config.update}
+    config = {
+        item.key: json.loads(item.value_json) for record in found for item in record.config.update
+    }
     drawn = dict(word[2:].split("=") for word in words if word.startswith("--") and "=" in word)
     assert drawn.keys() == sweep["parameters"].keys()
     for name, value in drawn.items():
@@ -564,10 +739,19 @@ def test_sweep(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_texts_of_a_language_model() -> None:
     write_corpus(Path("texts"))
     line = f"fit {SMALL_LM} --data.source files --data.path texts --trainer.limit_train_batches 4"
-    assert run(f"{line} --model.samples.every 2 --config configs/logger/wandb.yaml --run_dir r", "lm") == 0
+    assert (
+        run(f"{line} --model.samples.every 2 --config configs/logger/wandb.yaml --run_dir r", "lm")
+        == 0
+    )
     end_run()
     keys = {name for row in history(records(Path("r"))) for name in row}
-    assert keys >= {"train/loss", "train/tokens_per_s", "train/mfu", "val/perplexity", "val/bits_per_byte"}
+    assert keys >= {
+        "train/loss",
+        "train/tokens_per_s",
+        "train/mfu",
+        "val/perplexity",
+        "val/bits_per_byte",
+    }
     tables = [json.loads(path.read_text()) for path in sorted(Path("r").rglob("*.table.json"))]
     assert {tuple(table["columns"]) for table in tables} == {("step", "prompt", "text")}
     rows = sorted(row for table in tables for row in table["data"])
@@ -576,7 +760,9 @@ def test_texts_of_a_language_model() -> None:
         assert Path(f"r/samples/step_{step:07}.txt").read_text() == text + "\n"
 
     shown: list[tuple[str, str, int]] = []
-    logger = SimpleNamespace(experiment=SimpleNamespace(add_text=lambda *entry: shown.append(entry)))
+    logger = SimpleNamespace(
+        experiment=SimpleNamespace(add_text=lambda *entry: shown.append(entry))
+    )
     to_tensorboard(logger, "samples", Table(("prompt", "text"), [("The", " end\nof")]), 3)
     assert shown == [("samples", "1. prompt\n\n    The\n\n1. text\n\n     end\n    of", 3)]
 
@@ -604,7 +790,9 @@ def test_two_processes_are_one_run_of_w_and_b(tmp_path: Path) -> None:
     command += ["--config", "configs/logger/wandb.yaml", "--run_dir", "r"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment.pop("TESSERA_RUN_DIR", None)
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     files = [path for path in tmp_path.rglob("*.wandb") if not path.parent.is_symlink()]
     assert len(files) == 1 and len(list(Path("r/wandb").glob("*run-*-*"))) == 1
@@ -633,7 +821,9 @@ def test_a_logger_that_is_configured_again_logs_once(tmp_path: Path) -> None:
 def wandb_options(**given: Any) -> Namespace:
     """Options of a W&B logger, as a parser makes them."""
     given = {"save_dir": ".", "version": None, "id": None} | given
-    return Namespace(class_path="pytorch_lightning.loggers.WandbLogger", init_args=Namespace(**given))
+    return Namespace(
+        class_path="pytorch_lightning.loggers.WandbLogger", init_args=Namespace(**given)
+    )
 
 
 def test_one_logger_of_each_class() -> None:
@@ -655,11 +845,20 @@ def test_one_logger_of_each_class() -> None:
         ("kept", {}, "agent", "kept"),
         ("kept", {"id": "kept"}, None, "kept"),
         ("kept", {"id": "other"}, None, "is kept in W&B and goes on there: leave the id other out"),
-        (None, {"save_dir": "other"}, None, "WandbLogger cannot have the save_dir other: .* see --run_dir"),
+        (
+            None,
+            {"save_dir": "other"},
+            None,
+            "WandbLogger cannot have the save_dir other: .* see --run_dir",
+        ),
     ],
 )
 def test_id_and_folder_of_w_and_b(
-    kept: str | None, given: dict[str, str], agent: str | None, found: str | None, monkeypatch: pytest.MonkeyPatch
+    kept: str | None,
+    given: dict[str, str],
+    agent: str | None,
+    found: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if kept:
         Path("wandb_id").write_text(kept)
@@ -671,7 +870,10 @@ def test_id_and_folder_of_w_and_b(
             place_loggers([options], here)
         return
     place_loggers([options], here)
-    assert options.class_path == "tasks.tracking.loggers.WandbLogger" and options.init_args.version is None
+    assert (
+        options.class_path == "tasks.tracking.loggers.WandbLogger"
+        and options.init_args.version is None
+    )
     assert options.init_args.save_dir == str(here)
     assert options.init_args.id == found or (found is None and len(options.init_args.id) == 8)
 
@@ -694,9 +896,16 @@ def test_refused_runs_leave_no_logger_behind() -> None:
 
 @pytest.mark.parametrize(
     "kinds, first, count",
-    [([CSVLogger], True, 0), ([CSVLogger, TensorBoardLogger], True, 1), ([TensorBoardLogger], False, 0), ([], True, 0)],
+    [
+        ([CSVLogger], True, 0),
+        ([CSVLogger, TensorBoardLogger], True, 1),
+        ([TensorBoardLogger], False, 0),
+        ([], True, 0),
+    ],
 )
-def test_things_are_kept_for_who_can_show_them(kinds: list[type[Logger]], first: bool, count: int) -> None:
+def test_things_are_kept_for_who_can_show_them(
+    kinds: list[type[Logger]], first: bool, count: int
+) -> None:
     if TensorBoardLogger in kinds:
         pytest.importorskip("tensorboard")
     trainer: Any = SimpleNamespace(loggers=[kind("r") for kind in kinds], is_global_zero=first)

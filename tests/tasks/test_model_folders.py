@@ -22,7 +22,14 @@ from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.models.bert import BertClassifier, BertMaskedLM
 from modules.models.gpt import Decoder
 from modules.models.seq2seq import Seq2Seq
-from modules.pretrained import bert, bert_configs, decoder, decoder_configs, seq2seq, seq2seq_configs
+from modules.pretrained import (
+    bert,
+    bert_configs,
+    decoder,
+    decoder_configs,
+    seq2seq,
+    seq2seq_configs,
+)
 from tasks.checkpoints.pretrained import folder_state, read_settings
 from tasks.errors import UsageError
 from tests.tasks.command import checkpoint, run
@@ -98,13 +105,23 @@ each_model = pytest.mark.parametrize("name", MODELS)
 
 # Entries of files that were written by earlier versions.
 OLDER: Settings = {
-    **dict.fromkeys(("output_attentions", "output_past", "gradient_checkpointing", "torchscript"), False),
-    **dict.fromkeys(("add_bias_logits", "add_final_layer_norm", "normalize_before", "is_decoder"), False),
-    **dict.fromkeys(("static_position_embeddings", "tie_weights_", "sinusoidal_pos_embds", "use_mrope"), False),
+    **dict.fromkeys(
+        ("output_attentions", "output_past", "gradient_checkpointing", "torchscript"), False
+    ),
+    **dict.fromkeys(
+        ("add_bias_logits", "add_final_layer_norm", "normalize_before", "is_decoder"), False
+    ),
+    **dict.fromkeys(
+        ("static_position_embeddings", "tie_weights_", "sinusoidal_pos_embds", "use_mrope"), False
+    ),
     **dict.fromkeys(("tie_encoder_decoder", "cross_attention_hidden_size", "use_bfloat16"), False),
-    **dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window", "add_cross_attention"), False),
+    **dict.fromkeys(
+        ("attention_bias", "mlp_bias", "use_sliding_window", "add_cross_attention"), False
+    ),
     **dict.fromkeys(("quantization_config", "per_layer_config", "transformers_weights"), None),
-    **dict.fromkeys(("sliding_window", "layer_types", "rope_scaling", "task_specific_params"), None),
+    **dict.fromkeys(
+        ("sliding_window", "layer_types", "rope_scaling", "task_specific_params"), None
+    ),
     "normalize_embedding": None,
     "pruned_heads": {},
     "is_causal": True,
@@ -127,7 +144,9 @@ LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 LAYERS = ["full_attention", "sliding_attention"]
 ACTIVATIONS = ["relu", "gelu", "gelu_new", "silu", "quick_gelu"]
 OTHERS: dict[str, list[Any]] = {  # entries whose other values are not any number or word
-    **dict.fromkeys(("hidden_act", "activation", "activation_function", "dense_act_fn"), ACTIVATIONS),
+    **dict.fromkeys(
+        ("hidden_act", "activation", "activation_function", "dense_act_fn"), ACTIVATIONS
+    ),
     "feed_forward_proj": [*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS), "a-b-c"],
     **dict.fromkeys(("dtype", "torch_dtype"), ["float32", "bfloat16", "nonsense"]),
     **dict.fromkeys(
@@ -145,7 +164,13 @@ OTHERS: dict[str, list[Any]] = {  # entries whose other values are not any numbe
             {},
         ],
     ),
-    "layer_types": [["full_attention"] * 2, LAYERS, ["sliding_attention"] * 2, ["full_attention"], []],
+    "layer_types": [
+        ["full_attention"] * 2,
+        LAYERS,
+        ["sliding_attention"] * 2,
+        ["full_attention"],
+        [],
+    ],
     "sliding_window": [4, 0, 32],
     "max_window_layers": [0, 1, 2],
     "position_embedding_type": ["relative_key", "relative_key_query"],
@@ -166,7 +191,15 @@ DECISIVE = {
     "layer_types",
 }
 # What these say must not keep a model from being loaded.
-HARMLESS = {"use_cache", "dtype", "torch_dtype", "_name_or_path", "initializer_range", "n_ctx", "num_beams"}
+HARMLESS = {
+    "use_cache",
+    "dtype",
+    "torch_dtype",
+    "_name_or_path",
+    "initializer_range",
+    "n_ctx",
+    "num_beams",
+}
 
 
 @dataclass
@@ -201,7 +234,9 @@ class Their:
     def load(self) -> tuple[Any, bool]:
         """Their model as they read the folder, and whether every weight is one of the file; None: they refuse it."""
         try:
-            model, said = self.kind.from_pretrained(self.folder, dtype=torch.float32, output_loading_info=True)
+            model, said = self.kind.from_pretrained(
+                self.folder, dtype=torch.float32, output_loading_info=True
+            )
         except Exception:
             return None, False
         return model.eval(), not any(said.values())
@@ -266,17 +301,23 @@ def ours(their: Their) -> tuple[Any, list[str]]:
     if their.family in bert.TABLES:
         _, config = read_settings(their.folder, bert_configs.config_from_huggingface)
         config = replace(config, num_classes=min(config.num_classes or 3, 9))
-        state = folder_state(their.folder, lambda _, weights: bert.to_tessera(their.family, weights, config))
+        state = folder_state(
+            their.folder, lambda _, weights: bert.to_tessera(their.family, weights, config)
+        )
         net: Any = (BertMaskedLM if "Masked" in their.name else BertClassifier)(config)
         return net.eval(), bert.load_weights(net, state)
     if their.family in decoder.TABLES:
         _, config = read_settings(their.folder, decoder_configs.config_from_huggingface)
-        state = folder_state(their.folder, lambda _, weights: decoder.to_tessera(their.family, weights, config))
+        state = folder_state(
+            their.folder, lambda _, weights: decoder.to_tessera(their.family, weights, config)
+        )
         net = Decoder(config)
         decoder.load_weights(net, state)
         return net.eval(), []
     _, config = read_settings(their.folder, seq2seq_configs.config_from_huggingface)
-    state = folder_state(their.folder, lambda _, weights: seq2seq.to_tessera(their.family, weights, config))
+    state = folder_state(
+        their.folder, lambda _, weights: seq2seq.to_tessera(their.family, weights, config)
+    )
     net = Seq2Seq(config)
     seq2seq.load_weights(net, state)
     return net.eval(), []
@@ -322,11 +363,16 @@ def outcome(their: Their) -> str:
 def entries(their: Their) -> Settings:
     """Their entries with a value that they may have: of the config, of older files, and all that their code reads."""
     config = their.kind.config_class
-    source = inspect.getsource(import_module(f"transformers.models.{their.family}.modeling_{their.family}"))
+    source = inspect.getsource(
+        import_module(f"transformers.models.{their.family}.modeling_{their.family}")
+    )
     read = re.findall(r'config\.([a-z]\w+)|[sg]etattr\((?:self\.)?config, "([a-z]\w+)"', source)
     named = {name for pair in read for name in pair if name}
     methods = {name for name in named if callable(getattr(config, name, None))}
-    known = {name: getattr(config(), name, None) for name in (named | config.attribute_map.keys()) - methods}
+    known = {
+        name: getattr(config(), name, None)
+        for name in (named | config.attribute_map.keys()) - methods
+    }
     return OLDER | known | their.settings()
 
 
@@ -390,7 +436,23 @@ def test_every_entry(their: Their) -> None:
 
 
 DEEP: Any = [[[[[[[[[[1]]]]]]]]]]
-ODD: list[Any] = ["text", "", [], [1], {}, {"a": 1}, -1, 0, 0.5, 1e30, 10**7, 10**12, 10**30, True, DEEP]
+ODD: list[Any] = [
+    "text",
+    "",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    -1,
+    0,
+    0.5,
+    1e30,
+    10**7,
+    10**12,
+    10**30,
+    True,
+    DEEP,
+]
 ODD += [float("nan"), float("inf"), ["a", None]]
 
 
@@ -410,10 +472,14 @@ def test_odd_values(their: Their) -> None:
 
 
 @pytest.mark.parametrize("name, entry", [("LlamaForCausalLM", entry) for entry in ROTARY])
-@pytest.mark.parametrize("value", ["text", [4], 4.5, True, {}, 10**12, 10**30, -4, float("nan")], ids=str)
+@pytest.mark.parametrize(
+    "value", ["text", [4], 4.5, True, {}, 10**12, 10**30, -4, float("nan")], ids=str
+)
 def test_sizes_are_refused_by_name(their: Their, entry: str, value: Any) -> None:
     their.write({**their.settings(), entry: value})
-    with pytest.raises(UsageError, match=f"config.json: .*{entry}" if value != -4 else "config.json: "):
+    with pytest.raises(
+        UsageError, match=f"config.json: .*{entry}" if value != -4 else "config.json: "
+    ):
         ours(their)
 
 
@@ -443,7 +509,10 @@ def test_damaged_configs(their: Their, content: bytes, capsys: pytest.CaptureFix
     (their.folder / "config.json").write_bytes(content)
     for line, task in (
         (f"generate --ckpt_path {their.folder}", "lm"),
-        *((f"fit --model.pretrained {their.folder}", task) for task in ("lm", "bert", "mlm", "seq2seq")),
+        *(
+            (f"fit --model.pretrained {their.folder}", task)
+            for task in ("lm", "bert", "mlm", "seq2seq")
+        ),
     ):
         assert "config.json" in refused(line, task, 2, capsys)
 
@@ -482,7 +551,12 @@ def test_damaged_indices(their: Their, content: bytes, capsys: pytest.CaptureFix
     "change, code",
     [
         (lambda value: value.masked_fill(torch.eye(*value.shape, dtype=torch.bool), torch.nan), 1),
-        (lambda value: value.masked_fill(torch.eye(*value.shape, dtype=torch.bool), torch.inf).half(), 1),
+        (
+            lambda value: value.masked_fill(
+                torch.eye(*value.shape, dtype=torch.bool), torch.inf
+            ).half(),
+            1,
+        ),
         (lambda value: value.to(torch.float8_e4m3fn), 2),
         (lambda value: value.to(torch.int8), 2),
         (lambda value: value[0, 0], 2),
@@ -494,7 +568,10 @@ def test_damaged_indices(their: Their, content: bytes, capsys: pytest.CaptureFix
 )
 @pytest.mark.parametrize(
     "file, tensor",
-    [("model.safetensors", "layers.1.self_attn.k_proj"), ("pytorch_model.bin", "layers.0.mlp.up_proj")],
+    [
+        ("model.safetensors", "layers.1.self_attn.k_proj"),
+        ("pytorch_model.bin", "layers.0.mlp.up_proj"),
+    ],
 )
 def test_damaged_weights(
     their: Their, change: Any, code: int, file: str, tensor: str, capsys: pytest.CaptureFixture[str]
@@ -513,10 +590,15 @@ def test_damaged_weights(
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM"])
-def test_a_tensor_without_the_memory_that_it_says(their: Their, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tensor_without_the_memory_that_it_says(
+    their: Their, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A file of a few bytes and a config that agrees with it."""
     (their.folder / "model.safetensors").unlink()
-    torch.save({"model.embed_tokens.weight": torch.zeros(1).expand(10**9, 16)}, their.folder / "pytorch_model.bin")
+    torch.save(
+        {"model.embed_tokens.weight": torch.zeros(1).expand(10**9, 16)},
+        their.folder / "pytorch_model.bin",
+    )
     their.write({**their.settings(), "vocab_size": 10**9})
     assert "pytorch_model.bin" in refused(f"fit --model.pretrained {their.folder}", "lm", 1, capsys)
 
@@ -540,8 +622,15 @@ def save_tokenizer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["MistralForCausalLM", "Qwen2ForCausalLM"])
-def test_texts_are_no_longer_than_a_window(their: Their, capsys: pytest.CaptureFixture[str]) -> None:
-    window = {"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 1, "layer_types": None}
+def test_texts_are_no_longer_than_a_window(
+    their: Their, capsys: pytest.CaptureFixture[str]
+) -> None:
+    window = {
+        "sliding_window": 24,
+        "use_sliding_window": True,
+        "max_window_layers": 1,
+        "layer_types": None,
+    }
     their.write({**their.settings(), **window})
     save_tokenizer(their.folder)
     Path("text.txt").write_text("two three one four\n" * 60)
@@ -550,14 +639,18 @@ def test_texts_are_no_longer_than_a_window(their: Their, capsys: pytest.CaptureF
     for source in (their.folder, "r/checkpoints/best.ckpt"):
         again = f"{line} --model.pretrained {source}"
         if source == their.folder:
-            assert run(f"{again} --run_dir r", "lm") == 0  # rows are as long as the window where nobody says
+            assert (
+                run(f"{again} --run_dir r", "lm") == 0
+            )  # rows are as long as the window where nobody says
             assert checkpoint("r", "best")["tessera"]["net"]["max_length"] == 24
         said = refused(f"{again} --data.max_length 25 --run_dir s", "lm", 2, capsys)
         assert "--data.max_length 25" in said and "24" in said
         write = f"generate --ckpt_path {source} --prompt two --max_new_tokens"
         assert run(f"{write} 21", "lm") == 0
         for beams in (1, 2):
-            assert "sliding_window" in refused(f"{write} 23 --beams {beams} --temperature 0", "lm", 2, capsys)
+            assert "sliding_window" in refused(
+                f"{write} 23 --beams {beams} --temperature 0", "lm", 2, capsys
+            )
     assert run("export --ckpt_path r/checkpoints/best.ckpt --format hf --output back", "lm") == 0
     said = json.loads(Path("back/config.json").read_text())
     assert (said["model_type"], said["sliding_window"]) == (their.family, 24)

@@ -15,7 +15,9 @@ from tests.tasks.command import SHORT, checkpoint, run
 def test_nan(ema: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     step = ViTTask.step
 
-    def poisoned(self: ViTTask, batch: dict[str, Tensor], training: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def poisoned(
+        self: ViTTask, batch: dict[str, Tensor], training: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         loss, *rest = step(self, batch, training)
         return (loss * float("nan") if training and self.global_step == 6 else loss), *rest
 
@@ -27,7 +29,9 @@ def test_nan(ema: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     for name in ("best", "last"):
         saved = checkpoint("r", name)["state_dict"]
         assert all(torch.isfinite(value).all() for value in saved.values())
-        assert run(f"test --ckpt_path r/checkpoints/{name}.ckpt --trainer.limit_test_batches 1") == 0
+        assert (
+            run(f"test --ckpt_path r/checkpoints/{name}.ckpt --trainer.limit_test_batches 1") == 0
+        )
     assert not list(Path("r").rglob("*.tmp"))
     monkeypatch.setattr(ViTTask, "step", step)
     assert run("fit --resume r") == 0

@@ -35,19 +35,27 @@ from tasks.training.optim import (
 
 def tiny_vit() -> nn.Module:
     torch.manual_seed(0)
-    return ViT(ViTConfig(image_size=8, patch_size=4, num_classes=3, stack=StackConfig(width=16, depth=2, heads=2)))
+    return ViT(
+        ViTConfig(
+            image_size=8, patch_size=4, num_classes=3, stack=StackConfig(width=16, depth=2, heads=2)
+        )
+    )
 
 
 def tiny_decoder(tied: bool = False) -> nn.Module:
     torch.manual_seed(0)
-    return Decoder(DecoderConfig(9, 8, tied=tied, stack=StackConfig(width=16, depth=2, heads=2, causal=True)))
+    return Decoder(
+        DecoderConfig(9, 8, tied=tied, stack=StackConfig(width=16, depth=2, heads=2, causal=True))
+    )
 
 
 def gradients(net: nn.Module, step: int) -> None:
     """Gradients that depend on the step and the weights."""
     generator = torch.Generator().manual_seed(step)
     for parameter in net.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator) * 0.1 + 0.01 * parameter.detach()
+        parameter.grad = (
+            torch.randn(parameter.shape, generator=generator) * 0.1 + 0.01 * parameter.detach()
+        )
 
 
 def train(net: nn.Module, built: dict[str, Any], steps: range) -> None:
@@ -89,7 +97,9 @@ def test_decay_and_muon_by_name() -> None:
             unlike = any(part in name for part in ("norm", "bias", "position", "prefix"))
             assert group["weight_decay"] == (0.0 if unlike else 0.1), name
             assert group["lr"] == (2e-2 if group["kind"] == "muon" else 1e-3), name
-            assert group["kind"] == "adamw" or (parameter.ndim == 2 and not unlike and "head." not in name), name
+            assert group["kind"] == "adamw" or (
+                parameter.ndim == 2 and not unlike and "head." not in name
+            ), name
 
 
 def test_tied_parameters_are_grouped_once_and_frozen_ones_never() -> None:
@@ -105,21 +115,26 @@ def test_freeze_counts_layers_from_the_embedding(make: Callable[[], nn.Module]) 
     net = make()
     freeze(net, 2)
     frozen = {name for name, parameter in net.named_parameters() if not parameter.requires_grad}
-    assert frozen == {n for n, _ in net.named_parameters() if n.startswith(("embed", "position", "prefix"))} | {
-        n for n, _ in net.named_parameters() if n.startswith("stack.blocks.0.")
-    }
+    assert frozen == {
+        n for n, _ in net.named_parameters() if n.startswith(("embed", "position", "prefix"))
+    } | {n for n, _ in net.named_parameters() if n.startswith("stack.blocks.0.")}
     with pytest.raises(ValueError, match="must leave one of the network's"):
         freeze(net, 99)
 
 
 def test_a_table_that_two_layers_share_is_of_the_lower_one() -> None:
     own, tied = (parameter_depths(tiny_decoder(tied)) for tied in (False, True))
-    assert own == {**tied, "unembed.weight": 3} and (tied["embed.weight"], tied["stack.norm.weight"]) == (0, 3)
+    assert own == {**tied, "unembed.weight": 3} and (
+        tied["embed.weight"],
+        tied["stack.norm.weight"],
+    ) == (0, 3)
 
 
 @pytest.mark.parametrize("make", (tiny_vit, tiny_decoder))
 @pytest.mark.parametrize("optimizer", ("adamw", "muon"))
-def test_layer_decay_slows_lower_layers(optimizer: Literal["adamw", "muon"], make: Callable[[], nn.Module]) -> None:
+def test_layer_decay_slows_lower_layers(
+    optimizer: Literal["adamw", "muon"], make: Callable[[], nn.Module]
+) -> None:
     net = make()
     depths, names = parameter_depths(net), {id(p): name for name, p in net.named_parameters()}
     top = max(depths.values())
@@ -137,7 +152,9 @@ def test_layer_decay_slows_lower_layers(optimizer: Literal["adamw", "muon"], mak
         ({"weight": "matrix", "bias": "vector"}, r"another one: \['bias'\]"),
     ],
 )
-def test_wrong_roles_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, roles: dict[str, str], message: str) -> None:
+def test_wrong_roles_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, roles: dict[str, str], message: str
+) -> None:
     monkeypatch.setattr(optim, "parameter_roles", lambda net: roles)
     with pytest.raises(ValueError, match=message):
         parameter_groups(nn.Linear(2, 2), OptimConfig())
@@ -148,13 +165,29 @@ def test_wrong_roles_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, roles:
 
 def test_equals_separate_torch_optimizers() -> None:
     ours, theirs = tiny_vit(), tiny_vit()
-    config = OptimConfig(optimizer="muon", lr=1e-2, muon_lr=3e-2, momentum=0.9, betas=(0.8, 0.95), schedule="constant")
+    config = OptimConfig(
+        optimizer="muon",
+        lr=1e-2,
+        muon_lr=3e-2,
+        momentum=0.9,
+        betas=(0.8, 0.95),
+        schedule="constant",
+    )
     built = build(ours, dataclasses.replace(config, warmup=0), 5)
     roles = optim.parameter_roles(theirs)
-    members = {role: [p for name, p in theirs.named_parameters() if roles[name] == role] for role in roles.values()}
-    muon = torch.optim.Muon(members["matrix"], lr=3e-2, momentum=0.9, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
-    decayed = torch.optim.AdamW(members["table"], lr=1e-2, betas=(0.8, 0.95), weight_decay=0.05, fused=True)
-    plain = torch.optim.AdamW(members["scalar"], lr=1e-2, betas=(0.8, 0.95), weight_decay=0, fused=True)
+    members = {
+        role: [p for name, p in theirs.named_parameters() if roles[name] == role]
+        for role in roles.values()
+    }
+    muon = torch.optim.Muon(
+        members["matrix"], lr=3e-2, momentum=0.9, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+    )
+    decayed = torch.optim.AdamW(
+        members["table"], lr=1e-2, betas=(0.8, 0.95), weight_decay=0.05, fused=True
+    )
+    plain = torch.optim.AdamW(
+        members["scalar"], lr=1e-2, betas=(0.8, 0.95), weight_decay=0, fused=True
+    )
     for step in range(5):
         gradients(theirs, step)
         for optimizer in (muon, decayed, plain):
@@ -166,7 +199,9 @@ def test_equals_separate_torch_optimizers() -> None:
 
 def test_fused_adamw_equals_the_plain_one() -> None:
     ours, theirs = tiny_vit(), tiny_vit()
-    train(ours, build(ours, OptimConfig(schedule="constant", warmup=0, weight_decay=0.0), 5), range(5))
+    train(
+        ours, build(ours, OptimConfig(schedule="constant", warmup=0, weight_decay=0.0), 5), range(5)
+    )
     plain = torch.optim.AdamW(theirs.parameters(), lr=1e-3, weight_decay=0.0, foreach=False)
     for step in range(5):
         gradients(theirs, step)
@@ -193,7 +228,9 @@ def test_resume_gives_the_same_bits(optimizer: str, schedule: str) -> None:
     first = tiny_vit()
     built = build(first, config, 10)
     train(first, built, range(6))
-    states = through_file([first.state_dict(), built["optimizer"].state_dict(), scheduler(built).state_dict()])
+    states = through_file(
+        [first.state_dict(), built["optimizer"].state_dict(), scheduler(built).state_dict()]
+    )
 
     second = tiny_vit()
     built = build(second, config, 10)
@@ -214,7 +251,9 @@ def test_resume_takes_options_from_the_user(optimizer: str) -> None:
     net = tiny_vit()
     before = build(net, OptimConfig(optimizer=optimizer, weight_decay=0.1), 10)
     train(net, before, range(4))
-    now = OptimConfig(optimizer=optimizer, lr=5e-4, weight_decay=0.2, betas=(0.8, 0.9), schedule="linear")
+    now = OptimConfig(
+        optimizer=optimizer, lr=5e-4, weight_decay=0.2, betas=(0.8, 0.9), schedule="linear"
+    )
     after = build(net, now, 20)
     after["optimizer"].load_state_dict(before["optimizer"].state_dict())
     scheduler(after).load_state_dict(scheduler(before).state_dict())
@@ -222,7 +261,10 @@ def test_resume_takes_options_from_the_user(optimizer: str) -> None:
         assert group["lr"] == pytest.approx(5e-4 * lr_share(5, 20, now))
         assert group["weight_decay"] in (0.0, 0.2)
         assert group.get("betas", (0.8, 0.9)) == (0.8, 0.9)
-    assert after["optimizer"].state_dict()["state"].keys() == before["optimizer"].state_dict()["state"].keys()
+    assert (
+        after["optimizer"].state_dict()["state"].keys()
+        == before["optimizer"].state_dict()["state"].keys()
+    )
 
 
 def test_resume_with_another_optimizer_is_refused() -> None:
@@ -291,7 +333,12 @@ def transformers_lambda(name: str) -> Callable[[int], float]:
         ),
         "noam": lambda: optimization.get_inverse_sqrt_schedule(dummy, **warm),
         "wsd": lambda: optimization.get_wsd_schedule(
-            dummy, **warm, num_decay_steps=30, num_training_steps=100, min_lr_ratio=0.1, decay_type="1-sqrt"
+            dummy,
+            **warm,
+            num_decay_steps=30,
+            num_training_steps=100,
+            min_lr_ratio=0.1,
+            decay_type="1-sqrt",
         ),
         "constant": lambda: optimization.get_constant_schedule_with_warmup(dummy, **warm),
     }
@@ -302,7 +349,9 @@ def transformers_lambda(name: str) -> Callable[[int], float]:
 def test_schedule_equals_transformers(schedule: str) -> None:
     config = OptimConfig(schedule=schedule, warmup=10, final_lr=0.1, decay=0.3)
     theirs = transformers_lambda(schedule)
-    for t in range(10 if schedule == "wsd" else 1, 101):  # their wsd warms up from the last share, ours from 0
+    for t in range(
+        10 if schedule == "wsd" else 1, 101
+    ):  # their wsd warms up from the last share, ours from 0
         assert lr_share(t, 100, config) == pytest.approx(theirs(t), abs=1e-9), t
 
 
@@ -322,7 +371,9 @@ def test_the_optimizer_follows_the_schedule() -> None:
     built = build(net, config, 10)
     assert built["lr_scheduler"]["interval"] == "step"
     for t in range(1, 11):
-        peaks = [1e-2 if group["kind"] == "muon" else 1e-3 for group in built["optimizer"].param_groups]
+        peaks = [
+            1e-2 if group["kind"] == "muon" else 1e-3 for group in built["optimizer"].param_groups
+        ]
         used = [group["lr"] for group in built["optimizer"].param_groups]
         assert used == pytest.approx([peak * lr_share(t, 10, config) for peak in peaks])
         train(net, built, range(t, t + 1))
@@ -380,7 +431,11 @@ class Toy(LightningModule):
 
 def fit(task: Toy, steps: int, folder: Path, resume: Path | None = None, **options: Any) -> Trainer:
     saver = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet: dict[str, Any] = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = Trainer(accelerator="cpu", max_steps=steps, callbacks=[saver], **quiet, **options)
     trainer.fit(task, DataLoader(torch.zeros(10, 1), batch_size=1), ckpt_path=resume)
     return trainer

@@ -17,7 +17,9 @@ from tests.tasks.command import run
 def options(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function from a command line to the options that `fit` would have, flat."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(TaskCLI, "fit", lambda self, model, datamodule, **_: seen.append(flat(self.dumped())))
+    monkeypatch.setattr(
+        TaskCLI, "fit", lambda self, model, datamodule, **_: seen.append(flat(self.dumped()))
+    )
 
     def parsed(line: str) -> dict[str, Any]:
         assert run(f"fit {line}") == 0
@@ -33,12 +35,19 @@ def write(path: Path, **content: Any) -> Path:
 
 def test_typed_wins_over_config_wins_over_preset(options: Any, tmp_path: Path) -> None:
     config = write(
-        tmp_path / "c.yaml", preset="cifar_tiny", model={"net": {"stack": {"depth": 5, "drop_path": 0.25}}}, data={}
+        tmp_path / "c.yaml",
+        preset="cifar_tiny",
+        model={"net": {"stack": {"depth": 5, "drop_path": 0.25}}},
+        data={},
     )
     preset = options("--preset cifar_tiny")
     both = options(f"--config {config}")
     typed = options(f"--config {config} --model.net.stack.depth 7")
-    depth, width, drop = "model.net.stack.depth", "model.net.stack.width", "model.net.stack.drop_path"
+    depth, width, drop = (
+        "model.net.stack.depth",
+        "model.net.stack.width",
+        "model.net.stack.drop_path",
+    )
     assert preset[depth] != 5 and preset[drop] != 0.25
     assert (both[depth], both[drop], both[width]) == (5, 0.25, preset[width])
     assert (typed[depth], typed[drop], typed[width]) == (7, 0.25, preset[width])
@@ -54,7 +63,9 @@ def test_typed_wins_over_config_wins_over_preset(options: Any, tmp_path: Path) -
         ("--config a.yaml --preset digits", None),
     ],
 )
-def test_typed_wins_then_later_wins(line: str, depth: int | None, options: Any, tmp_path: Path) -> None:
+def test_typed_wins_then_later_wins(
+    line: str, depth: int | None, options: Any, tmp_path: Path
+) -> None:
     for name, value in (("a", 2), ("b", 3)):
         write(tmp_path / f"{name}.yaml", model={"net": {"stack": {"depth": value}}})
     expected = options("--preset digits")["model.net.stack.depth"] if depth is None else depth
@@ -65,11 +76,18 @@ def test_the_default_config_is_read_where_no_data_are_named(options: Any, tmp_pa
     default = flat(read_config("configs/vit/digits.yaml"))
     plain = options("")
     assert all(plain[name] == value for name, value in default.items() if name != "preset")
-    assert options(f"--config {write(tmp_path / 'c.yaml', data={'source': 'digits'})}")["model.optimizer.lr"] == 1e-3
+    assert (
+        options(f"--config {write(tmp_path / 'c.yaml', data={'source': 'digits'})}")[
+            "model.optimizer.lr"
+        ]
+        == 1e-3
+    )
 
 
 def test_named_configs_come_with_the_package(tmp_path: Path) -> None:
-    assert read_config("configs/vit/digits.yaml")["data"]["source"] == "digits"  # from another working directory
+    assert (
+        read_config("configs/vit/digits.yaml")["data"]["source"] == "digits"
+    )  # from another working directory
     assert names_data(["--config", "configs/vit/digits.yaml"])
     assert not names_data(["--config", "configs/logger/wandb.yaml", "--trainer.max_epochs", "3"])
 
@@ -144,7 +162,9 @@ def test_functions_refuse_alike(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean --format?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ['a "quoted" \\ one\n\t\r', "zwölf \u2028 \x85 \x7f \ufffe", "hi 🙂🙃", "\udcff"])
+@pytest.mark.parametrize(
+    "text", ['a "quoted" \\ one\n\t\r', "zwölf \u2028 \x85 \x7f \ufffe", "hi 🙂🙃", "\udcff"]
+)
 def test_any_text_is_an_option(text: str) -> None:
     value = {"stop": [text, ""], text: 1}
     assert yaml.safe_load(in_yaml(value)) == value
@@ -187,4 +207,8 @@ def test_too_deep_a_config_is_refused(tmp_path: Path) -> None:
 
 def test_aliases_of_a_sane_size_are_fine(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("base: &base {x: 1}\none: *base\ntwo: {<<: *base, y: 2}\n")
-    assert read_config(str(tmp_path / "a.yaml")) == {"base": {"x": 1}, "one": {"x": 1}, "two": {"x": 1, "y": 2}}
+    assert read_config(str(tmp_path / "a.yaml")) == {
+        "base": {"x": 1},
+        "one": {"x": 1},
+        "two": {"x": 1, "y": 2},
+    }

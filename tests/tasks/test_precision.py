@@ -42,7 +42,10 @@ AFTER = {  # the run's checkpoint is 0
     "bert": ["predict --ckpt_path {0} --text good"],
     "mlm": ["test --ckpt_path {0} --trainer.limit_test_batches 1"],
     "lm": ["generate --ckpt_path {0} --prompt a", "score --ckpt_path {0} --data.path text.txt"],
-    "seq2seq": ["translate --ckpt_path {0} --text two", "attend --ckpt_path {0} --text two --out a.png"],
+    "seq2seq": [
+        "translate --ckpt_path {0} --text two",
+        "attend --ckpt_path {0} --text two --out a.png",
+    ],
 }
 TWO_STEPS = (
     "--trainer.limit_train_batches 2 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
@@ -97,7 +100,9 @@ def test_two_steps(
     assert len(losses) == 2 and all(map(math.isfinite, losses))
     assert seen == {torch.float32}
     weights = checkpoint("r")["state_dict"].values()
-    assert ("MixedPrecision" in checkpoint("r")) == (precision == "16-mixed")  # the state of a scaler
+    assert ("MixedPrecision" in checkpoint("r")) == (
+        precision == "16-mixed"
+    )  # the state of a scaler
     kept = {torch.bfloat16} if precision == "bf16-true" else {torch.float32}
     assert {value.dtype for value in weights if value.is_floating_point()} == kept
     for command in AFTER[task]:
@@ -107,7 +112,9 @@ def test_two_steps(
 def test_averages_need_digits(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fit --model.ema 0.9 --trainer.precision bf16-true", "vit") == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "--model.ema needs more digits" in said and "bf16-mixed" in said
+    assert (
+        said.count("\n") == 1 and "--model.ema needs more digits" in said and "bf16-mixed" in said
+    )
 
 
 LONG = {
@@ -119,7 +126,8 @@ LONG = {
 
 
 @pytest.mark.parametrize(
-    "task", ["lm", *(pytest.param(task, marks=pytest.mark.slow) for task in ("vit", "bert", "seq2seq"))]
+    "task",
+    ["lm", *(pytest.param(task, marks=pytest.mark.slow) for task in ("vit", "bert", "seq2seq"))],
 )
 def test_loss_curves(task: str) -> None:
     write_data()
@@ -194,13 +202,18 @@ def test_norms_of_gradients_are_float32(monkeypatch: pytest.MonkeyPatch) -> None
     scale = torch.nn.utils.clip_grads_with_norm_
 
     def spy(parameters: list[Tensor], limit: float, norm: Tensor) -> None:
-        exact = torch.cat([one.grad.double().flatten() for one in parameters if one.grad is not None]).norm()
+        exact = torch.cat(
+            [one.grad.double().flatten() for one in parameters if one.grad is not None]
+        ).norm()
         assert {one.grad.dtype for one in parameters if one.grad is not None} == {torch.bfloat16}
         seen.append((float(norm), float(exact)))
         scale(parameters, limit, norm)
 
     monkeypatch.setattr(torch.nn.utils, "clip_grads_with_norm_", spy)
-    assert run(f"fit {TWO_STEPS} --model.net.stack.depth 1 --trainer.precision bf16-true --run_dir r") == 0
+    assert (
+        run(f"fit {TWO_STEPS} --model.net.stack.depth 1 --trainer.precision bf16-true --run_dir r")
+        == 0
+    )
     logged = [float(row["train/grad_norm"]) for row in metrics("r") if "train/grad_norm" in row]
     assert len(seen) == len(logged) == 2
     for (norm, exact), value in zip(seen, logged, strict=True):

@@ -18,7 +18,9 @@ def table(path: str = "predictions.csv") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_test_repeats_the_runs_result(finished: Path, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_test_repeats_the_runs_result(
+    finished: Path, best: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     assert run(f"test --ckpt_path {best} --trainer.limit_test_batches 1") == 0
     out = capsys.readouterr().out
@@ -28,7 +30,9 @@ def test_test_repeats_the_runs_result(finished: Path, best: Path, capsys: pytest
     assert list(Path().iterdir()) == []
 
 
-def test_evaluation_against_a_loop_of_our_own(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_against_a_loop_of_our_own(
+    best: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from datamodules.images import ImageData
 
     saved = torch.load(best, weights_only=True)
@@ -53,7 +57,9 @@ def test_predict_a_file(best: Path, finished: Path) -> None:
     assert list(row) == ["path", "label", *map(str, range(10))]
     probabilities = [float(row[str(digit)]) for digit in range(10)]
     assert sum(probabilities) == pytest.approx(1, abs=1e-4)
-    assert row["label"] == str(probabilities.index(max(probabilities))) and row["path"].endswith("a.png")
+    assert row["label"] == str(probabilities.index(max(probabilities))) and row["path"].endswith(
+        "a.png"
+    )
     saved = checkpoint(finished, "best")
     facts = saved[KEY]["facts"]
     net = ViT(load_config(ViTConfig, saved[KEY]["config"]["model"]["net"])).eval()
@@ -67,7 +73,9 @@ def test_predict_a_file(best: Path, finished: Path) -> None:
 def test_predict_any_kind_of_image(best: Path) -> None:
     Path("images/deeper").mkdir(parents=True)
     for mode in ("L", "LA", "RGB", "RGBA", "P", "1", "CMYK"):
-        picture(11).convert("L" if mode == "LA" else "RGB").convert(mode).save(f"images/deeper/{mode}.tif")
+        picture(11).convert("L" if mode == "LA" else "RGB").convert(mode).save(
+            f"images/deeper/{mode}.tif"
+        )
     Image.new("I;16", (9, 7)).save("images/deeper/I16.png")
     assert run(f"predict --ckpt_path {best} --data.predict_path images --run_dir out") == 0
     rows = table("out/predictions.csv")
@@ -101,7 +109,10 @@ def test_bad_files(content: bytes, best: Path, capsys: pytest.CaptureFixture[str
         ("test --ckpt_path {best} --trainer.num_nodes 2", "torchrun or srun"),
         ("predict --ckpt_path {best} --data.predict_path nowhere", "nowhere"),
         ("predict --ckpt_path {best} --data.predict_path empty", "empty"),
-        ("test --ckpt_path {best} --model.net.stack.depth 3", "--model.net.stack.depth 3 (checkpoint: 1)"),
+        (
+            "test --ckpt_path {best} --model.net.stack.depth 3",
+            "--model.net.stack.depth 3 (checkpoint: 1)",
+        ),
         ("test --ckpt_path {best} --model.net.image_size 12", "image_size"),
     ],
 )

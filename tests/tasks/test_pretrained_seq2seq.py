@@ -38,7 +38,10 @@ def ours(model: Model, texts: list[str] = TEXTS, beams: int = 5) -> list[str]:
     rows, _ = model.tokenizer.sources(texts, 24)
     config = GenerationConfig(20, temperature=0, beams=beams, early_stopping="likely")
     start, end, pad = (model.facts[name] for name in ("start", "end", "padding"))
-    return [model.tokenizer.decode(best.tokens) for best, *_ in translate(model.net, rows, config, start, [end], [pad])]
+    return [
+        model.tokenizer.decode(best.tokens)
+        for best, *_ in translate(model.net, rows, config, start, [end], [pad])
+    ]
 
 
 def theirs(model: Any, source: Any, target: Any, texts: list[str] = TEXTS) -> list[str]:
@@ -46,7 +49,9 @@ def theirs(model: Any, source: Any, target: Any, texts: list[str] = TEXTS) -> li
     inputs = source(texts, return_tensors="pt", padding=True)
     inputs.pop("token_type_ids", None)
     with torch.inference_mode():
-        return target.batch_decode(model.eval().generate(**inputs, max_new_tokens=20), skip_special_tokens=True)
+        return target.batch_decode(
+            model.eval().generate(**inputs, max_new_tokens=20), skip_special_tokens=True
+        )
 
 
 def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -64,11 +69,15 @@ def random_model(folder: Path, family: str, sizes: dict[str, Any]) -> Any:
     options = {**sizes, "forced_eos_token_id": None, "forced_bos_token_id": None}
     if family == "t5":
         options = sizes
-    model = transformers.AutoModelForSeq2SeqLM.from_config(transformers.AutoConfig.for_model(family, **options)).eval()
+    model = transformers.AutoModelForSeq2SeqLM.from_config(
+        transformers.AutoConfig.for_model(family, **options)
+    ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "embed_positions" not in name or family != "marian":
-                parameter.add_(torch.randn_like(parameter) * 0.2)  # far from symmetric, so that mistakes show
+                parameter.add_(
+                    torch.randn_like(parameter) * 0.2
+                )  # far from symmetric, so that mistakes show
     model.save_pretrained(folder)
     return model
 
@@ -78,16 +87,24 @@ def marian_folder(folder: Path) -> Any:
     (folder / "tokenizer_config.json").write_text('{"source_lang": "en", "target_lang": "de"}')
     size = len(tokenizer.encoder)
     special = {"pad_token_id": size - 1, "eos_token_id": 0, "decoder_start_token_id": size - 1}
-    return random_model(folder, "marian", {**SIZES, "vocab_size": size, "scale_embedding": True, **special})
+    return random_model(
+        folder, "marian", {**SIZES, "vocab_size": size, "scale_embedding": True, **special}
+    )
 
 
 def bart_folder(folder: Path) -> Any:
     """With the tokenizer's older files."""
-    names = dict(zip(CONTROL.values(), ("<a>", "<unk>", "<s>", "</s>", "<mask>", "<pad>", "<b>"), strict=True))
+    names = dict(
+        zip(
+            CONTROL.values(), ("<a>", "<unk>", "<s>", "</s>", "<mask>", "<pad>", "<b>"), strict=True
+        )
+    )
     model = json.loads(Tokenizer.train(TEXTS, TokenizerConfig("bpe", 300, 1)).to_json())["model"]
     numbers = {names.get(token, token): number for token, number in model["vocab"].items()}
     (folder / "vocab.json").write_text(json.dumps(numbers))
-    (folder / "merges.txt").write_text("#version\n" + "\n".join(" ".join(pair) for pair in model["merges"]))
+    (folder / "merges.txt").write_text(
+        "#version\n" + "\n".join(" ".join(pair) for pair in model["merges"])
+    )
     special = {"pad_token_id": 5, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 3}
     return random_model(folder, "bart", {**SIZES, "vocab_size": len(numbers), **special})
 
@@ -105,7 +122,11 @@ def t5_folder(folder: Path) -> Any:
 
 
 FOLDERS = {"marian": marian_folder, "bart": bart_folder, "t5": t5_folder}
-EXPECTED = {"marian": (-1, False), "bart": (3, True), "t5": (0, False)}  # the decoder's first token, [BOS] before texts
+EXPECTED = {
+    "marian": (-1, False),
+    "bart": (3, True),
+    "t5": (0, False),
+}  # the decoder's first token, [BOS] before texts
 
 
 @pytest.mark.parametrize("family", FOLDERS)
@@ -122,17 +143,31 @@ def test_hugging_face_and_back(family: str, capsys: pytest.CaptureFixture[str]) 
     line = f"fit {LINE} {STILL} --model.pretrained theirs --run_dir r"
     assert run(line, "seq2seq") == 0
     kept = checkpoint("r", "best")
-    assert all(torch.allclose(kept["state_dict"][f"net.{n}"], v, atol=1e-6) for n, v in net.state_dict().items())
+    assert all(
+        torch.allclose(kept["state_dict"][f"net.{n}"], v, atol=1e-6)
+        for n, v in net.state_dict().items()
+    )
     saved = kept["tessera"]["facts"]
-    for name in ("source_tokenizer", "target_tokenizer", "start", "end", "padding", "source_vocabulary"):
+    for name in (
+        "source_tokenizer",
+        "target_tokenizer",
+        "start",
+        "end",
+        "padding",
+        "source_vocabulary",
+    ):
         assert saved[name] == facts[name]
     capsys.readouterr()
-    assert run("export --ckpt_path r/checkpoints/best.ckpt --format hf --output back", "seq2seq") == 0
+    assert (
+        run("export --ckpt_path r/checkpoints/best.ckpt --format hf --output back", "seq2seq") == 0
+    )
     assert f"transformers.{type(model).__name__}.from_pretrained('back')" in capsys.readouterr().out
     back = type(model).from_pretrained("back").eval()
     tokens = torch.randint(7, facts["source_vocabulary"] - 1, (2, 12))
     with torch.inference_mode():
-        expected, found = (each(input_ids=tokens, decoder_input_ids=tokens).logits for each in (model, back))
+        expected, found = (
+            each(input_ids=tokens, decoder_input_ids=tokens).logits for each in (model, back)
+        )
     assert torch.allclose(found, expected, atol=1e-4) and expected.std() > 0.1
     again = load_model("back")
     best = Model.of(*published("theirs"))
@@ -146,7 +181,9 @@ def test_beams_are_those_of_generate(family: str, said_in: str) -> None:
     folder = Path("theirs").resolve()
     folder.mkdir()
     made = FOLDERS[family](folder)
-    end, pad, start = (getattr(made.config, f"{name}_token_id") for name in ("eos", "pad", "decoder_start"))
+    end, pad, start = (
+        getattr(made.config, f"{name}_token_id") for name in ("eos", "pad", "decoder_start")
+    )
     more: dict[str, dict[str, Any]] = {
         "marian": {"bad_words_ids": [[pad]], "forced_eos_token_id": end},
         "bart": {"forced_bos_token_id": 2, "forced_eos_token_id": end},
@@ -155,12 +192,19 @@ def test_beams_are_those_of_generate(family: str, said_in: str) -> None:
     with torch.no_grad():  # so that it matters what becomes of padding
         (made.lm_head.weight if family == "t5" else made.final_logits_bias.T)[pad] += 1
     made.save_pretrained(folder)
-    rules = {"eos_token_id": end, "pad_token_id": pad, "decoder_start_token_id": start, **more[family]}
+    rules = {
+        "eos_token_id": end,
+        "pad_token_id": pad,
+        "decoder_start_token_id": start,
+        **more[family],
+    }
     (folder / "generation_config.json").unlink()
     before = json.loads((folder / "config.json").read_text()) if said_in == "config.json" else {}
     (folder / said_in).write_text(json.dumps(before | rules))
     size, dice = made.config.vocab_size, torch.Generator().manual_seed(1)
-    rows = [torch.randint(7, size - 1, (4 + i % 5,), generator=dice).tolist() + [end] for i in range(20)]
+    rows = [
+        torch.randint(7, size - 1, (4 + i % 5,), generator=dice).tolist() + [end] for i in range(20)
+    ]
     inputs = {
         "input_ids": torch.tensor([row + [pad] * (9 - len(row)) for row in rows]),
         "attention_mask": torch.tensor([[1] * len(row) + [0] * (9 - len(row)) for row in rows]),
@@ -168,7 +212,9 @@ def test_beams_are_those_of_generate(family: str, said_in: str) -> None:
     options = {"num_beams": 5, "length_penalty": 0.7, "max_new_tokens": 12, "early_stopping": False}
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     found = theirs.generate(**inputs, **options, return_dict_in_generate=True, output_scores=True)
-    texts = [row[: row.index(end) + 1] if end in row else row for row in found.sequences[:, 1:].tolist()]
+    texts = [
+        row[: row.index(end) + 1] if end in row else row for row in found.sequences[:, 1:].tolist()
+    ]
     model, config = (
         load_model("theirs"),
         GenerationConfig(12, 0.0, beams=5, length_penalty=0.7, early_stopping="likely"),
@@ -179,7 +225,9 @@ def test_beams_are_those_of_generate(family: str, said_in: str) -> None:
     if family != "t5":  # an end that was forced is none
         assert {one.tokens[-1] for one in best} == {end}
         assert all(one.finished == (len(one.tokens) < 12) for one in best)
-    usual = [some[0].score for some in translate(model.net, rows, config, **writing(model.tokenizer))]
+    usual = [
+        some[0].score for some in translate(model.net, rows, config, **writing(model.tokenizer))
+    ]
     assert usual != pytest.approx(found.sequences_scores.tolist(), abs=1e-3)
 
 
@@ -192,7 +240,9 @@ def test_rules_that_will_not_do(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         Path("theirs/generation_config.json").write_text(json.dumps(said))
         assert words in refused("translate --ckpt_path theirs --text a", capsys)
-    Path("theirs/generation_config.json").write_text(json.dumps({"no_repeat_ngram_size": 3, "min_length": 0}))
+    Path("theirs/generation_config.json").write_text(
+        json.dumps({"no_repeat_ngram_size": 3, "min_length": 0})
+    )
     assert run("translate --ckpt_path theirs --text a --max_new_tokens 3", "seq2seq") == 0
     assert "asks for no_repeat_ngram_size 3, which is not done here" in capsys.readouterr().err
 
@@ -209,9 +259,21 @@ def test_others_translate_with_ours_as_we_do(translator: Path) -> None:
     assert theirs(found, tokenizer, tokenizer) == expected
     assert ours(load_model("out")) == expected
     assert {file.name for file in Path("out").iterdir()} == {
-        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+        *(
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        )
     }
-    assert run(f"export --ckpt_path {translator} --format safetensors --output out.safetensors", "seq2seq") == 0
+    assert (
+        run(
+            f"export --ckpt_path {translator} --format safetensors --output out.safetensors",
+            "seq2seq",
+        )
+        == 0
+    )
     state = load_file("out.safetensors")
     assert state.keys() == model.net.state_dict().keys()
     assert all(torch.equal(value, state[name]) for name, value in model.net.state_dict().items())
@@ -219,15 +281,26 @@ def test_others_translate_with_ours_as_we_do(translator: Path) -> None:
 
 def test_languages_with_a_tokenizer_each(capsys: pytest.CaptureFixture[str]) -> None:
     write_pairs(Path("pairs"))
-    line = f"fit {SMALL_S2S} {PAIRS} --data.tokenizer.joint false --model.net.tying target --run_dir r"
+    line = (
+        f"fit {SMALL_S2S} {PAIRS} --data.tokenizer.joint false --model.net.tying target --run_dir r"
+    )
     assert run(line, "seq2seq") == 0
     assert run("export --ckpt_path r/checkpoints/best.ckpt --output out", "seq2seq") == 0
     mine, again = load_model("r/checkpoints/best.ckpt"), load_model("out")
     assert ours(mine) == ours(again)
-    source, target = (transformers.AutoTokenizer.from_pretrained(f"out{place}") for place in ("", "/target_tokenizer"))
+    source, target = (
+        transformers.AutoTokenizer.from_pretrained(f"out{place}")
+        for place in ("", "/target_tokenizer")
+    )
     assert theirs(transformers.MarianMTModel.from_pretrained("out"), source, target) == ours(mine)
     for pretrained in ("out", "r/checkpoints/best.ckpt"):
-        assert run(f"fit {LINE} {STILL} --model.pretrained {pretrained} --run_dir {pretrained[:1]}2", "seq2seq") == 0
+        assert (
+            run(
+                f"fit {LINE} {STILL} --model.pretrained {pretrained} --run_dir {pretrained[:1]}2",
+                "seq2seq",
+            )
+            == 0
+        )
         assert ours(load_model(f"{pretrained[:1]}2/checkpoints/best.ckpt")) == ours(mine)
 
 
@@ -247,7 +320,10 @@ def test_a_run_goes_on_from_another(translator: Path, capsys: pytest.CaptureFixt
 def test_what_they_have_no_model_for(capsys: pytest.CaptureFixture[str]) -> None:
     write_pairs(Path("pairs"))
     for options, words in (
-        ("--model.net.architecture prefix", "architecture encoder_decoder, but this one has prefix"),
+        (
+            "--model.net.architecture prefix",
+            "architecture encoder_decoder, but this one has prefix",
+        ),
         ("--model.net.position rotary", "position sinusoidal, but this one has rotary"),
     ):
         folder = options.split()[-1]
@@ -265,7 +341,9 @@ def test_folders_that_will_not_do(capsys: pytest.CaptureFixture[str]) -> None:
     line = f"fit {LINE} --model.pretrained theirs"
     settings = json.loads(Path("theirs/config.json").read_text())
     Path("theirs/config.json").write_text(json.dumps(settings | {"model_type": "pegasus"}))
-    assert 'model_type "pegasus" is not supported; choose a model of marian, bart, t5' in refused(line, capsys)
+    assert 'model_type "pegasus" is not supported; choose a model of marian, bart, t5' in refused(
+        line, capsys
+    )
     Path("theirs/config.json").write_text(json.dumps(settings))
     Path("theirs/target.spm").rename("target.spm")
     assert "target.spm does not exist" in refused(line, capsys)
@@ -284,7 +362,9 @@ def test_pieces_where_there_is_no_tokenizer_json() -> None:
     special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
     random_model(Path("theirs").resolve(), "t5", {**T5_SIZES, "vocab_size": 128, **special})
     model = load_model("theirs")
-    assert model.tokenizer.sources(ENGLISH[:3], 99)[0] == [[*pieces.encode(text), 1] for text in ENGLISH[:3]]
+    assert model.tokenizer.sources(ENGLISH[:3], 99)[0] == [
+        [*pieces.encode(text), 1] for text in ENGLISH[:3]
+    ]
     assert (model.tokenizer.start, model.tokenizer.end) == (0, 1) and ours(model, ENGLISH[:2])
 
 
@@ -298,12 +378,16 @@ def test_older_files_of_weights(capsys: pytest.CaptureFixture[str]) -> None:
     for new in (True, False):
         torch.save(model.state_dict(), older, _use_new_zipfile_serialization=new)
         assert same(load_model("theirs").net.state_dict(), expected)
-        torch.save(model.state_dict() | {"extra": Malicious()}, older, _use_new_zipfile_serialization=new)
+        torch.save(
+            model.state_dict() | {"extra": Malicious()}, older, _use_new_zipfile_serialization=new
+        )
         said = refused("translate --ckpt_path theirs --text a", capsys)
         assert "--ckpt_path" in said and "could run code" in said and not Path("pwned").exists()
 
 
-def test_older_weights_are_downloaded_where_there_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_weights_are_downloaded_where_there_are_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Path("theirs").mkdir()
     model = marian_folder(Path("theirs").resolve())
     expected = load_model("theirs").net.state_dict()
@@ -319,12 +403,26 @@ def test_older_weights_are_downloaded_where_there_are_no_others(monkeypatch: pyt
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     load_model("hf/someone/model")
     Path("theirs/model.safetensors").unlink()
-    assert same(load_model("hf/someone/model").net.state_dict(), expected) and asked == [False, False, True]
+    assert same(load_model("hf/someone/model").net.state_dict(), expected) and asked == [
+        False,
+        False,
+        True,
+    ]
 
 
-def test_marians_files_are_downloaded_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_marians_files_are_downloaded_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, allow_patterns: asked.extend(allow_patterns))
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda _, allow_patterns: asked.extend(allow_patterns)
+    )
     run("fit --model.pretrained hf/someone/model", "seq2seq")
-    assert {"source.spm", "target.spm", "vocab.json", "target_vocab.json", "model.safetensors"} <= set(asked)
+    assert {
+        "source.spm",
+        "target.spm",
+        "vocab.json",
+        "target_vocab.json",
+        "model.safetensors",
+    } <= set(asked)
     assert "source.spm, target.spm and vocab.json" in capsys.readouterr().err

@@ -84,9 +84,14 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("end", ["", "--trainer.max_steps 4"], ids=["in an epoch", "at the end"])
-def test_killed_after_the_checkpoint_of_a_validation(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_after_the_checkpoint_of_a_validation(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is not done again; the end of its epoch is done, also where there are no more steps."""
-    line, save = f"fit {SHORT} --trainer.val_check_interval {4 if end else 2} {end}", AtomicCheckpointIO.save_checkpoint
+    line, save = (
+        f"fit {SHORT} --trainer.val_check_interval {4 if end else 2} {end}",
+        AtomicCheckpointIO.save_checkpoint,
+    )
 
     def killed(self: AtomicCheckpointIO, content: dict[str, Any], path: Path, **more: Any) -> None:
         save(self, content, path, **more)
@@ -99,7 +104,9 @@ def test_killed_after_the_checkpoint_of_a_validation(end: str, monkeypatch: pyte
         run(f"{line} --run_dir r")
     assert run("fit --resume r") == 0
     assert metrics("r") == metrics("whole")
-    ours, theirs = (json.loads(Path(folder, "summary.json").read_text()) for folder in ("r", "whole"))
+    ours, theirs = (
+        json.loads(Path(folder, "summary.json").read_text()) for folder in ("r", "whole")
+    )
     assert ours["epochs"] == theirs["epochs"] == (1 if end else 2)
     assert same(checkpoint("r")["state_dict"], checkpoint("whole")["state_dict"])
 
@@ -108,7 +115,9 @@ def test_same_seed_same_bits(whole: Path, seen: list[list[int]]) -> None:
     assert run(f"fit {EVERYTHING} --run_dir a") == 0
     assert_same_run("a", whole)
     assert run(f"fit {EVERYTHING} --seed_everything 8 --run_dir b") == 0
-    assert len(seen) == 32 and not [first for first, other in zip(seen, seen[16:], strict=False) if first == other]
+    assert len(seen) == 32 and not [
+        first for first, other in zip(seen, seen[16:], strict=False) if first == other
+    ]
     ours, theirs = checkpoint("b")["state_dict"], checkpoint(whole)["state_dict"]
     assert not any(torch.equal(ours[n], theirs[n]) for n in theirs if n.endswith("qkv.weight"))
 
@@ -122,7 +131,9 @@ def test_workers_do_not_change_the_bits(tmp_path: Path) -> None:
     assert same(checkpoint("r0")["state_dict"], checkpoint("r2")["state_dict"])
 
 
-def test_typed_options_win_and_are_printed(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_typed_options_win_and_are_printed(
+    run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert checkpoint(run_copy)["lr_schedulers"][0]["base_lrs"][0] == pytest.approx(3e-3)
     assert run(f"fit --resume {run_copy} --trainer.max_epochs 3 --model.optimizer.lr 0.01") == 0
     out = capsys.readouterr().out
@@ -131,8 +142,12 @@ def test_typed_options_win_and_are_printed(run_copy: Path, capsys: pytest.Captur
     after = checkpoint(run_copy)
     assert after["global_step"] == 12
     assert after["lr_schedulers"][0]["base_lrs"][0] == pytest.approx(0.01)
-    rates = {int(row["step"]): float(row["train/lr"]) for row in metrics(run_copy) if "train/lr" in row}
-    assert max(rate for step, rate in rates.items() if step >= 8) > 1e-3  # with the old peak 0.44e-3
+    rates = {
+        int(row["step"]): float(row["train/lr"]) for row in metrics(run_copy) if "train/lr" in row
+    }
+    assert (
+        max(rate for step, rate in rates.items() if step >= 8) > 1e-3
+    )  # with the old peak 0.44e-3
     config = yaml.safe_load((run_copy / "config.yaml").read_text())
     assert config["model"]["optimizer"]["lr"] == 0.01 and config["trainer"]["max_epochs"] == 3
 
@@ -146,10 +161,15 @@ def test_typed_options_win_and_are_printed(run_copy: Path, capsys: pytest.Captur
         ("--model.optimizer.optimizer muon", "optimizer"),
         ("--model.net.num_classes 3", "--model.net.num_classes 3"),
         ("--run_dir elsewhere", "--run_dir cannot go with --resume"),
-        ("--model.pretrained timm/vit_tiny_patch16_224", "--model.pretrained cannot go with --resume"),
+        (
+            "--model.pretrained timm/vit_tiny_patch16_224",
+            "--model.pretrained cannot go with --resume",
+        ),
     ],
 )
-def test_what_cannot_be_combined(option: str, named: str, run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_combined(
+    option: str, named: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = {path: path.read_bytes() for path in run_copy.rglob("*") if path.is_file()}
     assert run(f"fit --resume {run_copy} --trainer.max_epochs 3 {option}") == 2
     error = capsys.readouterr().err
@@ -183,7 +203,9 @@ def test_a_continued_run_counts_on(run_copy: Path) -> None:
     torch.save(saved, run_copy / "checkpoints" / "last.ckpt")
     assert run(f"fit --resume {run_copy} --trainer.max_epochs 3") == 0
     after = json.loads((run_copy / "summary.json").read_text())
-    assert after["seconds"] > record["elapsed"] - 0.1 and after["steps"] > before["steps"]  # rounded to tenths
+    assert (
+        after["seconds"] > record["elapsed"] - 0.1 and after["steps"] > before["steps"]
+    )  # rounded to tenths
     assert after["samples_per_s"] > 1e6
 
 
@@ -208,7 +230,11 @@ def test_the_end_is_saved_and_can_be_continued(whole: Path, tmp_path: Path) -> N
 
 def test_the_end_is_saved_with_what_the_last_validation_found() -> None:
     assert run(f"fit {SHORT} --checkpoint.every_n_train_steps 2 --run_dir r") == 0
-    (best,) = (state for state in checkpoint("r")["callbacks"].values() if state.get("monitor") == "val/acc")
+    (best,) = (
+        state
+        for state in checkpoint("r")["callbacks"].values()
+        if state.get("monitor") == "val/acc"
+    )
     scores = [float(row["val/acc"]) for row in metrics("r") if "val/acc" in row]
     assert len(scores) == 2 and float(best["current_score"]) == pytest.approx(scores[-1])
     assert not checkpoint("r")["loops"]["fit_loop"]["epoch_loop.state_dict"]["validates"]
@@ -217,7 +243,12 @@ def test_the_end_is_saved_with_what_the_last_validation_found() -> None:
 def test_stopped_early_is_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     """A run that is continued after its EarlyStopping stopped it stays so, until there is more patience."""
     stopping = "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss --trainer.callbacks.min_delta 9"
-    assert run(f"fit {SHORT} {stopping} --trainer.callbacks.patience 1 --trainer.max_epochs 8 --run_dir r") == 0
+    assert (
+        run(
+            f"fit {SHORT} {stopping} --trainer.callbacks.patience 1 --trainer.max_epochs 8 --run_dir r"
+        )
+        == 0
+    )
     before = Path("r/metrics.csv").read_bytes()
     assert checkpoint("r")["global_step"] == 8 and "stopped early" not in capsys.readouterr().out
     assert run("fit --resume r --trainer.limit_test_batches 0") == 0
@@ -227,7 +258,9 @@ def test_stopped_early_is_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     assert checkpoint("r")["global_step"] == 12
 
 
-def test_the_checkpoint_does_not_stay_in_memory(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_does_not_stay_in_memory(
+    run_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[weakref.ref[torch.Tensor]] = []
     restore, step = ViTTask.restore, ViTTask.step
 
@@ -243,7 +276,10 @@ def test_the_checkpoint_does_not_stay_in_memory(run_copy: Path, monkeypatch: pyt
     monkeypatch.setattr(ViTTask, "restore", restored)
     monkeypatch.setattr(ViTTask, "step", stepped)
     assert run(f"fit --resume {run_copy} --trainer.max_epochs 3") == 0
-    assert run(f"validate --ckpt_path {run_copy}/checkpoints/best.ckpt --trainer.limit_val_batches 1") == 0
+    assert (
+        run(f"validate --ckpt_path {run_copy}/checkpoints/best.ckpt --trainer.limit_val_batches 1")
+        == 0
+    )
 
 
 def test_checkpoints_elsewhere_are_found_again() -> None:
@@ -260,10 +296,16 @@ def test_overfitting_repeats_the_same_batches(seen: list[list[int]]) -> None:
 
 def test_nothing_is_left_to_train(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"fit --resume {run_copy}") == 0
-    assert "nothing was left to train after step 8, with --trainer.max_epochs 2\n" in capsys.readouterr().out
+    assert (
+        "nothing was left to train after step 8, with --trainer.max_epochs 2\n"
+        in capsys.readouterr().out
+    )
     assert run(f"fit --resume {run_copy} --trainer.max_epochs 1") == 2
     out, said = capsys.readouterr()
-    assert "the run has done 2 epochs, and --trainer.max_epochs 1 is less" in said and "changed" not in out
+    assert (
+        "the run has done 2 epochs, and --trainer.max_epochs 1 is less" in said
+        and "changed" not in out
+    )
 
 
 @pytest.mark.parametrize(

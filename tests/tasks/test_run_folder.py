@@ -40,7 +40,9 @@ def test_files(finished: Path) -> None:
 def test_summary(finished: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     saved = checkpoint(finished, "best")
-    parameters = sum(value.numel() for name, value in saved["state_dict"].items() if name.startswith("net."))
+    parameters = sum(
+        value.numel() for name, value in saved["state_dict"].items() if name.startswith("net.")
+    )
     assert summary["parameters"] == parameters
     assert summary["steps"] == 8 and summary["epochs"] == 2
     assert 0 <= summary["test/acc"] <= 1 and summary["test/loss"] > 0
@@ -81,7 +83,15 @@ def test_config_repeats_the_run(finished: Path) -> None:
 def test_rows(finished: Path) -> None:
     rows = metrics(finished)
     names = {name for row in rows for name in row}
-    assert {"train/loss", "train/lr", "train/grad_norm", "val/loss", "val/acc", "test/loss", "test/acc"} <= names
+    assert {
+        "train/loss",
+        "train/lr",
+        "train/grad_norm",
+        "val/loss",
+        "val/acc",
+        "test/loss",
+        "test/acc",
+    } <= names
     assert "train/samples_per_s" in (finished / "metrics.csv").read_text().splitlines()[0]
 
 
@@ -91,7 +101,13 @@ def test_rows_that_come_again_go(validates: bool, ends: bool) -> None:
     loops = {"epoch_loop.state_dict": {"validates": validates}}
     progress = {"epoch_progress": {"current": {"completed": 0 if ends else 1, "ready": 1}}}
     continued = Continued({"global_step": 4, "loops": {"fit_loop": loops | progress}})
-    rows = [("3", "train/grad_norm"), ("3", "val/loss"), ("3", "train/padding"), ("2", "val/loss"), ("4", "train/loss")]
+    rows = [
+        ("3", "train/grad_norm"),
+        ("3", "val/loss"),
+        ("3", "train/padding"),
+        ("2", "val/loss"),
+        ("4", "train/loss"),
+    ]
     kept = [continued.keeps({"step": step, name: "1"}) for step, name in rows]
     assert kept == [True, not validates, not ends, True, False]
 
@@ -104,7 +120,12 @@ def test_half_a_row_is_none(tmp_path: Path) -> None:
 
 def test_default_place_and_latest(tmp_path: Path) -> None:
     for _ in range(2):  # within one second or not
-        assert run("fit --trainer.max_steps 1 --trainer.limit_test_batches 1 --model.net.stack.depth 1") == 0
+        assert (
+            run(
+                "fit --trainer.max_steps 1 --trainer.limit_test_batches 1 --model.net.stack.depth 1"
+            )
+            == 0
+        )
     runs = sorted(path for path in (tmp_path / "runs" / "vit").iterdir() if not path.is_symlink())
     assert len(runs) == 2
     assert (tmp_path / "runs" / "vit" / "latest").resolve() in runs
@@ -117,7 +138,12 @@ def test_fast_dev_run_keeps_no_record() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["--trainer.precision bf16-mixed", "--trainer.accumulate_grad_batches 2", "--trainer.logger false"]
+    "line",
+    [
+        "--trainer.precision bf16-mixed",
+        "--trainer.accumulate_grad_batches 2",
+        "--trainer.logger false",
+    ],
 )
 def test_trainer_options(line: str) -> None:
     assert run(f"fit {SHORT} {line} --run_dir r") == 0
@@ -185,7 +211,9 @@ MONITORS = {
 
 
 @pytest.mark.parametrize("options", MONITORS)
-def test_what_is_not_logged_cannot_be_monitored(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_logged_cannot_be_monitored(
+    options: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(f"fit {SHORT} {options} --run_dir r") == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and MONITORS[options] in said and "train/loss" in said
@@ -196,7 +224,9 @@ def test_the_rest_can() -> None:
     line = f"fit {SHORT} --checkpoint.monitor train/loss --checkpoint.save_top_k 1 --checkpoint.filename least"
     assert run(f"{line} --run_dir r") == 0
     assert checkpoint("r", "least")["global_step"] in (4, 8)
-    assert run(f"fit {SHORT} --checkpoint.monitor step --checkpoint.save_top_k 1 --run_dir again") == 0
+    assert (
+        run(f"fit {SHORT} --checkpoint.monitor step --checkpoint.save_top_k 1 --run_dir again") == 0
+    )
 
 
 TINY = "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 --data.max_length 32"
@@ -229,7 +259,9 @@ def test_the_names_to_choose_from_are_those_that_are_logged(
 @pytest.mark.parametrize(
     "place", ["file", "file/run", "x" * 300, "new/" + "x" * 300 + "/run", "/proc/run", "/dev/null"]
 )
-def test_folders_that_cannot_be_made(place: str, best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_that_cannot_be_made(
+    place: str, best: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("file").touch()
     Path("images").mkdir()
     picture(8, "L").save("images/one.png")

@@ -28,7 +28,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - start)
 
 def faults(how: str) -> int:
     """Page faults of twenty steps in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", FAULTS, how], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, how], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return int(done.stdout)
 
 

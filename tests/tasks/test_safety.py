@@ -22,7 +22,16 @@ import yaml
 from tasks.checkpoints.pretrained import FILES, weight_files
 from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.errors import DataError, UsageError
-from tests.tasks.command import ROOT, SMALL_LM, Malicious, process, run, write_corpus, write_images, write_pairs
+from tests.tasks.command import (
+    ROOT,
+    SMALL_LM,
+    Malicious,
+    process,
+    run,
+    write_corpus,
+    write_images,
+    write_pairs,
+)
 from tests.test_architecture import NAMES, SOURCES
 
 TASKS = ("vit", "bert", "mlm", "lm", "seq2seq")
@@ -67,7 +76,14 @@ CODE = {
     "yaml.load",
     "torch.jit.load",
 }
-CODE |= {"yaml.unsafe_load", "yaml.full_load", "np.load", "numpy.load", "torch.hub.load", "shutil.unpack_archive"}
+CODE |= {
+    "yaml.unsafe_load",
+    "yaml.full_load",
+    "np.load",
+    "numpy.load",
+    "torch.hub.load",
+    "shutil.unpack_archive",
+}
 MODULES = {
     "pickle",
     "dill",
@@ -91,14 +107,25 @@ def unsafe(tree: ast.AST) -> Iterator[str]:
     """What in a file could run, or import, what it reads."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            names = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+            )
             yield from MODULES & {name.partition(".")[0] for name in names}
         if not isinstance(node, ast.Call):
             continue
-        name, given = ast.unparse(node.func), {word.arg: ast.unparse(word.value) for word in node.keywords}
+        name, given = (
+            ast.unparse(node.func),
+            {word.arg: ast.unparse(word.value) for word in node.keywords},
+        )
         if name in CODE or "trust_remote_code" in given or given.get("shell", "False") != "False":
             yield name
-        loads = name == "torch.load" or name.rpartition(".")[2] in ("fit", "test", "validate") and "ckpt_path" in given
+        loads = (
+            name == "torch.load"
+            or name.rpartition(".")[2] in ("fit", "test", "validate")
+            and "ckpt_path" in given
+        )
         if loads and given.get("weights_only") != "True":
             yield name
 
@@ -109,24 +136,57 @@ def test_no_line_could(path: Path) -> None:
     assert {(name, what) for what in unsafe(tree)} <= EXCEPT
     parts = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
     pickles = [node for node in parts if ast.unparse(node).startswith("pickle.")]
-    strict = {"pickle.Unpickler"} if name == "tasks/checkpoints/sharded.py" else set()  # see test_sharding.py
+    strict = (
+        {"pickle.Unpickler"} if name == "tasks/checkpoints/sharded.py" else set()
+    )  # see test_sharding.py
     assert {ast.unparse(node) for node in pickles} <= {"pickle.UnpicklingError"} | strict
 
 
 def test_a_line_that_could_is_found() -> None:
-    lines = ["torch.load(f)", "trainer.fit(m, ckpt_path=p)", "yaml.load(t)", "from tarfile import open", "eval(t)"]
+    lines = [
+        "torch.load(f)",
+        "trainer.fit(m, ckpt_path=p)",
+        "yaml.load(t)",
+        "from tarfile import open",
+        "eval(t)",
+    ]
     assert all(list(unsafe(ast.parse(line))) for line in lines)
-    assert not list(unsafe(ast.parse("torch.load(f, weights_only=True); net.eval(); re.compile(p)")))
+    assert not list(
+        unsafe(ast.parse("torch.load(f, weights_only=True); net.eval(); re.compile(p)"))
+    )
 
 
 # Checkpoints --------------------------------------------------------------------------------------------------------
 
 READS: dict[str, list[str]] = {  # every command of every task that reads a checkpoint
-    "vit": ["validate {0}", "test {0}", "predict {0} --data.predict_path .", "export {0} --format timm"],
-    "bert": ["validate {0}", "test {0}", "predict {0} --text a", "export {0}", "tokenize {0} --text a"],
+    "vit": [
+        "validate {0}",
+        "test {0}",
+        "predict {0} --data.predict_path .",
+        "export {0} --format timm",
+    ],
+    "bert": [
+        "validate {0}",
+        "test {0}",
+        "predict {0} --text a",
+        "export {0}",
+        "tokenize {0} --text a",
+    ],
     "mlm": ["validate {0}", "test {0}", "export {0}"],
-    "lm": ["validate {0}", "test {0}", "generate {0} --prompt a", "score {0} --data.path t.txt", "export {0}"],
-    "seq2seq": ["validate {0}", "test {0}", "translate {0} --text a", "attend {0} --text a", "export {0}"],
+    "lm": [
+        "validate {0}",
+        "test {0}",
+        "generate {0} --prompt a",
+        "score {0} --data.path t.txt",
+        "export {0}",
+    ],
+    "seq2seq": [
+        "validate {0}",
+        "test {0}",
+        "translate {0} --text a",
+        "attend {0} --text a",
+        "export {0}",
+    ],
 }
 FITS = ["fit --resume r", "fit --model.pretrained {0}"]
 
@@ -134,7 +194,11 @@ FITS = ["fit --resume r", "fit --model.pretrained {0}"]
 def write_checkpoints() -> list[str]:
     """Files of the ways there are to save an object."""
     Path("t.txt").write_text("a text")
-    saved = {"state_dict": {"net.w": torch.ones(2)}, KEY: {"task": "vit", "facts": {}}, "extra": Malicious()}
+    saved = {
+        "state_dict": {"net.w": torch.ones(2)},
+        KEY: {"task": "vit", "facts": {}},
+        "extra": Malicious(),
+    }
     torch.save(saved, "zip.ckpt")
     torch.save(saved, "old.ckpt", _use_new_zipfile_serialization=False)
     Path("plain.ckpt").write_bytes(pickle.dumps(saved))
@@ -144,13 +208,17 @@ def write_checkpoints() -> list[str]:
 @pytest.mark.parametrize("task", TASKS)
 def test_checkpoints_of_every_command(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = import_module(f"tasks.{task}.__main__").APP.commands.keys()
-    assert {line.split()[0] for line in READS[task]} | {"fit", "consolidate"} == set(commands)  # see test_sharding.py
+    assert {line.split()[0] for line in READS[task]} | {"fit", "consolidate"} == set(
+        commands
+    )  # see test_sharding.py
     for file in write_checkpoints():
         Path("r/checkpoints").mkdir(parents=True, exist_ok=True)
         Path("r/config.yaml").write_text("{}")
         shutil.copy(file, "r/checkpoints/last.ckpt")
         for line in READS[task] + FITS:
-            said = refused(line.format(file if "fit" in line else f"--ckpt_path {file}"), task, capsys)
+            said = refused(
+                line.format(file if "fit" in line else f"--ckpt_path {file}"), task, capsys
+            )
             assert "could run code" in said or "no checkpoint" in said, said
 
 
@@ -178,11 +246,21 @@ def model(lm_letters: Path) -> Path:
     """A folder of Hugging Face's layout, with code and pickles beside what it needs."""
     assert run(f"export --ckpt_path {lm_letters} --format hf --output model", "lm") == 0
     folder = Path("model")
-    own = {name: "modeling_evil.Thing" for name in ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer")}
+    own = {
+        name: "modeling_evil.Thing"
+        for name in ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer")
+    }
     for name in ("config.json", "tokenizer_config.json"):
         content = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(content | {"auto_map": own, "trust_remote_code": True}))
-    for name in ("modeling_evil.py", "tokenization_evil.py", "configuration_evil.py", "__init__.py"):
+        (folder / name).write_text(
+            json.dumps(content | {"auto_map": own, "trust_remote_code": True})
+        )
+    for name in (
+        "modeling_evil.py",
+        "tokenization_evil.py",
+        "configuration_evil.py",
+        "__init__.py",
+    ):
         (folder / name).write_text(EVIL)
     for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt"):
         torch.save({"weight": Malicious()}, folder / name)
@@ -192,8 +270,16 @@ def model(lm_letters: Path) -> Path:
 
 def test_code_and_pickles_beside_a_model_stay_unread(model: Path) -> None:
     few = "--trainer.max_steps 1 --trainer.limit_val_batches 0"
-    line = f"fit --data.source files --data.path t.txt --data.max_length 32 --data.batch_size 4 {few}"
-    assert run(f"{line} --model.pretrained model --trainer.limit_test_batches 0 --model.samples.every null", "lm") == 0
+    line = (
+        f"fit --data.source files --data.path t.txt --data.max_length 32 --data.batch_size 4 {few}"
+    )
+    assert (
+        run(
+            f"{line} --model.pretrained model --trainer.limit_test_batches 0 --model.samples.every null",
+            "lm",
+        )
+        == 0
+    )
     assert run("generate --ckpt_path model --prompt a --max_new_tokens 2", "lm") == 0
 
 
@@ -203,21 +289,35 @@ def test_pickles_in_place_of_weights(model: Path, capsys: pytest.CaptureFixture[
     for line in (f"fit {data} --model.pretrained model", "generate --ckpt_path model --prompt a"):
         assert "pytorch_model.bin holds objects other than tensors" in refused(line, "lm", capsys)
     torch.save({"weight": Malicious()}, model / "model.safetensors")
-    for line in ("generate --ckpt_path model --prompt a", "score --ckpt_path model --data.path model/config.json"):
+    for line in (
+        "generate --ckpt_path model --prompt a",
+        "score --ckpt_path model --data.path model/config.json",
+    ):
         assert "is truncated or not a file of weights" in refused(line, "lm", capsys)
 
 
 def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:
     (tmp_path / "outside.safetensors").touch()
     (tmp_path / "model").mkdir()
-    index = {"weight_map": {"a": "../outside.safetensors", "b": str(tmp_path / "outside.safetensors")}}
+    index = {
+        "weight_map": {"a": "../outside.safetensors", "b": str(tmp_path / "outside.safetensors")}
+    }
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(DataError, match="model/outside.safetensors is missing"):
         weight_files(tmp_path / "model")
 
 
 def test_no_code_and_no_pickle_is_downloaded() -> None:
-    wrong = ["modeling_x.py", "pytorch_model.bin", "x.pt", "model.ckpt", "x.pkl", "x.npy", "x.zip", "rust_model.ot"]
+    wrong = [
+        "modeling_x.py",
+        "pytorch_model.bin",
+        "x.pt",
+        "model.ckpt",
+        "x.pkl",
+        "x.npy",
+        "x.zip",
+        "rust_model.ot",
+    ]
     assert not [name for name in wrong for pattern in FILES if fnmatch(name, pattern)]
 
 
@@ -225,7 +325,9 @@ def test_no_code_and_no_pickle_is_downloaded() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_yaml_makes_no_objects(task: str, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_yaml_makes_no_objects(
+    task: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("c.yaml").write_text(f"model:\n  compile: {OBJECT}\n")
     assert "not valid YAML" in refused("fit --config c.yaml", task, capsys)
     refused(f"fit '--model.compile={OBJECT}'", task, capsys)
@@ -246,9 +348,25 @@ CLASSES: list[dict[str, Any]] = [
     {"data": {"source": RUNS}},
     {"trainer": {"callbacks": [THING]}},
     {"trainer": {"callbacks": [RUNS]}},
-    {"trainer": {"callbacks": [{"class_path": "LambdaCallback", "init_args": {"on_fit_start": "evil.Thing"}}]}},
-    {"trainer": {"callbacks": [{"class_path": "LambdaCallback", "init_args": {"on_fit_start": RUNS}}]}},
-    {"trainer": {"callbacks": [{"class_path": "LambdaCallback", "init_args": {"on_fit_start": "torch.nn.os.abort"}}]}},
+    {
+        "trainer": {
+            "callbacks": [
+                {"class_path": "LambdaCallback", "init_args": {"on_fit_start": "evil.Thing"}}
+            ]
+        }
+    },
+    {
+        "trainer": {
+            "callbacks": [{"class_path": "LambdaCallback", "init_args": {"on_fit_start": RUNS}}]
+        }
+    },
+    {
+        "trainer": {
+            "callbacks": [
+                {"class_path": "LambdaCallback", "init_args": {"on_fit_start": "torch.nn.os.abort"}}
+            ]
+        }
+    },
     {"trainer": {"logger": [{"class_path": "CSVLogger", "init_args": {"save_dir": RUNS}}]}},
     {"trainer": {"strategy": THING, "plugins": [THING], "profiler": THING}},
     {"checkpoint": THING},
@@ -257,7 +375,9 @@ CLASSES: list[dict[str, Any]] = [
 
 @pytest.mark.usefixtures("evil")
 @pytest.mark.parametrize("options", CLASSES, ids=str)
-def test_options_import_nothing(options: dict[str, Any], run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_import_nothing(
+    options: dict[str, Any], run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("c.yaml").write_text(json.dumps(options))
     refused("fit --config c.yaml", "vit", capsys)
     config = yaml.safe_load((run_copy / "config.yaml").read_text())
@@ -265,7 +385,9 @@ def test_options_import_nothing(options: dict[str, Any], run_copy: Path, capsys:
     refused(f"fit --resume {run_copy}", "vit", capsys)
     last = run_copy / "checkpoints" / "last.ckpt"
     saved = torch.load(last, weights_only=True)
-    saved[KEY]["config"] |= {name: saved[KEY]["config"].get(name, {}) | value for name, value in options.items()}
+    saved[KEY]["config"] |= {
+        name: saved[KEY]["config"].get(name, {}) | value for name, value in options.items()
+    }
     saved[KEY]["net"] |= {"stack": THING}
     torch.save(saved, last)
     refused(f"test --ckpt_path {last}", "vit", capsys)
@@ -273,11 +395,18 @@ def test_options_import_nothing(options: dict[str, Any], run_copy: Path, capsys:
 
 
 @pytest.mark.usefixtures("evil")
-def test_options_of_texts_import_nothing(lm_bytes: Path, translator: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = {"lm": "generate --ckpt_path x.ckpt --prompt a", "seq2seq": "translate --ckpt_path x.ckpt --text a"}
+def test_options_of_texts_import_nothing(
+    lm_bytes: Path, translator: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = {
+        "lm": "generate --ckpt_path x.ckpt --prompt a",
+        "seq2seq": "translate --ckpt_path x.ckpt --text a",
+    }
     for (task, line), source in zip(lines.items(), (lm_bytes, translator), strict=True):
         saved = read_checkpoint(source)
-        saved[KEY]["config"]["data"]["tokenizer"] = saved[KEY]["config"]["model"]["optimizer"] = THING
+        saved[KEY]["config"]["data"]["tokenizer"] = saved[KEY]["config"]["model"]["optimizer"] = (
+            THING
+        )
         torch.save(saved, "x.ckpt")
         assert "evil.Thing" in refused("test --ckpt_path x.ckpt", task, capsys)
         saved[KEY]["net"] |= THING
@@ -340,8 +469,15 @@ def png(side: int) -> bytes:
     """A black picture that is small only as a file."""
     rows = zlib.compressobj(9)
     packed = b"".join(rows.compress(bytes(1 + side // 8)) for _ in range(side)) + rows.flush()
-    parts = {b"IHDR": struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0), b"IDAT": packed, b"IEND": b""}
-    whole = b"".join(struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in parts.items())
+    parts = {
+        b"IHDR": struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0),
+        b"IDAT": packed,
+        b"IEND": b"",
+    }
+    whole = b"".join(
+        struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d))
+        for k, d in parts.items()
+    )
     return b"\x89PNG\r\n\x1a\n" + whole
 
 
@@ -353,7 +489,13 @@ def jpeg(side: int, before: bytes = b"") -> bytes:
     Image.new("RGB", (16, 16)).save(file, "JPEG")
     data = file.getvalue()
     start = data.index(b"\xff\xc0")
-    return data[:start] + before + data[start : start + 5] + struct.pack(">HH", side, side) + data[start + 9 :]
+    return (
+        data[:start]
+        + before
+        + data[start : start + 5]
+        + struct.pack(">HH", side, side)
+        + data[start + 9 :]
+    )
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(pwned) (w) file closefile\nshowpage\n%%EOF\n"
@@ -368,15 +510,21 @@ PICTURES = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("bin").mkdir()
     Path("bin/gs").write_text(f"#!/bin/sh\ntouch {Path('pwned').resolve()}\n")
     Path("bin/gs").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{Path('bin').resolve()}:{Path(sys.executable).parent}:/usr/bin:/bin")
+    monkeypatch.setenv(
+        "PATH", f"{Path('bin').resolve()}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    )
     write_images(Path("images"))
     Path("images/train/cat", name).write_bytes(PICTURES[name]())
     said = refused(
-        "fit --preset digits --model.net.channels null --data.source folder --data.path images", "vit", capsys
+        "fit --preset digits --model.net.channels null --data.source folder --data.path images",
+        "vit",
+        capsys,
     )
     assert name in said and "is not a readable image" in said
 
@@ -397,7 +545,11 @@ def test_texts_that_expand_beyond_measure(ending: str, capsys: pytest.CaptureFix
     for name, task, line in [
         ("t.txt", "lm", "--data.source files --data.path t.txt{0}"),
         ("t.jsonl", "lm", "--data.source files --data.path t.jsonl{0}"),
-        ("pairs/train.en", "seq2seq", "--data.source files --data.path pairs --data.languages en-up"),
+        (
+            "pairs/train.en",
+            "seq2seq",
+            "--data.source files --data.path pairs --data.languages en-up",
+        ),
     ]:
         Path(name).unlink(missing_ok=True)
         write_bomb(Path(name + ending))

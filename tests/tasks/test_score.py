@@ -19,7 +19,9 @@ def one_by_one(model: Model, ids: list[int], stride: int) -> float:
     """The sum of the losses, each token from a forward pass of its own over what its window has before it."""
     length, sums = model.net.max_length, 0.0
     for place in range(1, len(ids)):
-        start = max(0, -(-(place - length) // stride)) * stride  # the first window that has the token as a target
+        start = (
+            max(0, -(-(place - length) // stride)) * stride
+        )  # the first window that has the token as a target
         with torch.no_grad():
             logits = model.net.logits(model.net(torch.tensor([ids[start:place]]))[:, -1])  # (1, V)
         sums -= float(logits.log_softmax(-1)[0, ids[place]])
@@ -64,7 +66,11 @@ def test_a_file_from_the_command_line(lm_bytes: Path, capsys: pytest.CaptureFixt
     Path("text.txt.gz").write_bytes(gzip.compress(text.encode()))
     model = load_model(str(lm_bytes))
     (ids,) = model.tokenizer.encode_batch([text])
-    ids = [model.tokenizer.control("bos"), *ids, model.tokenizer.control("eos")]  # as a document in training
+    ids = [
+        model.tokenizer.control("bos"),
+        *ids,
+        model.tokenizer.control("eos"),
+    ]  # as a document in training
     assert run(f"score --ckpt_path {lm_bytes} --data.path text.txt.gz --json", "lm") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["tokens"], found["bytes"]) == (len(ids) - 1, len(text.encode()))
@@ -72,9 +78,16 @@ def test_a_file_from_the_command_line(lm_bytes: Path, capsys: pytest.CaptureFixt
     expected = one_by_one(model, ids, 16)
     assert found["loss"] == pytest.approx(expected / found["tokens"], rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(expected / found["tokens"]), rel=1e-4)
-    assert found["bits_per_byte"] == pytest.approx(expected / math.log(2) / found["bytes"], rel=1e-5)
-    assert run(f"score --ckpt_path {lm_bytes} --data.path text.txt.gz --stride 4 --batch_size 3", "lm") == 0
+    assert found["bits_per_byte"] == pytest.approx(
+        expected / math.log(2) / found["bytes"], rel=1e-5
+    )
+    assert (
+        run(f"score --ckpt_path {lm_bytes} --data.path text.txt.gz --stride 4 --batch_size 3", "lm")
+        == 0
+    )
     assert "bits_per_byte" in (shown := capsys.readouterr().out) and "text.txt.gz" in shown
     assert run(f"score --ckpt_path {lm_bytes} --data.path texts --json --stride 32", "lm") == 0
     sizes = [len(path.read_bytes()) for path in Path("texts").iterdir()]
-    assert json.loads(capsys.readouterr().out)["bytes"] == sum(sizes)  # all of it, though there is no test split
+    assert json.loads(capsys.readouterr().out)["bytes"] == sum(
+        sizes
+    )  # all of it, though there is no test split

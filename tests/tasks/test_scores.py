@@ -9,8 +9,16 @@ from sacrebleu import corpus_bleu, corpus_chrf
 from tasks.seq2seq.scores import Translated, TranslationScores, table
 
 PAIRS = [
-    Translated(0, "A dog.", "Der Hund läuft über die Straße .", "Der Hund rennt über die Straße.", True),
-    Translated(1, "Two men", "Zwei Männer\tsitzen auf einer Bank", "Zwei Männer sitzen  auf einer Bank", False),
+    Translated(
+        0, "A dog.", "Der Hund läuft über die Straße .", "Der Hund rennt über die Straße.", True
+    ),
+    Translated(
+        1,
+        "Two men",
+        "Zwei Männer\tsitzen auf einer Bank",
+        "Zwei Männer sitzen  auf einer Bank",
+        False,
+    ),
     Translated(2, "A child", "", "Ein Kind spielt im Sand.", True),
     Translated(3, 'A\t"house"', 'Ein "Haus"\nam See\u2028!', 'Ein "Haus" am See!', True),
 ]
@@ -19,9 +27,14 @@ PAIRS = [
 def scored(batches: Sequence[Sequence[Translated]], language: str = "de") -> TranslationScores:
     metric = TranslationScores(language)
     for batch in batches:
-        outputs = {"texts": [row.text for row in batch], "finished": [row.finished for row in batch]}
+        outputs = {
+            "texts": [row.text for row in batch],
+            "finished": [row.finished for row in batch],
+        }
         names = {"index": "place", "sources": "source", "references": "reference"}
-        metric.update(outputs, {name: [getattr(row, own) for row in batch] for name, own in names.items()})
+        metric.update(
+            outputs, {name: [getattr(row, own) for row in batch] for name, own in names.items()}
+        )
     return metric
 
 
@@ -48,17 +61,31 @@ def test_it_starts_anew() -> None:
     metric = scored([PAIRS])
     metric.compute()
     metric.reset()
-    assert {name: float(value) for name, value in metric.compute().items()} == {"bleu": 0, "chrf": 0, "exact": 0}
+    assert {name: float(value) for name, value in metric.compute().items()} == {
+        "bleu": 0,
+        "chrf": 0,
+        "exact": 0,
+    }
 
 
-@pytest.mark.parametrize("language, cut", [("de", "13a"), ("zh", "zh"), ("zh-Hant", "zh"), ("ja", "char")])
+@pytest.mark.parametrize(
+    "language, cut", [("de", "13a"), ("zh", "zh"), ("zh-Hant", "zh"), ("ja", "char")]
+)
 def test_signatures_say_how(language: str, cut: str) -> None:
     signatures = TranslationScores(language).signatures()
-    assert signatures["bleu_signature"].startswith(f"nrefs:1|case:mixed|eff:no|tok:{cut}|smooth:exp|version:")
-    assert signatures["chrf_signature"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
+    assert signatures["bleu_signature"].startswith(
+        f"nrefs:1|case:mixed|eff:no|tok:{cut}|smooth:exp|version:"
+    )
+    assert signatures["chrf_signature"].startswith(
+        "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:"
+    )
 
 
 def test_the_table_has_a_line_for_each() -> None:
     lines = table(PAIRS).splitlines()
-    assert lines[0] == "index\tsource\ttranslation\treference\tfinished" and len(lines) == 1 + len(PAIRS)
-    assert lines[4] == '3\tA "house"\tEin "Haus" am See !\tEin "Haus" am See!\tyes' and lines[2].endswith("\tno")
+    assert lines[0] == "index\tsource\ttranslation\treference\tfinished" and len(lines) == 1 + len(
+        PAIRS
+    )
+    assert lines[4] == '3\tA "house"\tEin "Haus" am See !\tEin "Haus" am See!\tyes' and lines[
+        2
+    ].endswith("\tno")

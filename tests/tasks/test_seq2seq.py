@@ -20,7 +20,17 @@ from modules.generation.translation import translate
 from tasks.checkpoints.reading import KEY
 from tasks.seq2seq.rules import writing
 from tasks.seq2seq.translator import Model, load_model
-from tests.tasks.command import DEFAULT_SECONDS, PAIRS, SMALL_S2S, checkpoint, metrics, process, run, same, write_pairs
+from tests.tasks.command import (
+    DEFAULT_SECONDS,
+    PAIRS,
+    SMALL_S2S,
+    checkpoint,
+    metrics,
+    process,
+    run,
+    same,
+    write_pairs,
+)
 from tests.tasks.test_ddp import python
 from tests.tasks.test_resume import KILL
 
@@ -61,14 +71,18 @@ def by_hand(model: Model, folder: Path) -> tuple[float, int, int]:
     return total, right, count
 
 
-def test_figures_are_those_of_the_texts(translator: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_are_those_of_the_texts(
+    translator: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = translator.parent.parent
     found, model, pairs = summary(folder), load_model(str(translator)), folder.parent / "pairs"
     total, right, count = by_hand(model, pairs)
     assert found["test/loss"] == pytest.approx(total / count, rel=1e-5)
     assert found["test/perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
     assert found["test/acc"] == pytest.approx(right / count, abs=1e-6)
-    sources, references = ((pairs / f"test.{name}").read_text().splitlines() for name in ("en", "up"))
+    sources, references = (
+        (pairs / f"test.{name}").read_text().splitlines() for name in ("en", "up")
+    )
     rows, _ = model.tokenizer.sources(sources, 24)
     config = GenerationConfig(24, beams=2, early_stopping="likely")
     texts = [
@@ -80,20 +94,29 @@ def test_figures_are_those_of_the_texts(translator: Path, capsys: pytest.Capture
         found["test/chrf"] == pytest.approx(corpus_chrf(texts, [references]).score, abs=1e-3)
         and found["test/chrf"] > 10
     )
-    assert found["test/exact"] == pytest.approx(sum(map(str.__eq__, texts, references)) / 12, abs=1e-6)
-    table = [line.split("\t") for line in (folder / "translations.tsv").read_text().splitlines()[1:]]
+    assert found["test/exact"] == pytest.approx(
+        sum(map(str.__eq__, texts, references)) / 12, abs=1e-6
+    )
+    table = [
+        line.split("\t") for line in (folder / "translations.tsv").read_text().splitlines()[1:]
+    ]
     assert [row[:4] for row in table] == [
         [str(i), *row] for i, row in enumerate(zip(sources, texts, references, strict=True))
     ]
     assert found.get("unfinished", 0) == sum(row[4] == "no" for row in table)
-    assert found["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert found["bleu_signature"].startswith(
+        "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:"
+    )
     assert texts[0] in found["translations"] and found["tokens_per_s"] > 0
     logged = metrics(folder)
     assert {"train/loss", "train/grad_norm", "train/lr"} <= logged[0].keys()
     validated = next(row for row in logged if "val/bleu" in row)
     assert {"val/chrf", "val/exact", "val/perplexity", "val/loss", "val/acc"} <= validated.keys()
     assert run(f"test --ckpt_path {translator}", "seq2seq") == 0
-    assert f"{found['test/bleu']:.4f}" in (said := capsys.readouterr().out) and found["chrf_signature"] in said
+    assert (
+        f"{found['test/bleu']:.4f}" in (said := capsys.readouterr().out)
+        and found["chrf_signature"] in said
+    )
 
 
 def test_validation_and_test_decode_as_they_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,12 +132,22 @@ def test_validation_and_test_decode_as_they_were_told(monkeypatch: pytest.Monkey
     line += " --model.decoding.val_beams 3 --model.decoding.beams 4 --model.decoding.max_new_tokens"
     assert run(f"{line} 5 --run_dir r", "seq2seq") == 0
     assert set(seen) == {(3, 5, 0.5), (4, 5, 0.5)}
-    kept = summary("r")  # hardly a text ends within five tokens of a network that has learned nothing
+    kept = summary(
+        "r"
+    )  # hardly a text ends within five tokens of a network that has learned nothing
     table = Path("r/translations.tsv").read_text().splitlines()[1:]
     cut = [line.endswith("\tno") for line in table]
-    assert kept["unfinished"] == sum(cut) > 0 and kept["translations"].count("[...]") == sum(cut[:3])
+    assert kept["unfinished"] == sum(cut) > 0 and kept["translations"].count("[...]") == sum(
+        cut[:3]
+    )
     seen.clear()
-    assert run("test --ckpt_path r/checkpoints/best.ckpt --model.decoding.max_new_tokens null", "seq2seq") == 0
+    assert (
+        run(
+            "test --ckpt_path r/checkpoints/best.ckpt --model.decoding.max_new_tokens null",
+            "seq2seq",
+        )
+        == 0
+    )
     assert set(seen) == {(4, 24, 0.5)}
 
 
@@ -152,14 +185,21 @@ def test_killed_in_mid_epoch_and_continued_ends_with_the_same_bits(tmp_path: Pat
 
 def test_the_average_is_what_is_saved_and_tested() -> None:
     write_pairs(Path("pairs"), 64)
-    line = f"{FIT} --trainer.max_epochs 3 --checkpoint.save_top_k -1 --checkpoint.filename {{epoch}}"
+    line = (
+        f"{FIT} --trainer.max_epochs 3 --checkpoint.save_top_k -1 --checkpoint.filename {{epoch}}"
+    )
     line += " --checkpoint.every_n_epochs 1"
     assert run(f"{line} --run_dir plain", "seq2seq") == 0
     assert run(f"{line} --model.average 2 --run_dir mean", "seq2seq") == 0
     single = [checkpoint("plain", f"epoch={epoch}")["state_dict"] for epoch in range(3)]
     for name, value in checkpoint("mean", "last")["state_dict"].items():
-        torch.testing.assert_close(value, (single[1][name] + single[2][name]) / 2, atol=1e-6, rtol=1e-5)
-    first, second = ([row["val/loss"] for row in metrics(name) if "val/loss" in row] for name in ("plain", "mean"))
+        torch.testing.assert_close(
+            value, (single[1][name] + single[2][name]) / 2, atol=1e-6, rtol=1e-5
+        )
+    first, second = (
+        [row["val/loss"] for row in metrics(name) if "val/loss" in row]
+        for name in ("plain", "mean")
+    )
     assert first[0] == second[0] and first[1] != second[1] and first[2] != second[2]
 
 
@@ -181,7 +221,9 @@ def test_two_processes_are_one_run(tmp_path: Path) -> None:
     ]
     assert len(rows[0]) == 13 and [row[::3] for row in rows[0]] == [row[::3] for row in rows[1]]
     made, references = [row[2] for row in rows[1][1:]], [[row[3] for row in rows[1][1:]]]
-    assert pair["test/bleu"] == pytest.approx(corpus_bleu(made, references).score)  # of what both ranks made
+    assert pair["test/bleu"] == pytest.approx(
+        corpus_bleu(made, references).score
+    )  # of what both ranks made
     assert pair["test/chrf"] == pytest.approx(corpus_chrf(made, references).score)
 
 
@@ -200,13 +242,19 @@ def test_what_is_saved_is_enough(options: str, joint: bool) -> None:
     write_pairs(Path("pairs"))
     assert run(f"{FIT} {options} --trainer.limit_train_batches 2 --run_dir r", "seq2seq") == 0
     files = {path.name for path in Path("r").glob("*.json")} - {"summary.json"}
-    assert files == ({"tokenizer.json"} if joint else {"source.tokenizer.json", "target.tokenizer.json"})
+    assert files == (
+        {"tokenizer.json"} if joint else {"source.tokenizer.json", "target.tokenizer.json"}
+    )
     saved = checkpoint("r")
     assert saved[KEY]["net"]["max_length"] == 24
     Path("pairs").rename("gone")
     model = load_model("r/checkpoints/best.ckpt")
     data = TranslationData(
-        "files", "gone", "en-up", max_length=24, tokenizer=PairTokenizerConfig(**model.facts["tokenizer_options"])
+        "files",
+        "gone",
+        "en-up",
+        max_length=24,
+        tokenizer=PairTokenizerConfig(**model.facts["tokenizer_options"]),
     )
     data.adopt(model.facts)
     data.setup("test")
@@ -221,7 +269,13 @@ def test_what_is_saved_is_enough(options: str, joint: bool) -> None:
 def test_a_run_goes_on_from_a_checkpoint_with_its_tokenizer(translator: Path) -> None:
     write_pairs(Path("pairs"), 32)
     line = f"fit {PAIRS} --data.max_length 24 --trainer.max_epochs 1 --model.optimizer.lr 1e-12"
-    assert run(f"{line} --model.optimizer.weight_decay 0 --model.pretrained {translator} --run_dir r", "seq2seq") == 0
+    assert (
+        run(
+            f"{line} --model.optimizer.weight_decay 0 --model.pretrained {translator} --run_dir r",
+            "seq2seq",
+        )
+        == 0
+    )
     theirs, ours = torch.load(translator, weights_only=True), checkpoint("r")
     for name, value in theirs["state_dict"].items():
         torch.testing.assert_close(ours["state_dict"][name], value, atol=1e-6, rtol=0)

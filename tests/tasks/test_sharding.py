@@ -93,9 +93,12 @@ def test_parts_train_as_the_whole(both: Path, capsys: pytest.CaptureFixture[str]
     for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
         assert_close(ours[name], theirs[name])
     norms = [
-        [float(row["train/grad_norm"]) for row in metrics(run) if "train/grad_norm" in row] for run in (parts, whole)
+        [float(row["train/grad_norm"]) for row in metrics(run) if "train/grad_norm" in row]
+        for run in (parts, whole)
     ]
-    assert len(norms[0]) == 4 and min(norms[0]) > 0.5 and norms[0] == pytest.approx(norms[1], rel=1e-4)
+    assert (
+        len(norms[0]) == 4 and min(norms[0]) > 0.5 and norms[0] == pytest.approx(norms[1], rel=1e-4)
+    )
     summaries = [json.loads((run / "summary.json").read_text()) for run in (parts, whole)]
     for name in ("test/acc", "parameters", "steps"):
         assert summaries[0][name] == summaries[1][name]
@@ -105,7 +108,10 @@ def test_parts_train_as_the_whole(both: Path, capsys: pytest.CaptureFixture[str]
     assert folder.is_file() and folder.with_name("last.ckpt.parts").is_dir()
     assert same(last(parts)["state_dict"], ours["state_dict"])
     more = "--trainer.max_epochs 2 --model.optimizer.schedule constant"
-    fit(f"--resume parts {more} --trainer.strategy.init_args.save_distributed_checkpoint false", both)
+    fit(
+        f"--resume parts {more} --trainer.strategy.init_args.save_distributed_checkpoint false",
+        both,
+    )
     fit(f"--resume whole {more}", both)
     for name in ("state_dict", "optimizer_states", "global_step"):
         assert_close(last(parts)[name], last(whole)[name])
@@ -124,7 +130,12 @@ def test_parts_train_as_the_whole(both: Path, capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_damaged_parts(
-    damage: str, code: int, told: str, both: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    damage: str,
+    code: int,
+    told: str,
+    both: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     folder = Path(shutil.copytree(both / "kept", "copy"))
     part = folder / "__0_0.distcp"
@@ -134,7 +145,9 @@ def test_damaged_parts(
         torch.save({"a": Malicious()}, folder / "meta.pt")
     elif damage == "code in a part":
         metadata = pickle.loads((folder / ".metadata").read_bytes())
-        place = next(place for name, place in metadata.storage_data.items() if name.fqn.endswith(".lr"))
+        place = next(
+            place for name, place in metadata.storage_data.items() if name.fqn.endswith(".lr")
+        )
         torch.save(Malicious(), "evil.pt")
         evil = Path("evil.pt").read_bytes()
         place.offset, place.length, place.relative_path = 0, len(evil), "evil.distcp"
@@ -159,7 +172,10 @@ def test_whole_weights_go_on_from_parts(both: Path, capsys: pytest.CaptureFixtur
     shutil.copytree(both / "parts", folder, ignore=shutil.ignore_patterns("*.ckpt*"))
     shutil.copytree(both / "kept", folder / "checkpoints" / "last.ckpt")
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["trainer"] |= {"callbacks": None, "strategy": {"class_path": "tasks.distributed.sharding.Sharded"}}
+    config["trainer"] |= {
+        "callbacks": None,
+        "strategy": {"class_path": "tasks.distributed.sharding.Sharded"},
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     more = f"--resume {folder} --trainer.max_epochs 2 --trainer.limit_test_batches 0"
     assert run(f"fit {more} --trainer.strategy auto --trainer.devices 1") == 2
@@ -167,7 +183,10 @@ def test_whole_weights_go_on_from_parts(both: Path, capsys: pytest.CaptureFixtur
     fit(f"{more} --trainer.strategy ddp", both)
     assert [int(row["step"]) for row in metrics(folder) if "train/loss" in row] == list(range(8))
     state = last(folder)["optimizer_states"][0]["state"]
-    assert state[0]["step"] == 8 and gathered(both / "kept")["optimizer_states"][0]["state"].keys() == state.keys()
+    assert (
+        state[0]["step"] == 8
+        and gathered(both / "kept")["optimizer_states"][0]["state"].keys() == state.keys()
+    )
 
 
 @pytest.mark.slow
@@ -221,11 +240,18 @@ def test_every_task_trains_in_parts(task: str, server: Server, tmp_path: Path) -
     assert len(parts) == len(whole) == 3
     for number, (ours, theirs) in enumerate(zip(parts, whole, strict=True)):
         assert ours.keys() == theirs.keys()
-        assert float(ours["train/loss"]) == pytest.approx(float(theirs["train/loss"]), rel=1e-3 if number else 1e-5)
+        assert float(ours["train/loss"]) == pytest.approx(
+            float(theirs["train/loss"]), rel=1e-3 if number else 1e-5
+        )
         rounded = 2e-2 if number else 1e-5  # Muon computes in bfloat16, in another order in parts
-        assert float(ours["train/grad_norm"]) == pytest.approx(float(theirs["train/grad_norm"]), rel=rounded)
+        assert float(ours["train/grad_norm"]) == pytest.approx(
+            float(theirs["train/grad_norm"]), rel=rounded
+        )
     if task == "lm":
-        assert all((tmp_path / name / "r" / "samples" / "step_0000002.txt").exists() for name in ("parts", "whole"))
+        assert all(
+            (tmp_path / name / "r" / "samples" / "step_0000002.txt").exists()
+            for name in ("parts", "whole")
+        )
 
 
 REDUCED = """
@@ -266,7 +292,11 @@ def test_what_is_not_in_parts(finished: Path, capsys: pytest.CaptureFixture[str]
         ("none", 2, "none: no such folder; with parts, `fit` writes RUN_DIR/checkpoints/last.ckpt"),
         (file, 2, f"is one file already: `python -m tasks.vit test --ckpt_path {file}`"),
         ("text", 1, "'text' is truncated or not a checkpoint"),
-        ("a", 2, "a is a folder without a checkpoint's parts (no meta.pt in it): `fit` writes RUN_DIR"),
+        (
+            "a",
+            2,
+            "a is a folder without a checkpoint's parts (no meta.pt in it): `fit` writes RUN_DIR",
+        ),
     ):
         assert run(f"consolidate --ckpt_path {path} --output one.ckpt") == code
         error = capsys.readouterr().err
@@ -284,7 +314,9 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     def save(self: Sharded, checkpoint: object, path: Path, options: object) -> None:
         path.mkdir()
-        raise CheckpointException("failed", {1: (OSError(errno.ENOSPC, "No space left on device"), StackSummary())})
+        raise CheckpointException(
+            "failed", {1: (OSError(errno.ENOSPC, "No space left on device"), StackSummary())}
+        )
 
     monkeypatch.setattr(ModelParallelStrategy, "save_checkpoint", save)
     with pytest.raises(RunError, match="last.ckpt could not be written: .*No space left on device"):
@@ -295,9 +327,13 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_what_needs_whole_weights() -> None:
     """The line names the options that let it go on."""
 
-    def refuse(ema: float | None = None, average: int | None = None, compile_net: bool = False) -> None:
+    def refuse(
+        ema: float | None = None, average: int | None = None, compile_net: bool = False
+    ) -> None:
         trainer: Any = SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING))
-        Sharded().refuse(trainer, SimpleNamespace(ema=ema, average=average, compile_net=compile_net))
+        Sharded().refuse(
+            trainer, SimpleNamespace(ema=ema, average=average, compile_net=compile_net)
+        )
 
     refuse()
     for arguments, told in (
@@ -310,7 +346,9 @@ def test_what_needs_whole_weights() -> None:
 
 
 @pytest.mark.parametrize("task", ["vit", "bert", "mlm", "lm", "seq2seq"])
-def test_defaults_go_with_parts(task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_defaults_go_with_parts(
+    task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`configs/trainer/fsdp.yaml` needs no further option."""
 
     def stop(self: Sharded) -> None:
@@ -321,7 +359,12 @@ def test_defaults_go_with_parts(task: str, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(launch, "SHARDED", set())  # as if there were GPUs
     monkeypatch.setattr(Sharded, "setup_environment", stop)
     config = ROOT / "configs" / "trainer" / "fsdp.yaml"
-    assert run(f"fit --config {config} --trainer.accelerator cpu --trainer.devices 1 --run_dir r", task) == 2
+    assert (
+        run(
+            f"fit --config {config} --trainer.accelerator cpu --trainer.devices 1 --run_dir r", task
+        )
+        == 2
+    )
     assert "error: accepted" in capsys.readouterr().err
 
 

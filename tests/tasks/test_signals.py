@@ -54,14 +54,18 @@ def test_stopped_and_resumed(
     command = out.strip().splitlines()[-1].partition("to go on: ")[2]
     assert command.startswith(f"python -m tasks.{task} fit --resume {folder}/r")
     state = checkpoint(folder / "r")["loops"]["fit_loop"]["epoch_loop.state_dict"]
-    due = moment == "validation" and case == "plain"  # the other one comes in the middle of a step, which is done again
+    due = (
+        moment == "validation" and case == "plain"
+    )  # the other one comes in the middle of a step, which is done again
     assert state["validates"] == due
     server.run(command.partition(f"tasks.{task} ")[2], folder, task)
     assert_same(folder / "r", wholes(case))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks, number", [((1,), signal.SIGTERM), ((0,), signal.SIGINT), ((0, 1), signal.SIGINT)])
+@pytest.mark.parametrize(
+    "ranks, number", [((1,), signal.SIGTERM), ((0,), signal.SIGINT), ((0, 1), signal.SIGINT)]
+)
 @pytest.mark.parametrize("moment", ["step", "validation"])
 def test_any_rank_stops_all(
     ranks: tuple[int, ...],
@@ -82,10 +86,14 @@ def test_any_rank_stops_all(
 
 @pytest.mark.slow
 def test_the_second_stops_at_once(server: Server, tmp_path: Path) -> None:
-    before = at("step", signal.SIGINT).replace("def strike(*_):", "def strike(*_):\n    os.kill(os.getpid(), 2)")
+    before = at("step", signal.SIGINT).replace(
+        "def strike(*_):", "def strike(*_):\n    os.kill(os.getpid(), 2)"
+    )
     running = server.start(first("plain"), fill(tmp_path / "here"), before=before)
     assert running.wait() == [130] and "interrupted" in running.output()
-    assert checkpoint(tmp_path / "here" / "r")["global_step"] == 6  # the seventh step was complete, the eighth was not
+    assert (
+        checkpoint(tmp_path / "here" / "r")["global_step"] == 6
+    )  # the seventh step was complete, the eighth was not
 
 
 @pytest.mark.slow
@@ -94,7 +102,11 @@ def test_in_the_test_after_training(number: int, server: Server, tmp_path: Path)
     running = server.start(first("plain"), fill(tmp_path / "here"), before=at("test", number))
     assert running.wait() == [128 + number]
     last = running.output().strip().splitlines()[-1]
-    assert last == "error: interrupted" if number == signal.SIGINT else "to go on: python -m tasks.vit" in last
+    assert (
+        last == "error: interrupted"
+        if number == signal.SIGINT
+        else "to go on: python -m tasks.vit" in last
+    )
 
 
 @pytest.mark.slow
@@ -126,25 +138,37 @@ def test_processes_that_lightning_launches(to: str, number: int, tmp_path: Path)
     command = [sys.executable, "-m", "tasks.vit", *shlex.split(line)]
     with open(tmp_path / "out", "w") as out:
         running = subprocess.Popen(
-            command, cwd=fill(tmp_path / "here"), env=environment, stdout=out, stderr=out, start_new_session=True
+            command,
+            cwd=fill(tmp_path / "here"),
+            env=environment,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
     try:
         deadline = time.monotonic() + 120
         while not (tmp_path / "here/r/checkpoints/previous.ckpt").exists():
-            assert running.poll() is None and time.monotonic() < deadline, (tmp_path / "out").read_text()
+            assert running.poll() is None and time.monotonic() < deadline, (
+                tmp_path / "out"
+            ).read_text()
             time.sleep(0.05)
         start = time.monotonic()
         os.killpg(running.pid, number) if to == "group" else running.send_signal(number)
         assert running.wait(60) == 128 + number, (tmp_path / "out").read_text()
         print(f"stopped in {time.monotonic() - start:.1f} s")
         text = (tmp_path / "out").read_text()
-        assert text.count("to go on: python -m tasks.vit fit --resume") == 1 and "Traceback" not in text
+        assert (
+            text.count("to go on: python -m tasks.vit fit --resume") == 1
+            and "Traceback" not in text
+        )
     finally:
         with suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("more", ["", "--checkpoint.every_n_train_steps 1 --checkpoint.save_top_k 1"])
+@pytest.mark.parametrize(
+    "more", ["", "--checkpoint.every_n_train_steps 1 --checkpoint.save_top_k 1"]
+)
 def test_saves_also_where_last_is_not_asked_for(
     more: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

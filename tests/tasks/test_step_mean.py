@@ -10,7 +10,16 @@ import torch
 
 from datamodules.base import ResumableDataModule
 from datamodules.tokens.masking import Masker
-from tests.tasks.command import PAIRS, SMALL_LM, SMALL_S2S, checkpoint, metrics, run, write_corpus, write_pairs
+from tests.tasks.command import (
+    PAIRS,
+    SMALL_LM,
+    SMALL_S2S,
+    checkpoint,
+    metrics,
+    run,
+    write_corpus,
+    write_pairs,
+)
 from tests.tasks.forked import Server
 
 # Nothing random but the order, and an AdamW whose steps show how long a gradient is instead of the noise where it is 0.
@@ -55,7 +64,9 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def trained(folder: str) -> tuple[dict[str, torch.Tensor], list[dict[str, str]]]:
     """The weights at the end of a run, and what it logged of its steps."""
-    return checkpoint(folder)["state_dict"], [row for row in metrics(folder) if "train/grad_norm" in row]
+    return checkpoint(folder)["state_dict"], [
+        row for row in metrics(folder) if "train/grad_norm" in row
+    ]
 
 
 def assert_equal_runs(one: str, two: str, steps: int) -> None:
@@ -86,19 +97,25 @@ class Parts:
 
 
 @pytest.mark.parametrize("case", TASKS)
-def test_micro_batches_equal_a_large_batch(case: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_batches_equal_a_large_batch(
+    case: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = case.split()[0]
     size, loader = {"lm": 8, "mlm": 32}.get(task, 64), ResumableDataModule.train_loader
     line = f"fit {TASKS[case]} {CALM} --trainer.max_epochs 1 --trainer.limit_test_batches 0 --data.batch_size {size}"
     assert run(f"{line} --run_dir whole", task) == 0
-    monkeypatch.setattr(ResumableDataModule, "train_loader", lambda self, dataset: Parts(loader(self, dataset)))
+    monkeypatch.setattr(
+        ResumableDataModule, "train_loader", lambda self, dataset: Parts(loader(self, dataset))
+    )
     assert run(f"{line} --trainer.accumulate_grad_batches 2 --run_dir parts", task) == 0
     assert_equal_runs("parts", "whole", len(trained("whole")[1]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", TASKS)
-def test_two_ranks_equal_one_process(case: str, data: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_equal_one_process(
+    case: str, data: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task, line = case.split()[0], f"fit {TASKS[case]} {CALM} --trainer.max_steps 20"
     assert run(f"{line} --data.batch_size 16 --run_dir one", task) == 0
     two = "--trainer.devices 2 --trainer.strategy ddp --data.batch_size 8 --run_dir r"
@@ -107,7 +124,11 @@ def test_two_ranks_equal_one_process(case: str, data: Path, server: Server, monk
     summary = json.loads(Path("r/summary.json").read_text())
     chosen = "best" if Path("r/checkpoints/best.ckpt").exists() else "last"
     found: dict[str, float] = {}
-    monkeypatch.setattr("tasks.cli.lightning_cli.closing_table", lambda metrics, *_: found.update(metrics))
+    monkeypatch.setattr(
+        "tasks.cli.lightning_cli.closing_table", lambda metrics, *_: found.update(metrics)
+    )
     assert run(f"test --ckpt_path r/checkpoints/{chosen}.ckpt --trainer.accelerator cpu", task) == 0
     for name in (name for name in found if name.startswith("test/")):
-        assert summary[name] == pytest.approx(found[name], rel=1e-6), name  # to the bit where threads are as many, too
+        assert summary[name] == pytest.approx(found[name], rel=1e-6), (
+            name
+        )  # to the bit where threads are as many, too

@@ -28,7 +28,12 @@ LINES = (("--help", 0), ("fti", 2), ("generate --ckpt_path {0} --max_new_tokens 
 @pytest.mark.parametrize(
     "closed, line, code",
     [
-        pytest.param(closed, line, code, marks=pytest.mark.slow if "generate" in line and closed != ">&-" else ())
+        pytest.param(
+            closed,
+            line,
+            code,
+            marks=pytest.mark.slow if "generate" in line and closed != ">&-" else (),
+        )
         for closed in CLOSED
         for line, code in LINES
     ],
@@ -54,13 +59,19 @@ def test_closed_in_training_and_prediction(tmp_path: Path) -> None:
 
 def test_nobody_has_room() -> None:
     done = shell("--help >/dev/full", "lm")
-    assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and done.stderr.startswith(b"error: ")
+    assert (
+        done.returncode == 1
+        and done.stderr.count(b"\n") == 1
+        and done.stderr.startswith(b"error: ")
+    )
 
 
 def test_ascii(lm_bytes: Path) -> None:
     line = f"generate --ckpt_path {lm_bytes} --prompt 'Zwölf 🙂' --json"
     done = shell(line, "lm", PYTHONIOENCODING="ascii")
-    assert done.returncode == 0 and done.stderr.count(b"\n") == 1 and done.stdout.isascii(), done.stderr
+    assert done.returncode == 0 and done.stderr.count(b"\n") == 1 and done.stdout.isascii(), (
+        done.stderr
+    )
     assert json.loads(done.stdout)["prompt"] == "Zwölf 🙂"
     done = shell("wörk", "lm", PYTHONIOENCODING="ascii")
     assert done.returncode == 2 and b"'w\\xf6rk'" in done.stderr
@@ -68,7 +79,9 @@ def test_ascii(lm_bytes: Path) -> None:
 
 @pytest.mark.slow
 def test_texts_in_ascii(lm_bytes: Path) -> None:
-    done = shell(f"generate --ckpt_path {lm_bytes} --prompt 'Zwölf 🙂'", "lm", PYTHONIOENCODING="ascii")
+    done = shell(
+        f"generate --ckpt_path {lm_bytes} --prompt 'Zwölf 🙂'", "lm", PYTHONIOENCODING="ascii"
+    )
     assert done.returncode == 0 and done.stdout.startswith(b"Zw\\xf6lf \\U0001f642"), done.stderr
 
 

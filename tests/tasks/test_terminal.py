@@ -18,9 +18,16 @@ PLAIN = r"epoch \d/2  step \d  train/loss \d"
 def on_a_terminal(line: str, folder: Path) -> tuple[int, str]:
     """Exit code of `python -m tasks.vit LINE` in `folder`, and what its terminal was sent, control codes left out."""
     ours, theirs = pty.openpty()
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "TERM": "xterm-256color",
+        "COLUMNS": "200",
+        "LINES": "50",
+    }
     command = [sys.executable, "-m", "tasks.vit", *shlex.split(line)]
-    child = subprocess.Popen(command, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    child = subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     sent = b""
     try:
@@ -45,7 +52,9 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
 def test_lines_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"fit {SHORT} --run_dir r") == 0
     printed = capsys.readouterr().out
-    assert re.search(r"^epoch 2/2  step 8  train/loss \d\.\d+  val/acc \d\.\d+  val/loss \d\.\d+$", printed, re.M)
+    assert re.search(
+        r"^epoch 2/2  step 8  train/loss \d\.\d+  val/acc \d\.\d+  val/loss \d\.\d+$", printed, re.M
+    )
     assert "\x1b" not in printed and "Epoch" not in printed
 
 

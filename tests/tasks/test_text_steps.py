@@ -17,13 +17,17 @@ from tasks.mlm.task import MaskedLMTask
 from tests.modules.test_parity_bert import batch, run_theirs, theirs
 from tests.tasks.command import checkpoint, run, write_reviews
 
-Drawn = list[tuple[Tensor, Tensor, Tensor]]  # of each training step: tokens, what became of them, and where
+Drawn = list[
+    tuple[Tensor, Tensor, Tensor]
+]  # of each training step: tokens, what became of them, and where
 
 
 @pytest.mark.parametrize("r_drop", [0.0, 2.0])
 def test_labels_are_smoothed_in_training_only(r_drop: float) -> None:
     task, labels = BertTask(label_smoothing=0.2, r_drop=r_drop), torch.tensor([0, 2, 1])
-    task.net = BertClassifier(replace(BERT_PRESETS["tiny"], vocabulary=60, num_classes=3)).eval()  # without dropout
+    task.net = BertClassifier(
+        replace(BERT_PRESETS["tiny"], vocabulary=60, num_classes=3)
+    ).eval()  # without dropout
     texts = batch("roberta") | {"label": labels}
     scores = task.net(texts["tokens"], texts["keep"]).log_softmax(-1)
     right = scores[torch.arange(3), labels]
@@ -49,7 +53,10 @@ def test_a_pair_that_belongs_together_has_label_0_as_in_hugging_face() -> None:
     loss, figures, counts = task.step(pairs, training=False)
     torch.testing.assert_close(loss - figures["token_loss"], expected.loss, atol=1e-5, rtol=0)
     guesses = expected.logits.argmax(1)
-    assert counts["next_acc"] == 3 and figures["next_acc"] == (guesses == torch.tensor([0, 1, 0])).float().mean()
+    assert (
+        counts["next_acc"] == 3
+        and figures["next_acc"] == (guesses == torch.tensor([0, 1, 0])).float().mean()
+    )
     other = run_theirs(judge, texts, labels=torch.tensor([1, 0, 1])).loss
     assert abs(other - expected.loss) > 1e-3  # the meaning shows
 
@@ -60,7 +67,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     steps: Drawn = []
     mask = Masker.__call__
 
-    def keep(self: Masker, tokens: Tensor, keep: Tensor, seeds: list[int] | None) -> tuple[Tensor, Tensor]:
+    def keep(
+        self: Masker, tokens: Tensor, keep: Tensor, seeds: list[int] | None
+    ) -> tuple[Tensor, Tensor]:
         masked, where = mask(self, tokens, keep, seeds)
         if torch.is_grad_enabled():
             steps.append((tokens, masked, where))
@@ -108,7 +117,12 @@ def test_masks_follow_from_seed_epoch_and_batch(drawn: Drawn) -> None:
 
 
 def test_how_tokens_are_masked(drawn: Drawn) -> None:
-    assert asdict(MaskConfig()) == {"share": 0.15, "mask": 0.8, "random": 0.1, "whole_words": False}  # Devlin 2019
+    assert asdict(MaskConfig()) == {
+        "share": 0.15,
+        "mask": 0.8,
+        "random": 0.1,
+        "whole_words": False,
+    }  # Devlin 2019
     pretrain(
         "--model.mask.whole_words true --model.mask.share 0.3 --model.mask.mask 1 --model.mask.random 0 --run_dir r"
     )

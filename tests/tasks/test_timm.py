@@ -10,7 +10,12 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.models.vision_transformer import ParallelScalingBlock, ParallelThingsBlock, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import (
+    ParallelScalingBlock,
+    ParallelThingsBlock,
+    ResPostBlock,
+    VisionTransformer,
+)
 from torch import nn
 
 from modules.config import StackConfig
@@ -81,7 +86,9 @@ def loads(name: str, source: str) -> bool:
         net = ViT(small).eval()
     if isinstance(theirs.head, nn.Identity):  # it gives features, whose size without a norm is any
         theirs.head = net.head.linear = nn.LayerNorm(config.stack.width, elementwise_affine=False)  # type: ignore
-    net.load_state_dict(to_tessera("timm", theirs.state_dict(), small, found.prefix_positions), assign=True)
+    net.load_state_dict(
+        to_tessera("timm", theirs.state_dict(), small, found.prefix_positions), assign=True
+    )
     assert difference(net, theirs, size) <= 1e-4
     return True
 
@@ -103,7 +110,14 @@ def test_every_registered_model_loads_with_equal_logits_or_is_refused(name: str)
 
 def tiny(**options: Any) -> Any:
     """A small model of timm's class with random weights."""
-    sizes = {"img_size": 32, "patch_size": 8, "num_classes": 5, "embed_dim": 48, "depth": 2, "num_heads": 4}
+    sizes = {
+        "img_size": 32,
+        "patch_size": 8,
+        "num_classes": 5,
+        "embed_dim": 48,
+        "depth": 2,
+        "num_heads": 4,
+    }
     with torch.device("meta"):
         model = VisionTransformer(**{**sizes, **options})  # type: ignore[arg-type]
     return shake(model)
@@ -152,7 +166,10 @@ OTHER: dict[str, list[dict[str, Any]]] = {  # those that it does not have
     "img_size": [{"img_size": (32, 40)}, {"img_size": 36}],
     "patch_size": [{"patch_size": (8, 16)}],
     "global_pool": [{"global_pool": name} for name in ("avgmax", "map", "prr", "")],
-    "qk_norm": [{"qk_norm": True, "norm_layer": "rmsnorm"}, {"qk_norm": True, "norm_layer": "simplenorm"}],
+    "qk_norm": [
+        {"qk_norm": True, "norm_layer": "rmsnorm"},
+        {"qk_norm": True, "norm_layer": "simplenorm"},
+    ],
     "scale_attn_norm": [{"scale_attn_norm": True}],
     "scale_mlp_norm": [{"scale_mlp_norm": True}],
     "proj_bias": [{"proj_bias": False}],
@@ -169,16 +186,27 @@ OTHER: dict[str, list[dict[str, Any]]] = {  # those that it does not have
     "embed_layer": [{"embed_layer": Negative}],
     "embed_norm_layer": [{"embed_norm_layer": "layernorm"}],
     "norm_layer": [{"norm_layer": name} for name in ("rmsnorm", "simplenorm", "layernormfp32")],
-    "act_layer": [{"act_layer": name} for name in ("quick_gelu", "tanh", "leaky_relu", "hard_swish", "relu6")],
-    "block_fn": [{"block_fn": kind} for kind in (ResPostBlock, ParallelScalingBlock, ParallelThingsBlock)],
-    "mlp_layer": [{"mlp_layer": kind} for kind in (timm.layers.SwiGLUPacked, timm.layers.SwiGLU, timm.layers.GluMlp)],
+    "act_layer": [
+        {"act_layer": name} for name in ("quick_gelu", "tanh", "leaky_relu", "hard_swish", "relu6")
+    ],
+    "block_fn": [
+        {"block_fn": kind} for kind in (ResPostBlock, ParallelScalingBlock, ParallelThingsBlock)
+    ],
+    "mlp_layer": [
+        {"mlp_layer": kind}
+        for kind in (timm.layers.SwiGLUPacked, timm.layers.SwiGLU, timm.layers.GluMlp)
+    ],
     "attn_layer": [{"attn_layer": "diff"}],
 }
 
 
 def flattened(table: dict[str, list[Any]]) -> list[Any]:
     """The values of a table as test cases."""
-    return [pytest.param(one, id=f"{name}-{i}") for name, some in table.items() for i, one in enumerate(some)]
+    return [
+        pytest.param(one, id=f"{name}-{i}")
+        for name, some in table.items()
+        for i, one in enumerate(some)
+    ]
 
 
 def test_each_argument_of_timms_is_tried() -> None:
@@ -225,7 +253,10 @@ def test_a_model_that_differs_in_one_part_is_refused(part: str, attribute: str, 
 
 def started(source: str, class_names: list[str], **changes: Any) -> ViT:
     """The network that training from a file begins with."""
-    options = pretrained_options(source)["model"]["net"] | {"num_classes": len(class_names), **changes}
+    options = pretrained_options(source)["model"]["net"] | {
+        "num_classes": len(class_names),
+        **changes,
+    }
     net = ViT(from_dict(ViTConfig, options)).eval()
     load_pretrained(net, source, {"class_names": class_names})
     return net
@@ -248,14 +279,41 @@ def features_differ(net: ViT, theirs: Any) -> float:
 @pytest.mark.parametrize(
     ("name", "file", "settings", "options"),
     [
-        ("test_vit", "test_vit.safetensors", None, {}),  # 2 heads of 32, where 64 wide ones would be 1
-        ("test_vit", "test_vit.r160_in1k.safetensors", {"license": "mit"}, {"num_classes": 3, "img_size": 96}),
-        ("test_vit2", "model/model.safetensors", {"architecture": "test_vit2", "global_pool": "avg"}, {}),
-        ("test_vit2", "model/model.safetensors", {"architecture": "test_vit2", "model_args": {"img_size": 64}}, {}),
-        ("test_vit", "model/test_vit.safetensors", {"architecture": "test_vit", "pretrained_cfg": {}}, {"in_chans": 3}),
+        (
+            "test_vit",
+            "test_vit.safetensors",
+            None,
+            {},
+        ),  # 2 heads of 32, where 64 wide ones would be 1
+        (
+            "test_vit",
+            "test_vit.r160_in1k.safetensors",
+            {"license": "mit"},
+            {"num_classes": 3, "img_size": 96},
+        ),
+        (
+            "test_vit2",
+            "model/model.safetensors",
+            {"architecture": "test_vit2", "global_pool": "avg"},
+            {},
+        ),
+        (
+            "test_vit2",
+            "model/model.safetensors",
+            {"architecture": "test_vit2", "model_args": {"img_size": 64}},
+            {},
+        ),
+        (
+            "test_vit",
+            "model/test_vit.safetensors",
+            {"architecture": "test_vit", "pretrained_cfg": {}},
+            {"in_chans": 3},
+        ),
     ],
 )
-def test_a_file_of_a_known_model(name: str, file: str, settings: Any, options: dict[str, Any]) -> None:
+def test_a_file_of_a_known_model(
+    name: str, file: str, settings: Any, options: dict[str, Any]
+) -> None:
     theirs = shake(meta(name, **options))
     save(theirs, file)
     if settings is not None:
@@ -268,8 +326,14 @@ def test_a_file_of_a_known_model(name: str, file: str, settings: Any, options: d
     ("file", "settings"),
     [
         ("model/model.safetensors", {"architecture": "test_vit", "global_pool": "avg"}),
-        ("model/model.safetensors", {"architecture": "test_vit", "model_args": {"act_layer": "relu"}}),
-        ("model/model.safetensors", {"architecture": "test_vit", "model_args": {"pretrained": True}}),
+        (
+            "model/model.safetensors",
+            {"architecture": "test_vit", "model_args": {"act_layer": "relu"}},
+        ),
+        (
+            "model/model.safetensors",
+            {"architecture": "test_vit", "model_args": {"pretrained": True}},
+        ),
         ("model/model.safetensors", {"architecture": "vit_of_tomorrow"}),
         ("model/test_vit.safetensors", {"architecture": "vit_tiny_patch16_224"}),
         ("model/test_vit.safetensors", {"architecture": "vit_of_tomorrow"}),
@@ -306,7 +370,11 @@ def test_a_file_of_another_model_than_its_name_says(capsys: pytest.CaptureFixtur
     save(shake(meta("test_vit")), "vit_tiny_patch16_224.safetensors")
     save(shake(meta("test_vit", depth=3)), "test_vit.safetensors")
     save(shake(meta("test_vit")), "eva02_tiny_patch14_224.safetensors")
-    for name, wrong in {"vit_tiny_patch16_224": "width", "test_vit": "depth", "eva02_tiny_patch14_224": "Eva"}.items():
+    for name, wrong in {
+        "vit_tiny_patch16_224": "width",
+        "test_vit": "depth",
+        "eva02_tiny_patch14_224": "Eva",
+    }.items():
         assert run(f"fit --model.pretrained {name}.safetensors") == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and wrong in error
@@ -372,11 +440,15 @@ def changed(option: str, value: Any) -> ViT:
 
 
 def test_each_option_of_ours_is_tried() -> None:
-    options = {field.name for field in fields(ViTConfig)} | {f"stack.{field.name}" for field in fields(StackConfig)}
+    options = {field.name for field in fields(ViTConfig)} | {
+        f"stack.{field.name}" for field in fields(StackConfig)
+    }
     assert GOES.keys() | STAYS.keys() | NEVER == options
 
 
-@pytest.mark.parametrize(("option", "value"), [(name, value) for name, some in GOES.items() for value in some])
+@pytest.mark.parametrize(
+    ("option", "value"), [(name, value) for name, some in GOES.items() for value in some]
+)
 def test_what_timm_has_too_goes_there_and_comes_back(option: str, value: Any) -> None:
     net = shake(changed(option, value))
     names = [str(number) for number in range(net.config.num_classes or 0)]
@@ -390,18 +462,32 @@ def test_what_timm_has_too_goes_there_and_comes_back(option: str, value: Any) ->
     assert config_from_timm_model(theirs) == back.config
 
 
-@pytest.mark.parametrize(("option", "value"), [(name, value) for name, some in STAYS.items() for value in some])
+@pytest.mark.parametrize(
+    ("option", "value"), [(name, value) for name, some in STAYS.items() for value in some]
+)
 def test_what_timm_does_not_have_is_not_exported(option: str, value: Any) -> None:
     with pytest.raises(UsageError, match=option.removeprefix("stack.").partition("_")[0]):
         write_timm(changed(option, value), FACTS, Path("out.safetensors"))
     assert not Path("out.safetensors").exists()
 
 
-def test_the_command_refuses_to_export_what_timm_cannot_load(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_to_export_what_timm_cannot_load(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for option in ("head_size 8", "mlp_bias false"):
-        assert run(f"fit --preset cifar_tiny {SHORT} --model.net.stack.{option} --run_dir {option[:4]}") == 0
+        assert (
+            run(
+                f"fit --preset cifar_tiny {SHORT} --model.net.stack.{option} --run_dir {option[:4]}"
+            )
+            == 0
+        )
         capsys.readouterr()
-        assert run(f"export --ckpt_path {option[:4]}/checkpoints/last.ckpt --format timm --output out.safetensors") == 2
+        assert (
+            run(
+                f"export --ckpt_path {option[:4]}/checkpoints/last.ckpt --format timm --output out.safetensors"
+            )
+            == 2
+        )
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and "safetensors" in error and option.split("_")[0] in error
         assert not Path("out.safetensors").exists()
@@ -415,10 +501,15 @@ def test_the_command_refuses_to_export_what_timm_cannot_load(capsys: pytest.Capt
         ({"config": "[" * 10**5}, "header"),
         ({"config": json.dumps({"stack": {"heads": "three"}})}, "heads"),
         ({"config": json.dumps({"layers": 3})}, "layers"),
-        ({"config": json.dumps(asdict(PLAIN)), "facts": json.dumps({"class_names": [1]})}, "class_names"),
+        (
+            {"config": json.dumps(asdict(PLAIN)), "facts": json.dumps({"class_names": [1]})},
+            "class_names",
+        ),
     ],
 )
-def test_a_damaged_header(header: dict[str, str], wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_header(
+    header: dict[str, str], wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_file(tiny().state_dict(), "out.safetensors", header)
     assert run("fit --model.pretrained out.safetensors") == 2
     error = capsys.readouterr().err
@@ -428,7 +519,9 @@ def test_a_damaged_header(header: dict[str, str], wrong: str, capsys: pytest.Cap
 # Classes ------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_the_classifier_go_by_the_names_in_the_header(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_the_classifier_go_by_the_names_in_the_header(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     net = changed("stack.depth", 2)
     write_timm(net, FACTS, Path("out.safetensors"))
     images = torch.rand(2, 3, 32, 32)
@@ -448,7 +541,9 @@ def test_rows_of_imagenets_classifiers_go_by_synsets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs, create = shake(meta("test_vit")), timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: theirs if pretrained else create(name))
+    monkeypatch.setattr(
+        timm, "create_model", lambda name, pretrained: theirs if pretrained else create(name)
+    )
     names = timm.data.ImageNetInfo("imagenet-1k").label_names()
     other = started("timm/test_vit", [str(number) for number in range(1000)])
     assert "anew" in capsys.readouterr().out

@@ -18,7 +18,15 @@ from tasks.seq2seq.rules import writing
 from tasks.seq2seq.translator import Model, load_model
 from tests.tasks.command import PAIRS, SMALL_S2S, run, write_pairs
 
-LINES = ["two three", "six five four three two one's", "", "four", "five five five", "  ", "one's six"]
+LINES = [
+    "two three",
+    "six five four three two one's",
+    "",
+    "four",
+    "five five five",
+    "  ",
+    "one's six",
+]
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +55,9 @@ def by_library(model: Model, text: str, **options: Any) -> list[tuple[str, float
     return [(model.tokenizer.decode(one.tokens), one.score) for one in found]
 
 
-def test_a_file_in_its_order(translator: Path, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_in_its_order(
+    translator: Path, model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("in.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8-sig")
     lines, err = said(f"--ckpt_path {translator} --file in.txt --batch_size 2 --beams 3", capsys)
     expected = [by_library(model, text, beams=3)[0][0] if text.strip() else "" for text in LINES]
@@ -74,9 +84,17 @@ def test_batches_are_of_like_lengths(
 def test_a_translation_is_a_line(
     translator: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("datamodules.tokenizers.PairTokenizer.decode", lambda self, ids: "one\n two\tthree")
-    assert said(f"--ckpt_path {translator} --text two", capsys)[0][0].removesuffix(UNFINISHED) == "one two three"
-    assert objects(f"--ckpt_path {translator} --text two", capsys)[0]["translation"] == "one\n two\tthree"
+    monkeypatch.setattr(
+        "datamodules.tokenizers.PairTokenizer.decode", lambda self, ids: "one\n two\tthree"
+    )
+    assert (
+        said(f"--ckpt_path {translator} --text two", capsys)[0][0].removesuffix(UNFINISHED)
+        == "one two three"
+    )
+    assert (
+        objects(f"--ckpt_path {translator} --text two", capsys)[0]["translation"]
+        == "one\n two\tthree"
+    )
 
 
 def test_text_and_standard_input(
@@ -84,9 +102,14 @@ def test_text_and_standard_input(
 ) -> None:
     one, two = (said(f'--ckpt_path {translator} --text "{text}"', capsys)[0] for text in LINES[:2])
     for option in ("", " --file -"):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\r\n".join(LINES[:2]).encode())))
+        monkeypatch.setattr(
+            sys, "stdin", io.TextIOWrapper(io.BytesIO("\r\n".join(LINES[:2]).encode()))
+        )
         assert said(f"--ckpt_path {translator}{option}", capsys)[0] == one + two
-    assert said(f'--ckpt_path {translator} --text "{LINES[0]}" --text "{LINES[1]}"', capsys)[0] == one + two
+    assert (
+        said(f'--ckpt_path {translator} --text "{LINES[0]}" --text "{LINES[1]}"', capsys)[0]
+        == one + two
+    )
 
 
 def test_the_best_of_a_beam_with_their_scores(
@@ -99,10 +122,14 @@ def test_the_best_of_a_beam_with_their_scores(
     rows = objects(line, capsys)
     assert [(row["line"], row["rank"]) for row in rows] == [(1, 1), (1, 2), (1, 3), (2, 1)]
     assert [row["score"] for row in rows[:3]] == pytest.approx([score for _, score in expected])
-    assert all(row["finished"] and row["source"] == "two three" and row["tokens"] for row in rows[:3])
+    assert all(
+        row["finished"] and row["source"] == "two three" and row["tokens"] for row in rows[:3]
+    )
 
 
-def test_the_likeliest_and_drawn_ones(translator: Path, model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_likeliest_and_drawn_ones(
+    translator: Path, model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
     greedy, _ = said(f'--ckpt_path {translator} --text "six two" --beams 1', capsys)
     assert greedy == [by_library(model, "six two", temperature=0)[0][0]]
     assert said(f'--ckpt_path {translator} --text "six two" --quantize int8', capsys)[0][0]
@@ -110,22 +137,33 @@ def test_the_likeliest_and_drawn_ones(translator: Path, model: Model, capsys: py
     line = f"--ckpt_path {translator} --beams 1 --temperature 3 --top_k 8 --seed 5"
     drawn, _ = said(f"{line} --file in.txt --batch_size 3", capsys)
     for number in (0, 1, 4):  # each has a seed of its own, whatever is translated beside it
-        alone, _ = said(f'{line.replace("seed 5", f"seed {5 + number}")} --text "{LINES[number]}"', capsys)
+        alone, _ = said(
+            f'{line.replace("seed 5", f"seed {5 + number}")} --text "{LINES[number]}"', capsys
+        )
         assert alone == [drawn[number]]
     assert drawn != said(f"{line} --seed 6 --file in.txt", capsys)[0]
 
 
-def test_what_is_too_long_is_cut_and_counted(translator: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_too_long_is_cut_and_counted(
+    translator: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["two"] * 40
     lines, err = said(f'--ckpt_path {translator} --text "{" ".join(words)}" --text two', capsys)
     assert "1 of 2 sentences are longer than the 24 tokens that the model reads" in err
-    assert lines[0] == said(f'--ckpt_path {translator} --text "{" ".join(words[:23])}"', capsys)[0][0]
+    assert (
+        lines[0] == said(f'--ckpt_path {translator} --text "{" ".join(words[:23])}"', capsys)[0][0]
+    )
 
 
-def test_what_is_not_finished_is_marked(translator: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_finished_is_marked(
+    translator: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = f'--ckpt_path {translator} --text "six five four three two" --max_new_tokens 2'
     lines, err = said(line, capsys)
-    assert lines[0].endswith(" [...]") and "1 translations were not finished at the length limit" in err
+    assert (
+        lines[0].endswith(" [...]")
+        and "1 translations were not finished at the length limit" in err
+    )
     (row,) = objects(line, capsys)
     assert not row["finished"] and row["translation"] + " [...]" == lines[0] and row["tokens"] == 2
     assert "[...]" not in "".join(said(line.replace("_tokens 2", "_tokens 20"), capsys)[0])
@@ -141,14 +179,24 @@ def test_weights_are_those_of_the_steps(model: Model) -> None:
     assert weights.shape == (2, 2, len(tokens), len(source))  # layers, heads, target, source
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, len(tokens)))
     for size in range(1, len(tokens)):  # what a token looks at does not depend on those after it
-        torch.testing.assert_close(cross_weights(model, source, tokens[:size]), weights[:, :, :size])
+        torch.testing.assert_close(
+            cross_weights(model, source, tokens[:size]), weights[:, :, :size]
+        )
     assert spelled(model.tokenizer.source, source) == ["six", "five", "four", "[EOS]"]
 
 
 def test_labels_are_what_tokens_say() -> None:
-    tokenizer = Tokenizer.train(["a é"], TokenizerConfig("bpe", 263, lowercase=False))  # single bytes
+    tokenizer = Tokenizer.train(
+        ["a é"], TokenizerConfig("bpe", 263, lowercase=False)
+    )  # single bytes
     (ids,) = tokenizer.encode_batch(["a é"])
-    assert spelled(tokenizer, [*ids, tokenizer.control("eos")]) == ["a", "\u2423", "Ã", "©", "[EOS]"]
+    assert spelled(tokenizer, [*ids, tokenizer.control("eos")]) == [
+        "a",
+        "\u2423",
+        "Ã",
+        "©",
+        "[EOS]",
+    ]
 
 
 def test_a_picture_of_them(translator: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,7 +241,13 @@ def test_what_is_drawn_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert shown is not None and torch.equal(
             torch.as_tensor(shown.data), expected
         )  # a row for each token of the target
-        assert [label.get_text() for label in panel.get_xticklabels()] == ["a", "b", r"\$c", "d", "e"]
+        assert [label.get_text() for label in panel.get_xticklabels()] == [
+            "a",
+            "b",
+            r"\$c",
+            "d",
+            "e",
+        ]
         assert [label.get_text() for label in panel.get_yticklabels()] == target
         assert panel.get_ylim()[0] > panel.get_ylim()[1]  # the first on top
 
@@ -206,7 +260,9 @@ def test_one_stack_that_reads_and_writes(capsys: pytest.CaptureFixture[str]) -> 
     model = load_model(best)
     (source,), _ = model.tokenizer.sources(["six five four"], model.net.max_length)
     weights = cross_weights(model, source, [7, 8, 9])
-    assert weights.shape == (2, 2, 3, 4) and (weights.sum(-1) < 1).all()  # the rest is for the target itself
+    assert (
+        weights.shape == (2, 2, 3, 4) and (weights.sum(-1) < 1).all()
+    )  # the rest is for the target itself
     assert run(f"translate --ckpt_path {best} --text two", "seq2seq") == 0
     assert run(f"attend --ckpt_path {best} --text two", "seq2seq") == 0
     assert Path("attention.png").exists()
