@@ -6,9 +6,10 @@ from functools import partial
 from torch import Tensor, nn
 
 from modules.embedding import TokenEmbedding
+from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import Dropout
 from modules.kernels.linear import Linear, linear
-from modules.kernels.upcast import exact
+from modules.kernels.upcast import upcast
 
 
 class ClassifierHead(nn.Module):
@@ -35,7 +36,7 @@ class ClassifierHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, E) -> (B, classes), logits, in float32 at least."""
-        return exact(self.linear(self.dropout(self.norm(x))))
+        return upcast(self.linear(self.dropout(self.norm(x))))
 
 
 class Pooler(nn.Module):
@@ -92,6 +93,23 @@ class TokenHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., E) -> (..., V), logits."""
         return linear(x, self.weight, self.bias)
+
+    def loss(
+        self, x: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Mean cross entropy, and number of correct predictions. Never holds all logits.
+
+        Args:
+            x: Vectors (..., E).
+            targets: Tokens (...); -100 does not count.
+            smoothing: Label smoothing (Szegedy 2016).
+            z_loss: Weight of the mean squared logarithm of the softmax's denominator
+                (Chowdhery 2022).
+        """
+        rows = x.flatten(0, -2)  # (..., E) -> (S, E)
+        return chunked_cross_entropy(
+            rows, self.weight, self.bias, targets.flatten(), smoothing, z_loss=z_loss
+        )
 
 
 class MaskedLMHead(nn.Module):

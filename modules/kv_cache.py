@@ -3,20 +3,21 @@
 import torch
 from torch import Tensor
 
-from modules.config import StackConfig, require
-from modules.masks import is_full
-from modules.memory import BlockMemory, Memory, Places, StackMemory, count
+from modules.cache import AttentionCache, BlockCache, Positions, StackCache, count_tokens
+from modules.config import StackConfig, default, require
+from modules.masks import drop_full
 
 
-class Cache(StackMemory):
-    """Keys and values of all blocks, allocated once and filled in place, and where their tokens stand.
+class KVCache(StackCache):
+    """Keys, values and positions of the tokens of all blocks, allocated once and filled in place.
 
-    For inference: no gradient flows through it. A source that cross-attention looks at is projected once and kept.
+    For inference: no gradient flows through it. The context of cross-attention is projected once
+    and kept.
 
     Args:
         config: Of the stack of blocks.
         batch: Number B of rows.
-        length: Number of tokens that there is room for in each row.
+        max_length: Number of tokens that there is room for in each row.
         device: Where it lives.
         dtype: Of keys and values.
     """
@@ -25,129 +26,144 @@ class Cache(StackMemory):
         self,
         config: StackConfig,
         batch: int,
-        length: int,
+        max_length: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.config, self.length = config, length
-        shape = (config.depth, 2, batch, config.groups, length, config.head_width)
+        self.config = config
+        self.max_length = max_length
+        sizes = config.resolved
+        shape = (config.depth, 2, batch, sizes.kv_heads, max_length, sizes.head_dim)
         self.data = torch.empty(shape, device=device, dtype=dtype)
-        self.coords = torch.empty(batch, length, 1, device=device, dtype=torch.int64)
-        self.keep = torch.empty(batch, length, device=device, dtype=torch.bool)
-        self.sources = [SourceMemory() for _ in self.data]
+        self.positions = torch.empty(batch, max_length, 1, device=device, dtype=torch.int64)
+        self.padding_mask = torch.empty(batch, max_length, device=device, dtype=torch.bool)
+        self.contexts = [ContextCache() for _ in range(config.depth)]
         self.clear()
 
     @classmethod
-    def beside(cls, tensor: Tensor, config: StackConfig, batch: int, length: int) -> "Cache":
-        """A cache where `tensor` is, and of its type, or autocast's; other arguments as for the class."""
-        kind, is_cast = tensor.device.type, torch.is_autocast_enabled(tensor.device.type)
-        return cls(
-            config,
-            batch,
-            length,
-            tensor.device,
-            torch.get_autocast_dtype(kind) if is_cast else tensor.dtype,
-        )
+    def like(cls, tensor: Tensor, config: StackConfig, batch: int, max_length: int) -> "KVCache":
+        """A cache on the device of `tensor`, of its type, or autocast's; others as for the class."""
+        kind = tensor.device.type
+        is_cast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if is_cast else tensor.dtype
+        return cls(config, batch, max_length, tensor.device, dtype)
 
     def clear(self) -> None:
-        """Forgets all tokens, but not the source."""
-        self.past, self.filled = 0, 0
-        self.padded, self.uneven = (
-            False,
-            False,
-        )  # whether there is padding, whether rows differ in coordinates
-        self.coords[:] = torch.arange(self.length, device=self.coords.device)[
-            :, None
-        ]  # (length, 1)
-        self.keep.fill_(True)
+        """Forgets all tokens, but not the context."""
+        self.past = 0
+        self.length = 0
+        self.has_padding = False
+        self.has_own_positions = False  # rows differ in their positions
+        device = self.positions.device
+        self.positions[:] = torch.arange(self.max_length, device=device)[:, None]  # (max_length, 1)
+        self.padding_mask.fill_(True)
 
-    def block(self, index: int) -> BlockMemory:
+    def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
-        return BlockMemory(KeysValues(self, *self.data[index]), self.sources[index])
+        return BlockCache(LayerCache(self, *self.data[index]), self.contexts[index])
 
-    def place(self, tokens: Tensor, keep: Tensor | None, coords: Tensor | None) -> Places:
-        """Makes room for new tokens, which go on where the others stopped; arguments as in `StackMemory.place`.
+    def add_tokens(
+        self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
+    ) -> Positions:
+        """Makes room for new tokens, which go on where the others stopped; arguments as in `StackCache`.
 
         Raises:
             ValueError: There is not enough room.
         """
+        rows, count = tokens.shape
         require(
-            self.filled + tokens.shape[1] <= self.length and len(tokens) == len(self.keep),
-            f"{tokens.shape[1]} tokens in {len(tokens)} rows do not fit into a cache of {len(self.keep)} rows by "
-            f"{self.length} tokens of which {self.filled} are taken; make a larger one, or shorten the text.",
+            self.length + count <= self.max_length and rows == len(self.padding_mask),
+            f"{count} tokens in {rows} rows do not fit into a cache of {len(self.padding_mask)} rows "
+            f"by {self.max_length} tokens of which {self.length} are taken; make a larger one, "
+            "or shorten the text.",
         )
-        self.past, self.filled = self.filled, self.filled + tokens.shape[1]
-        if keep is not None and is_full(keep):
-            keep = None
-        if keep is not None or coords is not None:
-            self._note(keep, coords)
-        rows = slice(None) if self.uneven else slice(1)
-        new, seen = self.coords[rows, self.past : self.filled], self.coords[rows, : self.filled]
-        keep = self.keep[:, : self.filled] if self.padded else None
-        return Places(new, seen, keep, self.past == 0 and not self.uneven)
+        self.past = self.length
+        self.length += count
+        padding_mask = drop_full(padding_mask)
+        if padding_mask is not None or positions is not None:
+            self._set_positions(padding_mask, positions)
+        seen = self.positions[:, : self.length]
+        if not self.has_own_positions:
+            seen = seen[:1]  # (1, M, 1)
+        return Positions(
+            new=seen[:, self.past :],
+            all=seen,
+            padding_mask=self.padding_mask[:, : self.length] if self.has_padding else None,
+            in_order=self.past == 0 and not self.has_own_positions,
+        )
 
-    def _note(self, keep: Tensor | None, coords: Tensor | None) -> None:
-        """Writes down which of the new tokens are padding and where they stand; what comes later goes on from there."""
-        self.uneven = True
-        if keep is not None:
-            self.padded = True
-            self.keep[:, self.past : self.filled] = keep
-        if coords is None and keep is not None:
-            coords = self.coords[:, self.past] + count(keep)  # (B, 1) + (B, N)
-        if coords is not None:
-            self.coords[:, self.past : self.filled, 0] = coords
-            later = torch.arange(1, self.length - self.filled + 1, device=coords.device)
-            self.coords[:, self.filled :, 0] = coords[:, -1:] + later  # (B, length - filled)
+    def _set_positions(self, padding_mask: Tensor | None, positions: Tensor | None) -> None:
+        """Keeps padding and positions of the new tokens; later ones go on counting from there."""
+        self.has_own_positions = True
+        if padding_mask is not None:
+            self.has_padding = True
+            self.padding_mask[:, self.past : self.length] = padding_mask
+            counted = self.positions[:, self.past] + count_tokens(padding_mask)  # (B, N)
+            positions = default(positions, counted)
+        new = self.positions[:, self.past : self.length, 0]  # (B, N), a view
+        if positions is not None:
+            new.copy_(positions)
+        later = torch.arange(1, self.max_length - self.length + 1, device=new.device)
+        self.positions[:, self.length :, 0] = new[:, -1:] + later  # (B, max_length - length)
 
-    def select(self, rows: Tensor) -> "Cache":
+    def select(self, rows: Tensor) -> "KVCache":
         """A new cache of some rows, each as often as it is named: (R,) of B."""
-        other = Cache(self.config, len(rows), self.length, self.data.device, self.data.dtype)
-        other.filled, other.uneven, other.padded = self.filled, self.uneven, self.padded
-        other.data[..., : self.filled, :] = self.data[..., : self.filled, :].index_select(2, rows)
-        other.coords, other.keep = self.coords[rows], self.keep[rows]
-        other.sources = [source.select(rows) for source in self.sources]
+        other = KVCache(self.config, len(rows), self.max_length, self.data.device, self.data.dtype)
+        other.length = self.length
+        other.has_own_positions = self.has_own_positions
+        other.has_padding = self.has_padding
+        filled = self.data[..., : self.length, :]
+        other.data[..., : self.length, :] = filled.index_select(2, rows)
+        other.positions = self.positions[rows]
+        other.padding_mask = self.padding_mask[rows]
+        other.contexts = [context.select(rows) for context in self.contexts]
         return other
 
 
-class KeysValues(Memory):
+class LayerCache(AttentionCache):
     """One layer's part of a cache.
 
     Args:
         cache: The whole.
-        keys: (B, G, length, D).
-        values: (B, G, length, D).
+        keys: (B, G, max_length, D).
+        values: (B, G, max_length, D).
     """
 
-    def __init__(self, cache: Cache, keys: Tensor, values: Tensor) -> None:
-        self.cache, self.keys, self.values = cache, keys, values
+    def __init__(self, cache: KVCache, keys: Tensor, values: Tensor) -> None:
+        self.cache = cache
+        self.keys = keys
+        self.values = values
 
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values, (B, G, N, D) each -> views of all that is filled, (B, G, M, D) each."""
-        new, filled = slice(self.cache.past, self.cache.filled), self.cache.filled
-        self.keys[:, :, new], self.values[:, :, new] = keys, values
-        return self.keys[:, :, :filled], self.values[:, :, :filled]
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """New keys and values, (B, G, N, D) each -> views of all that there are, (B, G, M, D) each."""
+        length = self.cache.length
+        self.keys[:, :, self.cache.past : length] = k
+        self.values[:, :, self.cache.past : length] = v
+        return self.keys[:, :, :length], self.values[:, :, :length]
 
 
-class SourceMemory(Memory):
-    """Keys and values of the source that one layer's cross-attention looks at.
+class ContextCache(AttentionCache):
+    """Keys and values of the context that one layer's cross-attention looks at.
 
     Args:
-        pair: Keys and values, (B, G, M, D) each; None: no source was projected yet.
-        texts: Number of texts that look at each row.
+        pair: Keys and values, (B, G, M, D) each; None: no context was projected yet.
     """
 
-    def __init__(self, pair: tuple[Tensor, Tensor] | None = None, texts: int = 1) -> None:
-        self.pair, self.texts = pair, texts
+    def __init__(self, pair: tuple[Tensor, Tensor] | None = None) -> None:
+        self.pair = pair
 
-    def recall(self) -> tuple[Tensor, Tensor] | None:
-        """Keys and values, (B, G, M, D) each; None: no source was projected yet."""
+    def context(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values, (B, G, M, D) each; None: no context was projected yet."""
         return self.pair
 
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keeps keys and values, (B, G, M, D) each, in order in memory."""
-        self.pair = keys.contiguous(), values.contiguous()
+        self.pair = (k.contiguous(), v.contiguous())
         return self.pair
 
-    def select(self, rows: Tensor) -> "SourceMemory":
+    def select(self, rows: Tensor) -> "ContextCache":
         """Those of some rows, (R,) of B."""
-        return SourceMemory(self.pair and (self.pair[0][rows], self.pair[1][rows]))
+        if self.pair is None:
+            return ContextCache()
+        k, v = self.pair
+        return ContextCache((k[rows], v[rows]))

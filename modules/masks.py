@@ -1,4 +1,4 @@
-"""Attention masks: who may attend to whom (True = attend), built once per forward and combined with `&`."""
+"""Attention masks: who may attend to whom (True = attend), built once per forward, combined with `&`."""
 
 from dataclasses import dataclass, replace
 
@@ -12,102 +12,120 @@ class Mask:
 
     Args:
         allowed: Boolean, broadcastable to (B, H, N, M), True = attend; None: everything is allowed.
-        causal: Query i sees keys 0..i only (N = M); kept as a flag, because SDPA has a fast path for it.
-        dead: Boolean (B, 1, N or 1, 1): queries with no key at all; their result is zeros. None: there are none.
+        causal: Query i sees keys 0..i only (N = M); a flag, because SDPA has a fast path for it.
+        fully_masked: Boolean (B, 1, N or 1, 1): queries with no key at all; attention gives zeros
+            for them. None: there are none.
         bias: Added to the scores, broadcastable to (B, H, N, M); None: nothing. Set by `with_bias`.
-        merged: `bias` with -inf where attention is not allowed. Set by `with_bias`.
+        bias_and_mask: `bias` with -inf where attention is not allowed. Set by `with_bias`.
     """
 
     allowed: Tensor | None = None
     causal: bool = False
-    dead: Tensor | None = None
+    fully_masked: Tensor | None = None
     bias: Tensor | None = None
-    merged: Tensor | None = None
+    bias_and_mask: Tensor | None = None
 
     def __and__(self, other: "Mask") -> "Mask":
         """A mask that allows what both allow and adds what either adds."""
-        if self.allowed is None and other.allowed is None:
+        like = other.allowed if self.allowed is None else self.allowed
+        if like is None:
             both = Mask(causal=self.causal or other.causal)
         else:
-            one, two = self._drawn(other), other._drawn(self)
-            allowed = two if one is None else one if two is None else one & two
-            both = _without_dead_rows(allowed) if allowed is not None else Mask()
+            both = _with_open_rows(self._as_tensor(like) & other._as_tensor(like))
         return both.with_bias(self.bias).with_bias(other.bias)
 
-    def _drawn(self, other: "Mask") -> Tensor | None:
-        """`allowed` with the causal flag drawn in and dead rows all False."""
-        allowed = (
-            self.allowed if self.dead is None or self.allowed is None else self.allowed & ~self.dead
-        )
-        like = allowed if allowed is not None else other.allowed
-        if not self.causal or like is None:
-            return allowed
-        triangle = _triangle(like.shape[-1], like.shape[-1], like.device)
-        return triangle if allowed is None else allowed & triangle
+    def _as_tensor(self, like: Tensor) -> Tensor:
+        """`allowed` with the causal flag in it; `like` has the number of keys and the device."""
+        allowed = like.new_ones(1) if self.allowed is None else self.allowed
+        if self.fully_masked is not None:
+            allowed = allowed & ~self.fully_masked
+        if self.causal:
+            allowed = allowed & _lower_triangle(like.shape[-1], like.shape[-1], like.device)
+        return allowed
 
     def with_bias(self, bias: Tensor | None) -> "Mask":
         """The same mask that also adds `bias`, (1 or B, H, N, M), to the scores."""
         if bias is None:
             return self
-        bias = bias if self.bias is None else self.bias + bias
-        merged = bias if self.allowed is None else bias.masked_fill(~self.allowed, float("-inf"))
+        if self.bias is not None:
+            bias = self.bias + bias
+        merged = bias
+        if self.allowed is not None:
+            merged = merged.masked_fill(~self.allowed, float("-inf"))
         if self.causal:
-            merged = merged.masked_fill(
-                ~_triangle(bias.shape[-2], bias.shape[-1], bias.device), float("-inf")
-            )
-        return replace(self, bias=bias, merged=merged)
+            triangle = _lower_triangle(bias.shape[-2], bias.shape[-1], bias.device)
+            merged = merged.masked_fill(~triangle, float("-inf"))
+        return replace(self, bias=bias, bias_and_mask=merged)
 
     def select(self, rows: Tensor) -> "Mask":
         """The same for some rows of the batch, (R,) of B."""
-        parts = [
-            part if part is None or len(part) == 1 else part[rows]  # (R, H or 1, N or 1, M)
-            for part in (self.allowed, self.dead, self.bias, self.merged)
-        ]
-        return Mask(parts[0], self.causal, *parts[1:])
+        return Mask(
+            _select(self.allowed, rows),
+            self.causal,
+            _select(self.fully_masked, rows),
+            _select(self.bias, rows),
+            _select(self.bias_and_mask, rows),
+        )
 
     @property
     def is_causal(self) -> bool:
-        """Whether SDPA has to draw the triangle itself."""
-        return self.causal and self.merged is None
+        """Whether SDPA has to add the triangle itself."""
+        return self.causal and self.bias_and_mask is None
 
-    def tensor(self, dtype: torch.dtype) -> Tensor | None:
+    def attn_mask(self, dtype: torch.dtype) -> Tensor | None:
         """What SDPA takes as `attn_mask`: boolean, or `dtype` where there is a bias."""
-        return self.allowed if self.merged is None else self.merged.to(dtype)
+        return self.allowed if self.bias_and_mask is None else self.bias_and_mask.to(dtype)
 
     def add_to(self, scores: Tensor) -> Tensor:
         """Adds the bias, and -inf where attention is not allowed, to scores (B, H, N, M) in place."""
-        if self.merged is not None:
-            return scores.add_(self.merged.to(scores.dtype))
-        closed = [] if self.allowed is None else [~self.allowed]
+        if self.bias_and_mask is not None:
+            return scores.add_(self.bias_and_mask.to(scores.dtype))
+        blocked = [] if self.allowed is None else [~self.allowed]
         if self.causal:
-            closed.append(~_triangle(scores.shape[-2], scores.shape[-1], scores.device))
-        for where in closed:  # adding is several times faster than filling, forward and backward
-            scores.add_(
-                torch.zeros_like(where, dtype=scores.dtype).masked_fill_(where, float("-inf"))
-            )
+            blocked.append(~_lower_triangle(scores.shape[-2], scores.shape[-1], scores.device))
+        for where in blocked:  # adding is several times faster than filling, forward and backward
+            zeros = torch.zeros_like(where, dtype=scores.dtype)
+            scores.add_(zeros.masked_fill_(where, float("-inf")))
         return scores
 
-    def silence(self, values: Tensor) -> Tensor:
+    def zero_masked_rows(self, values: Tensor) -> Tensor:
         """Values (B, H, N, ...) with zeros for the queries that see nothing."""
-        return values if self.dead is None else values.masked_fill(self.dead, 0.0)
+        if self.fully_masked is None:
+            return values
+        return values.masked_fill(self.fully_masked, 0.0)
 
 
-def _triangle(queries: int, keys: int, device: torch.device) -> Tensor:
+NO_MASK = Mask()
+
+
+def _select(part: Tensor | None, rows: Tensor) -> Tensor | None:
+    """Rows (R,) of B; all where there is one for the whole batch."""
+    return part if part is None or len(part) == 1 else part[rows]  # (R, H or 1, N or 1, M or 1)
+
+
+def _lower_triangle(queries: int, keys: int, device: torch.device) -> Tensor:
     """True on and below the diagonal that ends in the lower right corner: (N, M)."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-def _without_dead_rows(allowed: Tensor) -> Mask:
-    """Lets rows without any key see everything, so that softmax stays finite, and remembers them as dead."""
-    dead = ~allowed.any(-1, keepdim=True)
-    if allowed.device.type == "cpu" and not torch.compiler.is_compiling() and not dead.any():
-        return Mask(allowed)  # elsewhere this check would wait for the device
-    return Mask(allowed | dead, dead=dead)
+def _with_open_rows(allowed: Tensor) -> Mask:
+    """A mask whose rows without any key see everything, so that softmax stays finite."""
+    fully_masked = ~allowed.any(-1, keepdim=True)
+    if can_look(allowed) and not fully_masked.any():
+        return Mask(allowed)
+    return Mask(allowed | fully_masked, fully_masked=fully_masked)
 
 
-def is_full(keep: Tensor) -> bool:
-    """Whether nothing is padding, where looking costs nothing: without a mask, attention takes a faster path."""
-    return keep.device.type == "cpu" and not torch.compiler.is_compiling() and bool(keep.all())
+def can_look(tensor: Tensor) -> bool:
+    """Whether reading values costs nothing: elsewhere Python would wait for the device."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def drop_full(padding_mask: Tensor | None) -> Tensor | None:
+    """None where no token is padding, if looking costs nothing: attention without a mask is faster."""
+    if padding_mask is None or (can_look(padding_mask) and bool(padding_mask.all())):
+        return None
+    return padding_mask
 
 
 def causal(queries: int, keys: int | None = None, device: torch.device | str = "cpu") -> Mask:
@@ -120,34 +138,35 @@ def causal(queries: int, keys: int | None = None, device: torch.device | str = "
     """
     if keys is None or keys == queries:
         return Mask(causal=True)
-    return Mask(_triangle(queries, keys, torch.device(device))[None, None])  # (1, 1, N, M)
+    return Mask(_lower_triangle(queries, keys, torch.device(device))[None, None])  # (1, 1, N, M)
 
 
 def prefix(count: int, tokens: int, device: torch.device | str = "cpu") -> Mask:
-    """Of so many tokens, each sees itself, what is before it, and the first `count`."""
-    allowed = _triangle(tokens, tokens, torch.device(device))
+    """Each of so many tokens sees itself, what is before it, and the first `count`."""
+    allowed = _lower_triangle(tokens, tokens, torch.device(device))
     allowed[:, :count] = True
     return Mask(allowed[None, None])  # (1, 1, N, N)
 
 
-def padding(keep: Tensor) -> Mask:
+def padding(padding_mask: Tensor | None) -> Mask:
     """Nobody sees padding.
 
     Args:
-        keep: Boolean (B, M), True where a real token stands.
+        padding_mask: Boolean (B, M), False at padding; None: there is none.
     """
-    return _without_dead_rows(keep[:, None, None, :])  # (B, 1, 1, M)
+    if padding_mask is None:
+        return NO_MASK
+    return _with_open_rows(padding_mask[:, None, None, :])  # (B, 1, 1, M)
 
 
 def documents(ids: Tensor) -> Mask:
-    """Tokens see their own document only, where several are packed into one sequence (block-diagonal).
+    """Tokens see their own document only, where several are packed into one row (block-diagonal).
 
     Args:
         ids: Integers (B, N), the same number for tokens of the same document.
     """
-    return Mask(
-        (ids[:, :, None] == ids[:, None, :])[:, None]
-    )  # (B, 1, N, N): each token sees itself, none is dead
+    same = ids[:, :, None] == ids[:, None, :]  # (B, N, N)
+    return Mask(same[:, None])  # (B, 1, N, N): each token sees itself, so no row is fully masked
 
 
 def pairs(allowed: Tensor) -> Mask:
@@ -158,4 +177,4 @@ def pairs(allowed: Tensor) -> Mask:
     """
     if allowed.dim() == 3:
         allowed = allowed[:, None]  # (B, 1, N, M)
-    return _without_dead_rows(allowed)
+    return _with_open_rows(allowed)

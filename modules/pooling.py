@@ -1,9 +1,9 @@
-"""Many vectors to one: (B, N, E) -> (B, E), where `keep` (B, N) is False at padding."""
+"""Many vectors to one: (B, N, E) -> (B, E), where `padding_mask` (B, N) is False at padding."""
 
 import torch
 from torch import Tensor, nn
 
-from modules.attention import FREE, MultiHeadAttention
+from modules.attention import MultiHeadAttention
 from modules.config import StackConfig
 from modules.masks import padding
 
@@ -21,7 +21,7 @@ class ClassTokenPooling(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
 
-    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""
         return x[:, 0]
 
@@ -31,12 +31,12 @@ class MeanPooling(ClassTokenPooling):
 
     patches_only = True
 
-    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""
-        if keep is None:
+        if padding_mask is None:
             return x.mean(1)
-        total = x.masked_fill(~keep[..., None], 0.0).sum(1)
-        return total / keep.sum(1, keepdim=True).clamp(min=1)
+        total = x.masked_fill(~padding_mask[..., None], 0.0).sum(1)
+        return total / padding_mask.sum(1, keepdim=True).clamp(min=1)
 
 
 class MaxPooling(ClassTokenPooling):
@@ -44,15 +44,12 @@ class MaxPooling(ClassTokenPooling):
 
     patches_only = True
 
-    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""
-        if keep is None:
+        if padding_mask is None:
             return x.amax(1)
-        return (
-            x.masked_fill(~keep[..., None], float("-inf"))
-            .amax(1)
-            .masked_fill(~keep.any(1, keepdim=True), 0.0)
-        )
+        largest = x.masked_fill(~padding_mask[..., None], float("-inf")).amax(1)
+        return largest.masked_fill(~padding_mask.any(1, keepdim=True), 0.0)
 
 
 class AttentionPooling(ClassTokenPooling):
@@ -63,14 +60,12 @@ class AttentionPooling(ClassTokenPooling):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads)
         self.query = nn.Parameter(torch.randn(1, 1, width) * width**-0.5)
-        self.attention = MultiHeadAttention(StackConfig(width, heads=heads), source_width=width)
+        self.attention = MultiHeadAttention(StackConfig(width, heads=heads), context_width=width)
 
-    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""
-        mask = FREE if keep is None else padding(keep)
-        return self.attention(self.query.expand(len(x), -1, -1), x, mask)[
-            :, 0
-        ]  # (B, 1, E) -> (B, E)
+        query = self.query.expand(len(x), -1, -1)  # (B, 1, E)
+        return self.attention(query, x, padding(padding_mask))[:, 0]  # (B, 1, E) -> (B, E)
 
 
 POOLINGS: dict[str, type[ClassTokenPooling]] = {

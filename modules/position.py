@@ -1,30 +1,33 @@
 """Position encodings: each overrides one of three hooks that do nothing by default: `embed`, `rotate`, `bias`.
 
-Coordinates are (B or 1, N, A): A = 1 axis for text, 2 axes (row, column) for images; they are passed in, so that packed
-documents may restart at 0 and a cache may go on where it stopped.
+Positions are integers (B or 1, N, A): A = 1 axis for text, 2 axes (row, column) for images. They are
+arguments, so that packed documents may restart at 0 and a cache may go on where it stopped.
 """
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.config import PositionConfig, RotaryScaling, require
+from modules.config import StackConfig, require
+from modules.rotation import Rotation
+from modules.schema import checked
 
 
-def grid_coordinates(grid: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
-    """Coordinates (1, N, A) of all points of a grid, last axis fastest."""
+def grid_positions(grid: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+    """Positions (1, N, A) of all points of a grid, last axis fastest."""
     axes = [torch.arange(size, device=device) for size in grid]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)[
-        None
-    ]  # (*grid, A) -> (1, N, A)
+    points = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)  # (*grid, A)
+    return points.flatten(0, -2)[None]  # (1, N, A)
 
 
 def resize_grid(table: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Interpolates a table of positions to another grid: (*old grid, E) -> (*grid, E), one or two axes, smoothly."""
+    """Interpolates a table of positions to another grid: (*old grid, E) -> (*grid, E), one or two axes."""
     if tuple(table.shape[:-1]) == tuple(grid):
         return table
     require(
@@ -33,38 +36,71 @@ def resize_grid(table: Tensor, grid: tuple[int, ...]) -> Tensor:
     )
     image = table.movedim(-1, 0)[None].float()  # (1, E, *old grid)
     if len(grid) == 1:
-        smooth = F.interpolate(image, size=grid, mode="linear", align_corners=False)
+        image = F.interpolate(image, size=grid, mode="linear", align_corners=False)
     else:
-        smooth = F.interpolate(
-            image, size=grid, mode="bicubic", antialias=True, align_corners=False
-        )
-    return smooth[0].movedim(0, -1).to(table.dtype)  # (*grid, E)
+        image = F.interpolate(image, size=grid, mode="bicubic", antialias=True, align_corners=False)
+    return image[0].movedim(0, -1).to(table.dtype)  # (1, E, *grid) -> (*grid, E)
 
 
 def frequencies(width: int, base: float, device: torch.device) -> Tensor:
     """Angles per position, base^(-2i / width): (ceil(width / 2),).
 
-    Rounded as in most libraries: far from the start, the last bit of a frequency is seen in the scores.
+    Rounded as in most libraries: far from the start, the last bit of a frequency shows in the scores.
     """
-    return 1 / base ** (torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+    exponents = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
+    return 1 / base**exponents
 
 
-def sinusoid(position: Tensor, frequency: Tensor) -> tuple[Tensor, Tensor]:
+def sin_cos(position: Tensor, frequency: Tensor) -> tuple[Tensor, Tensor]:
     """sin and cos of position x frequency: (..., N), (K,) -> twice (..., N, K)."""
     angle = position[..., None].float() * frequency
     return angle.sin(), angle.cos()
 
 
+@dataclass(frozen=True)
+class RotaryScaling:
+    """Lower frequencies of rotary positions, for longer sequences than in the first training.
+
+    Args:
+        kind: "linear": all frequencies are divided by `factor` (Chen 2023); "llama3": only the low
+            ones, those between in part (Grattafiori 2024).
+        factor: What frequencies are divided by, at least 1.
+        low_freq_factor: "llama3": wavelengths above `original_max_length` / this are divided fully.
+        high_freq_factor: "llama3": wavelengths below `original_max_length` / this stay.
+        original_max_length: "llama3": context of the first training, in tokens.
+    """
+
+    kind: Literal["linear", "llama3"] = "linear"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_length: int = 8192
+
+    def __post_init__(self) -> None:
+        require(self.factor >= 1, f"The factor of rotary scaling is {self.factor}; give 1 or more.")
+        require(
+            0 < self.low_freq_factor < self.high_freq_factor,
+            f"low_freq_factor {self.low_freq_factor} of rotary scaling must be above 0 and below "
+            f"high_freq_factor {self.high_freq_factor}.",
+        )
+        require(
+            self.original_max_length >= 1,
+            f"original_max_length of rotary scaling is {self.original_max_length}; "
+            "it must be at least 1.",
+        )
+
+
 def linear_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
-    """All frequencies lower by the factor, as if positions were closer (Chen 2023). Keeps the shape."""
+    """Frequencies divided by the factor, as if positions were closer (Chen 2023). Keeps the shape."""
     return frequency / scaling.factor
 
 
 def llama3_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Low frequencies lower by the factor, high ones stay, blends between (Grattafiori 2024). Keeps the shape."""
-    turns = scaling.original_max_length / (2 * math.pi / frequency)  # within the first context
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = kept.clamp(0, 1)
+    """Low frequencies divided by the factor, blended into high ones that stay. Keeps the shape."""
+    wavelength = 2 * math.pi / frequency
+    turns = scaling.original_max_length / wavelength  # within the first context
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
     return (1 - kept) * frequency / scaling.factor + kept * frequency
 
 
@@ -74,209 +110,270 @@ SCALINGS: dict[str, Callable[[Tensor, RotaryScaling], Tensor]] = {
 }
 
 
-@dataclass(frozen=True)
-class Rotation:
-    """Turns pairs of channels (i, i + R / 2) of queries and keys by angles.
-
-    `cos` is (B or 1, 1, N, R), each half the same; `sin` likewise, its first half negative.
-    """
-
-    cos: Tensor
-    sin: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Queries or keys (B, H, N, D) -> the same, rotated; channels from R on stay as they are."""
-        width = self.cos.shape[-1]
-        turned, cos, sin = x[..., :width], self.cos.to(x.dtype), self.sin.to(x.dtype)
-        turned = torch.addcmul(
-            turned * cos, turned.roll(width // 2, -1), sin
-        )  # (B, H, N, R); few passes over memory
-        return (
-            turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
-        )  # (B, H, N, D)
-
-    def after_prefix(self, count: int) -> "Rotation":
-        """The same behind `count` tokens that are not rotated (class and register tokens)."""
-        return Rotation(
-            F.pad(self.cos, (0, 0, count, 0), value=1.0), F.pad(self.sin, (0, 0, count, 0))
-        )
-
-
 class Position(nn.Module):
     """No positions: the base of all encodings.
 
+    Options of an encoding are further arguments of its class, with a type and a default; a model's
+    `position_options` are passed to them.
+
     Args:
-        config: Sizes and options of the encoding.
+        stack: The blocks: width E, number H and size D of heads, causal or not.
+        grid: Number of positions along each axis: (length,) for text, (rows, columns) for images.
     """
 
-    def __init__(self, config: PositionConfig) -> None:
+    dims: ClassVar[tuple[int, ...]] = (1, 2)  # numbers of axes that it works for
+    is_rotary: ClassVar[bool] = False  # rotates queries and keys: for dot products only
+
+    def __init__(self, stack: StackConfig, grid: tuple[int, ...]) -> None:
         super().__init__()
-        self.config = config
+        self.grid = grid
 
-    def raster(self, coords: Tensor) -> Tensor:
-        """One number per position, (B or 1, N): rows one after the other where there are two axes."""
-        number = coords[..., 0]
-        for axis, size in enumerate(self.config.grid[1:], start=1):
-            number = number * size + coords[..., axis]
-        return number
+    def check_length(self, length: int) -> None:
+        """Raises `ValueError` where so many tokens have no positions."""
 
-    def embed(self, x: Tensor, coords: Tensor | None = None) -> Tensor:
-        """Token vectors (B, N, E) with positions added; `coords` None: the grid from its start, in order."""
+    def flat_index(self, positions: Tensor) -> Tensor:
+        """One number per position, row by row where there are two axes: (B or 1, N, A) -> (B or 1, N)."""
+        index = positions[..., 0]
+        for axis, size in enumerate(self.grid[1:], start=1):
+            index = index * size + positions[..., axis]
+        return index
+
+    def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Tokens (B, N, E) with positions added; `positions` None: the grid from its start, in order."""
         return x
 
-    def rotate(self, coords: Tensor) -> Rotation | None:
-        """How to turn queries and keys at `coords`; None: not at all."""
+    def rotate(self, positions: Tensor) -> Rotation | None:
+        """How to rotate queries and keys at `positions`; None: not at all."""
         return None
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """What to add to the scores, (B or 1, H, N, M), given coordinates (B or 1, N, A) and (B or 1, M, A)."""
+        """What to add to the scores, (B or 1, H, N, M), for positions (B or 1, N, A), (B or 1, M, A)."""
         return None
 
 
 class Learned(Position):
     """A learned vector per position, added to the tokens (Gehring 2017, Dosovitskiy 2021)."""
 
-    def __init__(self, config: PositionConfig) -> None:
-        super().__init__(config)
-        self.table = nn.Parameter(torch.randn(*config.grid, config.width) * 0.02)
+    def __init__(self, stack: StackConfig, grid: tuple[int, ...]) -> None:
+        super().__init__(stack, grid)
+        self.table = nn.Parameter(torch.randn(*grid, stack.width) * 0.02)
 
-    def embed(self, x: Tensor, coords: Tensor | None = None) -> Tensor:
-        """(B, N, E) -> (B, N, E)."""
-        table = self.table.flatten(0, -2)  # (positions, E)
+    def check_length(self, length: int) -> None:
+        """Raises `ValueError` where so many tokens have no positions."""
+        count = math.prod(self.grid)
         require(
-            coords is not None or x.shape[1] <= len(table),
-            f"{x.shape[1]} tokens are more than the {len(table)} learned positions; shorten them or resize the table.",
+            length <= count,
+            f"{length} tokens are more than the {count} learned positions; "
+            "shorten them or resize the table.",
         )
-        return x + (
-            table[: x.shape[1]] if coords is None else F.embedding(self.raster(coords), table)
-        )
+
+    def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(B, N, E) -> (B, N, E)."""
+        table = self.table.flatten(0, -2)  # (*grid, E) -> (positions, E)
+        if positions is not None:
+            return x + F.embedding(self.flat_index(positions), table)
+        self.check_length(x.shape[1])
+        return x + table[: x.shape[1]]
 
 
 class Sinusoidal(Position):
-    """sin and cos of the position in turn, added to the tokens; any length, odd widths too (Vaswani 2017)."""
+    """sin and cos of the position by turns, added to the tokens, for any length (Vaswani 2017).
 
-    def embed(self, x: Tensor, coords: Tensor | None = None) -> Tensor:
+    Args:
+        stack, grid: As for `Position`.
+        base: Longest wavelength / 2 pi, in positions.
+    """
+
+    def __init__(self, stack: StackConfig, grid: tuple[int, ...], base: float = 10000.0) -> None:
+        super().__init__(stack, grid)
+        self.base = base
+
+    def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        number = (
-            torch.arange(x.shape[1], device=x.device)[None]
-            if coords is None
-            else self.raster(coords)
-        )
-        frequency = frequencies(x.shape[-1], self.config.base, x.device)
-        waves = torch.stack(sinusoid(number, frequency), -1).flatten(-2)  # (B, N, E or E + 1)
+        if positions is None:
+            index = torch.arange(x.shape[1], device=x.device)[None]  # (1, N)
+        else:
+            index = self.flat_index(positions)
+        frequency = frequencies(x.shape[-1], self.base, x.device)
+        waves = torch.stack(sin_cos(index, frequency), -1).flatten(-2)  # (B, N, E or E + 1)
         return x + waves[..., : x.shape[-1]].to(x.dtype)
 
 
 class SinCos2D(Position):
-    """Half of the channels encode the row, half the column; each half is sines, then cosines (He 2022)."""
+    """Half of the channels encode the row, half the column; each half is sines, then cosines (He 2022).
 
-    def __init__(self, config: PositionConfig) -> None:
-        super().__init__(config)
-        require(
-            len(config.grid) == 2,
-            'position "sincos2d" needs two axes; use "sinusoidal" for sequences.',
-        )
-        require(
-            config.width % 4 == 0,
-            f'position "sincos2d" needs a width that 4 divides, not {config.width}.',
-        )
+    Args:
+        stack, grid: As for `Position`.
+        base: Longest wavelength / 2 pi, in positions.
+    """
 
-    def embed(self, x: Tensor, coords: Tensor | None = None) -> Tensor:
+    dims = (2,)
+
+    def __init__(self, stack: StackConfig, grid: tuple[int, ...], base: float = 10000.0) -> None:
+        super().__init__(stack, grid)
+        require(
+            stack.width % 4 == 0,
+            f'position "sincos2d" needs a width that 4 divides, not {stack.width}.',
+        )
+        self.base = base
+
+    def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        coords = grid_coordinates(self.config.grid, x.device) if coords is None else coords
-        frequency = frequencies(x.shape[-1] // 2, self.config.base, x.device)
-        waves = torch.cat(sinusoid(coords, frequency), -1)  # (B, N, 2, E / 2)
+        if positions is None:
+            positions = grid_positions(self.grid, x.device)
+        frequency = frequencies(x.shape[-1] // 2, self.base, x.device)
+        waves = torch.cat(sin_cos(positions, frequency), -1)  # (B, N, 2, E / 2)
         return x + waves.flatten(-2).to(x.dtype)  # (B, N, E)
 
 
 class Rotary(Position):
-    """Turns queries and keys so that scores depend on the offset only (Su 2021); on images, along the raster."""
+    """Rotates queries and keys so that scores depend on the offset only (Su 2021); images row by row.
 
-    axes = 1
+    Args:
+        stack, grid: As for `Position`.
+        base: Longest wavelength / 2 pi, in positions.
+        fraction: Part of each head's channels that is rotated, above 0 up to 1.
+        scaling: Lower frequencies, for longer sequences; None: as they are.
+    """
 
-    def __init__(self, config: PositionConfig) -> None:
-        super().__init__(config)
+    is_rotary = True
+    axes: ClassVar[int] = 1  # that channels are split between
+
+    def __init__(
+        self,
+        stack: StackConfig,
+        grid: tuple[int, ...],
+        base: float = 10000.0,
+        fraction: float = 1.0,
+        scaling: RotaryScaling | None = None,
+    ) -> None:
+        super().__init__(stack, grid)
+        require(0 < fraction <= 1, f"The rotated fraction is {fraction}; give a number up to 1.")
+        self.base = base
+        self.scaling = scaling
+        self.width = round(stack.resolved.head_dim * fraction)  # R, channels that are rotated
         require(
-            config.rotated_width > 0 and config.rotated_width % (2 * self.axes) == 0,
-            f"Rotary positions turn {config.rotated_width} of {config.head_width} channels a head, which "
-            f"{2 * self.axes} must divide; change width, heads or the rotated fraction.",
-        )
-        require(
-            len(config.grid) >= self.axes,
-            'position "rotary2d" needs two axes; use "rotary" for sequences.',
+            self.width > 0 and self.width % (2 * self.axes) == 0,
+            f"Rotary positions rotate {self.width} of {stack.resolved.head_dim} channels a head, "
+            f"which {2 * self.axes} must divide; change width, heads or the fraction.",
         )
 
-    def rotate(self, coords: Tensor) -> Rotation:
-        """Coordinates (B or 1, N, A) -> angles for pairs of channels."""
-        places = self.raster(coords)[..., None] if self.axes == 1 else coords  # (B, N, axes)
-        frequency = frequencies(
-            self.config.rotated_width // self.axes, self.config.base, coords.device
-        )
-        if self.config.scaling is not None:
-            frequency = SCALINGS[self.config.scaling.kind](frequency, self.config.scaling)
-        sin, cos = (
-            wave.flatten(-2)[:, None] for wave in sinusoid(places, frequency)
-        )  # (B, 1, N, R / 2)
+    def rotate(self, positions: Tensor) -> Rotation:
+        """Positions (B or 1, N, A) -> angles for pairs of channels."""
+        if self.axes == 1:
+            positions = self.flat_index(positions)[..., None]  # (B, N, 1)
+        frequency = frequencies(self.width // self.axes, self.base, positions.device)
+        if self.scaling is not None:
+            frequency = SCALINGS[self.scaling.kind](frequency, self.scaling)
+        sin, cos = sin_cos(positions, frequency)  # (B, N, axes, R / 2 / axes)
+        sin = sin.flatten(-2)[:, None]  # (B, 1, N, R / 2)
+        cos = cos.flatten(-2)[:, None]  # (B, 1, N, R / 2)
         return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))  # (B, 1, N, R)
 
 
 class Rotary2D(Rotary):
-    """Half of the rotated channels turn with the row, half with the column (Heo 2024)."""
+    """Half of the rotated channels turn with the row, half with the column (Heo 2024).
 
+    Args:
+        stack, grid, fraction, scaling: As for `Rotary`.
+        base: Longest wavelength / 2 pi, in positions.
+    """
+
+    dims = (2,)
     axes = 2
+
+    def __init__(
+        self,
+        stack: StackConfig,
+        grid: tuple[int, ...],
+        base: float = 100.0,
+        fraction: float = 1.0,
+        scaling: RotaryScaling | None = None,
+    ) -> None:
+        super().__init__(stack, grid, base, fraction, scaling)
 
 
 class ALiBi(Position):
-    """Scores fall linearly with distance, each head at its own slope (Press 2022); Euclidean distance on images."""
+    """Scores fall linearly with distance, each head at its own slope (Press 2022).
+
+    The distance on images is Euclidean.
+    """
+
+    def __init__(self, stack: StackConfig, grid: tuple[int, ...]) -> None:
+        super().__init__(stack, grid)
+        self.heads = stack.heads
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
         """-slope x distance: (B or 1, H, N, M)."""
         offset = (queries[:, :, None] - keys[:, None]).float()  # (B, N, M, A)
-        distance = (
-            offset.abs()[..., 0] if offset.shape[-1] == 1 else offset.norm(dim=-1)
-        )  # (B, N, M)
+        if offset.shape[-1] == 1:
+            distance = offset.abs()[..., 0]  # (B, N, M)
+        else:
+            distance = offset.norm(dim=-1)  # (B, N, M)
         return -self.slopes(queries.device)[:, None, None] * distance[:, None]  # (B, H, N, M)
 
     def slopes(self, device: torch.device) -> Tensor:
-        """2^(-8 / H), 2^(-16 / H), ...; if H is no power of two, every other slope of the next one fills up: (H,)."""
-        heads = self.config.heads
-        floor = 2 ** int(math.log2(heads))
-        powers = [8 * (i + 1) / floor for i in range(floor)] + [
-            4 * (2 * i + 1) / floor for i in range(heads - floor)
-        ]
+        """2^(-8 / H), 2^(-16 / H), ...: (H,).
+
+        If H is no power of two, every other slope of the next one fills up.
+        """
+        floor = 2 ** int(math.log2(self.heads))
+        powers = [8 * (i + 1) / floor for i in range(floor)]
+        powers += [4 * (2 * i + 1) / floor for i in range(self.heads - floor)]
         return torch.tensor([2.0**-power for power in powers], device=device)
 
 
 class T5Bias(Position):
-    """A learned number per head and distance bucket; far distances share buckets (Raffel 2020). One table per axis."""
+    """A learned number per head and distance bucket, one table per axis (Raffel 2020).
 
-    def __init__(self, config: PositionConfig) -> None:
-        super().__init__(config)
+    Args:
+        stack, grid: As for `Position`; `stack.causal` spends all buckets on earlier tokens.
+        buckets: Number of buckets, even, at least 4; far distances share one.
+        max_distance: Distance, in tokens, from which on all share the last bucket.
+    """
+
+    def __init__(
+        self,
+        stack: StackConfig,
+        grid: tuple[int, ...],
+        buckets: int = 32,
+        max_distance: int = 128,
+    ) -> None:
+        super().__init__(stack, grid)
         require(
-            config.buckets >= 4 and config.buckets % 2 == 0,
-            f"T5 needs an even number of buckets, not {config.buckets}.",
+            buckets >= 4 and buckets % 2 == 0,
+            f"T5 needs an even number of buckets, at least 4, not {buckets}.",
         )
-        self.table = nn.Parameter(
-            torch.randn(len(config.grid), config.buckets, config.heads) * 0.02
+        require(
+            max_distance > buckets // 2,
+            f"T5 needs a max_distance above half of its {buckets} buckets, not {max_distance}.",
         )
+        self.causal = stack.causal
+        self.max_distance = max_distance
+        self.table = nn.Parameter(torch.randn(len(grid), buckets, stack.heads) * 0.02)
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Numbers looked up by distance: (B or 1, H, N, M)."""
         buckets = self.bucket(keys[:, None] - queries[:, :, None])  # (B, N, M, A)
-        found = [F.embedding(buckets[..., axis], table) for axis, table in enumerate(self.table)]
-        return sum(found[1:], start=found[0]).movedim(-1, 1)  # (B, N, M, H) -> (B, H, N, M)
+        total = F.embedding(buckets[..., 0], self.table[0])
+        for axis, table in enumerate(self.table[1:], start=1):
+            total = total + F.embedding(buckets[..., axis], table)
+        return total.movedim(-1, 1)  # (B, N, M, H) -> (B, H, N, M)
 
     def bucket(self, offset: Tensor) -> Tensor:
-        """Number of the bucket of each key - query offset; half of them exact, the rest spaced by logarithm."""
-        buckets = self.config.buckets if self.config.causal else self.config.buckets // 2
-        side = torch.zeros_like(offset) if self.config.causal else (offset > 0).long() * buckets
-        distance = (-offset).clamp(min=0) if self.config.causal else offset.abs()
+        """Bucket of each key - query offset; half are for one distance, the rest spaced by logarithm."""
+        buckets = self.table.shape[1]
+        first: Tensor | int = 0
+        if self.causal:
+            distance = (-offset).clamp(min=0)
+        else:
+            buckets //= 2
+            first = (offset > 0) * buckets
+            distance = offset.abs()
         exact = buckets // 2
-        growth = torch.log(distance.float().clamp(min=1) / exact) / math.log(
-            self.config.max_distance / exact
-        )
-        far = (exact + growth * (buckets - exact)).long().clamp(max=buckets - 1)
-        return side + torch.where(distance < exact, distance, far)
+        ratio = distance.float().clamp(min=1) / exact
+        far = exact + ratio.log() / math.log(self.max_distance / exact) * (buckets - exact)
+        return first + torch.where(distance < exact, distance, far.long().clamp(max=buckets - 1))
 
 
 POSITIONS: dict[str, type[Position]] = {
@@ -289,3 +386,49 @@ POSITIONS: dict[str, type[Position]] = {
     "alibi": ALiBi,
     "t5": T5Bias,
 }
+
+
+def build_position(
+    name: str, options: Mapping[str, Any], stack: StackConfig, grid: tuple[int, ...]
+) -> Position:
+    """The position encoding of a model.
+
+    Args:
+        name: Entry of `POSITIONS`.
+        options: Of that encoding, by name; those left out have their defaults.
+        stack: The blocks.
+        grid: Number of positions along each axis.
+
+    Raises:
+        ValueError: There is no such encoding or option, or it does not fit the blocks or the grid.
+    """
+    require(name in POSITIONS, f'position is "{name}"; choose one of {", ".join(POSITIONS)}.')
+    kind = POSITIONS[name]
+    require(
+        len(grid) in kind.dims,
+        f'position "{name}" is for images; choose another for text, such as "learned" or "rotary".',
+    )
+    require(
+        not kind.is_rotary or stack.attention == "dot",
+        f'position "{name}" works on dot products; use attention "dot" or another position.',
+    )
+    known = dict(list(inspect.signature(kind).parameters.items())[2:])  # after stack and grid
+    for option in options:
+        require(
+            option in known,
+            f'position_options: position "{name}" has no option "{option}"; '
+            f"its options are: {', '.join(known) or 'none'}.",
+        )
+    values = {
+        option: checked(known[option].annotation, value, f"position_options.{option}")
+        for option, value in options.items()
+    }
+    return kind(stack, grid, **values)
+
+
+def check_position(
+    name: str, options: Mapping[str, Any], stack: StackConfig, grid: tuple[int, ...]
+) -> None:
+    """Raises `ValueError` as `build_position`, but takes no memory and no random numbers."""
+    with torch.device("meta"):
+        build_position(name, options, stack, grid)

@@ -7,28 +7,38 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from modules.attention import ATTENTIONS, FREE
+from modules.attention import ATTENTIONS
+from modules.cache import NO_BLOCK_CACHE, NO_CACHE, BlockCache, StackCache
 from modules.config import StackConfig, require
 from modules.feedforward import FEEDFORWARDS
 from modules.init import initialise
 from modules.kernels.dropout import Dropout
-from modules.masks import Mask
-from modules.memory import BlockMemory, Memory, StackMemory
+from modules.masks import NO_MASK, Mask
 from modules.norm import norm_factory
-from modules.position import Rotation
-
-NOTHING, FORGETFUL = BlockMemory(), StackMemory()
+from modules.rotation import Rotation
 
 
-class Source(NamedTuple):
-    """What a decoder's cross-attention looks at: vectors (B, M, source width) and who may see which."""
+class Context(NamedTuple):
+    """What cross-attention attends to: vectors (B, M, context width), and who may see which."""
 
     states: Tensor
-    mask: Mask = FREE
+    mask: Mask = NO_MASK
 
-    def select(self, rows: Tensor) -> "Source":
+    def select(self, rows: Tensor) -> "Context":
         """Some of the rows, (R,) of B."""
-        return Source(self.states[rows], self.mask.select(rows))
+        return Context(self.states[rows], self.mask.select(rows))
+
+
+NO_CONTEXT = Context(None)  # type: ignore[arg-type]  # cross-attention refuses it
+
+
+class BlockState(NamedTuple):
+    """What a block is given besides the tokens' vectors; arguments as in `Stack.forward`."""
+
+    mask: Mask = NO_MASK
+    rotary: Rotation | None = None
+    context: Context = NO_CONTEXT
+    cache: BlockCache = NO_BLOCK_CACHE
 
 
 class LayerScale(nn.Module):
@@ -67,7 +77,7 @@ class DropPath(nn.Module):
         return x * torch.rand(len(x), 1, 1, device=x.device).lt(keep).to(x.dtype).div(keep)
 
 
-def branch_end(config: StackConfig, drop_path: float) -> nn.Module:
+def residual_branch(config: StackConfig, drop_path: float) -> nn.Module:
     """What a sub-layer's result passes before it is added: dropout, layer scale, drop path, or nothing."""
     parts: dict[str, nn.Module] = {}
     if config.dropout:
@@ -89,95 +99,66 @@ class Block(nn.Module):
 
     def __init__(self, config: StackConfig, drop_path: float = 0.0) -> None:
         super().__init__()
+        sizes = config.resolved
         norm = norm_factory(config.norm, config.norm_eps, config.bias)
+        attention = ATTENTIONS[config.attention]
+        self.has_cross = config.cross_attention
         self.norm1 = norm(config.width)
-        self.attention = ATTENTIONS[config.attention](config)
-        self.end1 = branch_end(config, drop_path)
+        self.attention = attention(config)
+        self.residual1 = residual_branch(config, drop_path)
         if config.cross_attention:
             self.cross_norm = norm(config.width)
-            self.cross_attention = ATTENTIONS[config.attention](
-                config, config.source_width or config.width
-            )
-            self.cross_end = branch_end(config, drop_path)
-        self.has_cross = config.cross_attention
+            self.cross_attention = attention(config, config.context_width or config.width)
+            self.cross_residual = residual_branch(config, drop_path)
         self.norm2 = norm(config.width)
-        make = FEEDFORWARDS[config.feedforward]
-        self.feedforward = make(
-            config.width, config.feedforward_width, config.feedforward_bias, config.hidden_dropout
+        self.feedforward = FEEDFORWARDS[config.feedforward](
+            config.width, sizes.mlp_width, sizes.mlp_bias, sizes.mlp_dropout
         )
-        self.end2 = branch_end(config, drop_path)
+        self.residual2 = residual_branch(config, drop_path)
 
-    def attend(self, x: Tensor, mask: Mask, rotation: Rotation | None, memory: Memory) -> Tensor:
-        """Self-attention sub-layer without its norm: (B, N, E) -> (B, N, E)."""
-        return self.end1(self.attention(x, None, mask, rotation, memory))
-
-    def attend_source(self, x: Tensor, source: Source | None, memory: Memory) -> Tensor:
-        """Cross-attention sub-layer without its norm: (B, N, E) -> (B, N, E)."""
-        if source is None:
-            raise ValueError(
-                "This block has cross-attention, so it needs a source; pass one, or switch it off."
-            )
-        return self.cross_end(self.cross_attention(x, source.states, source.mask, None, memory))
-
-    def transform(self, x: Tensor) -> Tensor:
-        """Feed-forward sub-layer without its norm: (B, N, E) -> (B, N, E)."""
-        return self.end2(self.feedforward(x))
-
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask = FREE,
-        rotation: Rotation | None = None,
-        source: Source | None = None,
-        memory: BlockMemory = NOTHING,
-    ) -> Tensor:
-        """(B, N, E) -> (B, N, E); arguments as in `Stack.forward`."""
-        x = x + self.attend(self.norm1(x), mask, rotation, memory.own)
+    def forward(self, x: Tensor, state: BlockState = BlockState()) -> Tensor:
+        """(B, N, E) -> (B, N, E)."""
+        mask, rotary, context, cache = state
+        y = self.attention(self.norm1(x), None, mask, rotary, cache.self_attn)
+        x = x + self.residual1(y)
         if self.has_cross:
-            x = x + self.attend_source(self.cross_norm(x), source, memory.cross)
-        return x + self.transform(self.norm2(x))
+            y = self.cross_norm(x)
+            y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
+            x = x + self.cross_residual(y)
+        return x + self.residual2(self.feedforward(self.norm2(x)))
 
 
 class PostBlock(Block):
     """One Transformer block, norms after the residual sums (Vaswani 2017). Arguments as `Block`."""
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask = FREE,
-        rotation: Rotation | None = None,
-        source: Source | None = None,
-        memory: BlockMemory = NOTHING,
-    ) -> Tensor:
-        """(B, N, E) -> (B, N, E); arguments as in `Stack.forward`."""
-        x = self.norm1(x + self.attend(x, mask, rotation, memory.own))
+    def forward(self, x: Tensor, state: BlockState = BlockState()) -> Tensor:
+        """(B, N, E) -> (B, N, E)."""
+        mask, rotary, context, cache = state
+        y = self.attention(x, None, mask, rotary, cache.self_attn)
+        x = self.norm1(x + self.residual1(y))
         if self.has_cross:
-            x = self.cross_norm(x + self.attend_source(x, source, memory.cross))
-        return self.norm2(x + self.transform(x))
+            y = self.cross_attention(x, context.states, context.mask, None, cache.cross_attn)
+            x = self.cross_norm(x + self.cross_residual(y))
+        return self.norm2(x + self.residual2(self.feedforward(x)))
 
 
 class ParallelBlock(Block):
-    """One Transformer block whose sub-layers all read the same normed input (Dehghani 2023). Arguments as `Block`."""
+    """One Transformer block whose sub-layers read the same normed input (Dehghani 2023). Arguments as `Block`."""
 
     def __init__(self, config: StackConfig, drop_path: float = 0.0) -> None:
         super().__init__(config, drop_path)
         self.norm2 = nn.Identity()
         self.cross_norm = nn.Identity()
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask = FREE,
-        rotation: Rotation | None = None,
-        source: Source | None = None,
-        memory: BlockMemory = NOTHING,
-    ) -> Tensor:
-        """(B, N, E) -> (B, N, E); arguments as in `Stack.forward`."""
+    def forward(self, x: Tensor, state: BlockState = BlockState()) -> Tensor:
+        """(B, N, E) -> (B, N, E)."""
+        mask, rotary, context, cache = state
         normed = self.norm1(x)
-        x = x + self.attend(normed, mask, rotation, memory.own)
+        x = x + self.residual1(self.attention(normed, None, mask, rotary, cache.self_attn))
         if self.has_cross:
-            x = x + self.attend_source(normed, source, memory.cross)
-        return x + self.transform(normed)
+            y = self.cross_attention(normed, context.states, context.mask, None, cache.cross_attn)
+            x = x + self.cross_residual(y)
+        return x + self.residual2(self.feedforward(normed))
 
 
 ORDERS: dict[str, type[Block]] = {"pre": Block, "post": PostBlock, "parallel": ParallelBlock}
@@ -196,25 +177,25 @@ class Stack(nn.Module):
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(ORDERS[config.order](config, rate) for rate in rates)
         norm = norm_factory(config.norm, config.norm_eps, config.bias)
-        self.norm = norm(config.width) if config.has_final_norm else nn.Identity()
+        self.norm = norm(config.width) if config.resolved.final_norm else nn.Identity()
         initialise(self, config.init, config.depth)
 
     def forward(
         self,
         x: Tensor,
-        mask: Mask = FREE,
-        rotation: Rotation | None = None,
-        source: Source | None = None,
-        memory: StackMemory = FORGETFUL,
+        mask: Mask = NO_MASK,
+        rotary: Rotation | None = None,
+        context: Context = NO_CONTEXT,
+        cache: StackCache = NO_CACHE,
     ) -> Tensor:
         """Runs all blocks and the final norm.
 
         Args:
             x: (B, N, E).
             mask: Who may attend to whom; with `causal`, earlier tokens only is added to it.
-            rotation: Rotary positions of the tokens; None: none.
-            source: What cross-attention looks at; None where there is none.
-            memory: What keys, values and weights are handed to; it may add those of earlier tokens.
+            rotary: Rotary positions of the tokens; None: none.
+            context: What cross-attention attends to.
+            cache: Has keys and values of earlier tokens; or takes attention weights.
 
         Returns:
             (B, N, E).
@@ -224,13 +205,12 @@ class Stack(nn.Module):
             f"Vectors of size {x.shape[-1]} do not fit width {self.config.width}.",
         )
         if self.config.causal and x.shape[1] > 1:  # a single last token sees everything
-            mask = mask & memory.order(x.shape[1], x.device)
-        recompute = (
-            self.config.checkpoint_activations and torch.is_grad_enabled() and memory is FORGETFUL
-        )
+            mask = mask & cache.causal_mask(x.shape[1], x.device)
+        recompute = self.config.checkpoint_activations and torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):
-            if recompute:
-                x = checkpoint(block, x, mask, rotation, source, use_reentrant=False)
+            state = BlockState(mask, rotary, context, cache.block(index))
+            if recompute and cache is NO_CACHE:
+                x = checkpoint(block, x, state, use_reentrant=False)
             else:
-                x = block(x, mask, rotation, source, memory.block(index))
+                x = block(x, state)
         return self.norm(x)

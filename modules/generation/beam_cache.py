@@ -1,162 +1,167 @@
-"""Texts that branch off from those in a cache, as in beam search: what they have in common is held once.
+"""The cache of beam search: what sequences have in common is kept once.
 
-No key or value moves when texts do: each text has a list of the slots that hold its tokens.
+No key or value moves when beams do: each sequence has a list of the slots of its tokens.
 """
 
-from collections.abc import Iterable
 from copy import copy
-from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from modules.attention import attention
+from modules.cache import AttentionCache, BlockCache, Positions, Scores, StackCache
 from modules.config import StackConfig, require
-from modules.kernels.upcast import exact
-from modules.kv_cache import Cache, SourceMemory
+from modules.kernels.upcast import upcast
+from modules.kv_cache import ContextCache, KVCache
 from modules.masks import Mask
-from modules.memory import BlockMemory, Memory, Places, StackMemory
 
-ROOM = 64  # slots by which tables of keys grow; a multiple of what a vector register holds
+SLOT_STEP = 64  # slots by which tables of keys grow; a multiple of what a vector register holds
 
 
-class Branches(StackMemory):
-    """K texts that go on from each row of a cache; to the model they are rows of their own, B x K.
+class BeamCache(StackCache):
+    """K sequences that go on from each row of a cache; to the model they are rows of their own, B x K.
 
     Args:
-        cache: B rows of tokens, and the source that each looks at.
+        cache: B rows of tokens, and the context of each.
         beams: Number K.
-        tokens: Number of tokens that there is room for in each text.
+        tokens: Number of tokens that there is room for in each sequence.
     """
 
-    def __init__(self, cache: Cache, beams: int, tokens: int) -> None:
-        self.config, self.beams, batch, device = (
-            cache.config,
-            beams,
-            len(cache.keep),
-            cache.keep.device,
-        )
-        self.past = self.filled = self.taken = (
-            cache.filled
-        )  # tokens of each text; slots that hold tokens
-        self.length, self.size = (
-            self.filled + tokens,
-            self.filled + beams * tokens,
-        )  # how many there is room for
-        self.slots = torch.arange(self.filled, device=device).expand(batch, beams, -1)  # (B, K, M)
-        self.index = Index(self.slots, self.size, self.config)
-        coords = cache.coords[: batch if cache.uneven else 1, : self.filled]
+    def __init__(self, cache: KVCache, beams: int, tokens: int) -> None:
+        batch = len(cache.padding_mask)
+        device = cache.padding_mask.device
+        self.config = cache.config
+        self.beams = beams
+        self.past = cache.length
+        self.length = cache.length  # tokens of each sequence
+        self.max_length = self.length + tokens
+        self.used_slots = self.length
+        self.slot_count = self.length + beams * tokens
+        self.slots = torch.arange(self.length, device=device).expand(batch, beams, -1)  # (B, K, M)
+        self.index = Index(self.slots, self.slot_count, self.config)
+        positions = cache.positions[:, : self.length]
+        if not cache.has_own_positions:
+            positions = positions[:1]
         later = torch.arange(1, tokens + 1, device=device)[:, None]
-        self.coords = torch.cat((coords, coords[:, -1:] + later), 1)  # (B or 1, length, 1)
-        self.keep = (
-            F.pad(cache.keep[:, : self.filled], (0, tokens), value=True) if cache.padded else None
-        )
-        self.fast = suits(device, self.config)
-        keys, values = (
-            cache.data[..., : self.filled, :].transpose(3, 4).unbind(1)
-        )  # (depth, B, M, G, D) each
-        if self.fast:
-            self.keys = list(keys.permute(0, 1, 3, 4, 2))  # (B, G, D, M) of each layer
+        self.positions = torch.cat(
+            (positions, positions[:, -1:] + later), 1
+        )  # (B or 1, max_length, 1)
+        self.padding_mask = None
+        if cache.has_padding:
+            self.padding_mask = F.pad(cache.padding_mask[:, : self.length], (0, tokens), value=True)
+        self.by_sums = device.type == "cpu" and self.config.attention == "dot"
+        data = cache.data[..., : self.length, :].transpose(3, 4)  # (depth, 2, B, M, G, D)
+        if self.by_sums:
+            self.keys = list(data[:, 0].permute(0, 1, 3, 4, 2))  # (B, G, D, M) of each layer
         else:
-            self.keys = [with_room(layer, 1, self.size) for layer in keys]  # (B, size, G, D)
-        self.values = [with_room(layer, 1, self.size) for layer in values]  # (B, size, G, D)
-        self.sources = self.shared(cache.sources)
+            self.keys = [
+                grown(layer, 1, self.slot_count) for layer in data[:, 0]
+            ]  # (B, slots, G, D)
+        self.values = [grown(layer, 1, self.slot_count) for layer in data[:, 1]]  # (B, slots, G, D)
+        self.contexts = [self.share(context) for context in cache.contexts]
 
-    def block(self, index: int) -> BlockMemory:
+    def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
-        return BlockMemory(
-            (BagMemory if self.fast else SlotMemory)(self, index), self.sources[index]
-        )
+        layer = SumsLayer(self, index) if self.by_sums else SlotsLayer(self, index)
+        return BlockCache(layer, self.contexts[index])
 
-    def place(self, tokens: Tensor, keep: Tensor | None, coords: Tensor | None) -> Places:
-        """Makes room for the next token of each text, (B K, 1), which goes on counting and is no padding.
+    def add_tokens(
+        self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
+    ) -> Positions:
+        """Makes room for the next token of each sequence, (B K, 1), which is no padding.
 
         Raises:
-            ValueError: There is not enough room, or `keep` or `coords` say something else.
+            ValueError: There is not enough room, or padding or positions are given.
         """
         batch, beams = self.slots.shape[:2]
         require(
             tokens.shape == (batch * beams, 1)
-            and keep is None
-            and coords is None
-            and self.filled < self.length,
-            f"{tokens.shape[1]} tokens in {len(tokens)} rows do not fit: {batch} x {beams} texts take one at a time, "
-            f"and have {self.filled} of at most {self.length}; make more room, or shorten the text.",
+            and padding_mask is None
+            and positions is None
+            and self.length < self.max_length,
+            f"{tokens.shape[1]} tokens in {len(tokens)} rows do not fit: {batch} x {beams} sequences "
+            f"take one at a time, and have {self.length} of at most {self.max_length}; "
+            "make more room, or shorten the text.",
         )
-        new = torch.arange(self.taken, self.taken + beams, device=tokens.device)[:, None]
+        new = torch.arange(self.used_slots, self.used_slots + beams, device=tokens.device)[:, None]
         self.slots = torch.cat((self.slots, new.expand(batch, -1, 1)), 2)  # (B, K, M)
-        self.past, self.filled, self.taken = self.filled, self.filled + 1, self.taken + beams
-        self.index = Index(self.slots, self.size, self.config, self.index.columns)
-        seen = self.coords[:, : self.filled]
+        self.past = self.length
+        self.length += 1
+        self.used_slots += beams
+        self.index = Index(self.slots, self.slot_count, self.config, self.index.columns)
+        seen = self.positions[:, : self.length]
         if len(seen) > 1:
             seen = seen.repeat_interleave(beams, 0)  # (B K, M, 1)
-        kept = (
-            None if self.keep is None else self.keep[:, : self.filled].repeat_interleave(beams, 0)
-        )  # (B K, M)
-        return Places(seen[:, self.past :], seen, kept, False)
+        mask = None
+        if self.padding_mask is not None:
+            mask = self.padding_mask[:, : self.length].repeat_interleave(beams, 0)  # (B K, M)
+        return Positions(seen[:, self.past :], seen, mask, in_order=False)
 
-    def shared(self, sources: Iterable[SourceMemory]) -> list[SourceMemory]:
-        """What cross-attention hands its tensors to."""
-        pairs = [source.recall() for source in sources]
-        make = partial(SourceBags, beams=self.beams, config=self.config, columns=self.index.columns)
-        return [
-            make(pair) if pair and self.fast else SourceMemory(pair, self.beams) for pair in pairs
-        ]
+    def share(self, context: ContextCache) -> ContextCache:
+        """The cache of a context that K sequences look at."""
+        pair = context.context()
+        if pair is None:
+            return context
+        if self.by_sums:
+            return SumsContext(pair, self.beams, self.config, self.index.columns)
+        return SharedContext(pair, self.beams)
 
-    def reorder(self, texts: Tensor) -> None:
-        """Lets each text go on with what another of its row held: integers (B, K) of K."""
-        self.slots = self.slots.gather(1, texts[..., None].expand_as(self.slots))
+    def reorder(self, beams: Tensor) -> None:
+        """Each sequence goes on from another of its row: integers (B, K) of K."""
+        self.slots = self.slots.gather(1, beams[..., None].expand_as(self.slots))
 
-    def select(self, rows: Tensor) -> "Branches":
-        """Goes on with the texts of some rows only: (R,) of B."""
+    def select(self, rows: Tensor) -> "BeamCache":
+        """Goes on with the sequences of some rows only: (R,) of B."""
         other = copy(self)
-        other.slots, other.index = self.slots[rows], Index(self.slots[rows], self.size, self.config)
-        other.coords = self.coords[rows] if len(self.coords) > 1 else self.coords
-        other.keep = None if self.keep is None else self.keep[rows]
-        other.keys, other.values = (
-            [layer[rows] for layer in part] for part in (self.keys, self.values)
-        )
-        other.sources = other.shared(source.select(rows) for source in self.sources)
+        other.slots = self.slots[rows]
+        other.index = Index(other.slots, self.slot_count, self.config)
+        if len(self.positions) > 1:
+            other.positions = self.positions[rows]
+        if self.padding_mask is not None:
+            other.padding_mask = self.padding_mask[rows]
+        other.keys = [layer[rows] for layer in self.keys]
+        other.values = [layer[rows] for layer in self.values]
+        other.contexts = [other.share(context.select(rows)) for context in self.contexts]
         return other
 
 
-def suits(device: torch.device, config: StackConfig) -> bool:
-    """Whether attention is of dot products, which sums of rows can give, and on a CPU, where these are faster."""
-    return device.type == "cpu" and config.attention == "dot"
-
-
 class Index:
-    """Where tables have the keys and values that each text sees, for H heads of size D that share G.
+    """Where tables have the keys and values of each sequence, for H heads of size D that share G.
 
     Args:
-        slots: Those of each text's tokens, (B, K, M).
-        size: Number of slots of each row.
+        slots: Those of each sequence's tokens, (B, K, M).
+        slot_count: Number of slots of each row.
         config: Of the stack of blocks.
-        columns: Those of an index of the same rows; None: they are counted.
+        columns: Those of an index of the same rows; None: they are computed.
     """
 
     def __init__(
-        self, slots: Tensor, size: int, config: StackConfig, columns: "Bags | None" = None
+        self,
+        slots: Tensor,
+        slot_count: int,
+        config: StackConfig,
+        columns: "WeightedSums | None" = None,
     ) -> None:
-        (batch, beams), heads, width = slots.shape[:2], config.heads, config.head_width
-        groups = torch.arange(heads, device=slots.device)[:, None] // (
-            heads // config.groups
-        )  # (H, 1)
-        first = torch.arange(batch, device=slots.device)[:, None, None]
-        rows = (first * size + slots).flatten(0, 1)[
-            :, None
-        ] * config.groups + groups  # (B K, H, M) of B size G
+        batch, beams = slots.shape[:2]
+        device = slots.device
+        sizes = config.resolved
+        group_size = config.heads // sizes.kv_heads
+        groups = torch.arange(config.heads, device=device)[:, None] // group_size  # (H, 1)
+        row = torch.arange(batch, device=device)[:, None, None]
+        slot = (row * slot_count + slots).flatten(0, 1)[:, None]  # (B K, 1, M)
         if columns is None:
-            numbers = (first * config.groups + groups) * width + torch.arange(
-                width, device=slots.device
-            )  # (B, H, D)
-            columns = Bags(numbers.repeat_interleave(beams, 0))
-        self.columns, self.rows = columns, Bags(rows)
-        self.slots = slots.flatten(0, 1)[:, None].expand(-1, heads, -1)  # (B K, H, M) of size
+            channel = torch.arange(sizes.head_dim, device=device)
+            numbers = (row * sizes.kv_heads + groups) * sizes.head_dim + channel  # (B, H, D)
+            columns = WeightedSums(numbers.repeat_interleave(beams, 0))
+        self.columns = columns
+        self.rows = WeightedSums(slot * sizes.kv_heads + groups)  # (B K, H, M) of B slots G
+        self.slots = slots.flatten(0, 1)[:, None].expand(-1, config.heads, -1)  # (B K, H, M)
 
 
-class Bags:
-    """Rows of a table that are to be summed ("bags"), the same number each time.
+class WeightedSums:
+    """Sums of rows of a table, the same number each time.
 
     Args:
         rows: Their numbers, (..., M).
@@ -166,116 +171,151 @@ class Bags:
         self.numbers = rows.flatten()
         self.starts = torch.arange(0, len(self.numbers), rows.shape[-1], device=rows.device)
 
-    def sums(self, table: Tensor, weights: Tensor) -> Tensor:
-        """Sums with weights, (..., M), of rows of a table, (R, D): (bags, D), of the table's type."""
+    def __call__(self, table: Tensor, weights: Tensor) -> Tensor:
+        """Sums with weights, (..., M), of rows of a table, (R, D): (sums, D), of the table's type."""
         weights = weights.to(table.dtype).flatten()
         return torch.embedding_bag(table, self.numbers, self.starts, False, 0, False, weights)[
             0
         ]  # mode 0: sum
 
 
-class SlotMemory(Memory):
-    """One layer's keys and values in slots, read out for each text.
+class SlotsLayer(AttentionCache):
+    """One layer's keys and values in slots, gathered for each sequence.
 
     Args:
-        branches: The whole.
+        cache: The whole.
         layer: Number of the layer.
     """
 
-    def __init__(self, branches: Branches, layer: int) -> None:
-        self.branches, self.layer = branches, layer
-        self.new = slice(branches.taken - branches.beams, branches.taken)  # slots
+    def __init__(self, cache: BeamCache, layer: int) -> None:
+        self.cache = cache
+        self.layer = layer
+        self.new = slice(cache.used_slots - cache.beams, cache.used_slots)
 
     def by_row(self, new: Tensor) -> Tensor:
         """(B K, G, 1, D) -> (B, K, G, D)."""
-        return new[:, :, 0].unflatten(0, (-1, self.branches.beams))
+        return new[:, :, 0].unflatten(0, (-1, self.cache.beams))
 
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values, (B K, G, 1, D) each -> those of all tokens of each text, (B K, G, M, D) each."""
-        config, tables = (
-            self.branches.config,
-            (self.branches.keys[self.layer], self.branches.values[self.layer]),
-        )
-        rows = self.branches.index.rows.numbers.view(len(keys), config.heads, -1)  # (B K, H, M)
-        rows = rows[:, :: config.heads // config.groups]  # (B K, G, M)
-        for table, new in zip(tables, (keys, values), strict=True):
-            table[:, self.new] = self.by_row(new)
-        k, v = (table.flatten(0, 2)[rows] for table in tables)
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """New keys and values, (B K, G, 1, D) each -> those of each sequence, (B K, G, M, D) each."""
+        config = self.cache.config
+        group_size = config.heads // config.resolved.kv_heads
+        rows = self.cache.index.rows.numbers.view(len(k), config.heads, -1)  # (B K, H, M)
+        rows = rows[:, ::group_size]  # (B K, G, M)
+        keys = self.cache.keys[self.layer]
+        values = self.cache.values[self.layer]
+        keys[:, self.new] = self.by_row(k)
+        values[:, self.new] = self.by_row(v)
+        return keys.flatten(0, 2)[rows], values.flatten(0, 2)[
+            rows
+        ]  # (B slots G, D) -> (B K, G, M, D)
+
+
+class SumsLayer(SlotsLayer):
+    """The same for dot products on CPUs, where nothing is gathered: see `attend_by_sums`."""
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keeps new keys and values, (B K, G, 1, D) each, and gives them back."""
+        keys = self.cache.keys[self.layer]  # (B, G, D, slots)
+        if self.new.stop > keys.shape[3]:
+            size = -(-self.new.stop // SLOT_STEP) * SLOT_STEP
+            keys = grown(keys, 3, size)
+            self.cache.keys[self.layer] = keys
+        keys[..., self.new] = self.by_row(k).permute(0, 2, 3, 1)  # (B, G, D, K)
+        self.cache.values[self.layer][:, self.new] = self.by_row(v)
         return k, v
 
-
-class BagMemory(SlotMemory):
-    """The same for dot products on CPUs, where nothing is read out: see `mix`. Arguments as `SlotMemory`."""
-
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keeps new keys and values, (B K, G, 1, D) each, and gives them back."""
-        columns = self.branches.keys[self.layer]  # (B, G, D, slots)
-        if self.new.stop > columns.shape[3]:
-            columns = self.branches.keys[self.layer] = with_room(
-                columns, 3, -(-self.new.stop // ROOM) * ROOM
-            )
-        columns[..., self.new] = self.by_row(keys).permute(0, 2, 3, 1)  # (B, G, D, K)
-        self.branches.values[self.layer][:, self.new] = self.by_row(values)
-        return keys, values
-
-    def mix(self, q: Tensor, mask: Mask) -> Tensor:
-        """Attention of each text's query to its own tokens: (B K, H, 1, D) -> (B K, H, 1, D)."""
-        keys, values = self.branches.keys[self.layer], self.branches.values[self.layer]
-        return attend_by_sums(q, keys, values, self.branches.index, mask)
+    def attend(self, q: Tensor, mask: Mask, scores: Scores | None) -> Tensor:
+        """Attention of each sequence's query to its own tokens: (B K, H, 1, D) -> (B K, H, 1, D)."""
+        cache = self.cache
+        return attend_by_sums(
+            q, cache.keys[self.layer], cache.values[self.layer], cache.index, mask
+        )
 
 
-class SourceBags(SourceMemory):
-    """One layer's keys and values of the source, where K texts look at each row.
+class SharedContext(ContextCache):
+    """One layer's keys and values of the context, where K sequences look at each row.
 
     Args:
         pair: Keys and values, (B, G, M, D) each.
         beams: Number K.
+    """
+
+    def __init__(self, pair: tuple[Tensor, Tensor], beams: int) -> None:
+        super().__init__(pair)
+        self.beams = beams
+
+    def attend(self, q: Tensor, mask: Mask, scores: Scores | None) -> Tensor:
+        """Attention of each sequence's query to the context: (B K, H, 1, D) -> (B K, H, 1, D)."""
+        k, v = cast(tuple[Tensor, Tensor], self.pair)
+        queries = q[:, :, 0].unflatten(0, (-1, self.beams)).transpose(1, 2)  # (B, H, K, D)
+        out = attention(queries, k, v, mask, scores=scores).transpose(1, 2)  # (B, K, H, D)
+        return out.flatten(0, 1)[:, :, None]  # (B K, H, 1, D)
+
+
+class SumsContext(SharedContext):
+    """The same for dot products on CPUs: see `attend_by_sums`.
+
+    Args:
+        pair, beams: As for `SharedContext`.
         config: Of the stack of blocks.
-        columns: Those of the index of the texts.
+        columns: Those of the index of the sequences.
     """
 
     def __init__(
-        self, pair: tuple[Tensor, Tensor], beams: int, config: StackConfig, columns: Bags
+        self,
+        pair: tuple[Tensor, Tensor],
+        beams: int,
+        config: StackConfig,
+        columns: WeightedSums,
     ) -> None:
         super().__init__(pair, beams)
-        batch, _, length, _ = pair[0].shape
-        slots = torch.arange(length, device=pair[0].device).expand(batch, beams, -1)  # (B, K, M)
+        k, v = pair
+        batch, _, length, _ = k.shape
+        slots = torch.arange(length, device=k.device).expand(batch, beams, -1)  # (B, K, M)
         self.index = Index(slots, length, config, columns)
-        self.keys, self.values = pair[0].mT.contiguous(), pair[1].transpose(1, 2).contiguous()
+        self.keys = k.mT.contiguous()  # (B, G, D, M)
+        self.values = v.transpose(1, 2).contiguous()  # (B, M, G, D)
 
-    def mix(self, q: Tensor, mask: Mask) -> Tensor:
-        """Attention of each text's query to the source: (B, H, K, D) -> (B, H, K, D)."""
-        return attend_by_sums(q, self.keys, self.values, self.index, mask)
+    def attend(self, q: Tensor, mask: Mask, scores: Scores | None) -> Tensor:
+        """Attention of each sequence's query to the context: (B K, H, 1, D) -> (B K, H, 1, D)."""
+        return attend_by_sums(q, self.keys, self.values, self.index, mask, self.beams)
 
 
-def attend_by_sums(q: Tensor, keys: Tensor, values: Tensor, index: Index, mask: Mask) -> Tensor:
-    """Attention of K texts with one query each, by sums of rows: these are so small that matrix products are slower.
+def attend_by_sums(
+    q: Tensor, keys: Tensor, values: Tensor, index: Index, mask: Mask, beams: int = 1
+) -> Tensor:
+    """Attention with one query each, by sums of rows: so small that matrix products are slower.
 
-    Scores are the sum of the keys' columns with the query as weights, results that of the values with the weights.
+    Scores are the sum of the keys' columns with the query as weights, results that of the values
+    with the weights.
 
     Args:
-        q: (B, H, K, D) or (B K, H, 1, D).
-        keys: (B, G, D, size).
-        values: (B, size, G, D).
-        index: Which of them each text sees.
-        mask: Who else may attend to whom.
+        q: (B K, H, 1, D).
+        keys: (B, G, D, slots).
+        values: (B, slots, G, D).
+        index: Which of them each sequence sees.
+        mask: Who else may attend to whom: of (B, H, K, M) with `beams` K, of (B K, H, 1, M) with 1.
+        beams: Number of sequences that share a row of the mask.
 
     Returns:
-        The shape of `q`.
+        (B K, H, 1, D).
     """
-    (batch, heads, queries, width), size = q.shape, keys.shape[3]
-    scores = index.columns.sums(
-        keys.view(-1, size), q.transpose(1, 2) * width**-0.5
-    )  # (B K H, size)
-    scores = exact(scores).view(-1, heads, size)
-    if size > index.slots.shape[2]:
+    rows, heads, _, width = q.shape
+    slot_count = keys.shape[3]
+    scores = index.columns(keys.view(-1, slot_count), q * width**-0.5)  # (B K H, slots)
+    scores = upcast(scores).view(rows, heads, slot_count)
+    if slot_count > index.slots.shape[2]:
         scores = scores.gather(2, index.slots)  # (B K, H, M)
-    mask.add_to(scores.view(batch, queries, heads, -1).transpose(1, 2))  # as (B, H, K, M)
-    mixed = index.rows.sums(values.view(-1, width), scores.softmax(-1))  # (B K H, D)
-    return mixed.view(batch, queries, heads, width).transpose(1, 2)
+    by_mask = scores.unflatten(0, (-1, beams)).transpose(1, 2)  # (B, H, K, M), a view
+    mask.add_to(by_mask)
+    out = index.rows(values.view(-1, width), scores.softmax(-1))  # (B K H, D)
+    out = out.view(-1, beams, heads, width).transpose(1, 2)  # (B, H, K, D)
+    out = mask.zero_masked_rows(out).transpose(1, 2)  # (B, K, H, D)
+    return out.reshape(rows, heads, 1, width)
 
 
-def with_room(table: Tensor, dim: int, size: int) -> Tensor:
+def grown(table: Tensor, dim: int, size: int) -> Tensor:
     """A copy with room for `size` in one dimension."""
     shape = [*table.shape]
     shape[dim] = size

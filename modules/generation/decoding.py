@@ -1,4 +1,4 @@
-"""Reads texts with a model and its cache: what generation needs of a model."""
+"""Incremental decoding: a model and its cache, as sampling and beam search use them."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,162 +6,158 @@ import torch
 from torch import Tensor
 
 from modules.config import require
-from modules.generation.beam_cache import Branches
-from modules.kv_cache import Cache
+from modules.generation.beam_cache import BeamCache
+from modules.kv_cache import KVCache
 from modules.models.gpt import Decoder
 
-NEVER = float("-inf")
+MINUS_INF = float("-inf")
 
 
-class Reader:
-    """Reads texts token after token, and tells how likely each token is to follow: the base of all readers.
+class IncrementalDecoder:
+    """Scores of the next token, a token at a time: the base of all incremental decoders.
 
-    There are P prompts, and K = `beams` texts that go on from each, next to each other: "rows" are P x K.
+    There are P prompts, and K = `beams` sequences that go on from each, next to each other: "rows"
+    are P x K.
     """
 
     net: Decoder
-    cache: Cache | Branches
-    tokens: Tensor  # of one beam, (P, size and room for new tokens); what several beams write, their search keeps
-    size: int  # number of tokens of each text as yet
-    new: int  # number of tokens that will follow
+    cache: KVCache | BeamCache
+    sequences: Tensor  # with one beam: all tokens, (P, length and room for new tokens)
+    length: int  # number of tokens of each sequence so far
+    max_new_tokens: int
     beams: int
     banned: Tensor  # tokens that never follow, (B,)
-    logs = False  # whether scores are logarithms of probabilities, of which banned tokens keep their share
+    renormalize = True  # the probability mass of banned tokens goes to the others
 
-    @property
-    def seen(self) -> Tensor:
-        """The texts as yet, (P, size), with one beam; padded on the left with their first token."""
-        return self.tokens[:, : self.size]
-
-    def start(self) -> Tensor:
-        """Reads the prompts: scores of the tokens that follow, (P, V)."""
-        scores = self.scores(self.begin())
+    def prefill(self) -> Tensor:
+        """Runs the prompts: scores of the tokens that follow, (P, V)."""
+        scores = self.scores(self.hidden_of_prompts())
         if self.beams > 1:
-            assert isinstance(self.cache, Cache)
-            self.cache = Branches(
-                self.cache, self.beams, self.new - 1
-            )  # the last token is not read
+            assert isinstance(self.cache, KVCache)
+            room = self.max_new_tokens - 1  # nothing follows the last token
+            self.cache = BeamCache(self.cache, self.beams, room)
         return scores
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """Reads one more token in each row, (rows,): scores of those that follow, (rows, V)."""
+    def decode_step(self, tokens: Tensor) -> Tensor:
+        """Runs one more token in each row, (rows,): scores of those that follow, (rows, V)."""
         if self.beams == 1:
-            self.tokens[:, self.size] = tokens
-        self.size += 1
-        return self.scores(self.read(tokens[:, None])[:, 0])  # (rows, 1) -> (rows, E)
+            self.sequences[:, self.length] = tokens
+        self.length += 1
+        return self.scores(self.hidden(tokens[:, None])[:, 0])  # (rows, 1) -> (rows, E)
 
-    def begin(self) -> Tensor:
-        """Reads the prompts: the vectors that tell what follows them, (P, E)."""
-        return self.read(self.seen)[:, -1]
+    def hidden_of_prompts(self) -> Tensor:
+        """Runs the prompts: the last token's vectors, (P, E)."""
+        return self.hidden(self.sequences[:, : self.length])[:, -1]
 
-    def read(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Reads prompts (P, N) or next tokens (rows, 1) with the cache: vectors (P, N, E) or (rows, 1, E)."""
+    def hidden(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Runs prompts (P, N) or next tokens (rows, 1) with the cache: vectors of the same axes, (..., E)."""
         raise NotImplementedError
 
-    def scores(self, vectors: Tensor) -> Tensor:
+    def scores(self, hidden: Tensor) -> Tensor:
         """Vectors (..., E) -> scores of the tokens that follow, (..., V)."""
-        scores = self.net.logits(vectors)
-        scores = scores.float().log_softmax(-1) if self.logs else scores
-        return scores.index_fill(-1, self.banned, NEVER) if len(self.banned) else scores
+        scores = self.net.logits(hidden)
+        if not self.renormalize:
+            scores = scores.float().log_softmax(-1)
+        if len(self.banned):
+            scores = scores.index_fill(-1, self.banned, MINUS_INF)
+        return scores
 
     def reorder(self, beams: Tensor) -> None:
-        """Lets each text go on with another of the same prompt: (P, K) of K."""
-        assert isinstance(self.cache, Branches)
+        """Each sequence goes on from another of the same prompt: (P, K) of K."""
+        assert isinstance(self.cache, BeamCache)
         self.cache.reorder(beams)
 
     def select(self, prompts: Tensor) -> None:
         """Goes on with some of the prompts only: (R,) of P."""
         self.cache = self.cache.select(prompts)
-        self.tokens = self.tokens[prompts]  # (R, ...)
+        self.sequences = self.sequences[prompts]
 
 
-class TextReader(Reader):
-    """Reads prompts with a decoder, then what follows them.
+class PromptDecoder(IncrementalDecoder):
+    """Goes on from prompts with a decoder.
 
-    Rows of different lengths are padded on the left. Where a row outgrows the context, its last half is read anew.
+    Rows of different lengths are padded on the left. Where a row outgrows the context, it goes on
+    from its last half.
 
     Args:
         net: The decoder, in evaluation mode.
         prompts: Token numbers of each row.
-        new: Number of tokens that will follow.
-        beams: Texts that go on from each prompt.
+        max_new_tokens: Number of tokens that will follow.
+        beams: Sequences that go on from each prompt.
         banned: Tokens that never follow.
-        logs: Those keep their share of probability, which is lost; False: it goes to the others.
+        renormalize: Their probability mass goes to the others; False: it is lost.
 
     Raises:
-        ValueError: A prompt is empty, longer than the context, or has tokens that the decoder does not know; or it
-            does not know a banned one.
+        ValueError: A prompt is empty, longer than the context, or has tokens that the decoder does
+            not know; or it does not know a banned one.
     """
 
     def __init__(
         self,
         net: Decoder,
         prompts: Sequence[Sequence[int]],
-        new: int,
+        max_new_tokens: int,
         beams: int = 1,
         banned: Collection[int] = (),
-        logs: bool = False,
+        renormalize: bool = True,
     ) -> None:
-        self.net, self.new, self.beams, self.context, self.logs = (
-            net,
-            new,
-            beams,
-            net.max_length,
-            logs,
-        )
-        check_ready(net)
-        check_texts("Prompt", prompts, self.context, net.vocabulary)
+        check_evaluation_mode(net)
+        check_prompts("Prompt", prompts, net.max_length, net.vocabulary)
         for token in banned:
             require(
                 0 <= token < net.vocabulary,
                 f"Banned token {token} is none of the model's {net.vocabulary}.",
             )
-        self.banned = torch.tensor([*banned], dtype=torch.int64, device=net.embed.weight.device)
-        self.size = max(len(prompt) for prompt in prompts)
-        self.first = [self.size - len(prompt) for prompt in prompts]  # where each row's text begins
+        device = net.embed.weight.device
+        self.net = net
+        self.max_new_tokens = max_new_tokens
+        self.beams = beams
+        self.renormalize = renormalize
+        self.banned = torch.tensor([*banned], dtype=torch.int64, device=device)
+        self.length = max(len(prompt) for prompt in prompts)
+        self.starts = [self.length - len(prompt) for prompt in prompts]  # each row's first token
         rows = [
-            [text[0]] * pad + [*text] + [0] * new
-            for pad, text in zip(self.first, prompts, strict=True)
+            [prompt[0]] * start + [*prompt] + [0] * max_new_tokens
+            for start, prompt in zip(self.starts, prompts, strict=True)
         ]
-        self.tokens = torch.tensor(rows, device=net.embed.weight.device)  # (P, size + new)
-        self.cache = net.make_cache(
-            len(prompts), self.size if beams > 1 else min(self.context, self.size + new)
-        )
+        self.sequences = torch.tensor(rows, device=device)  # (P, length + max_new_tokens)
+        room = self.length if beams > 1 else min(net.max_length, self.length + max_new_tokens)
+        self.cache = net.make_cache(len(prompts), room)
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """Reads one more token in each row, (rows,): scores of those that follow, (rows, V)."""
-        if self.cache.filled < self.cache.length:
-            return super().step(tokens)
-        self.tokens[:, self.size] = tokens
-        self.size += 1
-        half = max(1, self.context // 2)
-        self.first = [
-            at if self.size - at <= self.context else self.size - half for at in self.first
-        ]
-        return self.scores(self.begin())
+    def decode_step(self, tokens: Tensor) -> Tensor:
+        """Runs one more token in each row, (rows,): scores of those that follow, (rows, V)."""
+        if self.cache.length < self.cache.max_length:
+            return super().decode_step(tokens)
+        self.sequences[:, self.length] = tokens
+        self.length += 1
+        context = self.net.max_length
+        half = self.length - max(1, context // 2)
+        self.starts = [start if self.length - start <= context else half for start in self.starts]
+        return self.scores(self.hidden_of_prompts())
 
-    def begin(self) -> Tensor:
-        """Reads the rows from where each begins: (P, E)."""
-        assert isinstance(self.cache, Cache)
+    def hidden_of_prompts(self) -> Tensor:
+        """Runs the rows from where each starts: the last token's vectors, (P, E)."""
+        assert isinstance(self.cache, KVCache)
         self.cache.clear()
-        start, last = min(self.first), max(self.first)
-        keep = None
-        if start < last:
-            first = torch.tensor(self.first, device=self.tokens.device)
-            keep = torch.arange(start, self.size, device=first.device) >= first[:, None]  # (P, N)
-        return self.read(self.tokens[:, start : self.size], keep)[:, -1]
+        first = min(self.starts)
+        padding_mask = None
+        if first < max(self.starts):
+            starts = torch.tensor(self.starts, device=self.sequences.device)
+            index = torch.arange(first, self.length, device=starts.device)
+            padding_mask = index >= starts[:, None]  # (P, N)
+        return self.hidden(self.sequences[:, first : self.length], padding_mask)[:, -1]
 
-    def read(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Reads prompts (P, N) or next tokens (rows, 1) with the cache: vectors (P, N, E) or (rows, 1, E)."""
-        return self.net(tokens, keep, cache=self.cache)
+    def hidden(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Runs prompts (P, N) or next tokens (rows, 1) with the cache: vectors of the same axes, (..., E)."""
+        return self.net(tokens, padding_mask, cache=self.cache)
 
     def select(self, prompts: Tensor) -> None:
         """Goes on with some of the prompts only: (R,) of P."""
         super().select(prompts)
-        self.first = [self.first[row] for row in prompts.tolist()]
+        self.starts = [self.starts[row] for row in prompts.tolist()]
 
 
-def check_ready(net: torch.nn.Module) -> None:
+def check_evaluation_mode(net: torch.nn.Module) -> None:
     """Raises `ValueError` unless a model is in evaluation mode."""
     require(
         not net.training,
@@ -169,20 +165,23 @@ def check_ready(net: torch.nn.Module) -> None:
     )
 
 
-def check_texts(name: str, texts: Sequence[Sequence[int]], length: int, vocabulary: int) -> None:
-    """Raises `ValueError` unless a model of so many positions and tokens can read these texts, called `name`."""
-    require(len(texts) > 0, f"There is no {name.lower()}; give at least one.")
-    for number, text in enumerate(texts):
+def check_prompts(
+    name: str, prompts: Sequence[Sequence[int]], max_length: int, vocabulary: int
+) -> None:
+    """Raises `ValueError` unless a model of this context and vocabulary takes these prompts."""
+    require(len(prompts) > 0, f"There is no {name.lower()}; give at least one.")
+    for number, prompt in enumerate(prompts):
         require(
-            len(text) > 0,
+            len(prompt) > 0,
             f"{name} {number} is empty; give at least one token, such as the end token.",
         )
         require(
-            len(text) <= length,
-            f"{name} {number} has {len(text)} tokens, over the {length} of the model; shorten it.",
+            len(prompt) <= max_length,
+            f"{name} {number} has {len(prompt)} tokens, over the {max_length} of the model; "
+            "shorten it.",
         )
         require(
-            min(text) >= 0 and max(text) < vocabulary,
+            min(prompt) >= 0 and max(prompt) < vocabulary,
             f"{name} {number} has a token that is not among the {vocabulary} of the model; "
             "use the tokenizer that it was trained with.",
         )

@@ -1,4 +1,4 @@
-"""Target texts for source texts: the likeliest, the best of beam search, or drawn by chance."""
+"""Target texts for source texts: the likeliest, the best of beam search, or sampled."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -6,12 +6,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from modules.generation.decoding import NEVER, Reader, check_ready, check_texts
+from modules.generation.decoding import (
+    MINUS_INF,
+    IncrementalDecoder,
+    check_evaluation_mode,
+    check_prompts,
+)
 from modules.generation.sampling import GenerationConfig
-from modules.generation.search import ENDED, Found, sample, search
+from modules.generation.search import ENDED, Hypotheses, sample, search
 from modules.models.seq2seq import Seq2Seq
 
-__all__ = ["GenerationConfig", "Rules", "SourceReader", "Translation", "translate"]
+__all__ = ["DecodingRules", "GenerationConfig", "Seq2SeqDecoder", "Translation", "translate"]
 
 
 class Translation(NamedTuple):
@@ -22,25 +27,26 @@ class Translation(NamedTuple):
     finished: bool
 
 
-class Rules(NamedTuple):
+class DecodingRules(NamedTuple):
     """What else decides on tokens, as in `generate` of Hugging Face.
 
     Args:
-        renormalise: The share of probability of banned tokens goes to the others; False: it is lost.
-        first: Every text begins with one of these, which counts as certain; none: with any token.
-        last: A text that has not ended before ends with one of these at the length limit, the same way.
+        renormalize: The probability mass of banned tokens goes to the others; False: it is lost.
+        forced_bos: Every text begins with one of these, which counts as certain; none: with any.
+        forced_eos: A text that has not ended before ends with one of these at the length limit, the
+            same way.
     """
 
-    renormalise: bool = True
-    first: tuple[int, ...] = ()
-    last: tuple[int, ...] = ()
+    renormalize: bool = True
+    forced_bos: tuple[int, ...] = ()
+    forced_eos: tuple[int, ...] = ()
 
 
-OWN_RULES = Rules()
+DEFAULT_RULES = DecodingRules()
 
 
-class SourceReader(Reader):
-    """Reads source texts, then the target texts that are made from them.
+class Seq2SeqDecoder(IncrementalDecoder):
+    """Encodes source texts, then decodes target texts.
 
     What the decoder sees of a source is kept once, however many beams look at it.
 
@@ -48,13 +54,14 @@ class SourceReader(Reader):
         net: The model, in evaluation mode.
         sources: Token numbers of each source.
         start: The token that target texts begin with.
-        new: Number of tokens that will follow; not above `max_length` of the model.
-        beams: Texts that go on from each source.
+        max_new_tokens: Number of tokens that will follow; at most `max_length` of the model.
+        beams: Target texts that go on from each source.
         banned: Tokens that never follow.
         rules: What else decides.
 
     Raises:
-        ValueError: A source is empty, longer than the model's limit, or has tokens that the model does not know.
+        ValueError: A source is empty, longer than the model's limit, or has tokens that the model
+            does not know.
     """
 
     net: Seq2Seq  # type: ignore[assignment]
@@ -64,47 +71,53 @@ class SourceReader(Reader):
         net: Seq2Seq,
         sources: Sequence[Sequence[int]],
         start: int,
-        new: int,
+        max_new_tokens: int,
         beams: int = 1,
         banned: Collection[int] = (),
-        rules: Rules = OWN_RULES,
+        rules: DecodingRules = DEFAULT_RULES,
     ) -> None:
-        self.rules, self.logs = rules, not rules.renormalise
-        self.net, self.new, self.beams, self.size = net, min(new, net.max_length), beams, 1
-        check_ready(net)
-        check_texts("Source", sources, net.max_length, net.source_vocabulary)
-        known = [start, *banned, *rules.first, *rules.last]
-        check_texts("Start", [known], len(known), net.vocabulary)
-        device, longest = net.embed.weight.device, max(len(source) for source in sources)
+        check_evaluation_mode(net)
+        check_prompts("Source", sources, net.max_length, net.source_vocabulary)
+        known = [start, *banned, *rules.forced_bos, *rules.forced_eos]
+        check_prompts("Start", [known], len(known), net.vocabulary)
+        self.net = net
+        self.rules = rules
+        self.renormalize = rules.renormalize
+        self.max_new_tokens = min(max_new_tokens, net.max_length)
+        self.beams = beams
+        self.length = 1
+        device = net.embed.weight.device
         self.banned = torch.tensor([*banned], dtype=torch.int64, device=device)
-        padded = torch.tensor(
-            [[*source] + [0] * (longest - len(source)) for source in sources], device=device
-        )
+        longest = max(len(source) for source in sources)
+        padded = [[*source] + [0] * (longest - len(source)) for source in sources]
         lengths = torch.tensor([len(source) for source in sources], device=device)
-        self.source = net.encode(padded, torch.arange(longest, device=device) < lengths[:, None])
-        self.tokens = torch.tensor([[start] + [0] * self.new], device=device).repeat(
-            len(sources), 1
-        )  # (P, 1 + new)
-        self.cache = net.make_cache(self.source, 1 if beams > 1 else self.new)
+        padding_mask = torch.arange(longest, device=device) < lengths[:, None]  # (P, M)
+        self.context = net.encode(torch.tensor(padded, device=device), padding_mask)
+        first = torch.tensor([start] + [0] * self.max_new_tokens, device=device)
+        self.sequences = first.repeat(len(sources), 1)  # (P, 1 + max_new_tokens)
+        self.cache = net.make_cache(self.context, 1 if beams > 1 else self.max_new_tokens)
 
-    def read(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        """As `Reader.read`."""
-        return self.net.decode(tokens, self.source, keep, self.cache)
+    def hidden(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """As `IncrementalDecoder.hidden`."""
+        return self.net.decode(tokens, self.context, padding_mask, self.cache)
 
-    def scores(self, vectors: Tensor) -> Tensor:
+    def scores(self, hidden: Tensor) -> Tensor:
         """Vectors (..., E) -> scores of the tokens that follow, (..., V)."""
-        scores = super().scores(vectors)
-        forced = (self.size == self.new and self.rules.last) or (
-            self.size == 1 and self.rules.first
-        )
+        scores = super().scores(hidden)
+        forced: tuple[int, ...] = ()
+        if self.length == 1:
+            forced = self.rules.forced_bos
+        if self.length == self.max_new_tokens:
+            forced = self.rules.forced_eos or forced
         if not forced:
             return scores
-        return scores.fill_(NEVER).index_fill_(-1, torch.tensor(forced, device=scores.device), 0.0)
+        allowed = torch.tensor(forced, device=scores.device)
+        return scores.fill_(MINUS_INF).index_fill_(-1, allowed, 0.0)
 
     def select(self, prompts: Tensor) -> None:
         """Goes on with some of the sources only: (R,) of P."""
         super().select(prompts)
-        self.source = self.source.select(prompts)
+        self.context = self.context.select(prompts)
 
 
 @torch.inference_mode()
@@ -116,17 +129,18 @@ def translate(
     stop: Collection[int],
     banned: Collection[int] = (),
     seeds: Sequence[int] | None = None,
-    rules: Rules = OWN_RULES,
+    rules: DecodingRules = DEFAULT_RULES,
 ) -> list[list[Translation]]:
     """Target texts for a batch of source texts.
 
-    With `beams` above 1, beam search; with temperature 0, the likeliest token each time; otherwise tokens are drawn,
-    each source's with its own seed. Texts that are done leave the batch.
+    With `beams` above 1, beam search; with temperature 0, the likeliest token each time; otherwise
+    tokens are sampled, each source's with its own seed. Texts that are done leave the batch.
 
-    Hugging Face's `generate` finds the same texts and scores, with `early_stopping` "likely" for its False, "first" for
-    True, and "never", if the `rules` are those of its model: in it, `banned` tokens (`bad_words_ids`) keep their share
-    of probability unless `renormalize_logits` is set, and the first and the last token may be forced. What differs: of
-    equals it takes any; and with a `length_penalty` below 0 its "never" is a guess.
+    Hugging Face's `generate` finds the same texts and scores, with `early_stopping` "likely" for its
+    False, "first" for True, and "never", if the `rules` are those of its model: in it, `banned`
+    tokens (`bad_words_ids`) keep their probability mass unless `renormalize_logits` is set, and the
+    first and the last token may be forced. What differs: of equals it takes any; and with a
+    `length_penalty` below 0 its "never" is a guess.
 
     Args:
         net: The model, in evaluation mode.
@@ -134,43 +148,51 @@ def translate(
         config: How tokens are chosen, and how many at most; never more than `net.max_length`.
         start: The token that target texts begin with.
         stop: End tokens.
-        banned: Tokens that are never made, as if their scores were -inf.
-        seeds: Of each source's draws; None: `config.seed`, and one more for each next source.
-        rules: What else decides on tokens; of draws and their scores not what becomes of shares of probability.
+        banned: Tokens that are never generated, as if their scores were -inf.
+        seeds: Of each source; None: `config.seed`, and one more for each next source.
+        rules: What else decides on tokens; sampling always renormalizes.
 
     Returns:
-        For each source up to `beams` translations, best first. A score is the sum of the tokens' log probabilities
-        divided by their number^`length_penalty`. One whose end was forced at the limit is not finished.
+        For each source up to `beams` translations, best first. A score is the sum of the tokens' log
+        probabilities divided by their number^`length_penalty`. One whose end was forced at the limit
+        is not finished.
 
     Raises:
-        ValueError: As `SourceReader`.
+        ValueError: As `Seq2SeqDecoder`.
     """
-    ranked = config.beams > 1 or (config.temperature == 0 and config.repetition_penalty == 1)
-    rules = rules if ranked else rules._replace(renormalise=True)
-    reader = SourceReader(net, sources, start, config.max_new_tokens, config.beams, banned, rules)
-    least = (
-        reader.new if rules.last else reader.new + 1
-    )  # tokens of a text that did not end by itself
-    found = search(reader, config, stop) if ranked else drawn(reader, config, stop, seeds)
+    is_search = config.beams > 1 or (config.temperature == 0 and config.repetition_penalty == 1)
+    if not is_search:
+        rules = rules._replace(renormalize=True)
+    decoder = Seq2SeqDecoder(
+        net, sources, start, config.max_new_tokens, config.beams, banned, rules
+    )
+    if is_search:
+        found = search(decoder, config, stop)
+    else:
+        found = sample_targets(decoder, config, stop, seeds)
+    limit = decoder.max_new_tokens + (
+        0 if rules.forced_eos else 1
+    )  # one as long has no end of its own
     return [
         [
-            Translation(tokens, score, tokens[-1] in stop and len(tokens) < least)
-            for tokens, score in texts
+            Translation(tokens, score, tokens[-1] in stop and len(tokens) < limit)
+            for tokens, score in hypotheses
         ]
-        for texts in found
+        for hypotheses in found
     ]
 
 
-def drawn(
-    reader: SourceReader,
+def sample_targets(
+    decoder: Seq2SeqDecoder,
     config: GenerationConfig,
     stop: Collection[int],
     seeds: Sequence[int] | None,
-) -> list[Found]:
+) -> list[Hypotheses]:
     """One text for each source, token by token, and its score; arguments as in `sample`."""
-    steps = zip(*sample(reader, config, stop, seeds, scored=True), strict=True)
-    tokens, logs = (torch.stack(step, 1) for step in steps)  # (P, L)
+    steps = list(sample(decoder, config, stop, seeds, with_log_probs=True))
+    tokens = torch.stack([step[0] for step in steps], 1)  # (P, L)
+    log_probs = torch.stack([step[1] for step in steps], 1)  # (P, L)
     lengths = (tokens != ENDED).sum(1)
-    scores = logs.sum(1) / lengths**config.length_penalty
+    scores = log_probs.sum(1) / lengths**config.length_penalty
     rows = zip(tokens.tolist(), lengths.tolist(), scores.tolist(), strict=True)
-    return [[(text[:length], score)] for text, length, score in rows]
+    return [[(row[:length], score)] for row, length, score in rows]

@@ -4,6 +4,6 @@ import torch
 from torch import Tensor
 
 
-def exact(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """`x` in float32 at least: itself where it is. Keeps the shape."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

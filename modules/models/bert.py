@@ -1,32 +1,23 @@
 """BERT-style encoders (Devlin 2019): tokens -> vectors -> classes, or the tokens that were masked."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from modules.config import (
-    PoolerName,
-    PoolName,
-    PositionConfig,
-    PositionName,
-    StackConfig,
-    check_rates,
-    check_text,
-    require,
-)
+from modules.cache import NO_CACHE, StackCache
+from modules.config import PoolerName, PoolName, StackConfig, check_rates, check_sizes, require
 from modules.embedding import TokenEmbedding
 from modules.feedforward import ACTIVATIONS
 from modules.heads import POOLERS, ClassifierHead, MaskedLMHead
 from modules.init import initialise
-from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import Dropout, TokenDropout
-from modules.masks import Mask, is_full, padding
-from modules.memory import AttentionRecord
+from modules.masks import drop_full, padding
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS
-from modules.position import POSITIONS, grid_coordinates
-from modules.transformer import FORGETFUL, Stack
+from modules.position import build_position, check_position, grid_positions
+from modules.transformer import Stack
 
 
 @dataclass(frozen=True)
@@ -36,19 +27,21 @@ class BertConfig:
     Args:
         vocabulary: Number V of tokens; null: to be filled in from the tokenizer.
         num_classes: Number of classes; null: to be filled in from the data.
-        max_length: Number of learned positions; other encodings of positions also run on longer texts.
+        max_length: Number of learned positions; other position encodings also take longer texts.
         segments: Number of kinds of segments (2 in BERT: first and second sentence); 0: none.
-        position: Position encoding.
-        position_base: Slowest wavelength of sinusoidal and rotary positions; null: 10000.
-        rotary_fraction: Share of each head's channels that rotary positions turn.
+        position: Position encoding: none, learned, sinusoidal, rotary, alibi or t5.
+        position_options: Options of that encoding, such as {base: 100}.
         embedding_norm: A norm after the sum of the embeddings.
-        pool: How vectors become one: the first token's, their mean, their max, or attention from a learned query.
-        pooler: A layer between pooling and classifier: "tanh" (BERT, RoBERTa), "relu" (DistilBERT) or "none".
+        pool: How vectors become one: the first token's, their mean, their max, or attention from a
+            learned query.
+        pooler: A layer between pooling and classifier: "tanh" (BERT, RoBERTa), "relu" (DistilBERT)
+            or "none".
         pooler_dropout: Probability of dropping values before that layer (RoBERTa).
         head_dropout: Probability of dropping values before the classifier.
         token_dropout: Probability of dropping whole tokens, their vectors zero (Iyyer 2015).
         padding: Number of the padding token.
-        next_sentence: The masked language model also tells whether the second sentence follows the first.
+        next_sentence: The masked language model also predicts whether the second sentence follows
+            the first.
         stack: The Transformer blocks.
     """
 
@@ -56,9 +49,8 @@ class BertConfig:
     num_classes: int | None = None
     max_length: int = 512
     segments: int = 0
-    position: PositionName = "learned"
-    position_base: float | None = None
-    rotary_fraction: float = 1.0
+    position: str = "learned"
+    position_options: dict[str, Any] = field(default_factory=dict)
     embedding_norm: bool = False
     pool: PoolName = "cls"
     pooler: PoolerName = "none"
@@ -70,14 +62,8 @@ class BertConfig:
     stack: StackConfig = field(default_factory=StackConfig)
 
     def __post_init__(self) -> None:
-        check_text(
-            self.position,
-            self.rotary_fraction,
-            self.stack,
-            vocabulary=self.vocabulary,
-            num_classes=self.num_classes,
-            max_length=self.max_length,
-        )
+        check_sizes(self, "vocabulary", "num_classes", "max_length")
+        check_position(self.position, self.position_options, self.stack, (self.max_length,))
         require(self.segments >= 0, f"segments is {self.segments}; it cannot be negative.")
         require(
             0 <= self.padding < (self.vocabulary or self.padding + 1),
@@ -85,7 +71,8 @@ class BertConfig:
         )
         require(
             not (self.stack.causal or self.stack.cross_attention),
-            "An encoder sees the whole text and nothing else; leave stack.causal and stack.cross_attention off.",
+            "An encoder sees the whole text and nothing else; "
+            "leave stack.causal and stack.cross_attention off.",
         )
         require(
             not self.next_sentence or self.segments >= 2,
@@ -101,7 +88,7 @@ class Encoder(nn.Module):
         config: Sizes and variants.
 
     Raises:
-        ValueError: A position encoding does not fit the sizes, or the vocabulary is not filled in.
+        ValueError: The vocabulary is not filled in.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -110,71 +97,63 @@ class Encoder(nn.Module):
             raise ValueError(
                 "vocabulary is null; fill it in from the tokenizer before building an encoder."
             )
-        self.config, stack = config, config.stack
+        self.config = config
+        stack = config.stack
         self.embed = TokenEmbedding(config.vocabulary, stack.width, padding=config.padding)
         self.segment = nn.Embedding(config.segments, stack.width) if config.segments else None
-        self.position = POSITIONS[config.position](position_config(config))
-        norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
-        self.norm = norm(stack.width) if config.embedding_norm else nn.Identity()
-        self.token_dropout = (
-            TokenDropout(config.token_dropout) if config.token_dropout else nn.Identity()
+        self.position = build_position(
+            config.position, config.position_options, stack, (config.max_length,)
         )
+        norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
+        rate = config.token_dropout
+        self.norm = norm(stack.width) if config.embedding_norm else nn.Identity()
+        self.token_dropout = TokenDropout(rate) if rate else nn.Identity()
         self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
         self.stack = Stack(stack)
-        for part in (self.embed, self.segment):  # the stack has initialised itself
-            if part is not None:
-                initialise(part, stack.init, stack.depth)
+        initialise(self.embed, stack.init, stack.depth)
+        if self.segment is not None:
+            initialise(self.segment, stack.init, stack.depth)
 
     def forward(
         self,
         tokens: Tensor,
-        keep: Tensor | None = None,
+        padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
-        record: AttentionRecord | None = None,
+        record: StackCache = NO_CACHE,
     ) -> Tensor:
         """Runs embeddings and blocks.
 
         Args:
             tokens: Integers (B, N).
-            keep: Boolean (B, N), True where a real token stands; None: everywhere.
+            padding_mask: Boolean (B, N), False at padding; None: there is none.
             segments: Integers (B, N), each token's segment; None: the first everywhere.
-            record: Collects the attention weights of each block; None: they are not built.
+            record: Collects the attention weights of each block.
 
         Returns:
             (B, N, E); what stands at padding means nothing.
 
         Raises:
-            ValueError: More tokens than learned positions, or segments that the model has no vectors for.
+            ValueError: More tokens than learned positions, or segments that the model has no
+                vectors for.
         """
-        coords = grid_coordinates(tokens.shape[1:], tokens.device)  # (1, N, 1)
-        mask = Mask() if keep is None or is_full(keep) else padding(keep)
-        mask = mask.with_bias(self.position.bias(coords, coords))
-        x = self.token_dropout(self.embed(tokens))
-        x = self.dropout(self.norm(self.position.embed(self.with_segments(x, segments))))
-        return self.stack(x, mask, self.position.rotate(coords), None, record or FORGETFUL)
+        positions = grid_positions(tokens.shape[1:], tokens.device)  # (1, N, 1)
+        bias = self.position.bias(positions, positions)
+        mask = padding(drop_full(padding_mask)).with_bias(bias)
+        x = self.token_dropout(self.embed(tokens))  # (B, N, E)
+        x = self.position.embed(self.add_segments(x, segments))
+        x = self.dropout(self.norm(x))
+        return self.stack(x, mask, self.position.rotate(positions), cache=record)
 
-    def with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
+    def add_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         """Adds the vectors of segments (B, N) to those of tokens (B, N, E)."""
-        if self.segment is None:
-            require(
-                segments is None,
-                "This model knows no segments; leave them out, or build it with segments: 2.",
-            )
-            return x
-        return x + (self.segment.weight[0] if segments is None else self.segment(segments))
-
-
-def position_config(config: BertConfig) -> PositionConfig:
-    """What the position encoding of this encoder needs to know."""
-    stack, base = config.stack, config.position_base or 10000.0
-    return PositionConfig(
-        stack.width,
-        stack.heads,
-        stack.head_width,
-        (config.max_length,),
-        base,
-        config.rotary_fraction,
-    )
+        if self.segment is not None:
+            vectors = self.segment.weight[0] if segments is None else self.segment(segments)
+            return x + vectors
+        require(
+            segments is None,
+            "This model knows no segments; leave them out, or build it with segments: 2.",
+        )
+        return x
 
 
 class BertClassifier(nn.Module):
@@ -184,7 +163,7 @@ class BertClassifier(nn.Module):
         config: Sizes and variants.
 
     Raises:
-        ValueError: A position encoding does not fit the sizes, or vocabulary or classes are not filled in.
+        ValueError: Vocabulary or classes are not filled in.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -193,7 +172,8 @@ class BertClassifier(nn.Module):
             raise ValueError(
                 "num_classes is null; fill it in from the data before building a classifier."
             )
-        self.config, stack = config, config.stack
+        self.config = config
+        stack = config.stack
         self.encoder = Encoder(config)
         self.pool = POOLINGS[config.pool](stack.width, stack.heads)
         self.pooler = POOLERS[config.pooler](stack.width, config.pooler_dropout)
@@ -204,22 +184,23 @@ class BertClassifier(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        keep: Tensor | None = None,
+        padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
-        record: AttentionRecord | None = None,
+        record: StackCache = NO_CACHE,
     ) -> Tensor:
         """(B, N) -> logits (B, classes); arguments as in `Encoder.forward`."""
-        return self.head(self.features(tokens, keep, segments, record))
+        return self.head(self.features(tokens, padding_mask, segments, record))
 
     def features(
         self,
         tokens: Tensor,
-        keep: Tensor | None = None,
+        padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
-        record: AttentionRecord | None = None,
+        record: StackCache = NO_CACHE,
     ) -> Tensor:
         """(B, N) -> pooled vectors (B, E), what the classifier sees; arguments as in `Encoder.forward`."""
-        return self.pooler(self.pool(self.encoder(tokens, keep, segments, record), keep))
+        x = self.encoder(tokens, padding_mask, segments, record)  # (B, N, E)
+        return self.pooler(self.pool(x, padding_mask))
 
 
 class BertMaskedLM(nn.Module):
@@ -229,67 +210,71 @@ class BertMaskedLM(nn.Module):
         config: Sizes and variants.
 
     Raises:
-        ValueError: A position encoding does not fit the sizes, or the vocabulary is not filled in.
+        ValueError: The vocabulary is not filled in.
     """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.config, stack = config, config.stack
+        self.config = config
+        stack = config.stack
         self.encoder = Encoder(config)
         norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
-        self.head = MaskedLMHead(
-            self.encoder.embed, norm, ACTIVATIONS[stack.feedforward], stack.bias
-        )
+        activation = ACTIVATIONS[stack.feedforward]
+        self.head = MaskedLMHead(self.encoder.embed, norm, activation, stack.bias)
         initialise(self.head, stack.init, stack.depth)
         if config.next_sentence:
             self.pooler = POOLERS["tanh"](stack.width, 0.0)
             self.sentence = ClassifierHead(stack.width, 2)
-            for part in (self.pooler, self.sentence):
-                initialise(part, stack.init, stack.depth)
+            initialise(self.pooler, stack.init, stack.depth)
+            initialise(self.sentence, stack.init, stack.depth)
 
     def forward(
         self,
         tokens: Tensor,
-        keep: Tensor | None = None,
+        padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
         where: Tensor | None = None,
     ) -> Tensor:
-        """Scores of all tokens at the places asked for.
+        """Scores of all tokens at chosen places.
 
         Args:
             tokens: Integers (B, N).
-            keep: Boolean (B, N), True where a real token stands; None: everywhere.
+            padding_mask: Boolean (B, N), False at padding; None: there is none.
             segments: Integers (B, N), each token's segment; None: the first everywhere.
-            where: Places: boolean (B, N), or numbers (S,) that count rows of (B, N) one after the other; None: all.
+            where: The places: boolean (B, N), or integers (S,) into (B x N); None: all.
 
         Returns:
             Logits (S, V), in the order of `where`; with None (B x N, V).
         """
-        return self.head(chosen(self.hidden(tokens, keep, segments), where))
+        return self.head(select(self.hidden(tokens, padding_mask, segments), where))
 
     def hidden(
-        self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None
+        self,
+        tokens: Tensor,
+        padding_mask: Tensor | None = None,
+        segments: Tensor | None = None,
     ) -> Tensor:
         """(B, N) -> vectors (B, N, E), for `loss` and `sentence_logits`; arguments as in `forward`."""
-        return self.encoder(tokens, keep, segments)
+        return self.encoder(tokens, padding_mask, segments)
 
     def loss(
         self, hidden: Tensor, targets: Tensor, where: Tensor | None = None, smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Mean cross entropy at the chosen places and number of right guesses, without ever holding all logits.
+        """Mean cross entropy at the chosen places, and number of correct predictions.
+
+        Never holds all logits.
 
         Args:
             hidden: Vectors (B, N, E) of `hidden`.
-            targets: Right tokens (S,) at the chosen places, in order; -100 does not count.
+            targets: Tokens (S,) of the chosen places, in order; -100 does not count.
             where: Places as in `forward`.
             smoothing: Label smoothing.
         """
-        tokens = self.head.tokens
-        vectors = self.head.vectors(chosen(hidden, where))
-        return chunked_cross_entropy(vectors, tokens.weight, tokens.bias, targets, smoothing)
+        vectors = self.head.vectors(select(hidden, where))  # (S, E)
+        return self.head.tokens.loss(vectors, targets, smoothing)
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
-        """Vectors (B, N, E) -> logits (B, 2): 0 where the second sentence follows the first, 1 where it does not."""
+        """Vectors (B, N, E) -> logits (B, 2): 0 where the second sentence follows the first, else 1."""
         require(
             self.config.next_sentence,
             "This model has no head for sentences; build it with next_sentence: true.",
@@ -297,14 +282,14 @@ class BertMaskedLM(nn.Module):
         return self.sentence(self.pooler(hidden[:, 0]))
 
 
-def chosen(x: Tensor, where: Tensor | None) -> Tensor:
+def select(x: Tensor, where: Tensor | None) -> Tensor:
     """Vectors (B, N, E) at some places, (S, E); `where` as in `BertMaskedLM.forward`."""
     rows = x.flatten(0, 1)  # (B N, E)
     if where is None:
         return rows
-    return rows.index_select(
-        0, where if where.dtype == torch.int64 else where.flatten().nonzero()[:, 0]
-    )
+    if where.dtype == torch.bool:
+        where = where.flatten().nonzero()[:, 0]  # (S,)
+    return rows.index_select(0, where)
 
 
 def _published(width: int, depth: int, heads: int) -> BertConfig:

@@ -5,19 +5,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from modules.config import PositionConfig, StackConfig, require
+from modules.cache import NO_CACHE, Positions, StackCache
+from modules.config import StackConfig
 from modules.embedding import TokenEmbedding
 from modules.heads import TokenHead
 from modules.init import initialise
-from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import Dropout
-from modules.kv_cache import Cache
-from modules.masks import Mask, is_full, padding, prefix
-from modules.memory import AttentionRecord, Places, StackMemory
+from modules.kv_cache import KVCache
+from modules.masks import Mask, drop_full, padding, prefix
 from modules.models.seq2seq_config import SEQ2SEQ_PRESETS, Seq2SeqConfig
 from modules.norm import norm_factory
-from modules.position import POSITIONS
-from modules.transformer import FORGETFUL, Source, Stack
+from modules.position import build_position
+from modules.transformer import NO_CONTEXT, Context, Stack
 
 __all__ = ["ARCHITECTURES", "SEQ2SEQ_PRESETS", "PrefixLM", "Seq2Seq", "Seq2SeqConfig"]
 
@@ -33,9 +32,7 @@ class Side(nn.Module):
 
     def __init__(self, config: Seq2SeqConfig, stack: StackConfig, length: int) -> None:
         super().__init__()
-        base = config.position_base or 10000.0
-        sizes = stack.width, stack.heads, stack.head_width, (length,), base, config.rotary_fraction
-        self.position = POSITIONS[config.position](PositionConfig(*sizes, causal=stack.causal))
+        self.position = build_position(config.position, config.position_options, stack, (length,))
         norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
         self.norm = norm(stack.width) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
@@ -44,15 +41,16 @@ class Side(nn.Module):
     def forward(
         self,
         x: Tensor,
-        places: Places,
+        positions: Positions,
         mask: Mask,
-        source: Source | None = None,
-        memory: StackMemory = FORGETFUL,
+        context: Context = NO_CONTEXT,
+        cache: StackCache = NO_CACHE,
     ) -> Tensor:
-        """(B, N, E) -> (B, N, E), for tokens at `places`; other arguments as in `Stack.forward`."""
-        mask = mask.with_bias(self.position.bias(places.new, places.all))
-        x = self.norm(self.position.embed(x, None if places.in_order else places.new))
-        return self.stack(self.dropout(x), mask, self.position.rotate(places.new), source, memory)
+        """(B, N, E) -> (B, N, E), for tokens at `positions`; other arguments as in `Stack.forward`."""
+        new = positions.new
+        mask = mask.with_bias(self.position.bias(new, positions.all))
+        x = self.norm(self.position.embed(x, None if positions.in_order else new))
+        return self.stack(self.dropout(x), mask, self.position.rotate(new), context, cache)
 
 
 class Seq2Seq(nn.Module):
@@ -62,49 +60,43 @@ class Seq2Seq(nn.Module):
         config: Sizes and variants.
 
     Raises:
-        ValueError: A position encoding does not fit the sizes, or vocabularies or lengths are not filled in.
+        ValueError: Vocabularies or lengths are not filled in.
     """
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
-        if (
-            config.source_vocabulary is None
-            or config.target_vocabulary is None
-            or config.max_length is None
-        ):
+        if None in (config.source_vocabulary, config.target_vocabulary, config.max_length):
             raise ValueError(
-                "A vocabulary or max_length is null; fill all in from the data before building a model."
+                "A vocabulary or max_length is null; "
+                "fill all in from the data before building a model."
             )
-        self.config, self.max_length, width = config, config.max_length, config.decoder.width
-        self.source_vocabulary, self.vocabulary = config.source_vocabulary, config.target_vocabulary
-        self.embed = TokenEmbedding(self.vocabulary, width, config.scale_embedding)
-        shared = config.tying in ("all", "inputs")
-        self.source_embed = (
-            None
-            if shared
-            else TokenEmbedding(self.source_vocabulary, width, config.scale_embedding)
-        )
-        self.unembed = (
-            None if config.tying in ("all", "target") else TokenEmbedding(self.vocabulary, width)
-        )
-        self.head = TokenHead(
-            self.embed if self.unembed is None else self.unembed, config.output_bias
-        )
-        for part in (
-            self.embed,
-            self.source_embed,
-            self.unembed,
-        ):  # the stacks initialise themselves
-            if part is not None and config.scale_embedding:
-                nn.init.normal_(
-                    part.weight, std=width**-0.5
-                )  # so that vectors and scores start with variance 1
-            elif part is not None:
-                initialise(part, config.decoder.init, config.decoder.depth)
+        self.config = config
+        self.max_length: int = config.max_length  # type: ignore[assignment]
+        self.source_vocabulary: int = config.source_vocabulary  # type: ignore[assignment]
+        self.vocabulary: int = config.target_vocabulary  # type: ignore[assignment]
+        self.embed = self.make_embedding(self.vocabulary, config.scale_embedding)
+        self.source_embed = None
+        if config.tying in ("target", "none"):
+            self.source_embed = self.make_embedding(self.source_vocabulary, config.scale_embedding)
+        self.unembed = None
+        if config.tying in ("inputs", "none"):
+            self.unembed = self.make_embedding(self.vocabulary, False)
+        table = self.embed if self.unembed is None else self.unembed
+        self.head = TokenHead(table, config.output_bias)
         self.add_sides(self.max_length)
 
+    def make_embedding(self, vocabulary: int, scale: bool) -> TokenEmbedding:
+        """A table of vectors; with scaled embeddings, vectors and scores start with variance 1."""
+        stack = self.config.decoder
+        embedding = TokenEmbedding(vocabulary, stack.width, scale)
+        if self.config.scale_embedding:
+            nn.init.normal_(embedding.weight, std=stack.width**-0.5)
+        else:
+            initialise(embedding, stack.init, stack.depth)
+        return embedding
+
     def add_sides(self, length: int) -> None:
-        """Makes what reads embedded tokens, for texts of up to `length` of them."""
+        """Makes what takes embedded tokens, for texts of up to `length` of them."""
         self.encoder = Side(self.config, self.config.encoder, length)
         self.decoder = Side(self.config, self.config.decoder, length)
 
@@ -112,68 +104,64 @@ class Seq2Seq(nn.Module):
         self,
         source: Tensor,
         tokens: Tensor,
-        source_keep: Tensor | None = None,
-        keep: Tensor | None = None,
+        source_padding_mask: Tensor | None = None,
+        padding_mask: Tensor | None = None,
     ) -> Tensor:
         """Teacher forcing: what follows each token of the target, given those before it and the source.
 
         Args:
             source: Integers (B, M).
             tokens: Integers (B, N): the targets moved right, beginning with the start token.
-            source_keep: As `keep` of `encode`.
-            keep: As `keep` of `decode`.
+            source_padding_mask: As `padding_mask` of `encode`.
+            padding_mask: As `padding_mask` of `decode`.
 
         Returns:
             (B, N, E); what stands at padding means nothing.
         """
-        return self.decode(tokens, self.encode(source, source_keep), keep)
+        return self.decode(tokens, self.encode(source, source_padding_mask), padding_mask)
 
     def encode(
-        self, source: Tensor, keep: Tensor | None = None, record: AttentionRecord | None = None
-    ) -> Source:
-        """Reads source texts.
+        self, source: Tensor, padding_mask: Tensor | None = None, record: StackCache = NO_CACHE
+    ) -> Context:
+        """Encodes source texts.
 
         Args:
             source: Integers (B, M).
-            keep: Boolean (B, M), False at padding, which stands on the right; None: there is none.
-            record: Collects the attention weights of each block; None: they are not built.
+            padding_mask: Boolean (B, M), False at padding, which stands on the right; None: there
+                is none.
+            record: Collects the attention weights of each block.
 
         Returns:
-            What `decode` looks at: states (B, M, E), and who may see which.
+            What `decode` attends to: states (B, M, E), and who may see which.
 
         Raises:
             ValueError: More tokens than learned positions.
         """
-        memory, mask = (
-            record or FORGETFUL,
-            Mask() if keep is None or is_full(keep) else padding(keep),
-        )
-        return Source(
-            self.encoder(
-                self.embedded(source), memory.place(source, None, None), mask, None, memory
-            ),
-            mask,
-        )
+        mask = padding(drop_full(padding_mask))
+        positions = NO_CACHE.add_tokens(source, None, None)
+        states = self.encoder(self.embed_source(source), positions, mask, cache=record)
+        return Context(states, mask)
 
-    def embedded(self, source: Tensor) -> Tensor:
+    def embed_source(self, source: Tensor) -> Tensor:
         """Tokens of source texts (B, M) -> their vectors (B, M, E)."""
-        return (self.embed if self.source_embed is None else self.source_embed)(source)
+        embed = self.embed if self.source_embed is None else self.source_embed
+        return embed(source)
 
     def decode(
         self,
         tokens: Tensor,
-        source: Source,
-        keep: Tensor | None = None,
-        cache: StackMemory | None = None,
+        context: Context,
+        padding_mask: Tensor | None = None,
+        cache: StackCache = NO_CACHE,
     ) -> Tensor:
-        """Reads target texts.
+        """Runs the decoder on target texts.
 
         Args:
             tokens: Integers (B, N), beginning with the start token unless a cache goes on.
-            source: Made by `encode`.
-            keep: Boolean (B, N), False at padding, which does not count as a position; None: there is none, or it
-                stands on the right, where no token sees it.
-            cache: Made by `make_cache`: tokens that were there before and are seen too. It is filled with these.
+            context: Made by `encode`.
+            padding_mask: Boolean (B, N), False at padding, which does not count as a position;
+                None: there is none, or it stands on the right, where no token sees it.
+            cache: Made by `make_cache`: earlier tokens, which are seen too. These are added to it.
                 A record collects the attention weights of each block instead.
 
         Returns:
@@ -182,27 +170,23 @@ class Seq2Seq(nn.Module):
         Raises:
             ValueError: More tokens than learned positions or than the cache has room for.
         """
-        memory = cache or FORGETFUL
-        places = memory.place(tokens, keep, None)
-        return self.decoder(self.embed(tokens), places, places.mask(keep), source, memory)
+        positions = cache.add_tokens(tokens, padding_mask, None)
+        mask = positions.mask(padding_mask)
+        return self.decoder(self.embed(tokens), positions, mask, context, cache)
 
-    def make_cache(self, source: Source, length: int) -> Cache:
-        """A cache for target texts of up to `length` tokens, one for each source, on the device of the weights.
+    def make_cache(self, context: Context, length: int) -> KVCache:
+        """A cache for target texts of up to `length` tokens, one for each source, on the weights' device.
 
         Raises:
             ValueError: `length` is more than there are learned positions.
         """
-        require(
-            self.config.position != "learned" or length <= self.max_length,
-            f"A cache of {length} tokens is longer than the {self.max_length} learned positions; shorten it.",
-        )
-        length += self.in_front(source)
-        return Cache.beside(
-            self.embed.weight, self.decoder.stack.config, len(source.states), length
-        )
+        length += self.prefix_length(context)
+        self.decoder.position.check_length(length)
+        stack = self.decoder.stack.config
+        return KVCache.like(self.embed.weight, stack, len(context.states), length)
 
-    def in_front(self, source: Source) -> int:
-        """Number of tokens that the decoder's blocks read before the target."""
+    def prefix_length(self, context: Context) -> int:
+        """Number of tokens in the decoder's blocks before the target."""
         return 0
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -212,74 +196,69 @@ class Seq2Seq(nn.Module):
     def loss(
         self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Mean cross entropy and number of right guesses; arguments as in `Decoder.loss`.
-
-        Args:
-            hidden: Vectors (B, N, E) of `forward`.
-            targets: The tokens that follow, (B, N); -100 does not count.
-            smoothing: Label smoothing (Szegedy 2016).
-            z_loss: Weight of the mean squared logarithm of the softmax's denominator (Chowdhery 2022).
-        """
-        head, rows = self.head, hidden.flatten(0, 1)  # (B, N, E) -> (B N, E)
-        return chunked_cross_entropy(
-            rows, head.weight, head.bias, targets.flatten(), smoothing, z_loss=z_loss
-        )
+        """As `TokenHead.loss`, of vectors (B, N, E) of `forward` and the tokens that follow, (B, N)."""
+        return self.head.loss(hidden, targets, smoothing, z_loss)
 
 
 class PrefixLM(Seq2Seq):
-    """One stack that reads the source, then the target: source tokens see each other, target tokens the source and what
-    came before (Raffel 2020, 3.2.1). Arguments and methods as `Seq2Seq`; `encode` embeds only.
+    """One stack for the source, then the target (Raffel 2020, section 3.2.1).
+
+    Source tokens see each other, target tokens the source and what came before. Arguments and
+    methods as `Seq2Seq`; `encode` embeds only.
     """
 
     def add_sides(self, length: int) -> None:
-        """Makes what reads embedded tokens: both texts one behind the other, up to `length` tokens each."""
-        stack = replace(self.config.decoder, causal=False, cross_attention=False, source_width=None)
+        """Makes what takes embedded tokens: both texts in one row, up to `length` tokens each."""
+        stack = replace(
+            self.config.decoder, causal=False, cross_attention=False, context_width=None
+        )
         self.decoder = Side(self.config, stack, 2 * length)
 
     def encode(
-        self, source: Tensor, keep: Tensor | None = None, record: AttentionRecord | None = None
-    ) -> Source:
-        """As `Seq2Seq.encode`, but there is nothing to record before the target is read."""
-        return Source(
-            self.embedded(source), Mask() if keep is None or is_full(keep) else padding(keep)
-        )
+        self, source: Tensor, padding_mask: Tensor | None = None, record: StackCache = NO_CACHE
+    ) -> Context:
+        """As `Seq2Seq.encode`, but there is nothing to record before the target is there."""
+        return Context(self.embed_source(source), padding(drop_full(padding_mask)))
 
     def decode(
         self,
         tokens: Tensor,
-        source: Source,
-        keep: Tensor | None = None,
-        cache: StackMemory | None = None,
+        context: Context,
+        padding_mask: Tensor | None = None,
+        cache: StackCache = NO_CACHE,
     ) -> Tensor:
         """As `Seq2Seq.decode`; positions go on behind the source's last token."""
-        memory, x = cache or FORGETFUL, self.embed(tokens)  # (B, N, E)
-        first = self.in_front(source) if memory.filled == 0 else 0
+        x = self.embed(tokens)  # (B, N, E)
+        first = 0
+        if cache.length == 0:
+            first = self.prefix_length(context)
+            padding_mask = join_padding(context, padding_mask, tokens)  # (B, M + N)
+            x = torch.cat((context.states, x), 1)  # (B, M + N, E)
+        positions = cache.add_tokens(x[..., 0], padding_mask, None)
         if first:
-            x, keep = (
-                torch.cat((source.states, x), 1),
-                together(source, keep, tokens),
-            )  # (B, M + N, E), (B, M + N)
-        places = memory.place(x[..., 0], keep, None)
-        order = prefix(first, x.shape[1], x.device) if first else memory.order(x.shape[1], x.device)
-        return self.decoder(x, places, places.mask(keep) & order, None, memory)[:, first:]
+            order = prefix(first, x.shape[1], x.device)
+        else:
+            order = cache.causal_mask(x.shape[1], x.device)
+        mask = positions.mask(padding_mask) & order
+        return self.decoder(x, positions, mask, cache=cache)[:, first:]
 
-    def in_front(self, source: Source) -> int:
-        """Number of tokens that the decoder's blocks read before the target."""
-        return source.states.shape[1]
+    def prefix_length(self, context: Context) -> int:
+        """Number of tokens in the decoder's blocks before the target."""
+        return context.states.shape[1]
 
 
-def together(source: Source, keep: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """Which tokens of a source and of its target (B, N) are no padding: boolean (B, M + N); None: all."""
-    allowed, length = source.mask.allowed, source.states.shape[1]
-    if allowed is None and keep is None:
+def join_padding(context: Context, padding_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """Padding mask of a source and of its target (B, N): boolean (B, M + N); None: there is no padding."""
+    allowed = context.mask.allowed  # (B, 1, 1, M)
+    if allowed is None and padding_mask is None:
         return None
-    both = torch.ones(
-        len(tokens), length + tokens.shape[1], dtype=torch.bool, device=tokens.device
-    )  # (B, M + N)
+    length = context.states.shape[1]
+    shape = (len(tokens), length + tokens.shape[1])
+    both = torch.ones(shape, dtype=torch.bool, device=tokens.device)  # (B, M + N)
     if allowed is not None:
         both[:, :length] = allowed[:, 0, 0]
-    if keep is not None:
-        both[:, length:] = keep
+    if padding_mask is not None:
+        both[:, length:] = padding_mask
     return both
 
 

@@ -1,9 +1,10 @@
 """Sizes and variants of encoder-decoders, and those that were published."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
-from modules.config import PositionName, StackConfig, check_text, require
+from modules.config import StackConfig, check_sizes, require
+from modules.position import check_position
 
 ArchitectureName = Literal["encoder_decoder", "prefix"]
 TyingName = Literal["all", "inputs", "target", "none"]
@@ -21,28 +22,30 @@ class Seq2SeqConfig:
     Args:
         source_vocabulary: Number of tokens of source texts; null: to be filled in from the data.
         target_vocabulary: Number V of tokens of target texts; null: to be filled in from the data.
-        max_length: Tokens of either text, the end token too: number of learned positions of each side, and length of
-            the longest translation; null: to be filled in from the data.
-        architecture: Entry of `ARCHITECTURES`; "prefix" has the decoder's blocks only, without cross-attention.
-        position: Position encoding of both sides, each with its own weights.
-        position_base: Slowest wavelength of sinusoidal and rotary positions; null: 10000.
-        rotary_fraction: Share of each head's channels that rotary positions turn.
-        tying: Which tables are one: "all" three, of source, target and output (Vaswani 2017, 3.4), the "inputs", that
-            is source and target, "target" and output (Press 2017), or "none".
-        scale_embedding: Multiply embeddings by sqrt(E) (Vaswani 2017, 3.4); tables then start with std 1 / sqrt(E).
+        max_length: Tokens of either text, the end token too: number of learned positions of each
+            side, and length of the longest translation; null: to be filled in from the data.
+        architecture: Entry of `ARCHITECTURES`; "prefix" has the decoder's blocks only, without
+            cross-attention.
+        position: Position encoding of both sides, each with its own weights: none, learned,
+            sinusoidal, rotary, alibi or t5.
+        position_options: Options of that encoding, such as {base: 100}.
+        tying: Which tables are one: "all" three, of source, target and output (Vaswani 2017,
+            section 3.4), the "inputs", that is source and target, "target" and output (Press 2017),
+            or "none".
+        scale_embedding: Multiply embeddings by sqrt(E) (Vaswani 2017, section 3.4); tables then
+            start with std 1 / sqrt(E).
         embedding_norm: A norm after the sum of embedding and position (Lewis 2020).
         output_bias: A learned number for each token in the scores.
-        encoder: The blocks that read the source.
-        decoder: The blocks that write the target; causal, with cross-attention.
+        encoder: The blocks of the source.
+        decoder: The blocks of the target; causal, with cross-attention.
     """
 
     source_vocabulary: int | None = None
     target_vocabulary: int | None = None
     max_length: int | None = None
     architecture: ArchitectureName = "encoder_decoder"
-    position: PositionName = "sinusoidal"
-    position_base: float | None = None
-    rotary_fraction: float = 1.0
+    position: str = "sinusoidal"
+    position_options: dict[str, Any] = field(default_factory=dict)
     tying: TyingName = "all"
     scale_embedding: bool = True
     embedding_norm: bool = False
@@ -51,32 +54,32 @@ class Seq2SeqConfig:
     decoder: StackConfig = field(default_factory=cross_stack)
 
     def __post_init__(self) -> None:
-        sizes = {
-            name: getattr(self, name)
-            for name in ("source_vocabulary", "target_vocabulary", "max_length")
-        }
+        check_sizes(self, "source_vocabulary", "target_vocabulary", "max_length")
         for stack in (self.encoder, self.decoder):
-            check_text(self.position, self.rotary_fraction, stack, **sizes)
+            check_position(self.position, self.position_options, stack, (self.max_length or 1,))
         require(
             not (self.encoder.causal or self.encoder.cross_attention),
-            "The encoder sees the whole source and nothing else; leave encoder.causal and encoder.cross_attention off.",
+            "The encoder sees the whole source and nothing else; "
+            "leave encoder.causal and encoder.cross_attention off.",
         )
         require(
             self.decoder.causal and self.decoder.cross_attention,
-            "The decoder sees what came before and the source; set decoder.causal and decoder.cross_attention.",
+            "The decoder sees what came before and the source; "
+            "set decoder.causal and decoder.cross_attention.",
         )
         require(
             self.encoder.width == self.decoder.width
-            and self.decoder.source_width in (None, self.encoder.width),
-            f"The encoder is {self.encoder.width} wide and the decoder {self.decoder.width}; give both the same width, "
-            "and leave decoder.source_width out.",
+            and self.decoder.context_width in (None, self.encoder.width),
+            f"The encoder is {self.encoder.width} wide and the decoder {self.decoder.width}; "
+            "give both the same width, and leave decoder.context_width out.",
         )
         require(
             self.tying not in ("all", "inputs")
             or None in (self.source_vocabulary, self.target_vocabulary)
             or self.source_vocabulary == self.target_vocabulary,
-            f'tying "{self.tying}" shares one table, but there are {self.source_vocabulary} source tokens and '
-            f'{self.target_vocabulary} target tokens; use one tokenizer for both, or tying "target".',
+            f'tying "{self.tying}" shares one table, but there are {self.source_vocabulary} source '
+            f"tokens and {self.target_vocabulary} target tokens; use one tokenizer for both, "
+            'or tying "target".',
         )
 
 

@@ -1,29 +1,30 @@
 """Vision Transformer (Dosovitskiy 2021): patches -> tokens -> stack -> pooled vector -> classes."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.attention import FREE
+from modules.cache import NO_CACHE, StackCache
 from modules.config import (
     PoolName,
-    PositionConfig,
-    PositionName,
     StackConfig,
     StemName,
     check_rates,
+    check_sizes,
+    default,
     require,
 )
 from modules.embedding import PatchEmbedding, PrefixTokens
 from modules.heads import ClassifierHead
 from modules.init import initialise
 from modules.kernels.dropout import Dropout
-from modules.memory import AttentionRecord
+from modules.masks import NO_MASK
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS
-from modules.position import POSITIONS, grid_coordinates
-from modules.transformer import FORGETFUL, Stack
+from modules.position import build_position, check_position, grid_positions
+from modules.transformer import Stack
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,18 @@ class ViTConfig:
     Args:
         image_size: Height and width of the images, in pixels.
         patch_size: Height and width of a patch, in pixels; must divide `image_size`.
-        channels: Colour channels of the images: 3 for colour, 1 for grey; null: to be filled in from the data.
+        channels: Colour channels of the images: 3 for colour, 1 for grey; null: to be filled in
+            from the data.
         num_classes: Number of classes; null: to be filled in from the data.
-        pool: How tokens become one vector: the class token, their mean, their max, or attention from a learned query.
+        pool: How tokens become one vector: the class token, their mean, their max, or attention
+            from a learned query.
         class_token: Prepend a class token; null: only where `pool` is "cls".
         register_tokens: Number of extra learned tokens (Darcet 2024).
-        position: Position encoding of the patches; class and register tokens have none.
-        position_base: Slowest wavelength of sinusoidal and rotary positions; null: 100 if rotary2d, 10000 otherwise.
-        rotary_fraction: Share of each head's channels that rotary positions turn.
-        stem: Patches by one linear map ("patch"), by 3x3 convolutions of stride 2 ("conv", Xiao 2021), or by 3x3
-            convolutions and max pools ("convpool", Hassani 2021).
+        position: Position encoding of the patches: none, learned, sinusoidal, sincos2d, rotary,
+            rotary2d, alibi or t5; class and register tokens have none.
+        position_options: Options of that encoding, such as {base: 100}.
+        stem: Patches by one linear map ("patch"), by 3x3 convolutions of stride 2 ("conv",
+            Xiao 2021), or by 3x3 convolutions and max pools ("convpool", Hassani 2021).
         norm_after_pool: Put the final norm after the pooling instead of before it.
         head_dropout: Probability of dropping values before the classifier.
         stack: The Transformer blocks.
@@ -55,23 +58,19 @@ class ViTConfig:
     pool: PoolName = "cls"
     class_token: bool | None = None
     register_tokens: int = 0
-    position: PositionName = "learned"
-    position_base: float | None = None
-    rotary_fraction: float = 1.0
+    position: str = "learned"
+    position_options: dict[str, Any] = field(default_factory=dict)
     stem: StemName = "patch"
     norm_after_pool: bool = False
     head_dropout: float = 0.0
     stack: StackConfig = field(default_factory=StackConfig)
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "patch_size", "channels", "num_classes"):
-            require(
-                getattr(self, name) is None or getattr(self, name) >= 1,
-                f"{name} is {getattr(self, name)}; it must be at least 1.",
-            )
+        check_sizes(self, "image_size", "patch_size", "channels", "num_classes")
         require(
             self.image_size % self.patch_size == 0,
-            f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}; change one of them.",
+            f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}; "
+            "change one of them.",
         )
         require(
             self.register_tokens >= 0,
@@ -84,31 +83,27 @@ class ViTConfig:
         power_of_two = self.patch_size > 1 and self.patch_size & (self.patch_size - 1) == 0
         require(
             self.stem == "patch" or power_of_two,
-            f'stem "{self.stem}" halves the image step by step, so patch_size {self.patch_size} must be 2, 4, 8, ...',
-        )
-        require(
-            not (self.position.startswith("rotary") and self.stack.attention == "additive"),
-            f'position "{self.position}" works on dot products; use attention "dot" or another position.',
+            f'stem "{self.stem}" halves the image step by step, so patch_size {self.patch_size} '
+            "must be 2, 4, 8, ...",
         )
         require(
             not (self.stack.causal or self.stack.cross_attention),
-            "A ViT sees the whole image and nothing else; leave stack.causal and stack.cross_attention off.",
-        )
-        require(
-            0 < self.rotary_fraction <= 1,
-            f"rotary_fraction is {self.rotary_fraction}; give a share from 0 to 1.",
+            "A ViT sees the whole image and nothing else; "
+            "leave stack.causal and stack.cross_attention off.",
         )
         check_rates(self, "head_dropout")
+        check_position(self.position, self.position_options, self.stack, self.grid)
 
     @property
     def grid(self) -> tuple[int, int]:
         """Number of patches along height and width."""
-        return self.image_size // self.patch_size, self.image_size // self.patch_size
+        side = self.image_size // self.patch_size
+        return side, side
 
     @property
     def has_class_token(self) -> bool:
         """Whether a class token stands first."""
-        return self.pool == "cls" if self.class_token is None else self.class_token
+        return default(self.class_token, self.pool == "cls")
 
     @property
     def prefix_tokens(self) -> int:
@@ -123,64 +118,53 @@ class ViT(nn.Module):
         config: Sizes and variants.
 
     Raises:
-        ValueError: A position encoding does not fit the sizes, or the data's numbers are not filled in.
+        ValueError: The data's numbers are not filled in.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         if config.channels is None or config.num_classes is None:
             raise ValueError(
-                "channels and num_classes are null; fill them in from the data before building a ViT."
+                "channels and num_classes are null; "
+                "fill them in from the data before building a ViT."
             )
         self.config = config
-        stack = replace(config.stack, final_norm=False) if config.norm_after_pool else config.stack
-        norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
+        stack = config.stack
+        norm = None
+        if config.norm_after_pool:
+            norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
+            stack = replace(stack, final_norm=False)
         self.embed = PatchEmbedding(
             config.image_size, config.patch_size, config.channels, stack.width, config.stem
         )
-        self.position = POSITIONS[config.position](position_config(config))
-        self.prefix = (
-            PrefixTokens(config.prefix_tokens, stack.width)
-            if config.prefix_tokens
-            else nn.Identity()
-        )
+        self.position = build_position(config.position, config.position_options, stack, config.grid)
+        prefix = config.prefix_tokens
+        self.prefix = PrefixTokens(prefix, stack.width) if prefix else nn.Identity()
         self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
         self.stack = Stack(stack)
         self.pool = POOLINGS[config.pool](stack.width, stack.heads)
-        after = norm if config.norm_after_pool else None
-        self.head = ClassifierHead(stack.width, config.num_classes, after, config.head_dropout)
+        self.head = ClassifierHead(stack.width, config.num_classes, norm, config.head_dropout)
         for part in (self.embed, self.pool, self.head):  # the stack has initialised itself
             initialise(part, stack.init, stack.depth)
 
-    def forward(self, images: Tensor, record: AttentionRecord | None = None) -> Tensor:
+    def forward(self, images: Tensor, record: StackCache = NO_CACHE) -> Tensor:
         """(B, C, Y, X) -> logits (B, classes); `record` collects attention weights."""
         return self.head(self.features(images, record))
 
-    def features(self, images: Tensor, record: AttentionRecord | None = None) -> Tensor:
+    def features(self, images: Tensor, record: StackCache = NO_CACHE) -> Tensor:
         """(B, C, Y, X) -> pooled vectors (B, E), what the classifier sees."""
-        x = self.tokens(images, record)
-        return self.pool(x[:, self.config.prefix_tokens :] if self.pool.patches_only else x)
-
-    def tokens(self, images: Tensor, record: AttentionRecord | None = None) -> Tensor:
-        """(B, C, Y, X) -> (B, P + N, E): class token, registers, patches row by row, after the last block."""
-        prefix, images = self.config.prefix_tokens, images.to(next(self.embed.parameters()).dtype)
-        coords = grid_coordinates(self.config.grid, images.device)  # (1, N, 2)
-        rotation, bias = self.position.rotate(coords), self.position.bias(coords, coords)
-        if rotation is not None:
-            rotation = rotation.after_prefix(prefix)
+        prefix = self.config.prefix_tokens
+        images = images.to(next(self.embed.parameters()).dtype)
+        positions = grid_positions(self.config.grid, images.device)  # (1, N, 2)
+        rotary = self.position.rotate(positions)
+        if rotary is not None:
+            rotary = rotary.after_prefix(prefix)
+        bias = self.position.bias(positions, positions)
         if bias is not None:
             bias = F.pad(bias, (prefix, 0, prefix, 0))  # (1, H, P + N, P + N)
-        x = self.dropout(self.prefix(self.position.embed(self.embed(images))))  # (B, P + N, E)
-        return self.stack(x, FREE.with_bias(bias), rotation, None, record or FORGETFUL)
-
-
-def position_config(config: ViTConfig) -> PositionConfig:
-    """What the position encoding of this ViT needs to know."""
-    stack = config.stack
-    base = config.position_base or (100.0 if config.position == "rotary2d" else 10000.0)
-    return PositionConfig(
-        stack.width, stack.heads, stack.head_width, config.grid, base, config.rotary_fraction
-    )
+        x = self.prefix(self.position.embed(self.embed(images)))  # (B, P + N, E)
+        x = self.stack(self.dropout(x), NO_MASK.with_bias(bias), rotary, cache=record)
+        return self.pool(x[:, prefix:] if self.pool.patches_only else x)  # (B, E)
 
 
 def _preset(width: int, depth: int, heads: int, **options: object) -> ViTConfig:

@@ -97,7 +97,7 @@ ALWAYS = {
     "embedding_norm": True,
     "order": "post",
     "norm": "layernorm",
-    "has_final_norm": False,
+    "final_norm": False,
     "attention": "dot",
     "bias": True,
     "qkv_bias": True,

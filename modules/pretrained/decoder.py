@@ -156,8 +156,9 @@ def from_tessera(family: str, state: State, config: DecoderConfig) -> State:
     """
     check_expressible(family, config)
     table, stack = TABLES[family], config.stack
-    shared = stack.groups * stack.head_width
+    sizes = stack.resolved
+    shared = sizes.kv_heads * sizes.head_dim
     rest = {name: table.turn(name, value) for name, value in state.items()}
-    theirs = give(table.names(config), rest, (stack.heads * stack.head_width, shared, shared))
+    theirs = give(table.names(config), rest, (stack.heads * sizes.head_dim, shared, shared))
     check_given(family, rest)
     return theirs

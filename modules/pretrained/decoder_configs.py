@@ -1,11 +1,12 @@
 """Configs of GPT-2, Llama, Mistral and Qwen decoders from and to the `config.json` of Hugging Face."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from modules.config import FeedForwardName, RotaryScaling, StackConfig, require
+from modules.config import FeedForwardName, StackConfig, require
 from modules.models.gpt import DecoderConfig
+from modules.position import RotaryScaling
 from modules.pretrained.settings import (
     ACTIVATIONS,
     GATED_ACTIVATIONS,
@@ -16,13 +17,14 @@ from modules.pretrained.settings import (
     check_feedforward,
     check_heads,
     check_options,
+    check_position_options,
     check_settings,
     known_family,
     quoted,
     renamed,
     written,
 )
-from modules.schema import checked
+from modules.schema import checked, from_dict
 
 WindowName = Literal["never", "always", "some"]
 
@@ -74,7 +76,7 @@ ROTARY_SETTINGS = {
     "num_hidden_layers": "depth",
     "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads",
-    "head_dim": "head_size",
+    "head_dim": "head_dim",
     "intermediate_size": "mlp_width",
     "hidden_act": "feedforward",
     "rms_norm_eps": "norm_eps",
@@ -144,10 +146,9 @@ FAMILIES: dict[str, Family] = {
 }
 ALWAYS = {
     "order": "pre",
-    "has_final_norm": True,
+    "final_norm": True,
     "attention": "dot",
     "layer_scale": None,
-    "rotary_fraction": 1.0,
 }
 WINDOW = 4096  # tokens, where files of Mistral and Qwen do not say
 FIRST_WINDOW = 28  # the first layer with a window, where files of Qwen do not say
@@ -232,10 +233,11 @@ def _rotation(settings: Settings, length: int) -> Settings:
     base = float(checked(float, bases[0] if bases else 10000.0, "rope_theta"))
     require(base > 0, f"rope_theta is {base}; it must be above 0.")
     if kind == "default":
-        return {"position_base": base}
+        return {"position_options": {"base": base}}
     names, first = SCALING[kind], {"original_max_position_embeddings": length}
     found = renamed(first | given, names, tuple(names.values()), RotaryScaling)
-    return {"position_base": base, "rotary_scaling": RotaryScaling(**{"kind": kind, **found})}
+    scaling = RotaryScaling(**{"kind": kind, **found})
+    return {"position_options": {"base": base, "scaling": asdict(scaling)}}
 
 
 def config_to_huggingface(
@@ -266,11 +268,13 @@ def config_to_huggingface(
 
 def _rope(config: DecoderConfig) -> Settings:
     """Rotary positions in the spelling of today's transformers and of those before version 5."""
-    base, scaling = config.position_base or 10000.0, config.rotary_scaling
+    base = config.position_options.get("base", 10000.0)
+    scaling = config.position_options.get("scaling")
     found: Settings = {}
     if scaling is not None:
-        found = {theirs: getattr(scaling, ours) for theirs, ours in SCALING[scaling.kind].items()}
-        found["rope_type"] = scaling.kind
+        full = from_dict(RotaryScaling, scaling)
+        found = {theirs: getattr(full, ours) for theirs, ours in SCALING[full.kind].items()}
+        found["rope_type"] = full.kind
     today = {"rope_type": "default", "rope_theta": base, **found}
     return {"rope_theta": base, "rope_scaling": found or None, "rope_parameters": today}
 
@@ -299,6 +303,7 @@ def check_expressible(family: str, config: DecoderConfig) -> None:
     """Raises `ValueError` where a model of `family` cannot be like ours."""
     kind, stack = FAMILIES[family], config.stack
     check_options(family, config, {**ALWAYS, "bias": stack.qkv_bias, **kind.fixed})
+    check_position_options(family, config, {"fraction": 1}, free=("base", "scaling"))
     check_feedforward(family, config, kind.activations)
     if kind.window == "never":
         check_options(family, config, {"sliding_window": None})

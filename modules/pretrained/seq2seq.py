@@ -178,9 +178,9 @@ class T5(Table):
     def scaled(name: str, value: Tensor, config: Seq2SeqConfig, power: float) -> Tensor:
         """Queries times sqrt(D), the last norm of a model with one table by sqrt(E); both to a power."""
         if name.endswith((".qkv.weight", ".query.weight")):
-            rows = config.encoder.heads * config.encoder.head_width
+            rows = config.encoder.heads * config.encoder.resolved.head_dim
             return torch.cat(
-                (value[:rows] * config.encoder.head_width ** (power / 2), value[rows:])
+                (value[:rows] * config.encoder.resolved.head_dim ** (power / 2), value[rows:])
             )  # keeps the shape
         if name == "decoder.stack.norm.weight" and config.tying == "all":
             return value * config.encoder.width ** (-power / 2)

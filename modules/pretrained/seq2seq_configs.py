@@ -15,6 +15,7 @@ from modules.pretrained.settings import (
     check_feedforward,
     check_heads,
     check_options,
+    check_position_options,
     check_settings,
     known_family,
     option,
@@ -90,7 +91,7 @@ T5_SETTINGS = {
     "vocab_size": "source_vocabulary",
     "n_positions": "max_length",
     "d_model": "width",
-    "d_kv": "head_size",
+    "d_kv": "head_dim",
     "d_ff": "mlp_width",
     "num_heads": "heads",
     "feed_forward_proj": "feedforward",
@@ -109,14 +110,14 @@ OWN = {field.name for field in fields(Seq2SeqConfig)}
 EVERYWHERE = {"attention": "dot", "qk_norm": False, "layer_scale": None}
 POST_NORM = EVERYWHERE | {
     "order": "post",
-    "has_final_norm": False,
+    "final_norm": False,
     "norm": "layernorm",
     "norm_eps": 1e-5,
     **{"bias": True, "qkv_bias": True, "mlp_bias": True},
 }
 PRE_NORM = EVERYWHERE | {
     "order": "pre",
-    "has_final_norm": True,
+    "final_norm": True,
     "norm": "rmsnorm",
     **{"bias": False, "qkv_bias": False, "mlp_bias": False},
 }
@@ -190,7 +191,7 @@ def config_from_huggingface(settings: Settings) -> tuple[str, Seq2SeqConfig]:
         **family.blocks,
         "tying": _tying(family, given),
     }
-    options.pop("has_final_norm")  # follows from the order
+    options.pop("final_norm")  # follows from the order
     needed = tuple(family.sides["encoder"].values())
     stacks = {
         side: renamed(given, names, needed, StackConfig) | SIDES[side]
@@ -257,7 +258,7 @@ def config_to_huggingface(
     for side, names in kind.sides.items():
         settings |= written(getattr(config, side), names, kind.activations)
     if "activation_dropout" in settings:
-        settings["activation_dropout"] = config.encoder.hidden_dropout
+        settings["activation_dropout"] = config.encoder.resolved.mlp_dropout
     said = next(said for said, tying in kind.tyings.items() if tying == config.tying)
     settings |= dict(zip(kind.ties, said, strict=True))
     settings["tie_word_embeddings"] = config.tying in ("all", "target")
@@ -298,16 +299,13 @@ def check_expressible(family: str, config: Seq2SeqConfig) -> None:
         config.tying in known,
         f"{family} models have tying {' or '.join(known)}, but this one has {config.tying}.",
     )
-    base = config.position_base or 10000.0
-    require(
-        base == 10000 or config.position != "sinusoidal",
-        f"{family} models have position_base 10000, not {base}.",
-    )
+    usual = {"base": 10000, "buckets": 32, "max_distance": 128}
+    check_position_options(family, config, usual)
     for stack in (config.encoder, config.decoder):
         check_options(family, stack, kind.blocks)
         check_feedforward(family, stack, kind.activations)
-        if "head_size" in kind.settings.values():
-            require(stack.groups == stack.heads, f"{family} models have as many kv_heads as heads.")
+        if "head_dim" in kind.settings.values():
+            require(stack.resolved.kv_heads == stack.heads, f"{family} models have as many kv_heads as heads.")
         else:
             check_heads(family, stack)
     for name in sorted({*kind.settings.values()} - OWN - {*RATES}):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar, get_type_hints
 
-from modules.config import FeedForwardName, StackConfig, require
+from modules.config import FeedForwardName, ResolvedSizes, StackConfig, require
 from modules.schema import checked, shown
 
 Settings = dict[str, Any]  # a config.json
@@ -29,15 +29,8 @@ ALIASES = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
     "heads": "num_attention_heads",
-    "head_size": "head_dim",
+    "head_dim": "head_dim",
     "max_length": "max_position_embeddings",
-}
-# Options of a stack that may be null, and where it says what they are then.
-RESOLVED = {
-    "mlp_width": "feedforward_width",
-    "mlp_bias": "feedforward_bias",
-    "head_size": "head_width",
-    "kv_heads": "groups",
 }
 
 
@@ -128,17 +121,20 @@ def built(
 
 def shortened(stack: StackConfig) -> StackConfig:
     """The same stack, with null for options that say what null means anyway."""
-    for name, resolved in RESOLVED.items():
-        if name != "head_size" or stack.width % stack.heads == 0:
+    for name in ("mlp_width", "mlp_bias", "head_dim", "kv_heads"):
+        if name != "head_dim" or stack.width % stack.heads == 0:
             plain = replace(stack, **dict[str, Any]({name: None}))
-            stack = plain if getattr(plain, resolved) == getattr(stack, resolved) else stack
+            stack = plain if plain.resolved == stack.resolved else stack
     return stack
 
 
 def option(config: Any, name: str) -> Any:
     """An option of a stack, or of a model's config or its stack, with what stands for null."""
-    name = RESOLVED.get(name, name)
-    return getattr(config if hasattr(config, name) else config.stack, name)
+    if hasattr(config, "stack") and not hasattr(config, name):
+        config = config.stack
+    if isinstance(config, StackConfig) and name in ResolvedSizes._fields:
+        config = config.resolved
+    return getattr(config, name)
 
 
 def written(
@@ -185,6 +181,24 @@ def check_options(family: str, config: Any, wanted: Mapping[str, Any]) -> None:
         require(got == value, f"{family} models have {name} {value}, but this one has {got}.")
 
 
+def check_position_options(
+    family: str, config: Any, usual: Mapping[str, Any], free: Collection[str] = ()
+) -> None:
+    """Raises `ValueError` where models of `family` have no such options of positions.
+
+    Args:
+        family: Of published models.
+        config: Of a model of ours.
+        usual: Options that always have one value.
+        free: Options that may have any.
+    """
+    for name, value in config.position_options.items():
+        require(
+            name in free or usual.get(name) == value,
+            f"{family} models have position_options {name} {usual.get(name)}, not {value}.",
+        )
+
+
 def check_feedforward(family: str, config: Any, known: Mapping[str, FeedForwardName]) -> None:
     """Raises `ValueError` where models of `family` have no such feed-forward part."""
     name = option(config, "feedforward")
@@ -193,5 +207,6 @@ def check_feedforward(family: str, config: Any, known: Mapping[str, FeedForwardN
 
 def check_heads(family: str, stack: StackConfig) -> None:
     """Raises `ValueError` unless all heads have keys of their own and share the width among them."""
-    plain = stack.groups == stack.heads and stack.heads * stack.head_width == stack.width
+    sizes = stack.resolved
+    plain = sizes.kv_heads == stack.heads and stack.heads * sizes.head_dim == stack.width
     require(plain, f"{family} models have as many kv_heads as heads, each of size width / heads.")

@@ -139,8 +139,9 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
     check_heads("timm", stack)
     check_feedforward("timm", config, TIMM_ACTIVATIONS)
     require(config.pool in TIMM_POOLS, f'timm models have no pool "{config.pool}".')
-    ratio = stack.feedforward_width / stack.width
-    if int(stack.width * ratio) < stack.feedforward_width:  # timm rounds down
+    sizes = stack.resolved
+    ratio = sizes.mlp_width / stack.width
+    if int(stack.width * ratio) < sizes.mlp_width:  # timm rounds down
         ratio = math.nextafter(ratio, math.inf)
     return {
         "img_size": config.image_size,
@@ -156,7 +157,7 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
         "reg_tokens": config.register_tokens,
         "qkv_bias": stack.qkv_bias,
         "no_embed_class": config.register_tokens > 0,
-        "final_norm": config.norm_after_pool or stack.has_final_norm,
+        "final_norm": config.norm_after_pool or sizes.final_norm,
         "fc_norm": config.norm_after_pool,
         "qk_norm": stack.qk_norm,
         "init_values": None

@@ -138,10 +138,10 @@ def ranked(
 ) -> Rows:
     """The best `num_samples` texts of beam search for each prompt."""
     rows, ends = [], end_tokens(model, found)
-    banned, renormalise = (
+    banned, renormalize = (
         (found.banned, bool(found.asked.renormalize_logits)) if found else ((), True)
     )
-    texts = beam_search(model.net, tokens, options, ends, banned, renormalise)
+    texts = beam_search(model.net, tokens, options, ends, banned, renormalize)
     for prompt, ids, best in zip(prompts, tokens, texts, strict=True):
         for text, score in best[: options.num_samples]:
             writer = Writer(model.tokenizer, ids, options.stop, ends)

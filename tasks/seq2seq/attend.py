@@ -10,7 +10,7 @@ from torch import Tensor
 from datamodules.tokenizers import Tokenizer
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import Translation, translate
-from modules.memory import AttentionRecord
+from modules.record import AttentionRecord
 from tasks.checkpoints.exporting import new_file
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError, refusals
@@ -107,9 +107,9 @@ def cross_weights(model: Model, source: Sequence[int], tokens: Sequence[int]) ->
     where = net.embed.weight.device
     read = torch.tensor([[model.tokenizer.start, *tokens[:-1]]], device=where)  # (1, N)
     net.decode(read, net.encode(torch.tensor([source], device=where)), cache=record)
-    if record.cross:
-        return torch.cat(record.cross).cpu()
-    return torch.cat(record.own)[..., -len(tokens) :, : len(source)].cpu()
+    if record.cross_attn:
+        return torch.cat(record.cross_attn).cpu()
+    return torch.cat(record.self_attn)[..., -len(tokens) :, : len(source)].cpu()
 
 
 def spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from datamodules.tokenizers.pairs import PairTokenizer
-from modules.generation.translation import Rules
+from modules.generation.translation import DecodingRules
 from tasks.checkpoints.generation_config import FolderGeneration, read_generation
 
 FORCED = {
@@ -21,13 +21,13 @@ class Ends(TypedDict):
     start: int
     stop: list[int]
     banned: list[int]
-    rules: Rules
+    rules: DecodingRules
 
 
 def writing(tokenizer: PairTokenizer) -> Ends:
     """Tokens that translations begin with, end with, and never have inside: padding, which some models mistake."""
     pad = tokenizer.target.control("pad")
-    return {"start": tokenizer.start, "stop": [tokenizer.end], "banned": [pad], "rules": Rules()}
+    return {"start": tokenizer.start, "stop": [tokenizer.end], "banned": [pad], "rules": DecodingRules()}
 
 
 def published_ends(found: FolderGeneration, facts: Mapping[str, Any]) -> Ends:
@@ -41,7 +41,7 @@ def published_ends(found: FolderGeneration, facts: Mapping[str, Any]) -> Ends:
         UsageError: It bans phrases, or names tokens that the model does not have.
     """
     first, last = found.tokens("forced_bos_token_id"), found.tokens("forced_eos_token_id")
-    rules = Rules(bool(found.asked.renormalize_logits), first, last)
+    rules = DecodingRules(bool(found.asked.renormalize_logits), first, last)
     stop = [*found.stop] or [facts["end"]]
     return {"start": facts["start"], "stop": stop, "banned": [*found.banned], "rules": rules}
 
@@ -69,7 +69,7 @@ def generation_settings(ends: Ends) -> dict[str, Any]:
     """What a `generation_config.json` says of bans and forced tokens."""
     rules = ends["rules"]
     settings: dict[str, Any] = {}
-    for name, tokens in (("forced_bos_token_id", rules.first), ("forced_eos_token_id", rules.last)):
+    for name, tokens in (("forced_bos_token_id", rules.forced_bos), ("forced_eos_token_id", rules.forced_eos)):
         settings |= {name: tokens[0] if len(tokens) == 1 else [*tokens]} if tokens else {}
     bans = {"bad_words_ids": [[token] for token in ends["banned"]]} if ends["banned"] else {}
-    return {**settings, **bans, "renormalize_logits": rules.renormalise}
+    return {**settings, **bans, "renormalize_logits": rules.renormalize}

@@ -6,8 +6,8 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from modules.memory import AttentionRecord
 from modules.models.vit import ViT
+from modules.record import AttentionRecord
 
 
 @torch.inference_mode()
@@ -25,10 +25,10 @@ def rollout(net: ViT, pixels: Tensor) -> Tensor:
     """
     record = AttentionRecord()
     with torch.compiler.set_stance("force_eager"):
-        net.tokens(pixels, record)
-    count = record.own[0].shape[-1]
+        net.features(pixels, record)
+    count = record.self_attn[0].shape[-1]
     flow = torch.eye(count, device=pixels.device)  # (N, N)
-    for weights in record.own:
+    for weights in record.self_attn:
         flow = (
             (weights.float().mean(1) + torch.eye(count, device=pixels.device)) / 2 @ flow
         )  # (B, N, N)

@@ -188,7 +188,7 @@ def test_a_foreign_tokenizer_of_one_control_token(letters: Path, tmp_path: Path)
     assert int(starts.sum()) == len(file) and (batch["tokens"][starts] == end).all()
 
 
-class Reader(LightningModule):
+class IncrementalDecoder(LightningModule):
     """Learns nothing, and keeps what it is given."""
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ def test_a_run_goes_on_from_any_step_as_if_it_had_not_stopped(
             poem if packing == "windows" else letters, packing, **{"max_length": 256, **changed}
         )
         reader, save = (
-            Reader(),
+            IncrementalDecoder(),
             ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=1),
         )
         Trainer(max_epochs=3, callbacks=[save], **options).fit(reader, data, ckpt_path=ckpt)

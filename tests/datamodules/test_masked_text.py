@@ -119,7 +119,7 @@ def test_one_document_makes_no_pairs(tokenizer: Tokenizer) -> None:
         Pairs(TokenLists([[8, 9, 10], []]), tokenizer, 17, 4, 0)
 
 
-class Reader(LightningModule):
+class IncrementalDecoder(LightningModule):
     """Learns nothing, and keeps what it is given."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ def test_pairs_differ_from_epoch_to_epoch_and_survive_a_resume(tmp_path: Path) -
             tokenizer=WORDS,
             loading=TextLoading(batch_tokens=128),
         )
-        reader = Reader()
+        reader = IncrementalDecoder()
         save = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=1)
         Trainer(max_epochs=2, callbacks=[save], **options).fit(reader, data, ckpt_path=ckpt)
         return reader.seen

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from modules.config import StackConfig
 from modules.feedforward import GatedFeedForward
 from modules.heads import POOLERS
-from modules.memory import AttentionRecord
 from modules.models.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM, Encoder
 from modules.models.vit import VIT_PRESETS, ViT
 from modules.parameter_groups import parameter_depths, parameter_roles
 from modules.pooling import POOLINGS
 from modules.position import POSITIONS, Rotary
+from modules.record import AttentionRecord
 from modules.transformer import Block
 from tests.modules.test_properties import CHOICES, label, shaken
 
@@ -160,8 +160,8 @@ def test_attention_weights_on_request() -> None:
     torch.testing.assert_close(
         net(tokens, keep, None, record), net(tokens, keep), atol=1e-5, rtol=1e-5
     )
-    assert [tuple(weights.shape) for weights in record.own] == [(3, 2, N, N)] * 2
-    assert record.own[0].masked_fill(keep[:, None, None], 0).abs().max() == 0
+    assert [tuple(weights.shape) for weights in record.self_attn] == [(3, 2, N, N)] * 2
+    assert record.self_attn[0].masked_fill(keep[:, None, None], 0).abs().max() == 0
 
 
 # Masked language models ----------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_presets_run_and_survive_files(name: str) -> None:
 def test_modern_is_pre_norm_with_rotary_positions_gated_units_and_few_biases() -> None:
     config = replace(BERT_PRESETS["modern"], vocabulary=V, num_classes=2)
     stack = config.stack
-    assert (stack.width, stack.depth, stack.heads, stack.feedforward_width) == (256, 4, 4, 688)
+    assert (stack.width, stack.depth, stack.heads, stack.resolved.mlp_width) == (256, 4, 4, 688)
     for kind, biases in (
         (BertClassifier, {"head.linear.bias"}),
         (BertMaskedLM, {"head.tokens.bias"}),

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from modules.config import StackConfig
 from modules.generation import beam_cache
-from modules.generation.beam_cache import BagMemory, Bags, Branches, Index, SlotMemory, SourceBags
+from modules.generation.beam_cache import (
+    BeamCache,
+    Index,
+    SlotsLayer,
+    SumsContext,
+    SumsLayer,
+    WeightedSums,
+)
 from modules.generation.search import GenerationConfig
 from modules.generation.translation import translate
 from modules.masks import Mask
@@ -49,7 +56,7 @@ def test_texts_branch_off(
     pads = (0, 2) if padded else (0, 0)
     cache = net.make_cache(2, 5)
     net(tokens, torch.arange(5) >= torch.tensor(pads)[:, None], cache=cache)
-    memory = Branches(cache, beams, 5)
+    memory = BeamCache(cache, beams, 5)
     texts = [[row[pad:]] * beams for row, pad in zip(tokens.tolist(), pads, strict=True)]
     for step in range(5):
         if step == 3:
@@ -76,7 +83,7 @@ def test_no_key_or_value_moves_when_texts_do(either: None) -> None:
     net = decoder()
     cache = net.make_cache(2, 3)
     net(torch.randint(V, (2, 3)), cache=cache)
-    memory = Branches(cache, 2, 4)
+    memory = BeamCache(cache, 2, 4)
     net(torch.randint(V, (4, 1)), cache=memory)
     before = [table.clone() for table in (*memory.keys, *memory.values)]
     memory.reorder(torch.tensor([[1, 1], [1, 0]]))
@@ -94,10 +101,10 @@ def test_other_types_of_numbers_do(kind: torch.dtype) -> None:
     net.to(kind)
     cache = net.make_cache(2, 4)
     net(tokens, cache=cache)
-    memory = Branches(cache, 3, 1)
+    memory = BeamCache(cache, 3, 1)
     found = net(tokens[:, :1].repeat_interleave(3, 0), cache=memory)
     assert found.dtype == memory.values[0].dtype == kind and isinstance(
-        memory.block(0).own, BagMemory
+        memory.block(0).self_attn, SumsLayer
     )
     torch.testing.assert_close(
         found.float(), expected.repeat_interleave(3, 0), atol=0.06, rtol=0.06
@@ -109,7 +116,7 @@ def test_autocast_does() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         cache = net.make_cache(2, 4)
         net(tokens, cache=cache)
-        found = net(tokens[:, :1].repeat_interleave(3, 0), cache=Branches(cache, 3, 1))
+        found = net(tokens[:, :1].repeat_interleave(3, 0), cache=BeamCache(cache, 3, 1))
     expected = net(torch.cat((tokens, tokens[:, :1]), 1))[:, -1:].repeat_interleave(3, 0)
     torch.testing.assert_close(found.float(), expected, atol=0.06, rtol=0.06)
 
@@ -119,19 +126,19 @@ def test_translations_are_the_same_either_way(
     architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, config, kinds = model(architecture), GenerationConfig(8, beams=4), []
-    place = Branches.place
+    place = BeamCache.place
     monkeypatch.setattr(
-        Branches, "place", lambda self, *a: kinds.append(self.block(0)) or place(self, *a)
+        BeamCache, "place", lambda self, *a: kinds.append(self.block(0)) or place(self, *a)
     )
     fast = translate(net, SOURCES, config, START, [2])
-    assert {type(block.own) for block in kinds} == {BagMemory}
-    assert {type(block.cross) is SourceBags for block in kinds} == {
+    assert {type(block.self_attn) for block in kinds} == {SumsLayer}
+    assert {type(block.cross) is SumsContext for block in kinds} == {
         architecture == "encoder_decoder"
     }
     monkeypatch.setattr(beam_cache, "suits", lambda *_: False)
     kinds.clear()
     plain = translate(net, SOURCES, config, START, [2])
-    assert {type(block.own) for block in kinds} == {SlotMemory}
+    assert {type(block.self_attn) for block in kinds} == {SlotsLayer}
     assert [[text.tokens for text in row] for row in fast] == [
         [text.tokens for text in row] for row in plain
     ]
@@ -144,7 +151,7 @@ def test_scores_in_16_bits_are_added_and_weighed_in_32() -> None:
     bias = torch.randn(1, 1, 1, 50) - 100
     config = StackConfig(24, 1, 4)
     columns = Index(torch.zeros(2, 3, 1, dtype=torch.int64), 1, config).columns
-    found = SourceBags((keys, values), 3, config, columns).mix(q, Mask().with_bias(bias))
+    found = SumsContext((keys, values), 3, config, columns).mix(q, Mask().with_bias(bias))
     expected = F.scaled_dot_product_attention(
         q.double(), keys.double(), values.double(), bias.double()
     )
@@ -154,14 +161,14 @@ def test_scores_in_16_bits_are_added_and_weighed_in_32() -> None:
 def test_sums_of_rows() -> None:
     rows, table, weights = torch.randint(7, (5, 2, 4)), torch.randn(7, 3), torch.randn(5, 2, 4)
     expected = (table[rows] * weights[..., None]).sum(-2)  # (5, 2, 3)
-    close(Bags(rows).sums(table, weights), expected.flatten(0, 1))
+    close(WeightedSums(rows).sums(table, weights), expected.flatten(0, 1))
 
 
 def test_what_does_not_fit_is_named() -> None:
     net = decoder()
     cache = net.make_cache(2, 4)
     net(torch.zeros(2, 4, dtype=torch.int64), cache=cache)
-    memory = Branches(cache, 3, 1)
+    memory = BeamCache(cache, 3, 1)
     for shape in ((6, 2), (2, 1)):
         with pytest.raises(
             ValueError,

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from modules.attention import ATTENTIONS
 from modules.config import StackConfig
-from modules.generation.beam_cache import Branches
-from modules.kv_cache import Cache
+from modules.generation.beam_cache import BeamCache
 from modules.masks import padding
-from modules.memory import AttentionRecord
 from modules.models.gpt import Decoder, DecoderConfig
 from modules.position import POSITIONS
-from modules.transformer import ORDERS, Source, Stack
+from modules.record import AttentionRecord
+from modules.transformer import ORDERS, Context, Stack
 from tests.modules.test_properties import shaken
 
 V, T, E = 31, 16, 24
@@ -25,10 +24,10 @@ STACK = StackConfig(E, 2, 4, mlp_width=20, causal=True)
 PLACES = [name for name in POSITIONS if not name.endswith("2d")]
 VARIANTS: list[dict[str, Any]] = [
     *({"position": name} for name in PLACES),
-    *({"position": name, "kv_heads": 2, "head_size": 4} for name in PLACES),
+    *({"position": name, "kv_heads": 2, "head_dim": 4} for name in PLACES),
     *({"attention": name, "kv_heads": 1} for name in ATTENTIONS),
     *({"order": name} for name in ORDERS),
-    {"qk_norm": True, "position": "rotary", "rotary_fraction": 0.34},
+    {"qk_norm": True, "position": "rotary", "position_options": {"fraction": 0.34}},
     {"norm": "rmsnorm", "feedforward": "swiglu", "bias": False, "qkv_bias": False, "tied": False},
 ]
 
@@ -64,7 +63,7 @@ def test_any_pieces_give_the_same_logits(options: dict[str, Any], pieces: tuple[
     whole = net(tokens)
     close(hidden, whole)
     close(net.logits(hidden), net.logits(whole))
-    assert cache.filled == T
+    assert cache.length == T
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=name_of)
@@ -102,10 +101,10 @@ def test_given_coordinates_go_on(position: str) -> None:
     )
     cache = net.make_cache(2, 8)
     parts = [
-        net(tokens[:, :3], coords=coords[:, :3], cache=cache),
+        net(tokens[:, :3], positions=coords[:, :3], cache=cache),
         *(net(t, cache=cache) for t in tokens[:, 3:].split(2, 1)),
     ]
-    close(torch.cat(parts, 1), net(tokens, coords=coords))
+    close(torch.cat(parts, 1), net(tokens, positions=coords))
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -122,7 +121,7 @@ def test_rows_move_between_texts(position: str, padded: bool) -> None:
     close(
         torch.cat([net(part, cache=cache) for part in tokens[:, 6:].split((1, 2), 1)], 1), expected
     )
-    assert other.length == 9 and other.filled == 6
+    assert other.length == 9 and other.length == 6
     close(net(tokens[[0, 1, 2, 0], 6:7], cache=other)[:3], expected[:, :1])
 
 
@@ -134,14 +133,14 @@ def test_it_is_allocated_once_and_handed_out_as_views() -> None:
     for part in tokens.split((5, *(1,) * 11), 1):
         net(part, cache=cache)
     cache.past = T  # nothing new
-    keys, values = cache.block(1).own.extend(*cache.data[1, :, :, :, T:])
+    keys, values = cache.block(1).self_attn.update(*cache.data[1, :, :, :, T:])
     assert (
         keys.data_ptr() == cache.data[1, 0].data_ptr()
         and values.data_ptr() == cache.data[1, 1].data_ptr()
     )
     cache.clear()
     net(tokens, cache=cache)
-    assert cache.data.data_ptr() == start and cache.filled == T
+    assert cache.data.data_ptr() == start and cache.length == T
 
 
 def test_memory_is_free_once_it_is_not_needed() -> None:
@@ -152,7 +151,7 @@ def test_memory_is_free_once_it_is_not_needed() -> None:
         net(torch.zeros(1, 3, dtype=torch.int64), cache=cache)
         data, tables = (
             weakref.ref(cache.data),
-            weakref.ref((texts := Branches(cache, 2, 3)).values[0]),
+            weakref.ref((texts := BeamCache(cache, 2, 3)).values[0]),
         )
         net(torch.zeros(2, 1, dtype=torch.int64), cache=texts)
         del cache, texts
@@ -164,17 +163,17 @@ def test_memory_is_free_once_it_is_not_needed() -> None:
 
 
 def test_a_source_is_projected_once() -> None:
-    config = replace(STACK, cross_attention=True, source_width=10, kv_heads=2)
+    config = replace(STACK, cross_attention=True, context_width=10, kv_heads=2)
     stack, x = shaken(Stack(config)).eval(), torch.randn(2, 7, E)
     keep = torch.tensor([[True] * 5, [True, True, False, False, True]])
-    source = Source(torch.randn(2, 5, 10), padding(keep))
-    whole, cache, calls = stack(x, source=source), Cache(config, 2, 7, torch.device("cpu")), []
+    source = Context(torch.randn(2, 5, 10), padding(keep))
+    whole, cache, calls = stack(x, context=source), KVCache(config, 2, 7, torch.device("cpu")), []
     for block in stack.blocks:
         block.cross_attention.key_value.register_forward_hook(lambda *_: calls.append(1))
     tokens, parts = torch.zeros(2, 7), []
     for part in x.split((3, 1, 1, 2), 1):
         cache.place(tokens[:, : part.shape[1]], None, None)
-        parts.append(stack(part, source=source, memory=cache))
+        parts.append(stack(part, context=source, cache=cache))
     close(torch.cat(parts, 1), whole)
     assert len(calls) == 2  # one in each block
     other = cache.select(torch.tensor([1, 1, 0]))
@@ -191,7 +190,7 @@ def test_what_does_not_fit_is_named() -> None:
         match="2 tokens in 2 rows do not fit into a cache of 2 rows by 4 tokens of which 3",
     ):
         net(torch.zeros(2, 2, dtype=torch.int64), cache=cache)
-    assert cache.filled == 3
+    assert cache.length == 3
     with pytest.raises(ValueError, match="1 tokens in 3 rows"):
         net(torch.zeros(3, 1, dtype=torch.int64), cache=cache)
     with pytest.raises(ValueError, match="17 tokens is longer than the 16 learned positions"):
@@ -215,5 +214,5 @@ def test_weights_can_be_watched() -> None:
     net, record = decoder(kv_heads=2), AttentionRecord()
     tokens = torch.randint(V, (2, 5))
     close(net(tokens, cache=record), net(tokens))
-    assert [tuple(weights.shape) for weights in record.own] == [(2, 4, 5, 5)] * 2
-    assert record.own[0].triu(1).abs().max() == 0
+    assert [tuple(weights.shape) for weights in record.self_attn] == [(2, 4, 5, 5)] * 2
+    assert record.self_attn[0].triu(1).abs().max() == 0

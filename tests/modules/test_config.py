@@ -10,7 +10,7 @@ import torch
 from modules.attention import AdditiveAttention, MultiHeadAttention
 from modules.config import StackConfig
 from modules.models.vit import VIT_PRESETS, ViT, ViTConfig, position_config
-from modules.position import POSITIONS, grid_coordinates
+from modules.position import POSITIONS, grid_positions
 from modules.transformer import Stack
 
 
@@ -28,7 +28,7 @@ def test_config_round_trip(name: str, tmp_path: Any) -> None:
     [
         ({"width": 10, "heads": 3}, "width 10 cannot be split into 3 heads"),
         ({"depth": 0}, "depth is 0"),
-        ({"head_size": 0}, "head_size is 0"),
+        ({"head_dim": 0}, "head_dim is 0"),
         ({"kv_heads": 2}, "kv_heads 2 does not divide heads 3"),
         ({"kv_heads": 0}, "kv_heads 0"),
         ({"mlp_width": 0}, "mlp_width is 0"),
@@ -36,7 +36,7 @@ def test_config_round_trip(name: str, tmp_path: Any) -> None:
         ({"attention_dropout": -0.1}, "attention_dropout is -0.1"),
         ({"drop_path": 2.0}, "drop_path is 2.0"),
         ({"norm_eps": 0.0}, "norm_eps is 0.0"),
-        ({"source_width": 8}, "cross_attention is off"),
+        ({"context_width": 8}, "cross_attention is off"),
     ],
 )
 def test_stacks_that_cannot_be(options: dict[str, Any], words: str) -> None:
@@ -95,6 +95,6 @@ def test_wrong_inputs_are_named() -> None:
         POSITIONS["t5"](replace(config, buckets=3))
     with pytest.raises(ValueError, match="17 tokens are more than the 16"):
         POSITIONS["learned"](config).embed(torch.zeros(1, 17, 64))
-    rotation = POSITIONS["rotary"](config).rotate(grid_coordinates((1, 2)))
+    rotation = POSITIONS["rotary"](config).rotate(grid_positions((1, 2)))
     with pytest.raises(ValueError, match="additive"):
         AdditiveAttention(StackConfig(8, heads=2))(torch.zeros(1, 2, 8), rotation=rotation)

@@ -33,7 +33,7 @@ def test_packed_documents_cost_what_each_costs_alone(options: dict[str, Any]) ->
     tokens, targets = torch.randint(V, (2, T)), torch.randint(V, (2, T))
     ids = torch.arange(3).repeat_interleave(torch.tensor(lengths)).expand(2, -1)
     coords = torch.cat([torch.arange(length) for length in lengths]).expand(2, -1)
-    hidden = net(tokens, coords=coords, documents=ids)
+    hidden = net(tokens, positions=coords, documents=ids)
     packed, right = net.loss(hidden, targets)
     alone = [
         (net(part), target)
@@ -146,9 +146,9 @@ def test_config_round_trip(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "llama3"])
 def test_scaled_rotary_positions_turn_slower(kind: Any) -> None:
-    plain = decoder(position="rotary", head_size=32)
+    plain = decoder(position="rotary", head_dim=32)
     scaled = decoder(
-        position="rotary", head_size=32, rotary_scaling=RotaryScaling(kind, 4.0, 1.0, 4.0, 64)
+        position="rotary", head_dim=32, rotary_scaling=RotaryScaling(kind, 4.0, 1.0, 4.0, 64)
     )
     places = torch.tensor([[1, 7, 30]])[..., None]
     one, two = (net.position.rotate(places) for net in (plain, scaled))

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from modules.generation import sampling
-from modules.generation.decoding import Reader
-from modules.generation.sampling import candidates, draw, noise, penalise
-from modules.generation.search import GenerationConfig, beam_search, generate, leading, search
+from modules.generation.decoding import IncrementalDecoder
+from modules.generation.search import GenerationConfig, beam_search, generate, search, stable_topk
 from modules.models.gpt import Decoder
 from tests.modules.test_cache import PLACES, VARIANTS, T, V, decoder, name_of
 
@@ -37,7 +36,7 @@ def next_logits(net: Decoder, tokens: list[int]) -> Tensor:
 
 
 def greedy(net: Decoder, prompt: Sequence[int], new: int = NEW) -> list[int]:
-    """One row without cache, batch or padding; the window as `TextReader` has it."""
+    """One row without cache, batch or padding; the window as `PromptDecoder` has it."""
     window, made = [*prompt], []
     for _ in range(new):
         made.append(int(next_logits(net, window).argmax()))
@@ -112,8 +111,8 @@ def test_rows_end_one_by_one() -> None:
 
 def test_tokens_come_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     net, steps = decoder(), []
-    step = Reader.step
-    monkeypatch.setattr(Reader, "step", lambda self, tokens: steps.append(1) or step(self, tokens))
+    step = IncrementalDecoder.step
+    monkeypatch.setattr(IncrementalDecoder, "step", lambda self, tokens: steps.append(1) or step(self, tokens))
     made = generate(net, PROMPTS, GenerationConfig())
     for expected in range(3):
         next(made)
@@ -129,8 +128,8 @@ def test_banned_tokens_never_follow() -> None:
         for token in step
     }
     assert drawn and not drawn & likely
-    for renormalise in (True, False):
-        found = beam_search(net, PROMPTS, GenerationConfig(5, beams=3), (), likely, renormalise)
+    for renormalize in (True, False):
+        found = beam_search(net, PROMPTS, GenerationConfig(5, beams=3), (), likely, renormalize)
         assert not likely & {token for texts in found for tokens, _ in texts for token in tokens}
     with pytest.raises(ValueError, match="Banned token 31"):
         generate(net, PROMPTS, GenerationConfig(), (), None, [V])
@@ -141,13 +140,13 @@ def test_rows_that_have_ended_are_read_no_more(monkeypatch: pytest.MonkeyPatch) 
     prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5], [9, 2]]
     options = {"seed": 3, "max_new_tokens": 2 * T, "repetition_penalty": 1.2}
     stop = {next(text[2] for text in text(net, prompts, **options)), 4, 5}
-    step = Reader.step
+    step = IncrementalDecoder.step
     monkeypatch.setattr(
-        Reader, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens)
+        IncrementalDecoder, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens)
     )
     fewer = text(net, prompts, stop=stop, **options)
     assert rows == sorted(rows, reverse=True) and rows[-1] < rows[0] == 4
-    monkeypatch.setattr("modules.generation.search.few", lambda open_: None)
+    monkeypatch.setattr("modules.generation.search.rows_to_keep", lambda open_: None)
     assert text(net, prompts, stop=stop, **options) == fewer
 
 
@@ -191,7 +190,7 @@ def test_a_cache_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tokens_to_draw_from_are_those_of_transformers(
     options: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "MOST", most)
+    monkeypatch.setattr(sampling, "NUCLEUS", most)
     theirs = pytest.importorskip("transformers.generation.logits_process")
     scores = 3 * torch.randn(6, 50)
     wanted, none = scores, torch.empty(6, 0, dtype=torch.int64)
@@ -203,7 +202,7 @@ def test_tokens_to_draw_from_are_those_of_transformers(
     ):
         if name in options and options[name] != 1000:
             wanted = kind(options[name])(none, wanted)
-    kept, tokens = candidates(scores, GenerationConfig(**options))
+    kept, tokens = filter_scores(scores, GenerationConfig(**options))
     ours = (
         kept if tokens is None else torch.full_like(scores, float("-inf")).scatter(1, tokens, kept)
     )
@@ -216,7 +215,7 @@ def test_penalty_is_that_of_transformers(penalty: float) -> None:
     theirs = pytest.importorskip("transformers.generation.logits_process")
     scores, seen = torch.randn(3, 20), torch.randint(20, (3, 7))
     torch.testing.assert_close(
-        penalise(scores, seen, penalty),
+        penalize_repetition(scores, seen, penalty),
         theirs.RepetitionPenaltyLogitsProcessor(penalty)(seen, scores),
     )
 
@@ -232,8 +231,8 @@ def test_draws_follow_the_probabilities(options: dict[str, Any]) -> None:
     count, config = 20000, GenerationConfig(**options)
     scores = torch.randn(1, 12)
     even = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    drawn = draw(scores.expand(count, -1), config, even).bincount(minlength=12) / count
-    kept, tokens = candidates(scores, config)
+    drawn = sample_tokens(scores.expand(count, -1), config, even).bincount(minlength=12) / count
+    kept, tokens = filter_scores(scores, config)
     wanted = (
         kept.softmax(1)[0]
         if tokens is None
@@ -245,10 +244,10 @@ def test_draws_follow_the_probabilities(options: dict[str, Any]) -> None:
 def test_the_edges_of_chance() -> None:
     scores = torch.tensor([[float("-inf"), 0.0, float("-inf"), 1.0, float("-inf")]])
     for value, token in ((0.0, 1), (1 - 2**-53, 3)):
-        assert draw(scores, GenerationConfig(), torch.tensor([value], dtype=torch.float64)) == token
-    drawn = noise([4, 5], 1000)
+        assert sample_tokens(scores, GenerationConfig(), torch.tensor([value], dtype=torch.float64)) == token
+    drawn = uniform([4, 5], 1000)
     assert drawn.dtype == torch.float64 and drawn.min() >= 0 and drawn.max() < 1
-    assert torch.equal(drawn[1:, :10], noise([5], 10))
+    assert torch.equal(drawn[1:, :10], uniform([5], 10))
 
 
 # Beams ---------------------------------------------------------------------------------------------------------------
@@ -308,7 +307,7 @@ def test_beams_of_a_batch_are_those_of_each_prompt(position: str) -> None:
             assert score == pytest.approx(float(total) / len(tokens), abs=1e-4)
 
 
-class Foreign(Reader):
+class Foreign(IncrementalDecoder):
     """Somebody else's decoder, read anew at every step."""
 
     def __init__(self, net: Any, prompts: list[list[int]], beams: int, new: int) -> None:
@@ -445,9 +444,9 @@ def test_the_first_texts_need_not_be_the_best() -> None:
 
 def test_equals_keep_their_order() -> None:
     scores = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0, 3.0], [5.0, 5.0, 5.0, 5.0, 5.0, 5.0]])
-    assert leading(scores, 3)[1].tolist() == [[1, 2, 4], [0, 1, 2]]
-    assert leading(scores, 5)[1].tolist() == [[1, 2, 4, 5, 3], [0, 1, 2, 3, 4]]
-    assert leading(scores[:, :4], 9)[1].tolist() == [[1, 2, 3, 0], [0, 1, 2, 3]]
+    assert stable_topk(scores, 3)[1].tolist() == [[1, 2, 4], [0, 1, 2]]
+    assert stable_topk(scores, 5)[1].tolist() == [[1, 2, 4, 5, 3], [0, 1, 2, 3, 4]]
+    assert stable_topk(scores[:, :4], 9)[1].tolist() == [[1, 2, 3, 0], [0, 1, 2, 3]]
     net = decoder()
     with torch.no_grad():
         net.embed.weight.zero_()  # all tokens are as likely
@@ -465,7 +464,7 @@ def test_the_largest_of_wide_rows(width: int, levels: int) -> None:
     for count in (1, 6, 11):
         for rows in (scores, *scores.split(1)):  # equals in one row have all of them sorted
             order = rows.sort(dim=1, descending=True, stable=True)[1][:, :count]
-            top, place = leading(rows, count)
+            top, place = stable_topk(rows, count)
             assert torch.equal(place, order) and torch.equal(top, rows.gather(1, order))
 
 

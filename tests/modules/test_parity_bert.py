@@ -149,7 +149,7 @@ def test_base_shape(head: str, kind: type[nn.Module], family: str) -> None:
     model = theirs(family, head, BASE.get(family, {}), **options)
     net, texts = ours(family, model, kind), batch(family, (16,), vocabulary)
     stack = net.config.stack
-    assert (stack.width, stack.depth, stack.heads, stack.feedforward_width) == (768, 12, 12, 3072)
+    assert (stack.width, stack.depth, stack.heads, stack.resolved.mlp_width) == (768, 12, 12, 3072)
     assert net.encoder.embed.weight.shape == (vocabulary, 768)
     with torch.inference_mode():
         expected = run_theirs(model, texts).logits.flatten(0, -2)  # (1, K), or (1, N, V) -> (N, V)
@@ -250,7 +250,7 @@ def test_presets_are_as_published() -> None:
     for name, (width, depth, heads, mlp_width) in sizes.items():
         config = replace(BERT_PRESETS[name], vocabulary=30522, num_classes=2)
         stack = config.stack
-        assert (stack.width, stack.depth, stack.heads, stack.feedforward_width) == (
+        assert (stack.width, stack.depth, stack.heads, stack.resolved.mlp_width) == (
             width,
             depth,
             heads,

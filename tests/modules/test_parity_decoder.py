@@ -527,7 +527,7 @@ def test_published_rotations_are_equal_to_the_last_bit(settings: Settings) -> No
         places[..., None]
     )
     for mine, other in zip((ours.cos, ours.sin), rotary(torch.zeros(1), places), strict=True):
-        half = config.stack.head_width // 2
+        half = config.stack.resolved.head_dim // 2
         assert torch.equal(mine[0, 0, :, half:], other[0, :, half:])  # (N, D / 2)
 
 
@@ -663,10 +663,10 @@ GPT2_OURS, LLAMA_OURS = (
         ("gpt2", GPT2_OURS, {"mlp_bias": False}, "mlp_bias True"),
         ("gpt2", GPT2_OURS, {"norm": "rmsnorm"}, "norm layernorm"),
         ("gpt2", GPT2_OURS, {"kv_heads": 2}, "as many kv_heads as heads"),
-        ("gpt2", GPT2_OURS, {"head_size": 16}, "each of size width / heads"),
+        ("gpt2", GPT2_OURS, {"head_dim": 16}, "each of size width / heads"),
         ("gpt2", GPT2_OURS, {"feedforward": "swiglu"}, 'gpt2 models have no feedforward "swiglu"'),
         ("gpt2", GPT2_OURS, {"order": "parallel"}, "order pre"),
-        ("gpt2", GPT2_OURS, {"final_norm": False}, "has_final_norm True"),
+        ("gpt2", GPT2_OURS, {"final_norm": False}, "final_norm True"),
         ("gpt2", GPT2_OURS, {"attention": "additive"}, "attention dot"),
         ("gpt2", GPT2_OURS, {"layer_scale": 0.1}, "layer_scale None"),
         (
@@ -678,7 +678,7 @@ GPT2_OURS, LLAMA_OURS = (
         ("llama", LLAMA_OURS, {"feedforward": "gelu"}, 'llama models have no feedforward "gelu"'),
         ("llama", LLAMA_OURS, {"qk_norm": True}, "qk_norm False"),
         ("llama", LLAMA_OURS, {"qkv_bias": True}, "bias True, but this one has False"),
-        ("llama", LLAMA_OURS, {"heads": 7, "kv_heads": 7, "head_size": 8}, "7 does not divide 768"),
+        ("llama", LLAMA_OURS, {"heads": 7, "kv_heads": 7, "head_dim": 8}, "7 does not divide 768"),
         ("mistral", LLAMA_OURS, {"mlp_bias": True}, "mistral models have mlp_bias False"),
         ("qwen2", LLAMA_OURS, {}, "qwen2 models have qkv_bias True"),
         ("qwen3", LLAMA_OURS, {}, "qwen3 models have qk_norm True"),
@@ -706,7 +706,7 @@ def test_the_family_that_suits() -> None:
         == suited(mlp_bias=True)
         == "llama"
     )
-    assert suited(heads=7, kv_heads=7, head_size=8) == "mistral"
+    assert suited(heads=7, kv_heads=7, head_dim=8) == "mistral"
     assert suited(qkv_bias=True) == "qwen2"
     assert suited(qk_norm=True, bias=True, mlp_bias=False, qkv_bias=True) == "qwen3"
     assert suited_family(replace(GPT2_OURS, tied=False)) == "gpt2"
@@ -724,7 +724,7 @@ def test_the_family_that_suits() -> None:
 def test_dropout_is_a_matter_of_rates() -> None:
     settings = {**GPT2, "vocab_size": 9, "embd_pdrop": 0.3, "resid_pdrop": 0.2, "attn_pdrop": 0.05}
     stack = config_from_huggingface(settings)[1].stack
-    assert (stack.dropout, stack.hidden_dropout, stack.attention_dropout) == (0.2, 0.0, 0.05)
+    assert (stack.dropout, stack.resolved.mlp_dropout, stack.attention_dropout) == (0.2, 0.0, 0.05)
     written = config_to_huggingface("gpt2", config_from_huggingface(settings)[1])
     assert [written[name] for name in ("embd_pdrop", "resid_pdrop", "attn_pdrop")] == [
         0.2,

@@ -641,7 +641,7 @@ def test_sides_that_theirs_cannot_part() -> None:
         ),
         (
             T5_OURS,
-            {"heads": 2, "kv_heads": 2, "head_size": 16},
+            {"heads": 2, "kv_heads": 2, "head_dim": 16},
             "t5 models have the same heads .* not 2 and 4",
         ),
         (T5_OURS, {"mlp_width": 40}, "t5 models have the same mlp_width .* not 40 and 80"),
@@ -672,7 +672,7 @@ def test_dropout_is_a_matter_of_rates() -> None:
         config_from_huggingface(settings)[1].encoder,
         config_from_huggingface(settings)[1].decoder,
     ):
-        assert (stack.dropout, stack.hidden_dropout, stack.attention_dropout) == (0.3, 0.2, 0.05)
+        assert (stack.dropout, stack.resolved.mlp_dropout, stack.attention_dropout) == (0.3, 0.2, 0.05)
     written = config_to_huggingface("marian", config_from_huggingface(settings)[1])
     assert [written[name] for name in ("dropout", "attention_dropout", "activation_dropout")] == [
         0.3,
@@ -680,4 +680,4 @@ def test_dropout_is_a_matter_of_rates() -> None:
         0.2,
     ]
     stack = config_from_huggingface({**T5, "vocab_size": 9, "dropout_rate": 0.3})[1].decoder
-    assert (stack.dropout, stack.hidden_dropout, stack.attention_dropout) == (0.3, 0.3, 0.3)
+    assert (stack.dropout, stack.resolved.mlp_dropout, stack.attention_dropout) == (0.3, 0.3, 0.3)

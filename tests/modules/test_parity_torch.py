@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modules.attention import FREE, AdditiveAttention, MultiHeadAttention
+from modules.attention import NO_MASK, AdditiveAttention, MultiHeadAttention
 from modules.config import PositionConfig, StackConfig
 from modules.feedforward import FEEDFORWARDS
 from modules.masks import causal, documents, padding, pairs
-from modules.memory import WeightList
-from modules.position import POSITIONS, grid_coordinates
-from modules.transformer import Source, Stack
+from modules.position import POSITIONS, grid_positions
+from modules.record import WeightRecorder
+from modules.transformer import Context, Stack
 
 B, N, M, E, H = 3, 7, 5, 24, 4
 KEEP = torch.arange(M)[None] < torch.tensor([5, 3, 1])[:, None]  # (B, M)
@@ -57,7 +57,7 @@ def test_self_attention(mask: str) -> None:
     allowed |= torch.eye(M, dtype=torch.bool)
     triangle = torch.ones(M, M, dtype=torch.bool).tril()
     ours, drawn, padded = {
-        "none": (FREE, None, None),
+        "none": (NO_MASK, None, None),
         "causal": (causal(M), ~triangle, None),
         "padding": (padding(KEEP), None, ~KEEP),
         "pairs": (pairs(allowed), ~allowed, None),
@@ -68,26 +68,26 @@ def test_self_attention(mask: str) -> None:
     )
     record: list[Tensor] = []
     close(net(x, mask=ours), expected)
-    close(net(x, mask=ours, memory=WeightList(record)), expected)
+    close(net(x, mask=ours, cache=WeightRecorder(record)), expected)
     close(record[0], weights)
 
 
-@pytest.mark.parametrize("source_width", [E, 10])
+@pytest.mark.parametrize("context_width", [E, 10])
 @pytest.mark.parametrize("masked", [False, True])
-def test_cross_attention(source_width: int, masked: bool) -> None:
+def test_cross_attention(context_width: int, masked: bool) -> None:
     theirs = shaken(
-        nn.MultiheadAttention(E, H, kdim=source_width, vdim=source_width, batch_first=True)
+        nn.MultiheadAttention(E, H, kdim=context_width, vdim=context_width, batch_first=True)
     )
-    net = MultiHeadAttention(StackConfig(E, heads=H), source_width).eval()
+    net = MultiHeadAttention(StackConfig(E, heads=H), context_width).eval()
     copy_attention(net, theirs)
-    x, source = torch.randn(B, N, E), torch.randn(B, M, source_width)
+    x, source = torch.randn(B, N, E), torch.randn(B, M, context_width)
     expected, weights = theirs(
         x, source, source, key_padding_mask=~KEEP if masked else None, average_attn_weights=False
     )
     record: list[Tensor] = []
-    mask = padding(KEEP) if masked else FREE
+    mask = padding(KEEP) if masked else NO_MASK
     close(net(x, source, mask), expected)
-    close(net(x, source, mask, memory=WeightList(record)), expected)
+    close(net(x, source, mask, cache=WeightRecorder(record)), expected)
     close(record[0], weights)
 
 
@@ -128,7 +128,7 @@ def test_decoder(order: str) -> None:
     x, source = torch.randn(B, N, E), torch.randn(B, M, E)
     future = torch.ones(N, N, dtype=torch.bool).triu(1)
     expected = theirs(x, source, tgt_mask=future, memory_key_padding_mask=~KEEP)
-    close(net(x, source=Source(source, padding(KEEP))), expected)
+    close(net(x, context=Context(source, padding(KEEP))), expected)
 
 
 @pytest.mark.parametrize("name, activation", [("swiglu", "silu"), ("geglu", "gelu")])
@@ -198,7 +198,7 @@ def test_rotary_is_llamas(fraction: float) -> None:
     angle = torch.arange(N)[:, None] * 10000.0 ** (-torch.arange(0, turned, 2) / turned)
     both = torch.cat((angle, angle), -1)[None]
     expected = llama.apply_rotary_pos_emb(q[..., :turned], k[..., :turned], both.cos(), both.sin())
-    rotate = rotary.rotate(grid_coordinates((N,)))
+    rotate = rotary.rotate(grid_positions((N,)))
     close(rotate(q), torch.cat((expected[0], q[..., turned:]), -1))
     close(rotate(k), torch.cat((expected[1], k[..., turned:]), -1))
 
@@ -215,7 +215,7 @@ def test_relative_bias_is_t5s(is_decoder: bool) -> None:
 def test_alibi_slopes_are_blooms(heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
     alibi = POSITIONS["alibi"](PositionConfig(8 * heads, heads, 8, (N,)))
-    coords = grid_coordinates((N,))
+    coords = grid_positions((N,))
     expected = bloom.build_alibi_tensor(torch.ones(1, N), heads, torch.float32)[
         :, 0
     ]  # (H, M): slope x key

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 
 import modules.config as config
-from modules.attention import ATTENTIONS, FREE, MultiHeadAttention
+from modules.attention import ATTENTIONS, NO_MASK, MultiHeadAttention
 from modules.config import PositionConfig, StackConfig
 from modules.embedding import STEMS, TokenEmbedding
 from modules.feedforward import FEEDFORWARDS
 from modules.heads import POOLERS, TokenHead
 from modules.init import INITS
 from modules.masks import Mask, causal, documents, padding, pairs
-from modules.memory import AttentionRecord, Memory, WeightList
 from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from modules.norm import NORMS
 from modules.parameter_groups import parameter_roles
 from modules.pooling import POOLINGS
-from modules.position import POSITIONS, grid_coordinates, resize_grid
-from modules.transformer import ORDERS, Source, Stack
+from modules.position import POSITIONS, grid_positions, resize_grid
+from modules.record import AttentionRecord, Memory, WeightRecorder
+from modules.transformer import ORDERS, Context, Stack
 
 B, N, E, H = 2, 6, 16, 2
 SMALL = StackConfig(width=E, depth=2, heads=H, mlp_width=12)
@@ -40,12 +40,12 @@ FAMILIES = {
 STACK_FAMILIES = ("norm", "feedforward", "order", "attention", "init")
 SWITCHES: list[dict[str, Any]] = [
     {"kv_heads": 1},
-    {"head_size": 6},
+    {"head_dim": 6},
     {"bias": False, "qkv_bias": False},
     {"qk_norm": True},
     {"layer_scale": 0.1},
     {"causal": True},
-    {"cross_attention": True, "source_width": 10},
+    {"cross_attention": True, "context_width": 10},
     {"cross_attention": True, "order": "post"},
     {"cross_attention": True, "order": "parallel"},
     {"checkpoint_activations": True},
@@ -70,9 +70,9 @@ def shaken(net: Any) -> Any:
     return net
 
 
-def source(options: dict[str, Any], dtype: torch.dtype = torch.float32) -> Source | None:
-    width = options.get("source_width", E)
-    return Source(torch.randn(B, 5, width, dtype=dtype)) if options.get("cross_attention") else None
+def source(options: dict[str, Any], dtype: torch.dtype = torch.float32) -> Context | None:
+    width = options.get("context_width", E)
+    return Context(torch.randn(B, 5, width, dtype=dtype)) if options.get("cross_attention") else None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -87,8 +87,8 @@ def test_names_are_the_keys(family: str) -> None:
 @pytest.mark.parametrize("options", CHOICES, ids=label)
 def test_gradients_of_blocks(options: dict[str, Any]) -> None:
     options = {"depth": 1, "heads": 2, "width": 8, "mlp_width": 6, **options}
-    other = source({"source_width": 8, **options}, torch.float64)
-    check_gradients(Stack(StackConfig(**options)), torch.randn(B, 3, 8), FREE, None, other)
+    other = source({"context_width": 8, **options}, torch.float64)
+    check_gradients(Stack(StackConfig(**options)), torch.randn(B, 3, 8), NO_MASK, None, other)
 
 
 @pytest.mark.parametrize("name", POSITIONS)
@@ -128,7 +128,7 @@ def check_gradients(net: nn.Module, x: Tensor, *others: Any) -> None:
 @pytest.mark.parametrize("options", CHOICES, ids=label)
 def test_every_parameter_of_a_stack_gets_a_gradient(options: dict[str, Any]) -> None:
     stack = Stack(replace(SMALL, **options))
-    out = stack(torch.randn(B, N, E), source=source(options))
+    out = stack(torch.randn(B, N, E), context=source(options))
     (out * torch.randn_like(out)).sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in stack.parameters())
 
@@ -151,7 +151,7 @@ def test_tokens_without_positions_have_no_order(options: dict[str, Any]) -> None
     stack = shaken(Stack(replace(SMALL, **options))).eval()
     x, order, other = torch.randn(B, N, E), torch.randperm(N), source(options)
     torch.testing.assert_close(
-        stack(x, source=other)[:, order], stack(x[:, order], source=other), atol=1e-5, rtol=1e-5
+        stack(x, context=other)[:, order], stack(x[:, order], context=other), atol=1e-5, rtol=1e-5
     )
 
 
@@ -186,7 +186,7 @@ def test_the_past_does_not_see_the_future(options: dict[str, Any]) -> None:
     x, other = torch.randn(B, N, E), source(options)
     later = x.clone()
     later[:, 4:] = torch.randn(B, N - 4, E)
-    before, after = stack(x, source=other), stack(later, source=other)
+    before, after = stack(x, context=other), stack(later, context=other)
     torch.testing.assert_close(before[:, :4], after[:, :4], atol=1e-6, rtol=1e-5)
     assert (before[:, 4:] - after[:, 4:]).abs().max() > 1e-3
 
@@ -203,9 +203,9 @@ def test_a_padded_batch_equals_each_sequence_alone(
     lengths, other = (N, 3), source(options)
     x = torch.randn(B, N, E)
     keep = torch.arange(N)[None] < torch.tensor(lengths)[:, None]
-    together = stack(x, padding(keep), source=other)
+    together = stack(x, padding(keep), context=other)
     for i, length in enumerate(lengths):
-        alone = stack(x[i : i + 1, :length], source=other and Source(other.states[i : i + 1]))
+        alone = stack(x[i : i + 1, :length], context=other and Context(other.states[i : i + 1]))
         torch.testing.assert_close(together[i, :length], alone[0], atol=1e-5, rtol=1e-5)
 
 
@@ -225,7 +225,7 @@ def test_packed_documents_equal_each_document_alone(name: str, is_causal: bool) 
     restart = torch.cat([torch.arange(n) for n in lengths])[None, :, None]  # (1, N, 1)
     packed = run(x, restart, documents(torch.tensor([[0, 0, 0, 0, 1, 1]])))
     for part, piece in zip(packed.split(lengths, 1), x.split(lengths, 1), strict=True):
-        alone = run(piece, grid_coordinates((piece.shape[1],)), FREE)
+        alone = run(piece, grid_positions((piece.shape[1],)), NO_MASK)
         torch.testing.assert_close(part, alone, atol=1e-5, rtol=1e-5)
 
 
@@ -254,8 +254,8 @@ def test_a_row_that_sees_nothing_gives_zeros(kind: str, with_bias: bool, attenti
     bias = torch.randn(1, H, N, N, requires_grad=True)
     x = torch.randn(B, N, E, requires_grad=True)
     weights: list[Tensor] = []
-    for memory in (Memory(), WeightList(weights)):
-        out = net(x, mask=mask.with_bias(bias) if with_bias else mask, memory=memory)
+    for memory in (Memory(), WeightRecorder(weights)):
+        out = net(x, mask=mask.with_bias(bias) if with_bias else mask, cache=memory)
         assert (
             torch.equal(out[dead], torch.zeros_like(out[dead]))
             and out[~dead].abs().min(-1)[0].sum() > 0
@@ -273,8 +273,8 @@ def test_masks_combine_in_any_order() -> None:
     expected = (keep[:, None, None] & (ids[:, None, :, None] == ids[:, None, None])).tril()
     for first, second, third in ((0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)):
         mask = parts[first] & parts[second] & parts[third]
-        assert torch.equal(mask.allowed & ~mask.dead, expected)
-    assert (causal(N) & causal(N)) == Mask(causal=True) and (causal(N) & FREE).is_causal
+        assert torch.equal(mask.allowed & ~mask.fully_masked, expected)
+    assert (causal(N) & causal(N)) == Mask(causal=True) and (causal(N) & NO_MASK).is_causal
     assert causal(2, 5).allowed[0, 0].int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     seen = Mask(keep[:, None, None], causal=True).add_to(torch.zeros(B, H, N, N)).isfinite()
     assert torch.equal(seen, keep[:, None, None].expand(-1, H, N, -1).tril())
@@ -288,14 +288,14 @@ def test_weights_on_request_do_not_change_the_result(options: dict[str, Any]) ->
     stack = shaken(Stack(replace(SMALL, **options))).eval()
     x, record, other = torch.randn(B, N, E), AttentionRecord(), source(options)
     torch.testing.assert_close(
-        stack(x, source=other, memory=record), stack(x, source=other), atol=1e-5, rtol=1e-5
+        stack(x, context=other, cache=record), stack(x, context=other), atol=1e-5, rtol=1e-5
     )
-    assert [tuple(w.shape) for w in record.own] == [(B, H, N, N)] * 2
-    assert [tuple(w.shape) for w in record.cross] == ([(B, H, N, 5)] * 2 if other else [])
-    for weights in record.own + record.cross:
+    assert [tuple(w.shape) for w in record.self_attn] == [(B, H, N, N)] * 2
+    assert [tuple(w.shape) for w in record.cross_attn] == ([(B, H, N, 5)] * 2 if other else [])
+    for weights in record.self_attn + record.cross_attn:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
-    stack(x, source=other)
-    assert len(record.own) == 2  # nothing is kept on the modules
+    stack(x, context=other)
+    assert len(record.self_attn) == 2  # nothing is kept on the modules
 
 
 # Positions -----------------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def test_rotary_scores_depend_on_the_offset_only(name: str, grid: tuple[int, ...
     rotary = POSITIONS[name](
         PositionConfig(32, 2, 16, grid, fraction=0.5 if name == "rotary" else 1.0)
     )
-    coords = grid_coordinates(grid)
+    coords = grid_positions(grid)
     q, k = torch.randn(1, 2, 1, 16).expand(-1, -1, coords.shape[1], -1), torch.randn(1, 2, 1, 16)
     k = k.expand(-1, -1, coords.shape[1], -1)
     here, there = rotary.rotate(coords), rotary.rotate(coords + torch.arange(7, 7 + len(grid)))
@@ -318,7 +318,7 @@ def test_rotary_scores_depend_on_the_offset_only(name: str, grid: tuple[int, ...
 
 def test_prefix_tokens_are_not_rotated() -> None:
     rotation = POSITIONS["rotary2d"](PositionConfig(E, H, E // H, (2, 2))).rotate(
-        grid_coordinates((2, 2))
+        grid_positions((2, 2))
     )
     x = torch.randn(B, H, 6, E // H)
     after = rotation.after_prefix(2)(x)
@@ -331,7 +331,7 @@ def test_coordinates_default_to_the_grid(name: str) -> None:
     grid = (2, 3)
     place = shaken(POSITIONS[name](PositionConfig(E, H, E // H, grid)))
     x = torch.randn(B, 6, E)
-    torch.testing.assert_close(place.embed(x), place.embed(x, grid_coordinates(grid)))
+    torch.testing.assert_close(place.embed(x), place.embed(x, grid_positions(grid)))
 
 
 def test_a_learned_table_is_resized_to_another_grid() -> None:
@@ -447,7 +447,7 @@ def test_dropped_weights_are_those_of_the_fast_kernel(
         "causal": causal(N),
         "bias": Mask().with_bias(torch.randn(1, H, N, N)),
     }
-    mask = FREE
+    mask = NO_MASK
     for name in parts:
         mask = mask & parts[name] if name in kind or kind == "everything" else mask
     attention, x = (
@@ -474,9 +474,9 @@ def test_dropped_weights_are_those_of_the_fast_kernel(
 
 def test_drop_path_drops_whole_samples() -> None:
     stack = Stack(replace(SMALL, depth=3, drop_path=0.5))
-    rates = [[part.rate for part in block.end1.children()] for block in stack.blocks]
+    rates = [[part.rate for part in block.residual1.children()] for block in stack.blocks]
     assert rates == [[], [0.25], [0.5]]
-    drop = stack.blocks[2].end1.drop_path
+    drop = stack.blocks[2].residual1.drop_path
     kept = drop(torch.ones(1000, N, E))
     assert set(kept.unique().tolist()) == {0.0, 2.0} and kept.std((1, 2)).max() == 0
     assert kept.mean() == pytest.approx(1.0, abs=0.1)
@@ -491,7 +491,7 @@ def test_recomputed_activations_change_nothing() -> None:
         x, other = torch.randn(B, N, E), source(options)
         for net in (plain, again):
             torch.manual_seed(1)
-            net(x, source=other).square().sum().backward()
+            net(x, context=other).square().sum().backward()
         for one, two in zip(plain.parameters(), again.parameters(), strict=True):
             assert torch.equal(one.grad, two.grad)
 

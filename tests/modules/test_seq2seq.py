@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import StackConfig
-from modules.memory import AttentionRecord
 from modules.models import seq2seq_config
 from modules.models.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from modules.parameter_groups import parameter_depths, parameter_roles
 from modules.position import POSITIONS
+from modules.record import AttentionRecord
 from tests.modules.test_parity_torch import copy_stack
 from tests.modules.test_properties import shaken
 
@@ -40,7 +40,7 @@ VARIANTS: list[dict[str, Any]] = [
         "bias": False,
         "qkv_bias": False,
         "position": "t5",
-        "head_size": 5,
+        "head_dim": 5,
     },
     {"order": "parallel", "attention": "additive", "qk_norm": True},
 ]
@@ -208,15 +208,15 @@ def test_weights_can_be_watched() -> None:
     net, (source, tokens), record, own = model(), texts(), AttentionRecord(), AttentionRecord()
     seen = net.encode(source, KEEP, own)
     close(net.decode(tokens, seen, cache=record), net(source, tokens, KEEP))
-    assert [tuple(weights.shape) for weights in own.own] == [(B, 4, M, M)] * 2
-    assert [tuple(weights.shape) for weights in record.cross] == [(B, 4, N, M)] * 2
-    for weights in record.cross:
+    assert [tuple(weights.shape) for weights in own.self_attn] == [(B, 4, M, M)] * 2
+    assert [tuple(weights.shape) for weights in record.cross_attn] == [(B, 4, N, M)] * 2
+    for weights in record.cross_attn:
         close(weights.sum(-1), torch.ones(B, 4, N))
         assert weights.masked_select(~KEEP[:, None, None]).abs().max() == 0
-    assert record.own[0].triu(1).abs().max() == 0
+    assert record.self_attn[0].triu(1).abs().max() == 0
     net, record = model("prefix"), AttentionRecord()
     net.decode(tokens, net.encode(source, KEEP), cache=record)
-    (weights, _) = record.own
+    (weights, _) = record.self_attn
     assert weights.shape == (B, 4, M + N, M + N) and weights[:, :, :M, M:].abs().max() == 0
     assert weights[0, :, :M, :M].min() > 0 and weights[0, :, M:, M:].triu(1).abs().max() == 0
 
@@ -351,8 +351,8 @@ def test_recomputed_activations_change_nothing(architecture: str, position: str)
         ({"decoder": ENCODER}, "set decoder.causal and decoder.cross_attention"),
         ({"encoder": StackConfig(12, 1, 2)}, "The encoder is 12 wide and the decoder 192"),
         (
-            {"decoder": StackConfig(causal=True, cross_attention=True, source_width=5)},
-            "leave decoder.source_width out",
+            {"decoder": StackConfig(causal=True, cross_attention=True, context_width=5)},
+            "leave decoder.context_width out",
         ),
         (
             {"source_vocabulary": 5, "target_vocabulary": 6},

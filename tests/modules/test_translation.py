@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modules.generation import search
-from modules.generation.decoding import Reader
-from modules.generation.translation import GenerationConfig, SourceReader, Translation, translate
+from modules.generation.decoding import IncrementalDecoder
+from modules.generation.translation import GenerationConfig, Seq2SeqDecoder, Translation, translate
 from modules.models.seq2seq import ARCHITECTURES, Seq2Seq
 from tests.modules.test_seq2seq import PLACES, V, both, model
 
@@ -121,11 +121,11 @@ def test_beams_of_a_batch_are_those_of_each_source(
 def test_what_is_done_leaves_the_batch(
     architecture: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    net, rows, step = model(architecture, output_bias=True, tying="none"), [], Reader.step
+    net, rows, step = model(architecture, output_bias=True, tying="none"), [], IncrementalDecoder.step
     with torch.no_grad():
         net.head.bias[[*STOP]] += 0.5
     monkeypatch.setattr(
-        Reader, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens)
+        IncrementalDecoder, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens)
     )
     sources = [[a, b] for a in range(4) for b in range(5)]
     made = found(net, sources, **options)
@@ -143,8 +143,8 @@ def test_what_is_done_leaves_the_batch(
 
 
 def test_a_source_is_read_and_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, readers, start = model(), [], SourceReader.start
-    monkeypatch.setattr(SourceReader, "start", lambda self: readers.append(self) or start(self))
+    net, readers, start = model(), [], Seq2SeqDecoder.start
+    monkeypatch.setattr(Seq2SeqDecoder, "start", lambda self: readers.append(self) or start(self))
     calls = []
     for block in net.decoder.stack.blocks:
         block.cross_attention.key_value.register_forward_hook(lambda *_: calls.append(1))

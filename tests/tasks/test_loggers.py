@@ -920,7 +920,7 @@ def test_rollout_looks_where_all_attention_goes() -> None:
     weights[:, :, 0] = torch.tensor([0.0, 0, 0, 1, 0])
 
     def tokens(_: Any, record: Any) -> None:
-        record.own.extend([weights, weights])
+        record.self_attn.extend([weights, weights])
 
     config: Any = SimpleNamespace(prefix_tokens=1, pool="cls", grid=(2, 2))
     net: Any = SimpleNamespace(tokens=tokens, config=config)

@@ -399,7 +399,7 @@ GOES = {  # option: values that timm has, too
     "stack.depth": [1],
     "stack.heads": [1, 2, 6],
     "stack.kv_heads": [4],
-    "stack.head_size": [12],
+    "stack.head_dim": [12],
     "stack.mlp_width": [1, 100, 131, 192],
     "stack.feedforward": ["relu", "gelu_tanh", "silu"],
     "stack.final_norm": [True, False],
@@ -419,7 +419,7 @@ STAYS = {  # option: values that it does not have
     "position": ["none", "sinusoidal", "sincos2d", "rotary2d", "alibi", "t5"],
     "stem": ["conv", "convpool"],
     "stack.kv_heads": [2],
-    "stack.head_size": [8],
+    "stack.head_dim": [8],
     "stack.attention": ["additive"],
     "stack.feedforward": ["swiglu", "geglu", "geglu_tanh"],
     "stack.norm": ["rmsnorm"],
@@ -428,7 +428,7 @@ STAYS = {  # option: values that it does not have
     "stack.bias": [False],
     "stack.mlp_bias": [False],
 }
-NEVER = {"stack", "stack.causal", "stack.cross_attention", "stack.source_width"}  # no ViT has these
+NEVER = {"stack", "stack.causal", "stack.cross_attention", "stack.context_width"}  # no ViT has these
 
 
 def changed(option: str, value: Any) -> ViT:
@@ -474,7 +474,7 @@ def test_what_timm_does_not_have_is_not_exported(option: str, value: Any) -> Non
 def test_the_command_refuses_to_export_what_timm_cannot_load(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for option in ("head_size 8", "mlp_bias false"):
+    for option in ("head_dim 8", "mlp_bias false"):
         assert (
             run(
                 f"fit --preset cifar_tiny {SHORT} --model.net.stack.{option} --run_dir {option[:4]}"

@@ -1,0 +1,105 @@
+"""What a stack of blocks keeps from one forward pass to the next: here nothing, the default.
+
+`modules/kv_cache.py` keeps the keys and values of earlier tokens, `modules/record.py` attention weights.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from modules.masks import Mask, causal, drop_full, padding
+
+Scores = Callable[[Tensor, Tensor], Tensor]  # (B, H, N, D), (B, H, M, D) -> (B, H, N, M)
+
+
+class AttentionCache:
+    """Of one attention layer. Keeps nothing: the base of all others."""
+
+    record: Callable[[Tensor], None] | None = None  # takes attention weights, (B, H, N, M)
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """New keys and values, (B, G, N, D) each -> all that are attended to, (B, G, M, D) each."""
+        return k, v
+
+    def context(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of a context that was projected before, (B, G, M, D) each; None: none was."""
+        return None
+
+    def attend(self, q: Tensor, mask: Mask, scores: Scores | None) -> Tensor | None:
+        """Attention of queries (B, H, N, D) to what is kept, of the same shape; None: as always."""
+        return None
+
+
+NO_ATTENTION_CACHE = AttentionCache()
+
+
+class BlockCache(NamedTuple):
+    """Of one block."""
+
+    self_attn: AttentionCache = NO_ATTENTION_CACHE
+    cross_attn: AttentionCache = NO_ATTENTION_CACHE
+
+
+class Positions(NamedTuple):
+    """Positions (B or 1, N, 1) of new tokens, and (B or 1, M, 1) of all that they may attend to.
+
+    `padding_mask` is that of all, boolean (B, M), False at padding; None: there is none.
+    `in_order`: the new tokens are at 0, 1, ... in every row.
+    """
+
+    new: Tensor
+    all: Tensor
+    padding_mask: Tensor | None
+    in_order: bool
+
+    def mask(self, padding_mask: Tensor | None) -> Mask:
+        """Nobody sees padding; `padding_mask` is that of the new tokens, as `add_tokens` took it."""
+        if self.padding_mask is None or padding_mask is not None:
+            return padding(self.padding_mask)
+        return Mask(self.padding_mask[:, None, None])  # (B, 1, 1, M): new tokens see themselves
+
+
+class StackCache:
+    """Of a stack of blocks. Keeps nothing: the base of all others."""
+
+    length = 0  # number of tokens that are kept
+    past = 0  # number of them before the new ones
+
+    def block(self, index: int) -> BlockCache:
+        """The part of block `index`."""
+        return NO_BLOCK_CACHE
+
+    def add_tokens(
+        self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
+    ) -> Positions:
+        """Where new tokens stand.
+
+        Args:
+            tokens: (B, N).
+            padding_mask: Boolean (B, N), False at padding; None: there is none.
+            positions: Integers (B, N); None: they go on counting, without padding.
+        """
+        padding_mask = drop_full(padding_mask)
+        in_order = padding_mask is None and positions is None
+        if positions is None:
+            if padding_mask is None:
+                positions = torch.arange(tokens.shape[1], device=tokens.device)[None]  # (1, N)
+            else:
+                positions = count_tokens(padding_mask)
+        positions = positions[..., None]  # (B or 1, N, 1)
+        return Positions(positions, positions, padding_mask, in_order)
+
+    def causal_mask(self, count: int, device: torch.device) -> Mask:
+        """Which of the earlier and the `count` new tokens come before each new one."""
+        return causal(count, self.past + count, device)
+
+
+NO_BLOCK_CACHE = BlockCache()
+NO_CACHE = StackCache()
+
+
+def count_tokens(padding_mask: Tensor) -> Tensor:
+    """Numbers of tokens that are no padding: boolean (B, N) -> integers (B, N), 0 for padding in front."""
+    return (padding_mask.long().cumsum(1) - 1).clamp(min=0)

@@ -1,0 +1,30 @@
+"""Attention weights of a forward pass, to look at."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from modules.cache import AttentionCache, BlockCache, StackCache
+
+
+class WeightRecorder(AttentionCache):
+    """Appends attention weights, (B, H, N, M), to a list.
+
+    Args:
+        weights: The list.
+    """
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        self.record = weights.append
+
+
+@dataclass(frozen=True)
+class AttentionRecord(StackCache):
+    """Collects attention weights, one (B, H, N, M) tensor per block, of self- and cross-attention."""
+
+    self_attn: list[Tensor] = field(default_factory=list)
+    cross_attn: list[Tensor] = field(default_factory=list)
+
+    def block(self, index: int) -> BlockCache:
+        """The part of block `index`."""
+        return BlockCache(WeightRecorder(self.self_attn), WeightRecorder(self.cross_attn))
