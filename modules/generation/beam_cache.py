@@ -51,7 +51,7 @@ class BeamCache(StackCache):
         self.padding_mask = None
         if cache.has_padding:
             self.padding_mask = F.pad(cache.padding_mask[:, : self.length], (0, tokens), value=True)
-        self.by_sums = device.type == "cpu" and self.config.attention == "dot"
+        self.by_sums = sums_are_faster(device, self.config)
         data = cache.data[..., : self.length, :].transpose(3, 4)  # (depth, 2, B, M, G, D)
         if self.by_sums:
             self.keys = list(data[:, 0].permute(0, 1, 3, 4, 2))  # (B, G, D, M) of each layer
@@ -125,6 +125,11 @@ class BeamCache(StackCache):
         other.values = [layer[rows] for layer in self.values]
         other.contexts = [other.share(context.select(rows)) for context in self.contexts]
         return other
+
+
+def sums_are_faster(device: torch.device, config: StackConfig) -> bool:
+    """Whether attention is of dot products, and on a CPU, where sums of rows are the faster way."""
+    return device.type == "cpu" and config.attention == "dot"
 
 
 class Index:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import require
-from modules.heads import TokenHead
 from modules.kernels.linear import AT_HAND, SMALLEST_BARE, Linear
+from modules.lm_heads import TokenHead
 
 QuantizationName = Literal["int8"]
 LARGEST, SMALLEST = 127, 1e-9  # of int8; of the numbers that are rounded, so that zeros stay zeros

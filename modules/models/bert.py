@@ -10,9 +10,10 @@ from modules.cache import NO_CACHE, StackCache
 from modules.config import PoolerName, PoolName, StackConfig, check_rates, check_sizes, require
 from modules.embedding import TokenEmbedding
 from modules.feedforward import ACTIVATIONS
-from modules.heads import POOLERS, ClassifierHead, MaskedLMHead
+from modules.heads import POOLERS, ClassifierHead
 from modules.init import initialise
 from modules.kernels.dropout import Dropout, TokenDropout
+from modules.lm_heads import MaskedLMHead, token_loss
 from modules.masks import drop_full, padding
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS
@@ -271,7 +272,7 @@ class BertMaskedLM(nn.Module):
             smoothing: Label smoothing.
         """
         vectors = self.head.vectors(select(hidden, where))  # (S, E)
-        return self.head.tokens.loss(vectors, targets, smoothing)
+        return token_loss(self.head.tokens, vectors, targets, smoothing)
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
         """Vectors (B, N, E) -> logits (B, 2): 0 where the second sentence follows the first, else 1."""

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from modules.cache import NO_CACHE, StackCache
 from modules.config import StackConfig, check_sizes, require
 from modules.embedding import TokenEmbedding
-from modules.heads import TokenHead
 from modules.init import initialise
 from modules.kernels.dropout import Dropout
 from modules.kv_cache import KVCache
+from modules.lm_heads import TokenHead, token_loss
 from modules.masks import documents as same_document
 from modules.position import build_position, check_position
 from modules.transformer import Stack
@@ -149,8 +149,8 @@ class Decoder(nn.Module):
     def loss(
         self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """As `TokenHead.loss`, of vectors (B, N, E) of `forward` and the tokens that follow, (B, N)."""
-        return self.head.loss(hidden, targets, smoothing, z_loss)
+        """As `token_loss`, of vectors (B, N, E) of `forward` and the tokens that follow, (B, N)."""
+        return token_loss(self.head, hidden, targets, smoothing, z_loss)
 
 
 def _gpt2(width: int, depth: int, heads: int, max_length: int = 1024) -> DecoderConfig:

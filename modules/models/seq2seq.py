@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from modules.cache import NO_CACHE, Positions, StackCache
 from modules.config import StackConfig
 from modules.embedding import TokenEmbedding
-from modules.heads import TokenHead
 from modules.init import initialise
 from modules.kernels.dropout import Dropout
 from modules.kv_cache import KVCache
+from modules.lm_heads import TokenHead, token_loss
 from modules.masks import Mask, drop_full, padding, prefix
 from modules.models.seq2seq_config import SEQ2SEQ_PRESETS, Seq2SeqConfig
 from modules.norm import norm_factory
@@ -196,8 +196,8 @@ class Seq2Seq(nn.Module):
     def loss(
         self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """As `TokenHead.loss`, of vectors (B, N, E) of `forward` and the tokens that follow, (B, N)."""
-        return self.head.loss(hidden, targets, smoothing, z_loss)
+        """As `token_loss`, of vectors (B, N, E) of `forward` and the tokens that follow, (B, N)."""
+        return token_loss(self.head, hidden, targets, smoothing, z_loss)
 
 
 class PrefixLM(Seq2Seq):

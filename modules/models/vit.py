@@ -16,12 +16,12 @@ from modules.config import (
     default,
     require,
 )
-from modules.embedding import PatchEmbedding, PrefixTokens
 from modules.heads import ClassifierHead
 from modules.init import initialise
 from modules.kernels.dropout import Dropout
 from modules.masks import NO_MASK
 from modules.norm import norm_factory
+from modules.patch_embedding import PatchEmbedding, PrefixTokens
 from modules.pooling import POOLINGS
 from modules.position import build_position, check_position, grid_positions
 from modules.transformer import Stack

@@ -305,7 +305,10 @@ def check_expressible(family: str, config: Seq2SeqConfig) -> None:
         check_options(family, stack, kind.blocks)
         check_feedforward(family, stack, kind.activations)
         if "head_dim" in kind.settings.values():
-            require(stack.resolved.kv_heads == stack.heads, f"{family} models have as many kv_heads as heads.")
+            require(
+                stack.resolved.kv_heads == stack.heads,
+                f"{family} models have as many kv_heads as heads.",
+            )
         else:
             check_heads(family, stack)
     for name in sorted({*kind.settings.values()} - OWN - {*RATES}):

@@ -80,8 +80,8 @@ TABLES: dict[str, Family] = {
         "pos_embed",
         ("cls_token", "reg_token"),
         {
-            "stack.blocks.{i}.end1.scale.gamma": "blocks.{i}.ls1.gamma",
-            "stack.blocks.{i}.end2.scale.gamma": "blocks.{i}.ls2.gamma",
+            "stack.blocks.{i}.residual1.scale.gamma": "blocks.{i}.ls1.gamma",
+            "stack.blocks.{i}.residual2.scale.gamma": "blocks.{i}.ls2.gamma",
         },
     ),
     "torchvision": Family(

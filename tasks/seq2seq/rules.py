@@ -27,7 +27,12 @@ class Ends(TypedDict):
 def writing(tokenizer: PairTokenizer) -> Ends:
     """Tokens that translations begin with, end with, and never have inside: padding, which some models mistake."""
     pad = tokenizer.target.control("pad")
-    return {"start": tokenizer.start, "stop": [tokenizer.end], "banned": [pad], "rules": DecodingRules()}
+    return {
+        "start": tokenizer.start,
+        "stop": [tokenizer.end],
+        "banned": [pad],
+        "rules": DecodingRules(),
+    }
 
 
 def published_ends(found: FolderGeneration, facts: Mapping[str, Any]) -> Ends:
@@ -69,7 +74,10 @@ def generation_settings(ends: Ends) -> dict[str, Any]:
     """What a `generation_config.json` says of bans and forced tokens."""
     rules = ends["rules"]
     settings: dict[str, Any] = {}
-    for name, tokens in (("forced_bos_token_id", rules.forced_bos), ("forced_eos_token_id", rules.forced_eos)):
+    for name, tokens in (
+        ("forced_bos_token_id", rules.forced_bos),
+        ("forced_eos_token_id", rules.forced_eos),
+    ):
         settings |= {name: tokens[0] if len(tokens) == 1 else [*tokens]} if tokens else {}
     bans = {"bad_words_ids": [[token] for token in ends["banned"]]} if ends["banned"] else {}
     return {**settings, **bans, "renormalize_logits": rules.renormalize}

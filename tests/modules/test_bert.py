@@ -48,8 +48,8 @@ def build(kind: Any, options: dict[str, Any] | None = None) -> Any:
 
 
 def texts(lengths: tuple[int, ...] = (N, 3, 5)) -> tuple[Tensor, Tensor]:
-    keep = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-    return torch.randint(1, V, keep.shape).masked_fill(~keep, 0), keep
+    padding_mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    return torch.randint(1, V, padding_mask.shape).masked_fill(~padding_mask, 0), padding_mask
 
 
 def name_of(options: dict[str, Any]) -> str:
@@ -72,10 +72,13 @@ def test_tokens_are_dropped_in_training_only() -> None:
 
 @pytest.mark.parametrize("options", VARIANTS, ids=name_of)
 def test_a_padded_batch_equals_each_text_alone(options: dict[str, Any]) -> None:
-    net, (tokens, keep) = build(BertClassifier, options), texts()
+    net, (tokens, padding_mask) = build(BertClassifier, options), texts()
     segments = (torch.arange(N) > 2).long().expand_as(tokens) if net.config.segments else None
-    hidden, logits = net.encoder(tokens, keep, segments), net(tokens, keep, segments)
-    for i, length in enumerate(keep.sum(1).tolist()):
+    hidden, logits = (
+        net.encoder(tokens, padding_mask, segments),
+        net(tokens, padding_mask, segments),
+    )
+    for i, length in enumerate(padding_mask.sum(1).tolist()):
         one = (
             tokens[i : i + 1, :length],
             None,
@@ -98,9 +101,9 @@ def test_only_positions_know_the_order(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", VARIANTS, ids=name_of)
 def test_every_parameter_gets_a_gradient_a_role_and_a_depth(options: dict[str, Any]) -> None:
-    net, (tokens, keep) = build(BertClassifier, options).train(), texts()
+    net, (tokens, padding_mask) = build(BertClassifier, options).train(), texts()
     segments = torch.randint(2, tokens.shape) if net.config.segments else None
-    out = net(tokens, keep, segments)
+    out = net(tokens, padding_mask, segments)
     (out * torch.randn_like(out)).sum().backward()
     names = [name for name, _ in net.named_parameters()]
     assert not [
@@ -113,7 +116,7 @@ def test_every_parameter_gets_a_gradient_a_role_and_a_depth(options: dict[str, A
 def test_gradients_by_finite_differences(name: str) -> None:
     stack = StackConfig(width=8, depth=1, heads=2, mlp_width=6)
     config = replace(TINY, vocabulary=6, position=name, pool="mean", pooler="tanh", stack=stack)  # type: ignore[arg-type]
-    net, (tokens, keep) = shaken(BertClassifier(config)).double(), texts((4, 2))
+    net, (tokens, padding_mask) = shaken(BertClassifier(config)).double(), texts((4, 2))
     names, values = zip(*net.named_parameters(), strict=True)
 
     def run(flat: Tensor) -> Tensor:
@@ -121,7 +124,7 @@ def test_gradients_by_finite_differences(name: str) -> None:
         weights = {
             key: part.view_as(value) for key, part, value in zip(names, parts, values, strict=True)
         }
-        return torch.func.functional_call(net, weights, (tokens % 5 + 1, keep))
+        return torch.func.functional_call(net, weights, (tokens % 5 + 1, padding_mask))
 
     flat = torch.cat([value.detach().flatten() for value in values]).requires_grad_()
     assert torch.autograd.gradcheck(run, flat, fast_mode=True)
@@ -131,7 +134,8 @@ def test_full_batches_need_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     net, (tokens, _) = build(Encoder), texts((N, N))
     expected = net(tokens)
     monkeypatch.setattr(
-        "modules.models.bert.padding", lambda keep: pytest.fail("a mask where nothing is padding")
+        "modules.models.bert.padding",
+        lambda padding_mask: pytest.fail("a mask where nothing is padding"),
     )
     assert torch.equal(net(tokens, torch.ones_like(tokens, dtype=torch.bool)), expected)
 
@@ -156,37 +160,37 @@ def test_segments_change_the_vectors() -> None:
 
 
 def test_attention_weights_on_request() -> None:
-    net, (tokens, keep), record = build(BertClassifier), texts(), AttentionRecord()
+    net, (tokens, padding_mask), record = build(BertClassifier), texts(), AttentionRecord()
     torch.testing.assert_close(
-        net(tokens, keep, None, record), net(tokens, keep), atol=1e-5, rtol=1e-5
+        net(tokens, padding_mask, None, record), net(tokens, padding_mask), atol=1e-5, rtol=1e-5
     )
     assert [tuple(weights.shape) for weights in record.self_attn] == [(3, 2, N, N)] * 2
-    assert record.self_attn[0].masked_fill(keep[:, None, None], 0).abs().max() == 0
+    assert record.self_attn[0].masked_fill(padding_mask[:, None, None], 0).abs().max() == 0
 
 
 # Masked language models ----------------------------------------------------------------------------------------------
 
 
 def test_scores_at_chosen_places_only() -> None:
-    net, (tokens, keep) = build(BertMaskedLM), texts()
-    where = torch.zeros_like(keep)
+    net, (tokens, padding_mask) = build(BertMaskedLM), texts()
+    where = torch.zeros_like(padding_mask)
     where[0, 2] = where[1, 0] = where[2, 4] = True
-    every, some = net(tokens, keep), net(tokens, keep, None, where)
+    every, some = net(tokens, padding_mask), net(tokens, padding_mask, None, where)
     assert every.shape == (3 * N, V) and some.shape == (3, V)
     torch.testing.assert_close(some, every.unflatten(0, (3, N))[where])
     flat = torch.tensor([2 * N + 4, 2])
-    torch.testing.assert_close(net(tokens, keep, None, flat), every[flat])
-    assert net(tokens, keep, None, torch.zeros_like(keep)).shape == (0, V)
+    torch.testing.assert_close(net(tokens, padding_mask, None, flat), every[flat])
+    assert net(tokens, padding_mask, None, torch.zeros_like(padding_mask)).shape == (0, V)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_that_of_the_scores(smoothing: float) -> None:
-    net, (tokens, keep) = build(BertMaskedLM), texts()
-    where, targets = torch.rand(keep.shape) < 0.6, torch.randint(V, keep.shape)
+    net, (tokens, padding_mask) = build(BertMaskedLM), texts()
+    where, targets = torch.rand(padding_mask.shape) < 0.6, torch.randint(V, padding_mask.shape)
     targets = targets[where]
-    logits = net(tokens, keep, None, where)
+    logits = net(tokens, padding_mask, None, where)
     plain = F.cross_entropy(logits, targets, label_smoothing=smoothing)
-    loss, right = net.loss(net.encoder(tokens, keep), targets, where, smoothing)
+    loss, right = net.loss(net.encoder(tokens, padding_mask), targets, where, smoothing)
     torch.testing.assert_close(loss, plain, atol=1e-6, rtol=1e-5)
     assert right == (logits.argmax(1) == targets).sum()
     leaves = list(net.parameters())
@@ -209,8 +213,8 @@ def test_the_table_is_shared_and_stored_once() -> None:
 
 
 def test_whether_one_sentence_follows_the_other() -> None:
-    net, (tokens, keep) = build(BertMaskedLM, {"next_sentence": True}), texts()
-    hidden = net.encoder(tokens, keep)
+    net, (tokens, padding_mask) = build(BertMaskedLM, {"next_sentence": True}), texts()
+    hidden = net.encoder(tokens, padding_mask)
     logits = net.sentence_logits(hidden)
     assert logits.shape == (3, 2)
     changed = hidden.clone()
@@ -338,7 +342,7 @@ def test_padding_starts_at_zero() -> None:
         ({"stack": StackConfig(causal=True)}, "whole text"),
         ({"stack": StackConfig(cross_attention=True)}, "whole text"),
         ({"segments": 1, "next_sentence": True}, "next_sentence needs two segments"),
-        ({"rotary_fraction": 0.0}, "rotary_fraction is 0.0"),
+        ({"position": "rotary", "position_options": {"fraction": 0.0}}, "fraction is 0.0"),
         ({"head_dropout": 1.0}, "head_dropout is 1.0"),
         ({"token_dropout": 1.0}, "token_dropout is 1.0"),
         ({"pooler_dropout": -0.1}, "pooler_dropout is -0.1"),

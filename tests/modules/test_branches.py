@@ -37,7 +37,7 @@ def without_gradients() -> Any:
 def either(by_sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of rows where they suit, or what other devices have."""
     if not by_sums:
-        monkeypatch.setattr(beam_cache, "suits", lambda *_: False)
+        monkeypatch.setattr(beam_cache, "sums_are_faster", lambda *_: False)
 
 
 def alone(net: Decoder, texts: list[list[list[int]]]) -> Tensor:
@@ -51,7 +51,7 @@ def alone(net: Decoder, texts: list[list[list[int]]]) -> Tensor:
 def test_texts_branch_off(
     options: dict[str, Any], padded: bool, either: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beam_cache, "ROOM", 4)  # so that tables grow more than once
+    monkeypatch.setattr(beam_cache, "SLOT_STEP", 4)  # so that tables grow more than once
     net, tokens, beams = decoder(**options), torch.randint(V, (2, 5)), 3
     pads = (0, 2) if padded else (0, 0)
     cache = net.make_cache(2, 5)
@@ -75,7 +75,10 @@ def test_texts_branch_off(
             for pair in zip(texts, new.tolist(), strict=True)
         ]
         close(net(new.flatten()[:, None], cache=memory)[:, 0], alone(net, texts))
-    assert memory.filled == memory.length == 10 and memory.taken == memory.size == 5 + 5 * beams
+    assert (
+        memory.length == memory.length == 10
+        and memory.used_slots == memory.slot_count == 5 + 5 * beams
+    )
 
 
 @both
@@ -90,7 +93,7 @@ def test_no_key_or_value_moves_when_texts_do(either: None) -> None:
     net(torch.randint(V, (4, 1)), cache=memory)
     assert memory.values[0].shape[:2] == (2, 3 + 2 * 4)  # what texts have in common is there once
     for table, was in zip((*memory.keys, *memory.values), before, strict=True):
-        axis = 1 if table.shape[1] == memory.size else 3
+        axis = 1 if table.shape[1] == memory.slot_count else 3
         assert torch.equal(table.narrow(axis, 0, 5), was.narrow(axis, 0, 5))
 
 
@@ -126,16 +129,16 @@ def test_translations_are_the_same_either_way(
     architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, config, kinds = model(architecture), GenerationConfig(8, beams=4), []
-    place = BeamCache.place
+    place = BeamCache.add_tokens
     monkeypatch.setattr(
-        BeamCache, "place", lambda self, *a: kinds.append(self.block(0)) or place(self, *a)
+        BeamCache, "add_tokens", lambda self, *a: kinds.append(self.block(0)) or place(self, *a)
     )
     fast = translate(net, SOURCES, config, START, [2])
     assert {type(block.self_attn) for block in kinds} == {SumsLayer}
-    assert {type(block.cross) is SumsContext for block in kinds} == {
+    assert {type(block.cross_attn) is SumsContext for block in kinds} == {
         architecture == "encoder_decoder"
     }
-    monkeypatch.setattr(beam_cache, "suits", lambda *_: False)
+    monkeypatch.setattr(beam_cache, "sums_are_faster", lambda *_: False)
     kinds.clear()
     plain = translate(net, SOURCES, config, START, [2])
     assert {type(block.self_attn) for block in kinds} == {SlotsLayer}
@@ -151,7 +154,10 @@ def test_scores_in_16_bits_are_added_and_weighed_in_32() -> None:
     bias = torch.randn(1, 1, 1, 50) - 100
     config = StackConfig(24, 1, 4)
     columns = Index(torch.zeros(2, 3, 1, dtype=torch.int64), 1, config).columns
-    found = SumsContext((keys, values), 3, config, columns).mix(q, Mask().with_bias(bias))
+    found = SumsContext((keys, values), 3, config, columns).attend(
+        q.transpose(1, 2).flatten(0, 1)[:, :, None], Mask().with_bias(bias), None
+    )  # (B, H, K, D) -> (B K, H, 1, D) and back
+    found = found[:, :, 0].unflatten(0, (2, 3)).transpose(1, 2)
     expected = F.scaled_dot_product_attention(
         q.double(), keys.double(), values.double(), bias.double()
     )
@@ -161,7 +167,7 @@ def test_scores_in_16_bits_are_added_and_weighed_in_32() -> None:
 def test_sums_of_rows() -> None:
     rows, table, weights = torch.randint(7, (5, 2, 4)), torch.randn(7, 3), torch.randn(5, 2, 4)
     expected = (table[rows] * weights[..., None]).sum(-2)  # (5, 2, 3)
-    close(WeightedSums(rows).sums(table, weights), expected.flatten(0, 1))
+    close(WeightedSums(rows)(table, weights), expected.flatten(0, 1))
 
 
 def test_what_does_not_fit_is_named() -> None:
@@ -172,10 +178,10 @@ def test_what_does_not_fit_is_named() -> None:
     for shape in ((6, 2), (2, 1)):
         with pytest.raises(
             ValueError,
-            match=f"{shape[1]} tokens in {shape[0]} rows do not fit: 2 x 3 texts take one",
+            match=f"{shape[1]} tokens in {shape[0]} rows do not fit: 2 x 3 sequences take one",
         ):
             net(torch.zeros(shape, dtype=torch.int64), cache=memory)
     net(torch.zeros(6, 1, dtype=torch.int64), cache=memory)
     with pytest.raises(ValueError, match="and have 5 of at most 5; make more room"):
         net(torch.zeros(6, 1, dtype=torch.int64), cache=memory)
-    assert memory.filled == 5 and T > 5
+    assert memory.length == 5 and T > 5

@@ -12,6 +12,7 @@ from torch import Tensor
 from modules.attention import ATTENTIONS
 from modules.config import StackConfig
 from modules.generation.beam_cache import BeamCache
+from modules.kv_cache import KVCache
 from modules.masks import padding
 from modules.models.gpt import Decoder, DecoderConfig
 from modules.position import POSITIONS
@@ -69,10 +70,10 @@ def test_any_pieces_give_the_same_logits(options: dict[str, Any], pieces: tuple[
 @pytest.mark.parametrize("options", VARIANTS, ids=name_of)
 def test_rows_padded_on_the_left_equal_each_alone(options: dict[str, Any]) -> None:
     net, tokens, pads = decoder(**options), torch.randint(V, (3, T)), (0, 3, 6)
-    keep = torch.arange(9) >= torch.tensor(pads)[:, None]
+    padding_mask = torch.arange(9) >= torch.tensor(pads)[:, None]
     cache = net.make_cache(3, T)
     parts = [
-        net(tokens[:, :9], keep, cache=cache),
+        net(tokens[:, :9], padding_mask, cache=cache),
         *(net(part, cache=cache) for part in tokens[:, 9:].split((1, 2, 4), 1)),
     ]
     plain = net(tokens, torch.arange(T) >= torch.tensor(pads)[:, None])
@@ -85,43 +86,47 @@ def test_rows_padded_on_the_left_equal_each_alone(options: dict[str, Any]) -> No
 @pytest.mark.parametrize("position", PLACES)
 def test_padding_may_come_later_too(position: str) -> None:
     net, tokens = decoder(position=position), torch.randint(V, (2, 8))
-    cache, keep = net.make_cache(2, 8), torch.tensor([[True] * 3, [False, False, True]])
+    cache, padding_mask = net.make_cache(2, 8), torch.tensor([[True] * 3, [False, False, True]])
     net(tokens[:, :2], cache=cache)
-    parts = [net(tokens[:, 2:5], keep, cache=cache), net(tokens[:, 5:], cache=cache)]
+    parts = [net(tokens[:, 2:5], padding_mask, cache=cache), net(tokens[:, 5:], cache=cache)]
     close(torch.cat(parts, 1)[0], net(tokens[:1])[0, 2:])
     close(torch.cat(parts, 1)[1, 2:], net(tokens[1:, [0, 1, 4, 5, 6, 7]])[0, 2:])
 
 
 @pytest.mark.parametrize("position", PLACES)
 def test_given_coordinates_go_on(position: str) -> None:
-    net, tokens, coords = (
+    net, tokens, positions = (
         decoder(position=position),
         torch.randint(V, (2, 8)),
         torch.tensor([[4], [7]]) + torch.arange(8),
     )
     cache = net.make_cache(2, 8)
     parts = [
-        net(tokens[:, :3], positions=coords[:, :3], cache=cache),
+        net(tokens[:, :3], positions=positions[:, :3], cache=cache),
         *(net(t, cache=cache) for t in tokens[:, 3:].split(2, 1)),
     ]
-    close(torch.cat(parts, 1), net(tokens, positions=coords))
+    close(torch.cat(parts, 1), net(tokens, positions=positions))
 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("position", PLACES)
 def test_rows_move_between_texts(position: str, padded: bool) -> None:
     net, tokens = decoder(position=position), torch.randint(V, (3, 9))
-    keep = torch.arange(6) >= torch.tensor([0, 2, 4])[:, None] if padded else None
+    padding_mask = torch.arange(6) >= torch.tensor([0, 2, 4])[:, None] if padded else None
     cache, rows = net.make_cache(3, 9), torch.tensor([2, 2, 0])
-    net(tokens[:, :6], keep, cache=cache)
+    net(tokens[:, :6], padding_mask, cache=cache)
     other, cache = cache.select(torch.tensor([2, 2, 0, 1])), cache.select(rows)
     straight = torch.cat((tokens[rows, :6], tokens[:, 6:]), 1)
-    full = None if keep is None else torch.cat((keep[rows], torch.ones(3, 3, dtype=torch.bool)), 1)
+    full = (
+        None
+        if padding_mask is None
+        else torch.cat((padding_mask[rows], torch.ones(3, 3, dtype=torch.bool)), 1)
+    )
     expected = net(straight, full)[:, 6:]
     close(
         torch.cat([net(part, cache=cache) for part in tokens[:, 6:].split((1, 2), 1)], 1), expected
     )
-    assert other.length == 9 and other.length == 6
+    assert cache.length == 9 and other.length == 6
     close(net(tokens[[0, 1, 2, 0], 6:7], cache=other)[:3], expected[:, :1])
 
 
@@ -165,19 +170,19 @@ def test_memory_is_free_once_it_is_not_needed() -> None:
 def test_a_source_is_projected_once() -> None:
     config = replace(STACK, cross_attention=True, context_width=10, kv_heads=2)
     stack, x = shaken(Stack(config)).eval(), torch.randn(2, 7, E)
-    keep = torch.tensor([[True] * 5, [True, True, False, False, True]])
-    source = Context(torch.randn(2, 5, 10), padding(keep))
+    padding_mask = torch.tensor([[True] * 5, [True, True, False, False, True]])
+    source = Context(torch.randn(2, 5, 10), padding(padding_mask))
     whole, cache, calls = stack(x, context=source), KVCache(config, 2, 7, torch.device("cpu")), []
     for block in stack.blocks:
         block.cross_attention.key_value.register_forward_hook(lambda *_: calls.append(1))
     tokens, parts = torch.zeros(2, 7), []
     for part in x.split((3, 1, 1, 2), 1):
-        cache.place(tokens[:, : part.shape[1]], None, None)
+        cache.add_tokens(tokens[:, : part.shape[1]], None, None)
         parts.append(stack(part, context=source, cache=cache))
     close(torch.cat(parts, 1), whole)
     assert len(calls) == 2  # one in each block
     other = cache.select(torch.tensor([1, 1, 0]))
-    one, two = cache.block(0).cross.recall(), other.block(0).cross.recall()
+    one, two = cache.block(0).cross_attn.context(), other.block(0).cross_attn.context()
     assert one is not None and two is not None and torch.equal(one[0][[1, 1, 0]], two[0])
 
 
@@ -193,7 +198,7 @@ def test_what_does_not_fit_is_named() -> None:
     assert cache.length == 3
     with pytest.raises(ValueError, match="1 tokens in 3 rows"):
         net(torch.zeros(3, 1, dtype=torch.int64), cache=cache)
-    with pytest.raises(ValueError, match="17 tokens is longer than the 16 learned positions"):
+    with pytest.raises(ValueError, match="17 tokens are more than the 16 learned positions"):
         net.make_cache(1, 17)
     with pytest.raises(ValueError, match="cannot go on from a cache"):
         net(torch.zeros(2, 1, dtype=torch.int64), documents=torch.zeros(2, 1), cache=cache)

@@ -9,8 +9,8 @@ import torch
 
 from modules.attention import AdditiveAttention, MultiHeadAttention
 from modules.config import StackConfig
-from modules.models.vit import VIT_PRESETS, ViT, ViTConfig, position_config
-from modules.position import POSITIONS, grid_positions
+from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
+from modules.position import POSITIONS, build_position, grid_positions
 from modules.transformer import Stack
 
 
@@ -30,7 +30,7 @@ def test_config_round_trip(name: str, tmp_path: Any) -> None:
         ({"depth": 0}, "depth is 0"),
         ({"head_dim": 0}, "head_dim is 0"),
         ({"kv_heads": 2}, "kv_heads 2 does not divide heads 3"),
-        ({"kv_heads": 0}, "kv_heads 0"),
+        ({"kv_heads": 0}, "kv_heads is 0"),
         ({"mlp_width": 0}, "mlp_width is 0"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"attention_dropout": -0.1}, "attention_dropout is -0.1"),
@@ -54,7 +54,10 @@ def test_stacks_that_cannot_be(options: dict[str, Any], words: str) -> None:
         ({"stem": "conv", "patch_size": 7}, "must be 2, 4, 8"),
         ({"position": "rotary", "stack": StackConfig(attention="additive")}, "dot products"),
         ({"stack": StackConfig(causal=True)}, "whole image"),
-        ({"rotary_fraction": 0.0}, "rotary_fraction is 0.0"),
+        ({"position": "rotary", "position_options": {"fraction": 0.0}}, "fraction is 0.0"),
+        ({"position": "rotary", "position_options": {"basis": 9}}, 'no option "basis"; .* base'),
+        ({"position": "rotary", "position_options": {"base": "9"}}, "position_options.base is '9'"),
+        ({"position": "nowhere"}, "choose one of none, learned"),
         ({"head_dropout": 1.5}, "head_dropout is 1.5"),
     ],
 )
@@ -69,7 +72,7 @@ def test_vits_that_cannot_be(options: dict[str, Any], words: str) -> None:
         ("sincos2d", {"stack": StackConfig(width=6, heads=3)}, "width that 4 divides, not 6"),
         ("rotary", {"stack": StackConfig(width=9, heads=3)}, "2 must divide"),
         ("rotary2d", {"stack": StackConfig(width=18, heads=3)}, "4 must divide"),
-        ("rotary", {"rotary_fraction": 0.01}, "Rotary positions turn 1 of 64"),
+        ("rotary", {"position_options": {"fraction": 0.01}}, "rotate 1 of 64"),
     ],
 )
 def test_positions_that_do_not_fit(name: Any, options: dict[str, Any], words: str) -> None:
@@ -83,18 +86,18 @@ def test_wrong_inputs_are_named() -> None:
         net(torch.zeros(1, 1, 9, 9))
     with pytest.raises(ValueError, match="do not fit width"):
         Stack(StackConfig(depth=1))(torch.zeros(1, 2, 8))
-    with pytest.raises(ValueError, match="source"):
+    with pytest.raises(ValueError, match="context"):
         MultiHeadAttention(StackConfig(8, heads=2))(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8))
-    with pytest.raises(ValueError, match="needs a source"):
+    with pytest.raises(ValueError, match="needs a context"):
         Stack(StackConfig(depth=1, cross_attention=True))(torch.zeros(1, 2, 192))
-    config = position_config(VIT_PRESETS["digits"])
+    stack = VIT_PRESETS["digits"].stack
     for name in ("sincos2d", "rotary2d"):
-        with pytest.raises(ValueError, match="two axes"):
-            POSITIONS[name](replace(config, grid=(9,)))
+        with pytest.raises(ValueError, match="for images"):
+            build_position(name, {}, stack, (9,))
     with pytest.raises(ValueError, match="even number"):
-        POSITIONS["t5"](replace(config, buckets=3))
+        build_position("t5", {"buckets": 3}, stack, (9,))
     with pytest.raises(ValueError, match="17 tokens are more than the 16"):
-        POSITIONS["learned"](config).embed(torch.zeros(1, 17, 64))
-    rotation = POSITIONS["rotary"](config).rotate(grid_positions((1, 2)))
+        POSITIONS["learned"](stack, (4, 4)).embed(torch.zeros(1, 17, 64))
+    rotation = POSITIONS["rotary"](stack, (4, 4)).rotate(grid_positions((1, 2)))
     with pytest.raises(ValueError, match="additive"):
-        AdditiveAttention(StackConfig(8, heads=2))(torch.zeros(1, 2, 8), rotation=rotation)
+        AdditiveAttention(StackConfig(8, heads=2))(torch.zeros(1, 2, 8), rotary=rotation)

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modules.config import RotaryScaling, StackConfig
+from modules.config import StackConfig
 from modules.kernels.cross_entropy import IGNORED
 from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
 from modules.parameter_groups import parameter_depths, parameter_roles
+from modules.position import RotaryScaling
 from tests.modules.test_cache import PLACES, VARIANTS, T, V, close, decoder, name_of
 
 
@@ -32,8 +33,8 @@ def test_packed_documents_cost_what_each_costs_alone(options: dict[str, Any]) ->
     net, lengths = decoder(**options), (7, 1, 8)
     tokens, targets = torch.randint(V, (2, T)), torch.randint(V, (2, T))
     ids = torch.arange(3).repeat_interleave(torch.tensor(lengths)).expand(2, -1)
-    coords = torch.cat([torch.arange(length) for length in lengths]).expand(2, -1)
-    hidden = net(tokens, positions=coords, documents=ids)
+    positions = torch.cat([torch.arange(length) for length in lengths]).expand(2, -1)
+    hidden = net(tokens, positions=positions, documents=ids)
     packed, right = net.loss(hidden, targets)
     alone = [
         (net(part), target)
@@ -137,18 +138,21 @@ def test_published_sizes() -> None:
 @pytest.mark.parametrize("name", DECODER_PRESETS)
 def test_config_round_trip(name: str) -> None:
     preset = replace(
-        DECODER_PRESETS[name], position="rotary", rotary_scaling=RotaryScaling("llama3", 8.0)
+        DECODER_PRESETS[name],
+        position="rotary",
+        position_options={"scaling": {"kind": "llama3", "factor": 8.0}},
     )
     data = json.loads(json.dumps(asdict(preset)))
-    stack, scaling = StackConfig(**data.pop("stack")), RotaryScaling(**data.pop("rotary_scaling"))
-    assert DecoderConfig(**data, stack=stack, rotary_scaling=scaling) == preset
+    assert DecoderConfig(**data | {"stack": StackConfig(**data["stack"])}) == preset
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3"])
 def test_scaled_rotary_positions_turn_slower(kind: Any) -> None:
     plain = decoder(position="rotary", head_dim=32)
     scaled = decoder(
-        position="rotary", head_dim=32, rotary_scaling=RotaryScaling(kind, 4.0, 1.0, 4.0, 64)
+        position="rotary",
+        head_dim=32,
+        position_options={"scaling": RotaryScaling(kind, 4.0, 1.0, 4.0, 64)},
     )
     places = torch.tensor([[1, 7, 30]])[..., None]
     one, two = (net.position.rotate(places) for net in (plain, scaled))
@@ -176,8 +180,8 @@ def test_scaled_rotary_positions_turn_slower(kind: Any) -> None:
             {"position": "rotary", "stack": StackConfig(causal=True, attention="additive")},
             "dot products",
         ),
-        ({"rotary_fraction": 1.5}, "rotary_fraction is 1.5"),
-        ({"rotary_scaling": RotaryScaling()}, 'position is "learned"'),
+        ({"position": "rotary", "position_options": {"fraction": 1.5}}, "fraction is 1.5"),
+        ({"position_options": {"scaling": {}}}, 'position "learned" has no option "scaling"'),
     ],
 )
 def test_decoders_that_cannot_be(options: dict[str, Any], words: str) -> None:
@@ -188,9 +192,9 @@ def test_decoders_that_cannot_be(options: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"factor": 0.5}, "factor of rotary_scaling is 0.5"),
+        ({"factor": 0.5}, "factor of rotary scaling is 0.5"),
         ({"low_freq_factor": 4.0}, "below high_freq_factor 4.0"),
-        ({"original_max_length": 0}, "original_max_length of rotary_scaling is 0"),
+        ({"original_max_length": 0}, "original_max_length of rotary scaling is 0"),
     ],
 )
 def test_scalings_that_cannot_be(options: dict[str, Any], words: str) -> None:

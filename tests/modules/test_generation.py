@@ -10,6 +10,7 @@ from torch import Tensor
 
 from modules.generation import sampling
 from modules.generation.decoding import IncrementalDecoder
+from modules.generation.sampling import filter_scores, penalize_repetition, sample_tokens, uniform
 from modules.generation.search import GenerationConfig, beam_search, generate, search, stable_topk
 from modules.models.gpt import Decoder
 from tests.modules.test_cache import PLACES, VARIANTS, T, V, decoder, name_of
@@ -111,8 +112,12 @@ def test_rows_end_one_by_one() -> None:
 
 def test_tokens_come_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     net, steps = decoder(), []
-    step = IncrementalDecoder.step
-    monkeypatch.setattr(IncrementalDecoder, "step", lambda self, tokens: steps.append(1) or step(self, tokens))
+    step = IncrementalDecoder.decode_step
+    monkeypatch.setattr(
+        IncrementalDecoder,
+        "decode_step",
+        lambda self, tokens: steps.append(1) or step(self, tokens),
+    )
     made = generate(net, PROMPTS, GenerationConfig())
     for expected in range(3):
         next(made)
@@ -140,9 +145,11 @@ def test_rows_that_have_ended_are_read_no_more(monkeypatch: pytest.MonkeyPatch) 
     prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5], [9, 2]]
     options = {"seed": 3, "max_new_tokens": 2 * T, "repetition_penalty": 1.2}
     stop = {next(text[2] for text in text(net, prompts, **options)), 4, 5}
-    step = IncrementalDecoder.step
+    step = IncrementalDecoder.decode_step
     monkeypatch.setattr(
-        IncrementalDecoder, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens)
+        IncrementalDecoder,
+        "decode_step",
+        lambda self, tokens: rows.append(len(tokens)) or step(self, tokens),
     )
     fewer = text(net, prompts, stop=stop, **options)
     assert rows == sorted(rows, reverse=True) and rows[-1] < rows[0] == 4
@@ -244,7 +251,10 @@ def test_draws_follow_the_probabilities(options: dict[str, Any]) -> None:
 def test_the_edges_of_chance() -> None:
     scores = torch.tensor([[float("-inf"), 0.0, float("-inf"), 1.0, float("-inf")]])
     for value, token in ((0.0, 1), (1 - 2**-53, 3)):
-        assert sample_tokens(scores, GenerationConfig(), torch.tensor([value], dtype=torch.float64)) == token
+        assert (
+            sample_tokens(scores, GenerationConfig(), torch.tensor([value], dtype=torch.float64))
+            == token
+        )
     drawn = uniform([4, 5], 1000)
     assert drawn.dtype == torch.float64 and drawn.min() >= 0 and drawn.max() < 1
     assert torch.equal(drawn[1:, :10], uniform([5], 10))
@@ -311,27 +321,27 @@ class Foreign(IncrementalDecoder):
     """Somebody else's decoder, read anew at every step."""
 
     def __init__(self, net: Any, prompts: list[list[int]], beams: int, new: int) -> None:
-        self.net, self.beams, self.new = net, beams, new
-        self.tokens = torch.tensor(prompts)
+        self.net, self.beams, self.max_new_tokens = net, beams, new
+        self.sequences = torch.tensor(prompts)
 
-    def start(self) -> Tensor:
+    def prefill(self) -> Tensor:
         scores = self.following()
-        self.tokens = self.tokens.repeat_interleave(self.beams, 0)
+        self.sequences = self.sequences.repeat_interleave(self.beams, 0)
         return scores
 
     def following(self) -> Tensor:
-        return self.net(self.tokens).logits[:, -1]
+        return self.net(self.sequences).logits[:, -1]
 
-    def step(self, tokens: Tensor) -> Tensor:
-        self.tokens = torch.cat((self.tokens, tokens[:, None]), 1)
+    def decode_step(self, tokens: Tensor) -> Tensor:
+        self.sequences = torch.cat((self.sequences, tokens[:, None]), 1)
         return self.following()
 
     def reorder(self, beams: Tensor) -> None:
-        texts = torch.arange(len(self.tokens)).unflatten(0, (-1, self.beams)).gather(1, beams)
-        self.tokens = self.tokens[texts.flatten()]
+        texts = torch.arange(len(self.sequences)).unflatten(0, (-1, self.beams)).gather(1, beams)
+        self.sequences = self.sequences[texts.flatten()]
 
     def select(self, prompts: Tensor) -> None:
-        self.tokens = self.tokens.unflatten(0, (-1, self.beams))[prompts].flatten(0, 1)
+        self.sequences = self.sequences.unflatten(0, (-1, self.beams))[prompts].flatten(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -381,17 +391,17 @@ class Scripted(Foreign):
     """The same chances whatever was read before, one row of them for each step."""
 
     def __init__(self, chances: list[list[float]], beams: int = 1) -> None:
-        self.beams, self.new, self.steps, self.scores_of = (
+        self.beams, self.max_new_tokens, self.steps, self.scores_of = (
             beams,
             len(chances),
             0,
             torch.tensor(chances).log(),
         )
 
-    def start(self) -> Tensor:
+    def prefill(self) -> Tensor:
         return self.scores_of[:1].clone()
 
-    def step(self, tokens: Tensor) -> Tensor:
+    def decode_step(self, tokens: Tensor) -> Tensor:
         self.steps += 1
         return self.scores_of[self.steps].repeat(len(tokens), 1)
 
@@ -498,8 +508,8 @@ def test_beams_have_the_same_room_whatever_is_beside_them() -> None:
         ({"min_p": 1.5}, "min_p is 1.5"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"beams": 0}, "beams is 0"),
-        ({"beams": 2, "top_k": 3}, "Beam search ranks whole texts"),
-        ({"beams": 2, "repetition_penalty": 1.1}, "Beam search ranks whole texts"),
+        ({"beams": 2, "top_k": 3}, "Beam search ranks whole sequences"),
+        ({"beams": 2, "repetition_penalty": 1.1}, "Beam search ranks whole sequences"),
         ({"beams": 2, "temperature": 0.5}, "leave temperature and seed out"),
         ({"beams": 2, "seed": 1}, "leave temperature and seed out"),
         ({"temperature": 1e-40}, "temperature is 1e-40; give 0, or a number from 0.0001"),

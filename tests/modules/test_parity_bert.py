@@ -68,20 +68,20 @@ def batch(
     family: str, lengths: tuple[int, ...] = (11, 5, 8), vocabulary: int = 60
 ) -> dict[str, Tensor]:
     """Right-padded texts, two segments for BERT."""
-    keep = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-    tokens = torch.randint(2, vocabulary, keep.shape).masked_fill(
-        ~keep, 1 if family == "roberta" else 0
+    padding_mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    tokens = torch.randint(2, vocabulary, padding_mask.shape).masked_fill(
+        ~padding_mask, 1 if family == "roberta" else 0
     )
     segments = (
         {"segments": (torch.arange(max(lengths)) > 3).long().expand_as(tokens)}
         if family == "bert"
         else {}
     )
-    return {"tokens": tokens, "keep": keep, **segments}
+    return {"tokens": tokens, "padding_mask": padding_mask, **segments}
 
 
 def run_theirs(model: nn.Module, texts: dict[str, Tensor], **options: Any) -> Any:
-    names = {"tokens": "input_ids", "keep": "attention_mask", "segments": "token_type_ids"}
+    names = {"tokens": "input_ids", "padding_mask": "attention_mask", "segments": "token_type_ids"}
     with torch.inference_mode():
         return model(**{names[key]: value.long() for key, value in texts.items()}, **options)
 
@@ -108,7 +108,10 @@ def test_classification_and_hidden_states(family: str) -> None:
     with torch.inference_mode():
         assert far(net(**texts), expected.logits) <= 1e-5
         hidden = net.encoder(**texts)
-        assert far(hidden[texts["keep"]], expected.hidden_states[-1][texts["keep"]]) <= 1e-5
+        assert (
+            far(hidden[texts["padding_mask"]], expected.hidden_states[-1][texts["padding_mask"]])
+            <= 1e-5
+        )
     assert expected.logits.std() > 0.01
 
 
@@ -116,7 +119,7 @@ def test_classification_and_hidden_states(family: str) -> None:
 def test_masked_tokens(family: str) -> None:
     model = theirs(family, "ForMaskedLM")
     net, texts = ours(family, model, BertMaskedLM), batch(family)
-    where = texts["keep"] & (torch.rand(texts["keep"].shape) < 0.5)
+    where = texts["padding_mask"] & (torch.rand(texts["padding_mask"].shape) < 0.5)
     expected = run_theirs(model, texts).logits
     with torch.inference_mode():
         assert far(net(**texts, where=where), expected[where]) <= 1e-5
@@ -132,7 +135,11 @@ def test_next_sentence() -> None:
         hidden = net.encoder(**texts)
         assert far(net.sentence_logits(hidden), expected.seq_relationship_logits) <= 1e-5
         assert (
-            far(net.head(hidden)[texts["keep"]], expected.prediction_logits[texts["keep"]]) <= 1e-5
+            far(
+                net.head(hidden)[texts["padding_mask"]],
+                expected.prediction_logits[texts["padding_mask"]],
+            )
+            <= 1e-5
         )
 
 
@@ -203,7 +210,7 @@ def test_a_model_without_segments_becomes_bert() -> None:
     model.load_state_dict(from_tessera("bert", net.state_dict(), config))
     texts = {name: value for name, value in batch("bert").items() if name != "segments"}
     with torch.inference_mode():
-        places = texts["keep"]
+        places = texts["padding_mask"]
         assert far(net(**texts, where=places), run_theirs(model, texts).logits[places]) <= 1e-5
 
 
@@ -225,7 +232,10 @@ def test_bare_encoders_in_old_files(family: str) -> None:
     )
     with torch.inference_mode():
         expected = run_theirs(model, texts).last_hidden_state
-        assert far(net.encoder(**texts)[texts["keep"]], expected[texts["keep"]]) <= 1e-5
+        assert (
+            far(net.encoder(**texts)[texts["padding_mask"]], expected[texts["padding_mask"]])
+            <= 1e-5
+        )
 
 
 def test_another_number_of_classes_and_the_other_head() -> None:

@@ -1,7 +1,7 @@
 """Our decoder against Hugging Face's GPT-2, Llama, Mistral and Qwen, weights copied over both ways."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modules.config import RotaryScaling
 from modules.generation.search import GenerationConfig, generate
-from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig, position_config
-from modules.position import Rotary
+from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
+from modules.position import RotaryScaling, build_position
 from modules.pretrained.decoder import TABLES, from_tessera, load_weights, to_tessera
 from modules.pretrained.decoder_configs import (
     FAMILIES,
@@ -119,23 +118,31 @@ def batch(lengths: tuple[int, ...] = (29, 11, 20), left: bool = True) -> tuple[T
     """Tokens (B, N) and where they are no padding (B, N)."""
     place = torch.arange(max(lengths))[None]
     size = torch.tensor(lengths)[:, None]
-    keep = place >= max(lengths) - size if left else place < size
-    return torch.randint(1, VOCABULARY, keep.shape).masked_fill(~keep, 0), keep
+    padding_mask = place >= max(lengths) - size if left else place < size
+    return torch.randint(1, VOCABULARY, padding_mask.shape).masked_fill(
+        ~padding_mask, 0
+    ), padding_mask
 
 
 def run_theirs(
-    model: nn.Module, tokens: Tensor, keep: Tensor | None = None, coords: Tensor | None = None
+    model: nn.Module,
+    tokens: Tensor,
+    padding_mask: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> Tensor:
     with torch.inference_mode():
-        mask = None if keep is None else keep.long()
-        return model(input_ids=tokens, attention_mask=mask, position_ids=coords).logits
+        mask = None if padding_mask is None else padding_mask.long()
+        return model(input_ids=tokens, attention_mask=mask, position_ids=positions).logits
 
 
 def run_ours(
-    net: Decoder, tokens: Tensor, keep: Tensor | None = None, coords: Tensor | None = None
+    net: Decoder,
+    tokens: Tensor,
+    padding_mask: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> Tensor:
     with torch.inference_mode():
-        return net.logits(net(tokens, keep, coords))
+        return net.logits(net(tokens, padding_mask, positions))
 
 
 def far(one: Tensor, two: Tensor) -> float:
@@ -153,22 +160,22 @@ def test_logits(settings: Settings) -> None:
     assert expected.std() > 1
     assert far(run_ours(net, tokens), expected) <= 1e-5
     for left in (True, False):
-        tokens, keep = batch(left=left)
-        coords = (keep.long().cumsum(1) - 1).clamp(min=0)
-        expected = run_theirs(model, tokens, keep, coords)[keep]
-        assert far(run_ours(net, tokens, keep)[keep], expected) <= 1e-5
+        tokens, padding_mask = batch(left=left)
+        positions = (padding_mask.long().cumsum(1) - 1).clamp(min=0)
+        expected = run_theirs(model, tokens, padding_mask, positions)[padding_mask]
+        assert far(run_ours(net, tokens, padding_mask)[padding_mask], expected) <= 1e-5
 
 
 @each_case
 def test_greedy_continuations(settings: Settings) -> None:
     model = theirs(settings)
-    tokens, keep = batch((17, 5, 30))
+    tokens, padding_mask = batch((17, 5, 30))
     with torch.inference_mode():
         options = {"do_sample": False, "max_new_tokens": 64, "min_new_tokens": 64}
-        expected = model.generate(tokens, attention_mask=keep.long(), **options)[
+        expected = model.generate(tokens, attention_mask=padding_mask.long(), **options)[
             :, tokens.shape[1] :
         ]
-    prompts = [row[kept].tolist() for row, kept in zip(tokens, keep, strict=True)]
+    prompts = [row[kept].tolist() for row, kept in zip(tokens, padding_mask, strict=True)]
     got = torch.stack(
         list(generate(ours(model), prompts, GenerationConfig(64, temperature=0))), 1
     )  # (B, 64)
@@ -224,10 +231,11 @@ def test_far_positions(name: str) -> None:
     model = theirs(CASES[name])
     tokens = batch((40, 40))[0]
     for start in (100, 5000, 100_000):
-        coords = torch.arange(start, start + 40).expand_as(tokens)
+        positions = torch.arange(start, start + 40).expand_as(tokens)
         assert (
             far(
-                run_ours(ours(model), tokens, None, coords), run_theirs(model, tokens, None, coords)
+                run_ours(ours(model), tokens, None, positions),
+                run_theirs(model, tokens, None, positions),
             )
             <= 1e-4
         )
@@ -267,7 +275,10 @@ def test_old_spellings() -> None:
         "rope_theta": 1000,
     }
     found = config_from_huggingface(linear)[1]
-    assert (found.position_base, found.rotary_scaling) == (1000.0, RotaryScaling("linear", 2.0))
+    assert found.position_options == {
+        "base": 1000.0,
+        "scaling": asdict(RotaryScaling("linear", 2.0)),
+    }
     assert not found.tied and (found.stack.feedforward, found.stack.norm_eps) == (
         "swiglu",
         1e-6,
@@ -276,9 +287,8 @@ def test_old_spellings() -> None:
         key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"
     }
     found = config_from_huggingface({**linear, "rope_scaling": llama3})[1]
-    assert found.rotary_scaling == RotaryScaling(
-        "llama3", 8.0, 1.0, 4.0, SIZES["max_position_embeddings"]
-    )
+    scaling = RotaryScaling("llama3", 8.0, 1.0, 4.0, SIZES["max_position_embeddings"])
+    assert found.position_options["scaling"] == asdict(scaling)
 
 
 @pytest.mark.parametrize(
@@ -523,9 +533,9 @@ def test_published_rotations_are_equal_to_the_last_bit(settings: Settings) -> No
     code = import_module(f"transformers.models.{family}.modeling_{family}")
     rotary = getattr(code, f"{kind}RotaryEmbedding")(transformers.AutoConfig.for_model(**settings))
     places = torch.arange(0, settings["max_position_embeddings"], 101)[None]  # (1, N)
-    ours = Rotary(position_config(config, settings["max_position_embeddings"])).rotate(
-        places[..., None]
-    )
+    length = settings["max_position_embeddings"]
+    encoding = build_position("rotary", config.position_options, config.stack, (length,))
+    ours = encoding.rotate(places[..., None])
     for mine, other in zip((ours.cos, ours.sin), rotary(torch.zeros(1), places), strict=True):
         half = config.stack.resolved.head_dim // 2
         assert torch.equal(mine[0, 0, :, half:], other[0, :, half:])  # (N, D / 2)
@@ -672,8 +682,8 @@ GPT2_OURS, LLAMA_OURS = (
         (
             "llama",
             LLAMA_OURS,
-            {"rotary_fraction": 0.5},
-            "rotary_fraction 1.0, but this one has 0.5",
+            {"position_options": {"fraction": 0.5}},
+            "fraction 1, not 0.5",
         ),
         ("llama", LLAMA_OURS, {"feedforward": "gelu"}, 'llama models have no feedforward "gelu"'),
         ("llama", LLAMA_OURS, {"qk_norm": True}, "qk_norm False"),

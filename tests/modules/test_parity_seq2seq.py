@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modules.config import PositionConfig
+from modules.config import StackConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
@@ -130,24 +130,28 @@ def batch(
     model: Any, lengths: tuple[int, ...] = (40, 11, 25), size: int = 30
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sources (B, M), where they are no padding (B, M), and targets (B, N)."""
-    keep = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-    source = torch.randint(3, model.config.vocab_size, keep.shape).masked_fill(~keep, 0)
+    padding_mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    source = torch.randint(3, model.config.vocab_size, padding_mask.shape).masked_fill(
+        ~padding_mask, 0
+    )
     most = model.get_output_embeddings().weight.shape[0]
     return (
         source,
-        keep,
+        padding_mask,
         torch.randint(3, most, (len(lengths), size)).index_fill_(1, torch.tensor(0), 0),
     )
 
 
-def run_theirs(model: nn.Module, source: Tensor, keep: Tensor, tokens: Tensor) -> Tensor:
+def run_theirs(model: nn.Module, source: Tensor, padding_mask: Tensor, tokens: Tensor) -> Tensor:
     with torch.inference_mode():
-        return model(input_ids=source, attention_mask=keep.long(), decoder_input_ids=tokens).logits
+        return model(
+            input_ids=source, attention_mask=padding_mask.long(), decoder_input_ids=tokens
+        ).logits
 
 
-def run_ours(net: Seq2Seq, source: Tensor, keep: Tensor, tokens: Tensor) -> Tensor:
+def run_ours(net: Seq2Seq, source: Tensor, padding_mask: Tensor, tokens: Tensor) -> Tensor:
     with torch.inference_mode():
-        return net.logits(net(source, tokens, keep))
+        return net.logits(net(source, tokens, padding_mask))
 
 
 def far(one: Tensor, two: Tensor) -> float:
@@ -169,7 +173,7 @@ def same_texts(
     model: Any, net: Seq2Seq, lengths: tuple[int, ...], new: int, penalty: float, beams: int = 5
 ) -> None:
     """Compares their `generate` with our `translate`, all beams and their scores."""
-    source, keep, _ = batch(model, lengths)
+    source, padding_mask, _ = batch(model, lengths)
     options = {
         "num_beams": beams,
         "num_return_sequences": beams,
@@ -179,10 +183,10 @@ def same_texts(
     more = {"length_penalty": penalty, "output_scores": True, "return_dict_in_generate": True}
     with torch.inference_mode():
         found = model.generate(
-            source, attention_mask=keep.long(), **options, **(more if beams > 1 else {})
+            source, attention_mask=padding_mask.long(), **options, **(more if beams > 1 else {})
         )
     texts = found.sequences if beams > 1 else found
-    sources = [row[kept].tolist() for row, kept in zip(source, keep, strict=True)]
+    sources = [row[kept].tolist() for row, kept in zip(source, padding_mask, strict=True)]
     config = GenerationConfig(
         new, temperature=0, beams=beams, length_penalty=penalty, early_stopping="likely"
     )
@@ -304,7 +308,7 @@ def test_buckets_are_equal_at_all_distances() -> None:
     attention = transformers.models.t5.modeling_t5.T5Attention
     places = torch.arange(1000)
     for causal in (False, True):
-        bias = T5Bias(PositionConfig(64, 4, 16, (1000,), causal=causal))
+        bias = T5Bias(StackConfig(64, heads=4, causal=causal), (1000,))
         offset = places[None] - places[::37, None]  # (27, 1000): key - query
         expected = attention._relative_position_bucket(offset, not causal)
         assert torch.equal(bias.bucket(offset), expected)
@@ -588,7 +592,7 @@ BART_OURS, T5_OURS = (
             {"position": "learned"},
             "position sinusoidal, but this one has learned",
         ),
-        ("marian", PRESET, {"position_base": 500.0}, "position_base 10000, not 500.0"),
+        ("marian", PRESET, {"position_options": {"base": 500.0}}, "base 10000, not 500.0"),
         ("marian", PRESET, {"embedding_norm": True}, "embedding_norm False"),
         (
             "marian",
@@ -672,7 +676,11 @@ def test_dropout_is_a_matter_of_rates() -> None:
         config_from_huggingface(settings)[1].encoder,
         config_from_huggingface(settings)[1].decoder,
     ):
-        assert (stack.dropout, stack.resolved.mlp_dropout, stack.attention_dropout) == (0.3, 0.2, 0.05)
+        assert (stack.dropout, stack.resolved.mlp_dropout, stack.attention_dropout) == (
+            0.3,
+            0.2,
+            0.05,
+        )
     written = config_to_huggingface("marian", config_from_huggingface(settings)[1])
     assert [written[name] for name in ("dropout", "attention_dropout", "activation_dropout")] == [
         0.3,

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modules.attention import NO_MASK, AdditiveAttention, MultiHeadAttention
-from modules.config import PositionConfig, StackConfig
+from modules.attention import AdditiveAttention, MultiHeadAttention
+from modules.config import StackConfig
 from modules.feedforward import FEEDFORWARDS
-from modules.masks import causal, documents, padding, pairs
-from modules.position import POSITIONS, grid_positions
+from modules.masks import NO_MASK, causal, documents, padding, pairs
+from modules.position import POSITIONS, build_position, grid_positions
 from modules.record import WeightRecorder
 from modules.transformer import Context, Stack
 
@@ -186,13 +186,13 @@ def copy_stack(net: Stack, theirs: nn.TransformerEncoder | nn.TransformerDecoder
 
 
 def position(name: str, grid: tuple[int, ...] = (16,), **options: float | bool) -> nn.Module:
-    return POSITIONS[name](PositionConfig(E, H, E // H, grid, **options))  # type: ignore[arg-type]
+    return POSITIONS[name](StackConfig(E, heads=H, **options), grid)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_rotary_is_llamas(fraction: float) -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
-    rotary = POSITIONS["rotary"](PositionConfig(64, 4, 16, (16,), fraction=fraction))
+    rotary = build_position("rotary", {"fraction": fraction}, StackConfig(64, heads=4), (16,))
     q, k = torch.randn(B, 4, N, 16), torch.randn(B, 4, N, 16)
     turned = int(16 * fraction)
     angle = torch.arange(N)[:, None] * 10000.0 ** (-torch.arange(0, turned, 2) / turned)
@@ -214,12 +214,12 @@ def test_relative_bias_is_t5s(is_decoder: bool) -> None:
 @pytest.mark.parametrize("heads", [4, 6, 12])
 def test_alibi_slopes_are_blooms(heads: int) -> None:
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
-    alibi = POSITIONS["alibi"](PositionConfig(8 * heads, heads, 8, (N,)))
-    coords = grid_positions((N,))
+    alibi = POSITIONS["alibi"](StackConfig(8 * heads, heads=heads), (N,))
+    positions = grid_positions((N,))
     expected = bloom.build_alibi_tensor(torch.ones(1, N), heads, torch.float32)[
         :, 0
     ]  # (H, M): slope x key
-    got = alibi.bias(coords, coords)[0]  # (H, N, M)
+    got = alibi.bias(positions, positions)[0]  # (H, N, M)
     close(
         got[:, -1] - got[:, -1, :1], expected
     )  # the last query sees all keys before it; rows may differ by a constant
@@ -227,7 +227,7 @@ def test_alibi_slopes_are_blooms(heads: int) -> None:
 
 def test_sinusoidal_is_the_papers() -> None:
     for width in (8, 7):
-        encoding = POSITIONS["sinusoidal"](PositionConfig(width, 1, width, (1,)))
+        encoding = POSITIONS["sinusoidal"](StackConfig(width, heads=1), (1,))
         got = encoding.embed(torch.zeros(1, 40, width))[0]
         for spot in (0, 1, 39):
             for i in range(width):

@@ -8,20 +8,23 @@ import torch
 from torch import Tensor, nn
 
 import modules.config as config
-from modules.attention import ATTENTIONS, NO_MASK, MultiHeadAttention
-from modules.config import PositionConfig, StackConfig
-from modules.embedding import STEMS, TokenEmbedding
+from modules.attention import ATTENTIONS, MultiHeadAttention
+from modules.cache import AttentionCache
+from modules.config import StackConfig
+from modules.embedding import TokenEmbedding
 from modules.feedforward import FEEDFORWARDS
-from modules.heads import POOLERS, TokenHead
+from modules.heads import POOLERS
 from modules.init import INITS
-from modules.masks import Mask, causal, documents, padding, pairs
+from modules.lm_heads import TokenHead
+from modules.masks import NO_MASK, Mask, causal, documents, padding, pairs
 from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from modules.norm import NORMS
 from modules.parameter_groups import parameter_roles
+from modules.patch_embedding import STEMS
 from modules.pooling import POOLINGS
-from modules.position import POSITIONS, grid_positions, resize_grid
-from modules.record import AttentionRecord, Memory, WeightRecorder
-from modules.transformer import ORDERS, Context, Stack
+from modules.position import POSITIONS, build_position, grid_positions, resize_grid
+from modules.record import AttentionRecord, WeightRecorder
+from modules.transformer import NO_CONTEXT, ORDERS, Context, Stack
 
 B, N, E, H = 2, 6, 16, 2
 SMALL = StackConfig(width=E, depth=2, heads=H, mlp_width=12)
@@ -32,7 +35,6 @@ FAMILIES = {
     "order": (ORDERS, config.OrderName),
     "attention": (ATTENTIONS, config.AttentionName),
     "init": (INITS, config.InitName),
-    "position": (POSITIONS, config.PositionName),
     "stem": (STEMS, config.StemName),
     "pool": (POOLINGS, config.PoolName),
     "pooler": (POOLERS, config.PoolerName),
@@ -70,9 +72,17 @@ def shaken(net: Any) -> Any:
     return net
 
 
-def source(options: dict[str, Any], dtype: torch.dtype = torch.float32) -> Context | None:
+def source(options: dict[str, Any], dtype: torch.dtype = torch.float32) -> Context:
     width = options.get("context_width", E)
-    return Context(torch.randn(B, 5, width, dtype=dtype)) if options.get("cross_attention") else None
+    if not options.get("cross_attention"):
+        return NO_CONTEXT
+    return Context(torch.randn(B, 5, width, dtype=dtype))
+
+
+def part(context: Context, row: int) -> Context:
+    if context is NO_CONTEXT:
+        return context
+    return context.select(torch.tensor([row]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -165,8 +175,8 @@ def test_poolings_do_not_see_the_order(name: str) -> None:
 @pytest.mark.parametrize("name", POOLINGS)
 def test_poolings_skip_padding(name: str) -> None:
     pool = shaken(POOLINGS[name](E, H))
-    x, keep = torch.randn(3, N, E), torch.arange(N)[None] < torch.tensor([N, 2, 0])[:, None]
-    pooled = pool(x, keep)
+    x, padding_mask = torch.randn(3, N, E), torch.arange(N)[None] < torch.tensor([N, 2, 0])[:, None]
+    pooled = pool(x, padding_mask)
     torch.testing.assert_close(pooled[0], pool(x[:1])[0])
     torch.testing.assert_close(pooled[1], pool(x[1:2, :2])[0])
     empty = {"attention": pool.attention.output.bias} if name == "attention" else {"cls": x[2, 0]}
@@ -202,24 +212,26 @@ def test_a_padded_batch_equals_each_sequence_alone(
     stack = shaken(Stack(replace(SMALL, **{**options, "causal": is_causal}))).eval()
     lengths, other = (N, 3), source(options)
     x = torch.randn(B, N, E)
-    keep = torch.arange(N)[None] < torch.tensor(lengths)[:, None]
-    together = stack(x, padding(keep), context=other)
+    padding_mask = torch.arange(N)[None] < torch.tensor(lengths)[:, None]
+    together = stack(x, padding(padding_mask), context=other)
     for i, length in enumerate(lengths):
-        alone = stack(x[i : i + 1, :length], context=other and Context(other.states[i : i + 1]))
+        alone = stack(x[i : i + 1, :length], context=part(other, i))
         torch.testing.assert_close(together[i, :length], alone[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in POSITIONS if not name.endswith("2d")])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_packed_documents_equal_each_document_alone(name: str, is_causal: bool) -> None:
-    place = shaken(POSITIONS[name](PositionConfig(E, H, E // H, (N,), causal=is_causal)))
+    place = shaken(POSITIONS[name](replace(SMALL, causal=is_causal), (N,)))
     stack = shaken(Stack(replace(SMALL, causal=is_causal))).eval()
     x, lengths = torch.randn(1, N, E), (4, 2)
 
-    def run(x: Tensor, coords: Tensor, mask: Mask) -> Tensor:
+    def run(x: Tensor, positions: Tensor, mask: Mask) -> Tensor:
         both = mask & Mask(causal=is_causal)
         return stack(
-            place.embed(x, coords), both.with_bias(place.bias(coords, coords)), place.rotate(coords)
+            place.embed(x, positions),
+            both.with_bias(place.bias(positions, positions)),
+            place.rotate(positions),
         )
 
     restart = torch.cat([torch.arange(n) for n in lengths])[None, :, None]  # (1, N, 1)
@@ -235,26 +247,26 @@ def test_packed_documents_equal_each_document_alone(name: str, is_causal: bool) 
     "kind", ["left padding and causal", "empty sequence", "empty row", "packed and padded"]
 )
 def test_a_row_that_sees_nothing_gives_zeros(kind: str, with_bias: bool, attention: str) -> None:
-    keep = torch.tensor([[True] * N, [False] * 2 + [True] * (N - 2)])
+    padding_mask = torch.tensor([[True] * N, [False] * 2 + [True] * (N - 2)])
     allowed = torch.ones(N, N, dtype=torch.bool)
     allowed[1] = False
     mask, dead = {
-        "left padding and causal": (padding(keep) & causal(N), ~keep),
+        "left padding and causal": (padding(padding_mask) & causal(N), ~padding_mask),
         "empty sequence": (
             padding(torch.tensor([[True] * N, [False] * N])),
             torch.tensor([[False] * N, [True] * N]),
         ),
         "empty row": (pairs(allowed), torch.eye(N, dtype=torch.bool)[1].expand(B, N)),
         "packed and padded": (
-            documents((~keep).long()) & padding(keep),
-            ~keep,
+            documents((~padding_mask).long()) & padding(padding_mask),
+            ~padding_mask,
         ),
     }[kind]
     net = shaken(ATTENTIONS[attention](StackConfig(E, heads=H, bias=False)))
     bias = torch.randn(1, H, N, N, requires_grad=True)
     x = torch.randn(B, N, E, requires_grad=True)
     weights: list[Tensor] = []
-    for memory in (Memory(), WeightRecorder(weights)):
+    for memory in (AttentionCache(), WeightRecorder(weights)):
         out = net(x, mask=mask.with_bias(bias) if with_bias else mask, cache=memory)
         assert (
             torch.equal(out[dead], torch.zeros_like(out[dead]))
@@ -267,20 +279,20 @@ def test_a_row_that_sees_nothing_gives_zeros(kind: str, with_bias: bool, attenti
 
 
 def test_masks_combine_in_any_order() -> None:
-    keep = torch.tensor([[True] * N, [False] * 2 + [True] * (N - 2)])
+    padding_mask = torch.tensor([[True] * N, [False] * 2 + [True] * (N - 2)])
     ids = torch.tensor([[0, 0, 0, 1, 1, 1]] * B)
-    parts = [padding(keep), documents(ids), causal(N)]
-    expected = (keep[:, None, None] & (ids[:, None, :, None] == ids[:, None, None])).tril()
+    parts = [padding(padding_mask), documents(ids), causal(N)]
+    expected = (padding_mask[:, None, None] & (ids[:, None, :, None] == ids[:, None, None])).tril()
     for first, second, third in ((0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)):
         mask = parts[first] & parts[second] & parts[third]
         assert torch.equal(mask.allowed & ~mask.fully_masked, expected)
     assert (causal(N) & causal(N)) == Mask(causal=True) and (causal(N) & NO_MASK).is_causal
     assert causal(2, 5).allowed[0, 0].int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    seen = Mask(keep[:, None, None], causal=True).add_to(torch.zeros(B, H, N, N)).isfinite()
-    assert torch.equal(seen, keep[:, None, None].expand(-1, H, N, -1).tril())
+    seen = Mask(padding_mask[:, None, None], causal=True).add_to(torch.zeros(B, H, N, N)).isfinite()
+    assert torch.equal(seen, padding_mask[:, None, None].expand(-1, H, N, -1).tril())
     bias = torch.randn(1, H, N, N)
     late, early = (parts[0] & causal(N)).with_bias(bias), parts[0].with_bias(bias) & causal(N)
-    assert torch.equal(late.merged, early.merged) and not early.is_causal
+    assert torch.equal(late.bias_and_mask, early.bias_and_mask) and not early.is_causal
 
 
 @pytest.mark.parametrize("options", CHOICES, ids=label)
@@ -291,7 +303,9 @@ def test_weights_on_request_do_not_change_the_result(options: dict[str, Any]) ->
         stack(x, context=other, cache=record), stack(x, context=other), atol=1e-5, rtol=1e-5
     )
     assert [tuple(w.shape) for w in record.self_attn] == [(B, H, N, N)] * 2
-    assert [tuple(w.shape) for w in record.cross_attn] == ([(B, H, N, 5)] * 2 if other else [])
+    assert [tuple(w.shape) for w in record.cross_attn] == (
+        [(B, H, N, 5)] * 2 if other is not NO_CONTEXT else []
+    )
     for weights in record.self_attn + record.cross_attn:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
     stack(x, context=other)
@@ -303,13 +317,15 @@ def test_weights_on_request_do_not_change_the_result(options: dict[str, Any]) ->
 
 @pytest.mark.parametrize("name, grid", [("rotary", (9,)), ("rotary2d", (4, 5))])
 def test_rotary_scores_depend_on_the_offset_only(name: str, grid: tuple[int, ...]) -> None:
-    rotary = POSITIONS[name](
-        PositionConfig(32, 2, 16, grid, fraction=0.5 if name == "rotary" else 1.0)
+    options = {"fraction": 0.5} if name == "rotary" else {}
+    rotary = build_position(name, options, StackConfig(32, heads=2), grid)
+    positions = grid_positions(grid)
+    q, k = torch.randn(1, 2, 1, 16).expand(-1, -1, positions.shape[1], -1), torch.randn(1, 2, 1, 16)
+    k = k.expand(-1, -1, positions.shape[1], -1)
+    here, there = (
+        rotary.rotate(positions),
+        rotary.rotate(positions + torch.arange(7, 7 + len(grid))),
     )
-    coords = grid_positions(grid)
-    q, k = torch.randn(1, 2, 1, 16).expand(-1, -1, coords.shape[1], -1), torch.randn(1, 2, 1, 16)
-    k = k.expand(-1, -1, coords.shape[1], -1)
-    here, there = rotary.rotate(coords), rotary.rotate(coords + torch.arange(7, 7 + len(grid)))
     scores = here(q) @ here(k).mT
     torch.testing.assert_close(there(q) @ there(k).mT, scores, atol=1e-4, rtol=1e-4)
     assert (scores[..., 0, 1:] - scores[..., 0, :1]).abs().min() > 1e-4
@@ -317,9 +333,7 @@ def test_rotary_scores_depend_on_the_offset_only(name: str, grid: tuple[int, ...
 
 
 def test_prefix_tokens_are_not_rotated() -> None:
-    rotation = POSITIONS["rotary2d"](PositionConfig(E, H, E // H, (2, 2))).rotate(
-        grid_positions((2, 2))
-    )
+    rotation = POSITIONS["rotary2d"](SMALL, (2, 2)).rotate(grid_positions((2, 2)))
     x = torch.randn(B, H, 6, E // H)
     after = rotation.after_prefix(2)(x)
     assert torch.equal(after[:, :, :2], x[:, :, :2])
@@ -329,7 +343,7 @@ def test_prefix_tokens_are_not_rotated() -> None:
 @pytest.mark.parametrize("name", POSITIONS)
 def test_coordinates_default_to_the_grid(name: str) -> None:
     grid = (2, 3)
-    place = shaken(POSITIONS[name](PositionConfig(E, H, E // H, grid)))
+    place = shaken(POSITIONS[name](SMALL, grid))
     x = torch.randn(B, 6, E)
     torch.testing.assert_close(place.embed(x), place.embed(x, grid_positions(grid)))
 
@@ -441,9 +455,9 @@ def test_dropout_is_at_all_five_places() -> None:
 def test_dropped_weights_are_those_of_the_fast_kernel(
     kind: str, kv_heads: int, monkeypatch: Any
 ) -> None:
-    keep = torch.tensor([[True] * N, [False] + [True] * (N - 1)])
+    padding_mask = torch.tensor([[True] * N, [False] + [True] * (N - 1)])
     parts = {
-        "padding": padding(keep),
+        "padding": padding(padding_mask),
         "causal": causal(N),
         "bias": Mask().with_bias(torch.randn(1, H, N, N)),
     }
@@ -460,7 +474,7 @@ def test_dropped_weights_are_those_of_the_fast_kernel(
     expected = torch.autograd.grad(fast, leaves, upstream)
     rates: list[float] = []
     monkeypatch.setattr(
-        "modules.attention.dropout", lambda weights, rate: rates.append(rate) or weights
+        "modules.attention.fast_dropout", lambda weights, rate: rates.append(rate) or weights
     )
     monkeypatch.setattr(
         "torch.nn.functional.scaled_dot_product_attention", lambda *_: pytest.fail("slow on CPUs")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from modules.config import RotaryScaling
 from modules.models.bert import BERT_PRESETS, BertConfig
 from modules.models.gpt import DECODER_PRESETS, DecoderConfig
 from modules.models.seq2seq_config import SEQ2SEQ_PRESETS, Seq2SeqConfig
@@ -19,7 +18,7 @@ PRESETS = [
     *DECODER_PRESETS.values(),
     *SEQ2SEQ_PRESETS.values(),
 ]
-PRESETS += [DecoderConfig(position="rotary", rotary_scaling=RotaryScaling("llama3", 8))]
+PRESETS += [DecoderConfig(position="rotary", position_options={"scaling": {"kind": "llama3"}})]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -121,11 +121,17 @@ def test_beams_of_a_batch_are_those_of_each_source(
 def test_what_is_done_leaves_the_batch(
     architecture: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    net, rows, step = model(architecture, output_bias=True, tying="none"), [], IncrementalDecoder.step
+    net, rows, step = (
+        model(architecture, output_bias=True, tying="none"),
+        [],
+        IncrementalDecoder.decode_step,
+    )
     with torch.no_grad():
         net.head.bias[[*STOP]] += 0.5
     monkeypatch.setattr(
-        IncrementalDecoder, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens)
+        IncrementalDecoder,
+        "decode_step",
+        lambda self, tokens: rows.append(len(tokens)) or step(self, tokens),
     )
     sources = [[a, b] for a in range(4) for b in range(5)]
     made = found(net, sources, **options)
@@ -135,7 +141,7 @@ def test_what_is_done_leaves_the_batch(
         count = still if still <= 0.75 * count else count
         wanted.append(count)
     assert rows == (wanted if len(made[0]) == 1 else sorted(rows, reverse=True)) and rows
-    monkeypatch.setattr(search, "few", lambda open_: None)
+    monkeypatch.setattr(search, "rows_to_keep", lambda open_: None)
     stayed = found(net, sources, **options)
     assert [[row.tokens for row in one] for one in made] == [
         [row.tokens for row in one] for one in stayed
@@ -143,13 +149,13 @@ def test_what_is_done_leaves_the_batch(
 
 
 def test_a_source_is_read_and_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, readers, start = model(), [], Seq2SeqDecoder.start
-    monkeypatch.setattr(Seq2SeqDecoder, "start", lambda self: readers.append(self) or start(self))
+    net, readers, start = model(), [], Seq2SeqDecoder.prefill
+    monkeypatch.setattr(Seq2SeqDecoder, "prefill", lambda self: readers.append(self) or start(self))
     calls = []
     for block in net.decoder.stack.blocks:
         block.cross_attention.key_value.register_forward_hook(lambda *_: calls.append(1))
     found(net, beams=5, stop=())
-    kept = readers[0].cache.block(1).cross.recall()
+    kept = readers[0].cache.block(1).cross_attn.context()
     assert (
         len(calls) == 2 and kept is not None and kept[0].shape == (4, 4, 5, 6)
     )  # of sources, not of beams

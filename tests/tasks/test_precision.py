@@ -9,12 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modules.attention import NO_ATTENTION_CACHE, MultiHeadAttention
-from modules.config import StackConfig
+from modules.attention import attention
 from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.masks import causal
 from modules.norm import NORMS
-from modules.record import WeightRecorder
 from tasks.base import Task
 from tests.tasks.command import (
     PAIRS,
@@ -172,11 +170,11 @@ def test_norms_sum_in_float32(norm: str, precision: str) -> None:
 @pytest.mark.parametrize("precision", EXACT)
 @pytest.mark.parametrize("recorded", [False, True], ids=["fused", "weights"])
 def test_softmax_sums_in_float32(recorded: bool, precision: str) -> None:
-    layer, weights = MultiHeadAttention(StackConfig(64, heads=2)), list[Tensor]()
+    weights: list[Tensor] = []
     q, k, v = (torch.randn(1, 2, 2048, 32).bfloat16() for _ in range(3))
     v = v + 1  # a mean of many, where sums in bfloat16 would stand still
     with low(precision):
-        found = layer.attend(q, k, v, causal(2048), WeightRecorder(weights) if recorded else NO_ATTENTION_CACHE)
+        found = attention(q, k, v, causal(2048), record=weights.append if recorded else None)
     expected = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
     torch.testing.assert_close(found.double(), expected, atol=0.02, rtol=2 * ROUNDED)
     for one in weights:

@@ -428,7 +428,12 @@ STAYS = {  # option: values that it does not have
     "stack.bias": [False],
     "stack.mlp_bias": [False],
 }
-NEVER = {"stack", "stack.causal", "stack.cross_attention", "stack.context_width"}  # no ViT has these
+NEVER = {
+    "stack",
+    "stack.causal",
+    "stack.cross_attention",
+    "stack.context_width",
+}  # no ViT has these
 
 
 def changed(option: str, value: Any) -> ViT:
