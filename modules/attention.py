@@ -58,7 +58,7 @@ def attention(
 
 
 class MultiHeadAttention(nn.Module):
-    """Attention by H heads side by side, self or cross (Vaswani 2017), with G key/value heads (Ainslie 2023).
+    """Multi-head attention, self or cross (Vaswani 2017), with G key/value heads (Ainslie 2023).
 
     Args:
         config: Of a stack of blocks: width E of the queries' vectors and of the result, number H
@@ -127,7 +127,10 @@ class MultiHeadAttention(nn.Module):
     def project(
         self, x: Tensor, context: Tensor | None, cache: AttentionCache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, N, D), keys (B, G, M, D) and values (B, G, M, D); arguments as `forward`."""
+        """Queries (B, H, N, D), keys (B, G, M, D) and values (B, G, M, D).
+
+        Arguments as `forward`.
+        """
         require(
             (context is not None) == self.is_cross,
             "Cross-attention needs a context and self-attention takes none; see context_width.",

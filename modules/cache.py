@@ -1,6 +1,7 @@
 """What a stack of blocks keeps from one forward pass to the next: here nothing, the default.
 
-`modules/kv_cache.py` keeps the keys and values of earlier tokens, `modules/record.py` attention weights.
+`modules/kv_cache.py` keeps the keys and values of earlier tokens, `modules/record.py` attention
+weights.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ class AttentionCache:
         return k, v
 
     def context(self) -> tuple[Tensor, Tensor] | None:
-        """Keys and values of a context that was projected before, (B, G, M, D) each; None: none was."""
+        """Keys and values of a context that was projected before, (B, G, M, D); None: none."""
         return None
 
     def attend(self, q: Tensor, mask: Mask, scores: Scores | None) -> Tensor | None:
@@ -55,7 +56,10 @@ class Positions(NamedTuple):
     in_order: bool
 
     def mask(self, padding_mask: Tensor | None) -> Mask:
-        """Nobody sees padding; `padding_mask` is that of the new tokens, as `add_tokens` took it."""
+        """Nobody sees padding.
+
+        `padding_mask` is that of the new tokens, as `add_tokens` took it.
+        """
         if self.padding_mask is None or padding_mask is not None:
             return padding(self.padding_mask)
         return Mask(self.padding_mask[:, None, None])  # (B, 1, 1, M): new tokens see themselves
@@ -101,5 +105,5 @@ NO_CACHE = StackCache()
 
 
 def count_tokens(padding_mask: Tensor) -> Tensor:
-    """Numbers of tokens that are no padding: boolean (B, N) -> integers (B, N), 0 for padding in front."""
+    """Counts tokens that are no padding, from 0: boolean (B, N) -> integers (B, N)."""
     return (padding_mask.long().cumsum(1) - 1).clamp(min=0)

@@ -84,7 +84,8 @@ class StackConfig:
         qk_norm: Norm on each head's queries and keys (Dehghani 2023).
         dropout: Probability of dropping values after the embedding, after attention, inside and
             after the feed-forward part.
-        mlp_dropout: Probability of dropping hidden values of the feed-forward part; null: `dropout`.
+        mlp_dropout: Probability of dropping hidden values of the feed-forward part; null:
+            `dropout`.
         attention_dropout: Probability of dropping attention weights.
         drop_path: Probability of skipping a sub-layer in the last block, growing linearly from 0
             in the first (Huang 2016).

@@ -41,7 +41,10 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(FeedForward):
-    """down(dropout(activation(gate(x)) * up(x))): (B, N, E) -> (B, N, E) (Shazeer 2020). Arguments as `FeedForward`."""
+    """down(dropout(activation(gate(x)) * up(x))): (B, N, E) -> (B, N, E) (Shazeer 2020).
+
+    Arguments as `FeedForward`.
+    """
 
     def __init__(
         self,

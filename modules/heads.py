@@ -38,9 +38,10 @@ class ClassifierHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """activation(dense(dropout(x))), a layer of its own between pooled vector and classifier: (B, E) -> (B, E).
+    """activation(dense(dropout(x))), between pooled vector and classifier: (B, E) -> (B, E).
 
-    With tanh as in BERT (Devlin 2019) and RoBERTa (Liu 2019), with ReLU as in DistilBERT (Sanh 2019).
+    With tanh as in BERT (Devlin 2019) and RoBERTa (Liu 2019), with ReLU as in DistilBERT (Sanh
+    2019).
 
     Args:
         width: Size E of the vectors.

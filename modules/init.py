@@ -13,7 +13,7 @@ RESIDUAL = ("output", "down")  # the layers whose result is added to the residua
 
 @torch.no_grad()
 def cut_normal(weight: Tensor, std: float) -> None:
-    """Normal, cut at two std, by the inverse distribution: many times faster than `nn.init.trunc_normal_`."""
+    """Normal, cut at two std, many times faster than `nn.init.trunc_normal_`."""
     edge = math.erf(2 / math.sqrt(2))
     weight.uniform_(-edge, edge).erfinv_().mul_(std * math.sqrt(2))
 
@@ -41,10 +41,11 @@ INITS: dict[str, Callable[[Tensor, float], None]] = {
 
 
 def initialise(net: nn.Module, name: InitName, depth: int) -> None:
-    """Sets the weights of all linear layers and embeddings in `net` by `name`, their biases to zero.
+    """Sets the weights of linear layers and embeddings in `net` by `name`, biases to zero.
 
     Args:
-        net: The network; convolutions start with LeCun's variance 1 / inputs, norms and learned vectors stay.
+        net: The network; convolutions start with LeCun's variance 1 / inputs; norms and learned
+            vectors stay.
         name: Entry of `INITS`.
         depth: Number of blocks N; "gpt2" scales residual layers by 1 / sqrt(2 N).
     """

@@ -1,4 +1,4 @@
-"""The cache of generation: keys and values of earlier tokens, so that each token is computed once."""
+"""The cache of generation: keys and values of earlier tokens, each computed once."""
 
 import torch
 from torch import Tensor
@@ -42,7 +42,10 @@ class KVCache(StackCache):
 
     @classmethod
     def like(cls, tensor: Tensor, config: StackConfig, batch: int, max_length: int) -> "KVCache":
-        """A cache on the device of `tensor`, of its type, or autocast's; others as for the class."""
+        """A cache on the device of `tensor`, of its type, or autocast's.
+
+        Others as for the class.
+        """
         kind = tensor.device.type
         is_cast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if is_cast else tensor.dtype
@@ -65,7 +68,9 @@ class KVCache(StackCache):
     def add_tokens(
         self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
     ) -> Positions:
-        """Makes room for new tokens, which go on where the others stopped; arguments as in `StackCache`.
+        """Makes room for new tokens, which go on where the others stopped.
+
+        Arguments as in `StackCache`.
 
         Raises:
             ValueError: There is not enough room.
@@ -73,8 +78,8 @@ class KVCache(StackCache):
         rows, count = tokens.shape
         require(
             self.length + count <= self.max_length and rows == len(self.padding_mask),
-            f"{count} tokens in {rows} rows do not fit into a cache of {len(self.padding_mask)} rows "
-            f"by {self.max_length} tokens of which {self.length} are taken; make a larger one, "
+            f"{count} tokens in {rows} rows do not fit into a cache of {len(self.padding_mask)} "
+            f"rows by {self.max_length} tokens of which {self.length} are taken; make a larger one, "
             "or shorten the text.",
         )
         self.past = self.length
@@ -135,7 +140,7 @@ class LayerCache(AttentionCache):
         self.values = values
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values, (B, G, N, D) each -> views of all that there are, (B, G, M, D) each."""
+        """New keys and values, (B, G, N, D) each -> views of all, (B, G, M, D) each."""
         length = self.cache.length
         self.keys[:, :, self.cache.past : length] = k
         self.values[:, :, self.cache.past : length] = v

@@ -1,17 +1,17 @@
 """Output layers of language models: vectors to scores of tokens."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 from torch import Tensor, nn
 
 from modules.embedding import TokenEmbedding
-from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.linear import Linear, linear
 
 
 class TokenHead(nn.Module):
-    """Scores of all tokens by the embedding's own table (weight tying, Press 2017): (..., E) -> (..., V).
+    """Scores of all tokens by the embedding's own table (weight tying, Press 2017).
+
+    (..., E) -> (..., V).
 
     Args:
         embedding: The table that is shared.
@@ -33,34 +33,6 @@ class TokenHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., E) -> (..., V), logits."""
         return linear(x, self.weight, self.bias)
-
-
-class HasTable(Protocol):
-    """`TokenHead`, or a layer for inference made of one."""
-
-    bias: Tensor | None
-
-    @property
-    def weight(self) -> Tensor:
-        """The table, (V, E)."""
-
-
-def token_loss(
-    head: HasTable, x: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Mean cross entropy, and number of correct predictions. Never holds all logits.
-
-    Args:
-        head: What makes the logits.
-        x: Vectors (..., E).
-        targets: Tokens (...); -100 does not count.
-        smoothing: Label smoothing (Szegedy 2016).
-        z_loss: Weight of the mean squared logarithm of the softmax's denominator (Chowdhery 2022).
-    """
-    rows = x.flatten(0, -2)  # (..., E) -> (S, E)
-    return chunked_cross_entropy(
-        rows, head.weight, head.bias, targets.flatten(), smoothing, z_loss=z_loss
-    )
 
 
 class MaskedLMHead(nn.Module):

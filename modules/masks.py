@@ -1,4 +1,4 @@
-"""Attention masks: who may attend to whom (True = attend), built once per forward, combined with `&`."""
+"""Attention masks: who may attend to whom (True = attend), combined with `&`."""
 
 from dataclasses import dataclass, replace
 
@@ -77,7 +77,7 @@ class Mask:
         return self.allowed if self.bias_and_mask is None else self.bias_and_mask.to(dtype)
 
     def add_to(self, scores: Tensor) -> Tensor:
-        """Adds the bias, and -inf where attention is not allowed, to scores (B, H, N, M) in place."""
+        """Adds the bias, and -inf where not allowed, to scores (B, H, N, M) in place."""
         if self.bias_and_mask is not None:
             return scores.add_(self.bias_and_mask.to(scores.dtype))
         blocked = [] if self.allowed is None else [~self.allowed]
@@ -122,7 +122,7 @@ def can_look(tensor: Tensor) -> bool:
 
 
 def drop_full(padding_mask: Tensor | None) -> Tensor | None:
-    """None where no token is padding, if looking costs nothing: attention without a mask is faster."""
+    """None where nothing is padding, if looking is free: attention without a mask is faster."""
     if padding_mask is None or (can_look(padding_mask) and bool(padding_mask.all())):
         return None
     return padding_mask

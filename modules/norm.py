@@ -9,14 +9,20 @@ from modules.config import NormName
 
 
 class LayerNorm(nn.LayerNorm):
-    """Zero mean and unit variance over the last axis, then a learned scale and shift (Ba 2016). Keeps the shape."""
+    """Zero mean and unit variance over the last axis, then a learned scale and shift (Ba 2016).
+
+    Keeps the shape.
+    """
 
     def __init__(self, width: int, eps: float = 1e-6, bias: bool = True) -> None:
         super().__init__(width, eps=eps, bias=bias)
 
 
 class RMSNorm(nn.RMSNorm):
-    """Unit root mean square over the last axis, then a learned scale (Zhang 2019). Keeps the shape; has no bias."""
+    """Unit root mean square over the last axis, then a learned scale (Zhang 2019).
+
+    Keeps the shape; has no bias.
+    """
 
     def __init__(self, width: int, eps: float = 1e-6, bias: bool = True) -> None:
         super().__init__(width, eps=eps)

@@ -14,8 +14,10 @@ def parameter_roles(net: nn.Module) -> dict[str, Role]:
     """One role for each parameter of `net`, by name (shared ones under their first name).
 
     - "matrix": weights of linear layers between vectors of the network; decayed, fit for Muon.
-    - "table": weights of convolutions, embeddings and heads, which touch pixels, tokens or classes; decayed, AdamW.
-    - "scalar": biases, norms, scales, positions, class and register tokens, learned queries; never decayed, AdamW.
+    - "table": weights of convolutions, embeddings and heads, which touch pixels, tokens or classes;
+      decayed, AdamW.
+    - "scalar": biases, norms, scales, positions, class and register tokens, learned queries; never
+      decayed, AdamW.
     """
     heads = {
         id(part)
@@ -36,10 +38,10 @@ def parameter_roles(net: nn.Module) -> dict[str, Role]:
 
 
 def parameter_depths(net: nn.Module) -> dict[str, int]:
-    """How far from the input each parameter of `net` lies, by name (shared ones under their first name).
+    """How far from the input each parameter lies, by name (shared ones under their first).
 
-    0 for what comes before the first block (stem, embeddings, positions, extra tokens), i + 1 for block i, and one more
-    than the last block for what follows (final norm, pooling, head).
+    0 for what comes before the first block (stem, embeddings, positions, extra tokens), i + 1 for
+    block i, and one more than the last block for what follows (final norm, pooling, head).
     """
     blocks: list[str] = []
     depths: dict[str, int] = {}

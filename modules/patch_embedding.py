@@ -23,7 +23,7 @@ class PatchStem(nn.Module):
         self.conv = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, Y, X) -> (B, N, E), as a matrix product over patches: faster than a convolution, already in order."""
+        """(B, C, Y, X) -> (B, N, E), as one matrix product: faster than a convolution."""
         batch, channels, height, width = images.shape
         patch = self.conv.stride[0]
         cut = images.reshape(
@@ -36,13 +36,16 @@ class PatchStem(nn.Module):
 
 
 def doubling(channels: int, width: int, patch: int) -> list[int]:
-    """Channels before and after each step that halves the image, up to `width`; `patch` is 2 to the number of steps."""
+    """Channels before and after each step that halves the image, up to `width`.
+
+    `patch` is 2 to the number of steps.
+    """
     steps = int(math.log2(patch))
     return [channels] + [max(8, width // 2 ** (steps - step)) for step in range(1, steps + 1)]
 
 
 class ConvStem(nn.Module):
-    """3 x 3 convolutions of stride 2, then 1 x 1 (Xiao 2021), with GroupNorm, which does not look at other images.
+    """3 x 3 convolutions of stride 2, then 1 x 1 (Xiao 2021), with GroupNorm and ReLU.
 
     Args:
         channels: Colour channels C.
@@ -68,7 +71,7 @@ class ConvStem(nn.Module):
 
 
 class ConvPoolStem(nn.Module):
-    """3 x 3 convolutions of stride 1, each followed by a 2 x 2 max pool (Hassani 2021), GroupNorm and ReLU.
+    """3 x 3 convolutions, each with a 2 x 2 max pool (Hassani 2021), GroupNorm and ReLU.
 
     Args:
         channels: Colour channels C.
@@ -86,7 +89,10 @@ class ConvPoolStem(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, Y, X) -> (B, N, E); with channels last in memory, which halves the time on CPUs."""
+        """(B, C, Y, X) -> (B, N, E).
+
+        With channels last in memory, which halves the time on CPUs.
+        """
         maps = self.layers(images.contiguous(memory_format=torch.channels_last))  # (B, E, Y', X')
         return maps.flatten(2).mT  # (B, N, E)
 
@@ -117,11 +123,14 @@ class PatchEmbedding(nn.Module):
         self.stem = STEMS[stem](channels, width, patch_size)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, Y, X) -> (B, N, E), N patches row by row. Raises `ValueError` for images of another size."""
+        """(B, C, Y, X) -> (B, N, E), N patches row by row.
+
+        Raises `ValueError` for images of another size.
+        """
         require(
             tuple(images.shape[1:]) == self.shape,
-            f"Images are {tuple(images.shape[1:])} (channels, height, width), but the model takes {self.shape}; "
-            "resize them or build the model for that size.",
+            f"Images are {tuple(images.shape[1:])} (channels, height, width), but the model takes "
+            f"{self.shape}; resize them or build the model for that size.",
         )
         return self.stem(images)
 

@@ -1,7 +1,7 @@
-"""Position encodings: each overrides one of three hooks that do nothing by default: `embed`, `rotate`, `bias`.
+"""Position encodings: each overrides one of three hooks: `embed`, `rotate`, `bias`.
 
-Positions are integers (B or 1, N, A): A = 1 axis for text, 2 axes (row, column) for images. They are
-arguments, so that packed documents may restart at 0 and a cache may go on where it stopped.
+Positions are integers (B or 1, N, A): A = 1 axis for text, 2 axes (row, column) for images. They
+are arguments, so that packed documents may restart at 0 and a cache may go on where it stopped.
 """
 
 import inspect
@@ -27,7 +27,10 @@ def grid_positions(grid: tuple[int, ...], device: torch.device | str = "cpu") ->
 
 
 def resize_grid(table: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Interpolates a table of positions to another grid: (*old grid, E) -> (*grid, E), one or two axes."""
+    """Interpolates a table of positions to another grid.
+
+    (*old grid, E) -> (*grid, E), one or two axes.
+    """
     if tuple(table.shape[:-1]) == tuple(grid):
         return table
     require(
@@ -45,7 +48,8 @@ def resize_grid(table: Tensor, grid: tuple[int, ...]) -> Tensor:
 def frequencies(width: int, base: float, device: torch.device) -> Tensor:
     """Angles per position, base^(-2i / width): (ceil(width / 2),).
 
-    Rounded as in most libraries: far from the start, the last bit of a frequency shows in the scores.
+    Rounded as in most libraries: far from the start, the last bit of a frequency shows in the
+    scores.
     """
     exponents = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     return 1 / base**exponents
@@ -91,7 +95,10 @@ class RotaryScaling:
 
 
 def linear_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Frequencies divided by the factor, as if positions were closer (Chen 2023). Keeps the shape."""
+    """Frequencies divided by the factor, as if positions were closer (Chen 2023).
+
+    Keeps the shape.
+    """
     return frequency / scaling.factor
 
 
@@ -132,14 +139,20 @@ class Position(nn.Module):
         """Raises `ValueError` where so many tokens have no positions."""
 
     def flat_index(self, positions: Tensor) -> Tensor:
-        """One number per position, row by row where there are two axes: (B or 1, N, A) -> (B or 1, N)."""
+        """One number per position, row by row where there are two axes.
+
+        (B or 1, N, A) -> (B or 1, N).
+        """
         index = positions[..., 0]
         for axis, size in enumerate(self.grid[1:], start=1):
             index = index * size + positions[..., axis]
         return index
 
     def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Tokens (B, N, E) with positions added; `positions` None: the grid from its start, in order."""
+        """Tokens (B, N, E) with positions added.
+
+        `positions` None: the grid from its start, in order.
+        """
         return x
 
     def rotate(self, positions: Tensor) -> Rotation | None:
@@ -147,7 +160,7 @@ class Position(nn.Module):
         return None
 
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """What to add to the scores, (B or 1, H, N, M), for positions (B or 1, N, A), (B or 1, M, A)."""
+        """Added to the scores, (B or 1, H, N, M), for positions (B or 1, N or M, A)."""
         return None
 
 
@@ -200,7 +213,9 @@ class Sinusoidal(Position):
 
 
 class SinCos2D(Position):
-    """Half of the channels encode the row, half the column; each half is sines, then cosines (He 2022).
+    """Half of the channels encode the row, half the column.
+
+    Each half is sines, then cosines (He 2022).
 
     Args:
         stack, grid: As for `Position`.
@@ -227,7 +242,9 @@ class SinCos2D(Position):
 
 
 class Rotary(Position):
-    """Rotates queries and keys so that scores depend on the offset only (Su 2021); images row by row.
+    """Rotates queries and keys so that scores depend on the offset only (Su 2021).
+
+    Images row by row.
 
     Args:
         stack, grid: As for `Position`.
@@ -361,7 +378,10 @@ class T5Bias(Position):
         return total.movedim(-1, 1)  # (B, N, M, H) -> (B, H, N, M)
 
     def bucket(self, offset: Tensor) -> Tensor:
-        """Bucket of each key - query offset; half are for one distance, the rest spaced by logarithm."""
+        """Bucket of each key - query offset.
+
+        Half are for one distance, the rest spaced by logarithm.
+        """
         buckets = self.table.shape[1]
         first: Tensor | int = 0
         if self.causal:

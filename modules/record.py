@@ -20,7 +20,7 @@ class WeightRecorder(AttentionCache):
 
 @dataclass(frozen=True)
 class AttentionRecord(StackCache):
-    """Collects attention weights, one (B, H, N, M) tensor per block, of self- and cross-attention."""
+    """Collects attention weights, one (B, H, N, M) tensor per block."""
 
     self_attn: list[Tensor] = field(default_factory=list)
     cross_attn: list[Tensor] = field(default_factory=list)

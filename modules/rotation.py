@@ -1,4 +1,4 @@
-"""Rotary positions as attention takes them: angles that queries and keys are rotated by (Su 2021)."""
+"""Rotary positions as attention takes them: angles of queries and keys (Su 2021)."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,10 @@ class Rotation:
     sin: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Queries or keys (B, H, N, D) -> the same, rotated; channels from R on stay as they are."""
+        """Queries or keys (B, H, N, D) -> the same, rotated.
+
+        Channels from R on stay as they are.
+        """
         width = self.cos.shape[-1]
         cos = self.cos.to(x.dtype)
         sin = self.sin.to(x.dtype)

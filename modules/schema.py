@@ -1,4 +1,4 @@
-"""Primitives from files checked against a dataclass: one sentence for what is unknown, missing or of another type."""
+"""Primitives from files checked against a dataclass."""
 
 import math
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ TYPES = {
 
 
 def from_dict(kind: type[Config], options: Any, prefix: str = "") -> Config:
-    """A config from nested primitives: the reverse of `dataclasses.asdict`, with each entry's type checked.
+    """A config from nested primitives, the reverse of `dataclasses.asdict`, types checked.
 
     Args:
-        kind: A dataclass whose fields are primitives, lists, tuples, dicts and other such dataclasses.
+        kind: A dataclass whose fields are primitives, lists, tuples, dicts and such dataclasses.
         options: Its fields by name; those left out have their defaults.
         prefix: Put before the names of entries in messages, such as "stack.".
 
@@ -49,10 +49,13 @@ def from_dict(kind: type[Config], options: Any, prefix: str = "") -> Config:
 
 
 def checked(annotation: Any, value: Any, name: str) -> Any:
-    """A value of JSON or of a checkpoint, if it is of the annotated type; lists become tuples where that is the type.
+    """A value of JSON or of a checkpoint, if it is of the annotated type.
+
+    Lists become tuples where that is the type.
 
     Args:
-        annotation: Such as `int | None`, `list[str]`, `Literal["a", "b"]`, or a dataclass, which `value` is a dict for.
+        annotation: Such as `int | None`, `list[str]`, `Literal["a", "b"]`, or a dataclass, which
+            `value` is a dict for.
         value: To be checked. Whole numbers are also floats; booleans are no numbers.
         name: Of the entry, for messages.
 

@@ -59,7 +59,9 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Zeroes whole samples of a batch in training, scaling the rest up (Huang 2016). Keeps the shape.
+    """Zeroes whole samples of a batch in training, scaling the rest up (Huang 2016).
+
+    Keeps the shape.
 
     Args:
         rate: Probability of dropping a sample.
@@ -78,7 +80,7 @@ class DropPath(nn.Module):
 
 
 def residual_branch(config: StackConfig, drop_path: float) -> nn.Module:
-    """What a sub-layer's result passes before it is added: dropout, layer scale, drop path, or nothing."""
+    """What is done to a sub-layer's result before it is added: dropout, scale, drop path."""
     parts: dict[str, nn.Module] = {}
     if config.dropout:
         parts["dropout"] = Dropout(config.dropout)
@@ -143,7 +145,10 @@ class PostBlock(Block):
 
 
 class ParallelBlock(Block):
-    """One Transformer block whose sub-layers read the same normed input (Dehghani 2023). Arguments as `Block`."""
+    """One Transformer block whose sub-layers read the same normed input (Dehghani 2023).
+
+    Arguments as `Block`.
+    """
 
     def __init__(self, config: StackConfig, drop_path: float = 0.0) -> None:
         super().__init__(config, drop_path)
@@ -165,7 +170,7 @@ ORDERS: dict[str, type[Block]] = {"pre": Block, "post": PostBlock, "parallel": P
 
 
 class Stack(nn.Module):
-    """Blocks one after the other: an encoder, or a decoder where `causal` and `cross_attention` are on.
+    """Blocks one after the other: an encoder, or with `causal` a decoder.
 
     Args:
         config: Sizes and variants.

@@ -21,7 +21,9 @@ SLOT_STEP = 64  # slots by which tables of keys grow; a multiple of what a vecto
 
 
 class BeamCache(StackCache):
-    """K sequences that go on from each row of a cache; to the model they are rows of their own, B x K.
+    """K sequences that go on from each row of a cache.
+
+    To the model they are rows of their own, B x K.
 
     Args:
         cache: B rows of tokens, and the context of each.
@@ -81,8 +83,8 @@ class BeamCache(StackCache):
             and padding_mask is None
             and positions is None
             and self.length < self.max_length,
-            f"{tokens.shape[1]} tokens in {len(tokens)} rows do not fit: {batch} x {beams} sequences "
-            f"take one at a time, and have {self.length} of at most {self.max_length}; "
+            f"{tokens.shape[1]} tokens in {len(tokens)} rows do not fit: {batch} x {beams} "
+            f"sequences take one at a time, and have {self.length} of at most {self.max_length}; "
             "make more room, or shorten the text.",
         )
         new = torch.arange(self.used_slots, self.used_slots + beams, device=tokens.device)[:, None]
@@ -177,7 +179,7 @@ class WeightedSums:
         self.starts = torch.arange(0, len(self.numbers), rows.shape[-1], device=rows.device)
 
     def __call__(self, table: Tensor, weights: Tensor) -> Tensor:
-        """Sums with weights, (..., M), of rows of a table, (R, D): (sums, D), of the table's type."""
+        """Sums with weights (..., M) of rows of a table (R, D): (sums, D), of its type."""
         weights = weights.to(table.dtype).flatten()
         return torch.embedding_bag(table, self.numbers, self.starts, False, 0, False, weights)[
             0
@@ -202,7 +204,7 @@ class SlotsLayer(AttentionCache):
         return new[:, :, 0].unflatten(0, (-1, self.cache.beams))
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values, (B K, G, 1, D) each -> those of each sequence, (B K, G, M, D) each."""
+        """New keys and values, (B K, G, 1, D) -> those of each sequence, (B K, G, M, D)."""
         config = self.cache.config
         group_size = config.heads // config.resolved.kv_heads
         rows = self.cache.index.rows.numbers.view(len(k), config.heads, -1)  # (B K, H, M)
@@ -231,7 +233,7 @@ class SumsLayer(SlotsLayer):
         return k, v
 
     def attend(self, q: Tensor, mask: Mask, scores: Scores | None) -> Tensor:
-        """Attention of each sequence's query to its own tokens: (B K, H, 1, D) -> (B K, H, 1, D)."""
+        """Attention of each sequence's query to its own tokens: keeps (B K, H, 1, D)."""
         cache = self.cache
         return attend_by_sums(
             q, cache.keys[self.layer], cache.values[self.layer], cache.index, mask

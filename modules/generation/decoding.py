@@ -50,7 +50,7 @@ class IncrementalDecoder:
         return self.hidden(self.sequences[:, : self.length])[:, -1]
 
     def hidden(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Runs prompts (P, N) or next tokens (rows, 1) with the cache: vectors of the same axes, (..., E)."""
+        """Prompts (P, N) or next tokens (rows, 1) -> vectors, (P, N, E) or (rows, 1, E)."""
         raise NotImplementedError
 
     def scores(self, hidden: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class PromptDecoder(IncrementalDecoder):
         return self.hidden(self.sequences[:, first : self.length], padding_mask)[:, -1]
 
     def hidden(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Runs prompts (P, N) or next tokens (rows, 1) with the cache: vectors of the same axes, (..., E)."""
+        """Prompts (P, N) or next tokens (rows, 1) -> vectors, (P, N, E) or (rows, 1, E)."""
         return self.net(tokens, padding_mask, cache=self.cache)
 
     def select(self, prompts: Tensor) -> None:

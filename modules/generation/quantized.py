@@ -1,6 +1,6 @@
-"""Linear layers for inference on CPUs, where reading the weights is most of the time when rows are few.
+"""Linear layers for inference on CPUs, where most time goes into reading the weights.
 
-Packed, the weights lie in the order in which oneDNN reads them; in int8 they are a quarter of the bytes.
+Packed, weights are in the order in which oneDNN reads them; int8 takes a quarter of the bytes.
 """
 
 from collections.abc import Callable
@@ -11,25 +11,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import require
-from modules.kernels.linear import AT_HAND, SMALLEST_BARE, Linear
+from modules.kernels.linear import HAS_ONEDNN, MIN_PRODUCTS_NO_GRAD, Linear
 from modules.lm_heads import TokenHead
 
 QuantizationName = Literal["int8"]
-LARGEST, SMALLEST = 127, 1e-9  # of int8; of the numbers that are rounded, so that zeros stay zeros
+INT8_MAX = 127
+TINY = 1e-9  # the smallest step, so that zeros stay zeros
 
 
-def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in steps of 1/127 of their largest number: (M, K) -> int8 (M, K) and the size of the steps, (M, 1)."""
+def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in steps of 1/127 of their largest number.
+
+    (M, K) -> int8 (M, K) and the size of the steps, (M, 1).
+    """
     steps = (
-        torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True)
-        .clamp_(min=SMALLEST)
-        .div_(LARGEST)
+        torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True).clamp_(min=TINY).div_(INT8_MAX)
     )
     return (rows / steps).round_().to(torch.int8), steps
 
 
 class PackedLinear(nn.Module):
-    """x W^T + b, equal to that of the layer it is made of: float32 (..., K) -> (..., N). It has no parameters.
+    """x W^T + b, equal to that of the layer it is made of: float32 (..., K) -> (..., N).
+
+    It has no parameters.
 
     Args:
         weight: float32 (N, K) on the CPU.
@@ -40,7 +44,9 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.table = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # (N, K), opaque
         self.product = torch.ops.mkldnn._linear_pointwise.default  # looked up once
-        self.plain = weight.detach() if weight.numel() < SMALLEST_BARE else None  # for few rows
+        self.plain = (
+            weight.detach() if weight.numel() < MIN_PRODUCTS_NO_GRAD else None
+        )  # for few rows
         self.bias = None if bias is None else bias.detach()
 
     @property
@@ -50,13 +56,15 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
-        if self.plain is not None and x.numel() * len(self.plain) < SMALLEST_BARE:
+        if self.plain is not None and x.numel() * len(self.plain) < MIN_PRODUCTS_NO_GRAD:
             return F.linear(x, self.plain, self.bias)
         return self.product(x, self.table, self.bias, "none", [], "")
 
 
 class QuantizedLinear(nn.Module):
-    """x W^T + b with W and each vector x rounded to int8, sums exact in int32 (Dettmers 2022): (..., K) -> (..., N).
+    """x W^T + b with W and each vector x rounded to int8, sums exact in int32 (Dettmers 2022).
+
+    (..., K) -> (..., N).
 
     For inference: it has no parameters.
 
@@ -76,9 +84,10 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         require(
             weight.device.type == "cpu",
-            f'int8 weights are for CPUs, but these are on "{weight.device}"; move them, or do without.',
+            f'int8 weights are for CPUs, but these are on "{weight.device}"; '
+            "move them, or do without.",
         )
-        table, steps = rounded(weight.detach().float())
+        table, steps = quantize_rows(weight.detach().float())
         self.register_buffer("table", table)  # int8 (N, K)
         self.register_buffer("steps", steps[:, 0])  # (N,)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
@@ -90,7 +99,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
-        rows, steps = rounded(x.flatten(0, -2).float())  # (M, K), (M, 1)
+        rows, steps = quantize_rows(x.flatten(0, -2).float())  # (M, K), (M, 1)
         sums = torch._int_mm(rows, self.table.T) * self.steps  # (M, N)
         out = sums.mul_(steps) if self.bias is None else torch.addcmul(self.bias, sums, steps)
         return out.to(x.dtype).unflatten(0, x.shape[:-1])  # (M, N) -> (..., N)
@@ -98,7 +107,7 @@ class QuantizedLinear(nn.Module):
 
 def packed(weight: Tensor, bias: Tensor | None) -> nn.Module | None:
     """The packed layer; None where oneDNN does not take these weights."""
-    fits = AT_HAND and weight.device.type == "cpu" and weight.dtype == torch.float32
+    fits = HAS_ONEDNN and weight.device.type == "cpu" and weight.dtype == torch.float32
     return PackedLinear(weight, bias) if fits else None
 
 
@@ -109,13 +118,13 @@ LAYERS: dict[str | None, Callable[[Tensor, Tensor | None], nn.Module | None]] = 
 
 
 def prepare(net: nn.Module, quantization: QuantizationName | None = None) -> nn.Module:
-    """Replaces all linear layers of `net` and its scores of tokens by those for inference, in place; embeddings stay.
+    """Replaces linear layers and `TokenHead` by layers for inference, in place.
 
     Afterwards `net` can neither be trained, nor saved, nor moved. Without autocast only.
 
     Args:
         net: Any network.
-        quantization: "int8" rounds the weights; None: they are as exact as before, and stay as they are on a GPU.
+        quantization: "int8" rounds the weights; None: they keep their values.
 
     Raises:
         ValueError: Weights that are to be rounded are not on the CPU.

@@ -96,7 +96,7 @@ class GenerationConfig:
 
 
 def uniform(seeds: Sequence[int], count: int) -> Tensor:
-    """Random numbers from 0 up to 1, (rows, count) in float64: each row's from its own seed only."""
+    """Random numbers from 0 up to 1, (rows, count), float64: each row's from its own seed."""
     rows = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
@@ -137,7 +137,7 @@ def filter_scores(scores: Tensor, config: GenerationConfig) -> tuple[Tensor, Ten
 
 
 def nucleus(scores: Tensor, mass: float, log_mass: Tensor) -> tuple[Tensor, Tensor]:
-    """The best scores of (B, V) in order, (B, K), and their tokens: enough for this probability mass.
+    """The best of scores (B, V) in order, (B, K), with this probability mass, and their tokens.
 
     `log_mass` is the logarithm of the sum of all exponentials, (B, 1).
     """

@@ -39,7 +39,8 @@ def generate(
 ) -> Iterator[Tensor]:
     """Generates the tokens that follow prompts, a step at a time.
 
-    A row's tokens depend on its prompt and its seed only, not on the other rows nor on their number.
+    A row's tokens depend on its prompt and its seed only, not on the other rows nor on their
+    number.
 
     Args:
         net: The decoder, in evaluation mode.
@@ -75,8 +76,8 @@ def sample(
     """Tokens one by one, of any incremental decoder; other arguments as in `generate`.
 
     Yields:
-        Tokens as `generate`, and, with `with_log_probs`, their log probabilities, before any filter,
-        0 after the end.
+        Tokens as `generate`, and, with `with_log_probs`, their log probabilities, before any
+        filter, 0 after the end.
     """
     scores = decoder.prefill()
     device = scores.device
@@ -187,7 +188,10 @@ class BeamHypotheses(NamedTuple):
 
 
 def stable_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest scores of each row and their places, of equals the first: (P, S) -> (P, count) twice."""
+    """The largest scores of each row and their places, of equals the first.
+
+    (P, S) -> (P, count) twice.
+    """
     count = min(count, scores.shape[1])
     top, place = grouped_topk(scores, min(count + 1, scores.shape[1]))
     if (top[:, count - 1 : count] == top[:, count:]).any():  # `topk` takes any of equals
@@ -225,12 +229,12 @@ def beam_search(
     banned: Collection[int] = (),
     renormalize: bool = True,
 ) -> list[Hypotheses]:
-    """The best sequences that follow each prompt, within the context, whatever prompts are beside it.
+    """The best sequences that follow each prompt, whatever prompts are beside it.
 
     Args:
         net: The decoder, in evaluation mode.
         prompts: Token numbers of each prompt.
-        config: `beams`, `max_new_tokens`, `length_penalty` and `early_stopping`; nothing is sampled.
+        config: `beams`, `max_new_tokens`, `length_penalty`, `early_stopping`; nothing is sampled.
         stop: End tokens.
         banned: Tokens that never follow.
         renormalize: Their probability mass goes to the others; False: it is lost, as in `generate`

@@ -20,7 +20,7 @@ __all__ = ["DecodingRules", "GenerationConfig", "Seq2SeqDecoder", "Translation",
 
 
 class Translation(NamedTuple):
-    """A target text: its tokens, the end token too; its score; whether it has ended or only reached the limit."""
+    """A target text: its tokens, with the end token; its score; whether it has an end."""
 
     tokens: list[int]
     score: float
@@ -136,8 +136,8 @@ def translate(
     With `beams` above 1, beam search; with temperature 0, the likeliest token each time; otherwise
     tokens are sampled, each source's with its own seed. Texts that are done leave the batch.
 
-    Hugging Face's `generate` finds the same texts and scores, with `early_stopping` "likely" for its
-    False, "first" for True, and "never", if the `rules` are those of its model: in it, `banned`
+    Hugging Face's `generate` finds the same texts and scores, with `early_stopping` "likely" for
+    its False, "first" for True, and "never", if the `rules` are those of its model: in it, `banned`
     tokens (`bad_words_ids`) keep their probability mass unless `renormalize_logits` is set, and the
     first and the last token may be forced. What differs: of equals it takes any; and with a
     `length_penalty` below 0 its "never" is a guess.
@@ -153,9 +153,9 @@ def translate(
         rules: What else decides on tokens; sampling always renormalizes.
 
     Returns:
-        For each source up to `beams` translations, best first. A score is the sum of the tokens' log
-        probabilities divided by their number^`length_penalty`. One whose end was forced at the limit
-        is not finished.
+        For each source up to `beams` translations, best first. A score is the sum of the tokens'
+        log probabilities divided by their number^`length_penalty`. One whose end was forced at the
+        limit is not finished.
 
     Raises:
         ValueError: As `Seq2SeqDecoder`.

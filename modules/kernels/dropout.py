@@ -1,4 +1,4 @@
-"""Dropout with cheap random numbers on CPUs: PyTorch's own draws one float after the other."""
+"""Dropout with cheap random numbers on CPUs, where PyTorch generates one float after the other."""
 
 from typing import Any
 
@@ -6,37 +6,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LEVELS = 2**16  # a draw is one of so many numbers, all as likely
+LEVELS = 2**16  # a random number is one of so many, all equally likely
 
 
-def draws(shape: torch.Size) -> Tensor:
-    """Random int16 numbers on the CPU, all as likely: each random int64 gives four."""
+def random_int16(shape: torch.Size) -> Tensor:
+    """Random int16 numbers on the CPU: each random int64 gives four."""
     count = shape.numel()
     wide = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # all 64 bits
-    return wide.view(torch.int16)[:count].view(shape)  # (4 x draws,) -> shape
+    return wide.view(torch.int16)[:count].view(shape)  # (4 x count,) -> shape
 
 
-class Masked(torch.autograd.Function):
-    """Zeros where a draw is below `edge`, the rest scaled by the share that is really kept. Keeps the shape."""
+class MaskedScale(torch.autograd.Function):
+    """Zeros where a random number is below `threshold`, the rest scaled up. Keeps the shape."""
 
     @staticmethod
-    def forward(x: Tensor, numbers: Tensor, edge: int) -> Tensor:
-        """Any shape on the CPU, draws of that shape -> the same shape."""
-        keep = torch.ge(
-            numbers, edge, out=torch.empty_like(x)
-        )  # as numbers at once: one pass instead of two
-        return keep.mul_(LEVELS / (LEVELS // 2 - edge)).mul_(x)
+    def forward(x: Tensor, numbers: Tensor, threshold: int) -> Tensor:
+        """Any shape on the CPU, random numbers of that shape -> the same shape."""
+        kept = torch.ge(numbers, threshold, out=torch.empty_like(x))  # as floats: one pass, not two
+        return kept.mul_(LEVELS / (LEVELS // 2 - threshold)).mul_(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-        """Keeps the draws, half the size of a float mask."""
-        ctx.save_for_backward(inputs[1])
-        ctx.edge = inputs[2]
+        """Keeps the random numbers, half the size of a float mask."""
+        _, numbers, ctx.threshold = inputs
+        ctx.save_for_backward(numbers)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """The same for the gradient."""
-        return Masked.apply(grads[0], ctx.saved_tensors[0], ctx.edge), None, None
+        return MaskedScale.apply(grads[0], ctx.saved_tensors[0], ctx.threshold), None, None
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
@@ -52,7 +50,7 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p)
     dropped = min(max(round(p * LEVELS), 1), LEVELS - 1)
-    return Masked.apply(x, draws(x.shape), dropped - LEVELS // 2)
+    return MaskedScale.apply(x, random_int16(x.shape), dropped - LEVELS // 2)
 
 
 class Dropout(nn.Dropout):
@@ -68,4 +66,6 @@ class TokenDropout(Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        return x * dropout(torch.ones_like(x[..., :1]), self.p) if self.training else x
+        if not self.training:
+            return x
+        return x * dropout(torch.ones_like(x[..., :1]), self.p)

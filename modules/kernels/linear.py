@@ -1,6 +1,7 @@
-"""Matrix products with weights, on CPUs by oneDNN: its float32 kernels use AVX-512 on processors of every maker.
+"""Matrix products with weights, on CPUs by oneDNN, which uses AVX-512 where there is.
 
-PyTorch's own float32 product is MKL's, which stays with AVX2 on processors that are not Intel's: half the speed.
+PyTorch's own float32 product is MKL's, which stays with AVX2 on processors that are not Intel's:
+half the speed.
 """
 
 import platform
@@ -10,13 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-AT_HAND = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
-SMALLEST = 2**22  # multiplications below which the call itself costs more than oneDNN saves
-SMALLEST_BARE = 2**18  # the same without autograd, whose part of the call is the larger
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine().lower() in (
+    "x86_64",
+    "amd64",
+)
+MIN_PRODUCTS = 2**22  # multiplications below which the call itself costs more than oneDNN saves
+MIN_PRODUCTS_NO_GRAD = 2**18  # the same without autograd, which is the larger part of the call
 
 
-class Product(torch.autograd.Function):
-    """a b^T + bias by oneDNN: (M, K), (N, K), (N,) or None -> (M, N). Differentiable any number of times."""
+class OneDnnLinear(torch.autograd.Function):
+    """a b^T + bias by oneDNN: (M, K), (N, K), (N,) or None -> (M, N). Has all derivatives."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -32,25 +36,31 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """(M, N) -> (M, K), (N, K), (N,): products of the same kind; the longer side goes where oneDNN splits it."""
-        (grad,), (a, b), needed = grads, ctx.saved_tensors, ctx.needs_input_grad
-        for_a = product(grad, b.T) if needed[0] else None
-        for_b = None
-        if needed[1]:
-            for_b = product(a.T, grad.T).T if len(b) > a.shape[1] else product(grad.T, a.T)
-        return for_a, for_b, grad.sum(0) if needed[2] else None
+        """(M, N) -> (M, K), (N, K), (N,), by products of the same kind."""
+        grad = grads[0]
+        a, b = ctx.saved_tensors
+        needs_a, needs_b, needs_bias = ctx.needs_input_grad
+        grad_b = None
+        if needs_b and len(b) > a.shape[1]:  # the longer side goes where oneDNN splits it
+            grad_b = product(a.T, grad.T).T
+        elif needs_b:
+            grad_b = product(grad.T, a.T)
+        return product(grad, b.T) if needs_a else None, grad_b, grad.sum(0) if needs_bias else None
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a b^T + bias: (M, K), (N, K), (N,) or None -> (M, N)."""
-    return (Product.apply if torch.is_grad_enabled() else Product.forward)(a, b, bias)
+    if torch.is_grad_enabled():
+        return OneDnnLinear.apply(a, b, bias)
+    return OneDnnLinear.forward(a, b, bias)
 
 
-def suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN takes this product: float32 on the CPU, large enough, no compiler or autocast that has its own."""
+def takes_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product goes to oneDNN: float32 on the CPU, large, no compiler, no autocast."""
+    least = MIN_PRODUCTS if torch.is_grad_enabled() else MIN_PRODUCTS_NO_GRAD
     return (
-        AT_HAND
-        and x.numel() * weight.shape[0] >= (SMALLEST if torch.is_grad_enabled() else SMALLEST_BARE)
+        HAS_ONEDNN
+        and x.numel() * weight.shape[0] >= least
         and x.dim() > 1
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
@@ -61,7 +71,7 @@ def suits(x: Tensor, weight: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b: (..., K) with weight (N, K) -> (..., N). As `F.linear`, faster on CPUs."""
-    if not suits(x, weight):
+    if not takes_onednn(x, weight):
         return F.linear(x, weight, bias)
     return product(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])  # (M, N) -> (..., N)
 

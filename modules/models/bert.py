@@ -1,4 +1,4 @@
-"""BERT-style encoders (Devlin 2019): tokens -> vectors -> classes, or the tokens that were masked."""
+"""BERT-style encoders (Devlin 2019): tokens -> vectors -> classes, or masked tokens."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +12,9 @@ from modules.embedding import TokenEmbedding
 from modules.feedforward import ACTIVATIONS
 from modules.heads import POOLERS, ClassifierHead
 from modules.init import initialise
+from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import Dropout, TokenDropout
-from modules.lm_heads import MaskedLMHead, token_loss
+from modules.lm_heads import MaskedLMHead
 from modules.masks import drop_full, padding
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS
@@ -199,7 +200,10 @@ class BertClassifier(nn.Module):
         segments: Tensor | None = None,
         record: StackCache = NO_CACHE,
     ) -> Tensor:
-        """(B, N) -> pooled vectors (B, E), what the classifier sees; arguments as in `Encoder.forward`."""
+        """(B, N) -> pooled vectors (B, E), what the classifier sees.
+
+        Arguments as in `Encoder.forward`.
+        """
         x = self.encoder(tokens, padding_mask, segments, record)  # (B, N, E)
         return self.pooler(self.pool(x, padding_mask))
 
@@ -255,7 +259,10 @@ class BertMaskedLM(nn.Module):
         padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """(B, N) -> vectors (B, N, E), for `loss` and `sentence_logits`; arguments as in `forward`."""
+        """(B, N) -> vectors (B, N, E), for `loss` and `sentence_logits`.
+
+        Arguments as in `forward`.
+        """
         return self.encoder(tokens, padding_mask, segments)
 
     def loss(
@@ -272,10 +279,11 @@ class BertMaskedLM(nn.Module):
             smoothing: Label smoothing.
         """
         vectors = self.head.vectors(select(hidden, where))  # (S, E)
-        return token_loss(self.head.tokens, vectors, targets, smoothing)
+        tokens = self.head.tokens
+        return chunked_cross_entropy(vectors, tokens.weight, tokens.bias, targets, smoothing)
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
-        """Vectors (B, N, E) -> logits (B, 2): 0 where the second sentence follows the first, else 1."""
+        """Vectors (B, N, E) -> logits (B, 2): class 0 where the second sentence follows."""
         require(
             self.config.next_sentence,
             "This model has no head for sentences; build it with next_sentence: true.",
@@ -294,7 +302,7 @@ def select(x: Tensor, where: Tensor | None) -> Tensor:
 
 
 def _published(width: int, depth: int, heads: int) -> BertConfig:
-    """BERT as published: norms after the sums, exact GELU, dropout of values and attention weights."""
+    """BERT as published: post-norm, exact GELU, dropout of values and attention weights."""
     stack = StackConfig(
         width,
         depth,

@@ -1,4 +1,4 @@
-"""GPT-style decoders (Radford 2019): tokens -> vectors that know what came before -> the next token."""
+"""GPT-style decoders (Radford 2019): tokens -> vectors -> the next token."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +9,10 @@ from modules.cache import NO_CACHE, StackCache
 from modules.config import StackConfig, check_sizes, require
 from modules.embedding import TokenEmbedding
 from modules.init import initialise
+from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import Dropout
 from modules.kv_cache import KVCache
-from modules.lm_heads import TokenHead, token_loss
+from modules.lm_heads import TokenHead
 from modules.masks import documents as same_document
 from modules.position import build_position, check_position
 from modules.transformer import Stack
@@ -149,8 +150,17 @@ class Decoder(nn.Module):
     def loss(
         self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """As `token_loss`, of vectors (B, N, E) of `forward` and the tokens that follow, (B, N)."""
-        return token_loss(self.head, hidden, targets, smoothing, z_loss)
+        """Mean cross entropy, and number of correct predictions. Never holds all logits.
+
+        Args:
+            hidden: Vectors (B, N, E) of `forward`.
+            targets: The tokens that follow, (B, N); -100 does not count.
+            smoothing: Label smoothing.
+            z_loss: Weight of the mean squared logarithm of the softmax's denominator.
+        """
+        weight = self.head.weight
+        bias = self.head.bias
+        return chunked_cross_entropy(hidden, weight, bias, targets, smoothing, z_loss=z_loss)
 
 
 def _gpt2(width: int, depth: int, heads: int, max_length: int = 1024) -> DecoderConfig:
@@ -162,7 +172,7 @@ def _gpt2(width: int, depth: int, heads: int, max_length: int = 1024) -> Decoder
 
 
 def _llama(width: int, depth: int, heads: int, kv_heads: int, max_length: int) -> DecoderConfig:
-    """Llama's blocks (Touvron 2023): RMSNorm, rotary positions, SwiGLU, grouped heads, no biases, own output layer."""
+    """Llama (Touvron 2023): RMSNorm, rotary positions, SwiGLU, grouped heads, no biases."""
     stack = StackConfig(
         width,
         depth,

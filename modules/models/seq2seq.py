@@ -1,4 +1,7 @@
-"""Encoder-decoders (Vaswani 2017): a source text -> vectors; a target text, token after token, that looks at them."""
+"""Encoder-decoders (Vaswani 2017): a source text -> vectors.
+
+A target text, token after token, that looks at them.
+"""
 
 from dataclasses import replace
 
@@ -9,9 +12,10 @@ from modules.cache import NO_CACHE, Positions, StackCache
 from modules.config import StackConfig
 from modules.embedding import TokenEmbedding
 from modules.init import initialise
+from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import Dropout
 from modules.kv_cache import KVCache
-from modules.lm_heads import TokenHead, token_loss
+from modules.lm_heads import TokenHead
 from modules.masks import Mask, drop_full, padding, prefix
 from modules.models.seq2seq_config import SEQ2SEQ_PRESETS, Seq2SeqConfig
 from modules.norm import norm_factory
@@ -22,7 +26,7 @@ __all__ = ["ARCHITECTURES", "SEQ2SEQ_PRESETS", "PrefixLM", "Seq2Seq", "Seq2SeqCo
 
 
 class Side(nn.Module):
-    """Embedded tokens of one text to vectors that know their context: positions, norm, dropout, blocks.
+    """Positions, norm, dropout and blocks of one text.
 
     Args:
         config: Of the whole.
@@ -46,7 +50,10 @@ class Side(nn.Module):
         context: Context = NO_CONTEXT,
         cache: StackCache = NO_CACHE,
     ) -> Tensor:
-        """(B, N, E) -> (B, N, E), for tokens at `positions`; other arguments as in `Stack.forward`."""
+        """(B, N, E) -> (B, N, E), for tokens at `positions`.
+
+        Other arguments as in `Stack.forward`.
+        """
         new = positions.new
         mask = mask.with_bias(self.position.bias(new, positions.all))
         x = self.norm(self.position.embed(x, None if positions.in_order else new))
@@ -107,7 +114,7 @@ class Seq2Seq(nn.Module):
         source_padding_mask: Tensor | None = None,
         padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Teacher forcing: what follows each token of the target, given those before it and the source.
+        """Teacher forcing: what follows each token of the target, given the source.
 
         Args:
             source: Integers (B, M).
@@ -175,7 +182,7 @@ class Seq2Seq(nn.Module):
         return self.decoder(self.embed(tokens), positions, mask, context, cache)
 
     def make_cache(self, context: Context, length: int) -> KVCache:
-        """A cache for target texts of up to `length` tokens, one for each source, on the weights' device.
+        """A cache for targets of up to `length` tokens, one for each source, beside the weights.
 
         Raises:
             ValueError: `length` is more than there are learned positions.
@@ -196,8 +203,17 @@ class Seq2Seq(nn.Module):
     def loss(
         self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """As `token_loss`, of vectors (B, N, E) of `forward` and the tokens that follow, (B, N)."""
-        return token_loss(self.head, hidden, targets, smoothing, z_loss)
+        """Mean cross entropy, and number of correct predictions. Never holds all logits.
+
+        Args:
+            hidden: Vectors (B, N, E) of `forward`.
+            targets: The tokens that follow, (B, N); -100 does not count.
+            smoothing: Label smoothing.
+            z_loss: Weight of the mean squared logarithm of the softmax's denominator.
+        """
+        weight = self.head.weight
+        bias = self.head.bias
+        return chunked_cross_entropy(hidden, weight, bias, targets, smoothing, z_loss=z_loss)
 
 
 class PrefixLM(Seq2Seq):
@@ -248,7 +264,10 @@ class PrefixLM(Seq2Seq):
 
 
 def join_padding(context: Context, padding_mask: Tensor | None, tokens: Tensor) -> Tensor | None:
-    """Padding mask of a source and of its target (B, N): boolean (B, M + N); None: there is no padding."""
+    """Padding mask of a source and of its target (B, N): boolean (B, M + N).
+
+    None: there is no padding.
+    """
     allowed = context.mask.allowed  # (B, 1, 1, M)
     if allowed is None and padding_mask is None:
         return None

@@ -84,7 +84,7 @@ class Seq2SeqConfig:
 
 
 def _published(width: int, mlp_width: int, depth: int, heads: int, dropout: float) -> Seq2SeqConfig:
-    """The Transformer as published (Vaswani 2017): norms after the sums, ReLU, sinusoidal positions, one table."""
+    """The Transformer as published (Vaswani 2017): post-norm, ReLU, sinusoidal positions."""
     stack = StackConfig(
         width,
         depth,

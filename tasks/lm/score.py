@@ -15,7 +15,7 @@ from datamodules.sources import CorpusOptions
 from datamodules.tokenizers import TokenizerConfig
 from datamodules.utils.progress import progress_bar
 from modules.generation.quantized import QuantizationName
-from modules.kernels.cross_entropy import IGNORED
+from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder
 from tasks.errors import UsageError
 from tasks.lm.architectures import load_model
@@ -120,7 +120,7 @@ def total(net: Decoder, tokens: np.ndarray, stride: int, batch_size: int) -> tup
     with progress_bar("scoring", windows, least=100) as advance:
         for inputs, targets in batches(tokens, net.max_length, stride, batch_size):
             mean, hits = net.loss(net(inputs.to(device)), targets.to(device))
-            counted = int((targets != IGNORED).sum())
+            counted = int((targets != IGNORE_INDEX).sum())
             loss, right, count = loss + float(mean) * counted, right + int(hits), count + counted
             advance(len(inputs))
     return loss, right, count
@@ -155,5 +155,5 @@ def _counted(
     """Inputs and targets of windows (B, N + 1) that begin at `starts` (B,): all count in the first, else new ones."""
     numbers = torch.from_numpy(rows.astype(np.int64))
     inputs, targets = numbers[:, :-1], numbers[:, 1:].clone()  # (B, N)
-    targets[torch.from_numpy(starts) > 0, : length - stride] = IGNORED
+    targets[torch.from_numpy(starts) > 0, : length - stride] = IGNORE_INDEX
     return inputs, targets

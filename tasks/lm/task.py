@@ -12,7 +12,7 @@ from torchmetrics import Metric
 
 from datamodules.tokenizers import Tokenizer
 from modules.generation.search import GenerationConfig
-from modules.kernels.cross_entropy import IGNORED
+from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder, DecoderConfig
 from tasks.base import Batch
 from tasks.lm.architectures import Model, fitted, load_pretrained
@@ -125,7 +125,7 @@ class LMTask(TextTask):
             batch["tokens"], coords=batch.get("coords"), documents=batch.get("documents")
         )
         loss, right = self.net.loss(hidden, targets, z_loss=self.z_loss if training else 0.0)
-        count = (targets != IGNORED).sum()
+        count = (targets != IGNORE_INDEX).sum()
         figures = {"bytes_per_token": batch["bytes"].sum()}
         if training:
             self.trained.add(count, len(targets))

@@ -14,7 +14,7 @@ from datamodules.tokenizers.pairs import PairTokenizer
 from datamodules.utils.files import write_text
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
-from modules.kernels.cross_entropy import IGNORED
+from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.base import Batch
 from tasks.checkpoints.contents import build_seq2seq as build
@@ -165,7 +165,7 @@ class Seq2SeqTask(Exhibits, TextTask):
         targets = batch["targets"]
         hidden = self.net(batch["source"], batch["tokens"], batch["source_keep"])
         loss, right = self.net.loss(hidden, targets, self.label_smoothing if training else 0.0)
-        count = (targets != IGNORED).sum()
+        count = (targets != IGNORE_INDEX).sum()
         if training:
             self.trained.add(count, len(targets))
             return loss, {}, {"acc": count}

@@ -72,7 +72,7 @@ SIZES = {
     "tiny": Sizes(4, 4, 128, 64, 12, 65, 20),
     "gpt2": Sizes(
         12, 12, 768, 1024, 12, 50_304, 20
-    ),  # nanoGPT's table, rounded up to a multiple of 64
+    ),  # nanoGPT's table, quantize_rows up to a multiple of 64
 }
 
 

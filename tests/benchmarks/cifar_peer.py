@@ -5,7 +5,7 @@
 Sizes and recipe are those of Hassani (2021) in SHI-Labs/Compact-Transformers (`cct_7-3x1_cifar10_300epochs.yml`,
 trained there with timm's script): timm's transforms, Mixup and drop path, AdamW, a plain loop in float32. The
 300 + 10 epochs of the schedule are squeezed into the minutes: its place follows the clock, so it ends at its end.
-`--recipe short` leaves out RandAugment, Mixup and CutMix, crops with a padding of 4 and flips: what suits few epochs.
+`--recipe short` leaves out RandAugment, Mixup and CutMix, crops with a padding of 4 and flips: what takes_onednn few epochs.
 """
 
 import argparse

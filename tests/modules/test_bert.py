@@ -134,8 +134,8 @@ def test_full_batches_need_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     net, (tokens, _) = build(Encoder), texts((N, N))
     expected = net(tokens)
     monkeypatch.setattr(
-        "modules.models.bert.padding",
-        lambda padding_mask: pytest.fail("a mask where nothing is padding"),
+        "modules.masks._with_open_rows",
+        lambda allowed: pytest.fail("a mask where nothing is padding"),
     )
     assert torch.equal(net(tokens, torch.ones_like(tokens, dtype=torch.bool)), expected)
 
@@ -316,7 +316,7 @@ def test_dropout_is_where_bert_has_it() -> None:
         for name, module in BertClassifier(config).named_modules()
         if isinstance(module, nn.Dropout)
     ]
-    blocks = [f"encoder.stack.blocks.{i}.end{end}.dropout" for i in (0, 1) for end in (1, 2)]
+    blocks = [f"encoder.stack.blocks.{i}.residual{end}.dropout" for i in (0, 1) for end in (1, 2)]
     assert places == ["encoder.dropout", *blocks, "head.dropout"]
     roberta = replace(config, pooler_dropout=0.1)
     assert isinstance(BertClassifier(roberta).pooler.dropout, nn.Dropout)

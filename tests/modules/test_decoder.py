@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modules.config import StackConfig
-from modules.kernels.cross_entropy import IGNORED
+from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
 from modules.parameter_groups import parameter_depths, parameter_roles
 from modules.position import RotaryScaling
@@ -90,11 +90,11 @@ def test_loss_and_gradients_are_those_of_all_logits(
     tied: bool, smoothing: float, z_loss: float
 ) -> None:
     net, tokens, targets = decoder(tied=tied), torch.randint(V, (3, T)), torch.randint(V, (3, T))
-    targets[0, :5] = targets[2, 3] = IGNORED
+    targets[0, :5] = targets[2, 3] = IGNORE_INDEX
     hidden = net(tokens)
     logits = net.logits(hidden).flatten(0, 1)
     plain = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing)
-    plain = plain + z_loss * logits.logsumexp(1)[targets.flatten() != IGNORED].square().mean()
+    plain = plain + z_loss * logits.logsumexp(1)[targets.flatten() != IGNORE_INDEX].square().mean()
     ours, right = net.loss(hidden, targets, smoothing, z_loss)
     torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
     assert right == (logits.argmax(1) == targets.flatten()).sum()

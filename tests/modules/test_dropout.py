@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modules.kernels.dropout import LEVELS, Dropout, TokenDropout, draws, dropout
+from modules.kernels.dropout import LEVELS, Dropout, TokenDropout, dropout, random_int16
 
 COUNT = 400_000
 
@@ -34,7 +34,7 @@ def test_the_smallest_rates_stay_rates() -> None:
 
 
 def test_all_bits_are_random() -> None:
-    numbers = draws(torch.Size((COUNT,))).long() + LEVELS // 2
+    numbers = random_int16(torch.Size((COUNT,))).long() + LEVELS // 2
     for bit in range(16):
         assert abs((numbers >> bit & 1).double().mean().item() - 0.5) < 4 * sigma(0.5, COUNT), bit
     for place in range(4):  # the four parts of each wide number

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modules.generation import quantized
-from modules.generation.quantized import PackedLinear, QuantizedLinear, prepare, rounded
+from modules.generation.quantized import PackedLinear, QuantizedLinear, prepare, quantize_rows
 from modules.generation.search import GenerationConfig, generate
-from modules.kernels.linear import AT_HAND, Linear
+from modules.kernels.linear import HAS_ONEDNN, Linear
 from modules.models.gpt import Decoder
 from tests.modules.test_cache import VARIANTS, T, V, decoder, name_of
 
@@ -25,7 +25,7 @@ SHAPES = [
 ]  # rows, K, N
 
 
-needs_onednn = pytest.mark.skipif(not AT_HAND, reason="torch has no oneDNN here")
+needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="torch has no oneDNN here")
 
 
 @needs_onednn
@@ -46,7 +46,7 @@ def test_a_prepared_decoder_is_the_decoder(
     options: dict[str, Any], smallest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        quantized, "SMALLEST_BARE", smallest
+        quantized, "MIN_PRODUCTS_NO_GRAD", smallest
     )  # 0: packed weights however few rows there are
     net = decoder(**options)
     texts = torch.randint(V, (2, T))
@@ -83,7 +83,7 @@ def test_whole_numbers_are_multiplied_exactly(shape: tuple[int, int, int], bias:
 
 def test_numbers_are_off_by_half_a_step_at_most() -> None:
     numbers = torch.randn(50, 40) * torch.logspace(-4, 4, 50)[:, None]
-    found, steps = rounded(numbers)
+    found, steps = quantize_rows(numbers)
     assert found.dtype == torch.int8
     assert torch.equal(found.abs().amax(1), torch.full((50,), 127))
     assert ((found * steps - numbers).abs() <= 0.5001 * steps).all()
@@ -94,7 +94,7 @@ def test_the_result_is_that_of_the_rounded_factors(shape: tuple[int, int, int]) 
     rows, width, out = shape
     x, weight, bias = torch.randn(2, rows, width), torch.randn(out, width), torch.randn(out)
     layer = QuantizedLinear(weight, bias)
-    values, steps = rounded(x.flatten(0, 1))
+    values, steps = quantize_rows(x.flatten(0, 1))
     expected = F.linear(values * steps, layer.weight, bias).unflatten(0, (2, rows))
     torch.testing.assert_close(layer(x), expected, atol=1e-4, rtol=1e-4)
     assert (layer.weight - weight).abs().max() <= weight.abs().max() / 253

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from modules.kernels.linear import SMALLEST, Linear, Product, linear, suits
+from modules.kernels.linear import MIN_PRODUCTS, Linear, OneDnnLinear, linear, takes_onednn
 
 SHAPES = [((4, 65, 192), 768), ((4, 65, 768), 192), ((300, 256), 64), ((2, 3, 50, 128), 256)]
 
@@ -18,7 +18,7 @@ def test_equals_plain_linear_with_gradients(
     x = torch.randn(*shape, requires_grad=True)
     weight = (torch.randn(outputs, shape[-1]) * shape[-1] ** -0.5).requires_grad_()
     bias = torch.randn(outputs, requires_grad=True) if biased else None
-    assert suits(x, weight), "this test is about the large products"
+    assert takes_onednn(x, weight), "this test is about the large products"
     upstream = torch.randn(*shape[:-1], outputs)
     leaves = [leaf for leaf in (x, weight, bias) if leaf is not None]
     ours, plain = linear(x, weight, bias), F.linear(x, weight, bias)
@@ -49,9 +49,9 @@ def test_second_derivatives_equal_plain_ones() -> None:
 
 def test_only_the_gradients_asked_for_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    forward = Product.forward
+    forward = OneDnnLinear.forward
     monkeypatch.setattr(
-        Product, "forward", staticmethod(lambda *inputs: calls.append(1) or forward(*inputs))
+        OneDnnLinear, "forward", staticmethod(lambda *inputs: calls.append(1) or forward(*inputs))
     )
     frozen = Linear(256, 256).requires_grad_(False)
     frozen(torch.randn(100, 256, requires_grad=True)).sum().backward()
@@ -62,14 +62,14 @@ def test_only_the_gradients_asked_for_are_made(monkeypatch: pytest.MonkeyPatch) 
     ("x", "weight"),
     [
         (torch.randn(8, 8), torch.randn(8, 8)),
-        (torch.randn(SMALLEST), torch.randn(4, SMALLEST)),
+        (torch.randn(MIN_PRODUCTS), torch.randn(4, MIN_PRODUCTS)),
         (torch.randn(512, 128, dtype=torch.float64), torch.randn(128, 128, dtype=torch.float64)),
         (torch.randn(512, 128, device="meta"), torch.randn(128, 128, device="meta")),
     ],
     ids=("small", "vector", "float64", "meta"),
 )
 def test_leaves_the_rest_to_pytorch(x: torch.Tensor, weight: torch.Tensor) -> None:
-    assert not suits(x, weight)
+    assert not takes_onednn(x, weight)
     assert linear(x, weight).shape == F.linear(x, weight).shape
 
 

@@ -81,7 +81,7 @@ def test_only_the_gradients_asked_for_are_made(monkeypatch: pytest.MonkeyPatch) 
 def test_large_products_equal_plain_ones() -> None:
     x, weight = torch.randn(700, 64).requires_grad_(), (torch.randn(5000, 64) / 8).requires_grad_()
     targets = torch.randint(5000, (700,))
-    ours = chunked_cross_entropy(x, weight, None, targets, rows=300)[0]
+    ours = chunked_cross_entropy(x, weight, None, targets, chunk_rows=300)[0]
     plain = F.cross_entropy(x @ weight.T, targets)
     torch.testing.assert_close(ours, plain, atol=1e-5, rtol=0)
     for mine, theirs in zip(
@@ -92,7 +92,7 @@ def test_large_products_equal_plain_ones() -> None:
 
 def test_low_precision_sums_in_float32() -> None:
     x, weight, bias, targets = inputs(torch.bfloat16)
-    loss, _ = chunked_cross_entropy(x, weight, bias, targets, rows=5)
+    loss, _ = chunked_cross_entropy(x, weight, bias, targets, chunk_rows=5)
     assert loss.dtype == torch.float32
     loss.backward()
     assert x.grad is not None and x.grad.dtype == torch.bfloat16
@@ -103,7 +103,7 @@ def test_low_precision_sums_in_float32() -> None:
 def test_autocast_learns_from_the_table_twice() -> None:
     x, weight, bias, targets = inputs()
     with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = chunked_cross_entropy(x, weight, bias, targets, rows=5)
+        loss, _ = chunked_cross_entropy(x, weight, bias, targets, chunk_rows=5)
         again = F.linear(x.detach(), weight).float().sum()
     assert loss.dtype == torch.float32
     plain = F.cross_entropy(F.linear(x, weight, bias), targets)
@@ -120,7 +120,7 @@ def test_no_product_is_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         cross_entropy, "linear", lambda *args: seen.append((made := linear(*args)).numel()) or made
     )
-    monkeypatch.setattr(cross_entropy, "CHUNK", 4 * V)
+    monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 4 * V)
     chunked_cross_entropy(*inputs())[0].backward()
     assert max(seen) == 4 * V  # all scores are S x V, and the table's gradient is V x E
     assert sum(seen) == S * V + S * E + 6 * V * E  # six chunks

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from modules.kernels.cross_entropy import IGNORED
+from modules.kernels.cross_entropy import IGNORE_INDEX
 from tasks.lm.architectures import Model, load_model
 from tasks.lm.score import batches, total
 from tests.tasks.command import run, write_corpus
@@ -56,8 +56,8 @@ def test_every_target_counts_once(stride: int) -> None:
         tokens, seen = np.arange(size), []
         for inputs, targets in batches(tokens, 8, stride, 2):
             assert inputs.shape == targets.shape and len(inputs) <= 2
-            assert ((targets == inputs + 1) | (targets == IGNORED)).all()
-            seen += targets[targets != IGNORED].tolist()
+            assert ((targets == inputs + 1) | (targets == IGNORE_INDEX)).all()
+            seen += targets[targets != IGNORE_INDEX].tolist()
         assert seen == list(range(1, size))
 
 
