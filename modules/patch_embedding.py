@@ -24,18 +24,14 @@ class PatchStem(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, Y, X) -> (B, N, E), as one matrix product: faster than a convolution."""
-        batch, channels, height, width = images.shape
-        patch = self.conv.stride[0]
-        cut = images.reshape(
-            batch, channels, height // patch, patch, width // patch, patch
-        )  # (B, C, Y', P, X', P)
-        rows = cut.permute(0, 2, 4, 1, 3, 5).reshape(
-            batch, -1, channels * patch**2
-        )  # (B, N, C P P)
+        size = self.conv.stride[0]
+        patches = images.unflatten(3, (-1, size)).unflatten(2, (-1, size))  # (B, C, Y', P, X', P)
+        patches = patches.permute(0, 2, 4, 1, 3, 5)  # (B, Y', X', C, P, P)
+        rows = patches.flatten(3).flatten(1, 2)  # (B, N, C P P)
         return linear(rows, self.conv.weight.flatten(1), self.conv.bias)  # weight: (E, C P P)
 
 
-def doubling(channels: int, width: int, patch: int) -> list[int]:
+def channel_steps(channels: int, width: int, patch: int) -> list[int]:
     """Channels before and after each step that halves the image, up to `width`.
 
     `patch` is 2 to the number of steps.
@@ -55,7 +51,7 @@ class ConvStem(nn.Module):
 
     def __init__(self, channels: int, width: int, patch: int) -> None:
         super().__init__()
-        sizes = doubling(channels, width, patch)
+        sizes = channel_steps(channels, width, patch)
         layers: list[nn.Module] = []
         for before, after in zip(sizes, sizes[1:], strict=False):
             layers += [
@@ -81,7 +77,7 @@ class ConvPoolStem(nn.Module):
 
     def __init__(self, channels: int, width: int, patch: int) -> None:
         super().__init__()
-        sizes = doubling(channels, width, patch)
+        sizes = channel_steps(channels, width, patch)
         layers: list[nn.Module] = []
         for before, after in zip(sizes, sizes[1:], strict=False):
             layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.MaxPool2d(2)]

@@ -62,13 +62,13 @@ def checked(annotation: Any, value: Any, name: str) -> Any:
     Raises:
         ValueError: It is of another type, or not a finite number, by name.
     """
-    choices = (
-        get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    )
+    is_union = get_origin(annotation) in (Union, UnionType)
+    choices = get_args(annotation) if is_union else (annotation,)
     if annotation is Any or (value is None and NoneType in choices):
         return value
     for choice in choices:
-        origin, items = get_origin(choice), get_args(choice)
+        origin = get_origin(choice)
+        items = get_args(choice)
         if is_dataclass(choice) and isinstance(value, Mapping):
             return from_dict(choice, value, f"{name}.")  # type: ignore[arg-type]
         if origin is Literal and value.__hash__ and value in items:
@@ -93,12 +93,14 @@ def described(annotation: Any) -> str:
     """What a value of a type is, in words."""
     if get_origin(annotation) is Literal:
         return ", ".join(map(str, get_args(annotation)))
+    if annotation in TYPES:
+        return TYPES[annotation]
     container = get_origin(annotation) or annotation
     if container in (list, tuple):
         return "a list"
-    return TYPES.get(annotation) or (
-        "a dict" if container is dict or is_dataclass(container) else f"a {container.__name__}"
-    )
+    if container is dict or is_dataclass(container):
+        return "a dict"
+    return f"a {container.__name__}"
 
 
 def shown(value: Any) -> str:
