@@ -1,4 +1,4 @@
-"""Attention: the one place where queries meet keys."""
+"""Dot-product and additive attention, and the multi-head layers."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.cache import NO_ATTENTION_CACHE, AttentionCache, Scores
+from modules.cache import NO_ATTENTION_CACHE, AttentionCache, ScoreFunction
 from modules.config import StackConfig, require
 from modules.kernels.dropout import dropout as fast_dropout
 from modules.kernels.linear import Linear
@@ -22,8 +22,8 @@ def attention(
     v: Tensor,
     mask: Mask = NO_MASK,
     dropout: float = 0.0,
-    scores: Scores | None = None,
-    record: Callable[[Tensor], None] | None = None,
+    score_fn: ScoreFunction | None = None,
+    on_weights: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(D)) v (Vaswani 2017, equation 1).
 
@@ -33,27 +33,30 @@ def attention(
         v: Values (B, G, M, D).
         mask: Who may attend to whom; a query that may attend to nothing gives zeros.
         dropout: Probability of dropping a weight.
-        scores: Makes what softmax is taken of; None: q k^T / sqrt(D).
-        record: Takes the weights, (B, H, N, M), before dropout.
+        score_fn: Computes the scores before softmax; None: q k^T / sqrt(D).
+        on_weights: Called with the weights, (B, H, N, M), before dropout.
 
     Returns:
         Weighted means of the values, (B, H, N, D).
     """
-    slow = dropout > 0 and q.device.type == "cpu"  # SDPA's fast kernel has no dropout there
-    if scores is None and record is None and not slow:
+    sdpa_is_slow = dropout > 0 and q.device.type == "cpu"  # its fast kernel has no dropout there
+    if score_fn is None and on_weights is None and not sdpa_is_slow:
         grouped = k.shape[1] != q.shape[1]
         out = F.scaled_dot_product_attention(
             q, k, v, mask.attn_mask(q.dtype), dropout, mask.is_causal, enable_gqa=grouped
         )
         return mask.zero_masked_rows(out)
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k = k.repeat_interleave(groups, 1)  # (B, H, M, D)
-        v = v.repeat_interleave(groups, 1)  # (B, H, M, D)
-    products = (q * q.shape[-1] ** -0.5) @ k.mT if scores is None else scores(q, k)  # (B, H, N, M)
-    weights = mask.zero_masked_rows(mask.add_to(upcast(products)).softmax(-1))
-    if record is not None:
-        record(weights)
+    queries_per_key = q.shape[1] // k.shape[1]
+    if queries_per_key > 1:
+        k = k.repeat_interleave(queries_per_key, 1)  # (B, H, M, D)
+        v = v.repeat_interleave(queries_per_key, 1)  # (B, H, M, D)
+    if score_fn is None:
+        scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, N, M)
+    else:
+        scores = score_fn(q, k)
+    weights = mask.zero_masked_rows(mask.add_to(upcast(scores)).softmax(-1))
+    if on_weights is not None:
+        on_weights(weights)
     return fast_dropout(weights.to(v.dtype), dropout) @ v
 
 
@@ -68,7 +71,7 @@ class MultiHeadAttention(nn.Module):
             self-attention.
     """
 
-    scores: Scores | None = None  # dot products
+    score_fn: ScoreFunction | None = None  # dot products
 
     def __init__(self, config: StackConfig, context_width: int | None = None) -> None:
         super().__init__()
@@ -116,10 +119,10 @@ class MultiHeadAttention(nn.Module):
             q = rotary(q)
             k = rotary(k)
         k, v = cache.update(k, v)
-        out = cache.attend(q, mask, self.scores)
+        out = cache.attend(q, mask, self.score_fn)
         if out is None:
             dropout = self.dropout if self.training else 0.0
-            out = attention(q, k, v, mask, dropout, self.scores, cache.record)
+            out = attention(q, k, v, mask, dropout, self.score_fn, cache.on_weights)
         return self.output(
             out.transpose(1, 2).flatten(2)
         )  # (B, H, N, D) -> (B, N, H D) -> (B, N, E)
@@ -173,7 +176,7 @@ class AdditiveAttention(MultiHeadAttention):
         require(rotary is None, "Rotary positions work on dot products, not on additive attention.")
         return super().forward(x, context, mask, None, cache)
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+    def score_fn(self, q: Tensor, k: Tensor) -> Tensor:
         """w . tanh(q + k): (B, H, N, D), (B, H, M, D) -> (B, H, N, M)."""
         sums = torch.tanh(q[:, :, :, None] + k[:, :, None])  # (B, H, N, M, D)
         return torch.einsum("bhnmd,hd->bhnm", sums, self.score)

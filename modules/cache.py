@@ -1,4 +1,4 @@
-"""What a stack of blocks keeps from one forward pass to the next: here nothing, the default.
+"""Interface of caches: what a stack of blocks keeps between forward passes. These keep nothing.
 
 `modules/kv_cache.py` keeps the keys and values of earlier tokens, `modules/record.py` attention
 weights.
@@ -10,15 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from modules.masks import Mask, causal, drop_full, padding
+from modules.masks import Mask, causal, none_if_no_padding, padding
 
-Scores = Callable[[Tensor, Tensor], Tensor]  # (B, H, N, D), (B, H, M, D) -> (B, H, N, M)
+ScoreFunction = Callable[[Tensor, Tensor], Tensor]  # (B, H, N, D), (B, H, M, D) -> (B, H, N, M)
 
 
 class AttentionCache:
-    """Of one attention layer. Keeps nothing: the base of all others."""
+    """Cache of one attention layer; the base class keeps nothing."""
 
-    record: Callable[[Tensor], None] | None = None  # takes attention weights, (B, H, N, M)
+    on_weights: Callable[[Tensor], None] | None = None  # called with weights, (B, H, N, M)
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """New keys and values, (B, G, N, D) each -> all that are attended to, (B, G, M, D) each."""
@@ -28,8 +28,8 @@ class AttentionCache:
         """Keys and values of a context that was projected before, (B, G, M, D); None: none."""
         return None
 
-    def attend(self, q: Tensor, mask: Mask, scores: Scores | None) -> Tensor | None:
-        """Attention of queries (B, H, N, D) to what is kept, of the same shape; None: as always."""
+    def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor | None:
+        """Attention of queries (B, H, N, D) to what is kept; None: use `attention`."""
         return None
 
 
@@ -37,14 +37,14 @@ NO_ATTENTION_CACHE = AttentionCache()
 
 
 class BlockCache(NamedTuple):
-    """Of one block."""
+    """Caches of one block."""
 
     self_attn: AttentionCache = NO_ATTENTION_CACHE
     cross_attn: AttentionCache = NO_ATTENTION_CACHE
 
 
-class Positions(NamedTuple):
-    """Positions (B or 1, N, 1) of new tokens, and (B or 1, M, 1) of all that they may attend to.
+class TokenPositions(NamedTuple):
+    """Where tokens are: positions of new ones, (B or 1, N, 1), and of all, (B or 1, M, 1).
 
     `padding_mask` is that of all, boolean (B, M), False at padding; None: there is none.
     `in_order`: the new tokens are at 0, 1, ... in every row.
@@ -66,7 +66,7 @@ class Positions(NamedTuple):
 
 
 class StackCache:
-    """Of a stack of blocks. Keeps nothing: the base of all others."""
+    """Cache of a stack of blocks; the base class keeps nothing."""
 
     length = 0  # number of tokens that are kept
     past = 0  # number of them before the new ones
@@ -77,15 +77,15 @@ class StackCache:
 
     def add_tokens(
         self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
-    ) -> Positions:
-        """Where new tokens stand.
+    ) -> TokenPositions:
+        """Positions of new tokens; a cache that keeps something makes room for them.
 
         Args:
-            tokens: (B, N).
+            tokens: (B, N), of which only shape and device count.
             padding_mask: Boolean (B, N), False at padding; None: there is none.
             positions: Integers (B, N); None: they go on counting, without padding.
         """
-        padding_mask = drop_full(padding_mask)
+        padding_mask = none_if_no_padding(padding_mask)
         in_order = padding_mask is None and positions is None
         if positions is None:
             if padding_mask is None:
@@ -93,10 +93,10 @@ class StackCache:
             else:
                 positions = count_tokens(padding_mask)
         positions = positions[..., None]  # (B or 1, N, 1)
-        return Positions(positions, positions, padding_mask, in_order)
+        return TokenPositions(positions, positions, padding_mask, in_order)
 
     def causal_mask(self, count: int, device: torch.device) -> Mask:
-        """Which of the earlier and the `count` new tokens come before each new one."""
+        """Causal mask of `count` new tokens: each sees itself and all earlier ones."""
         return causal(count, self.past + count, device)
 
 

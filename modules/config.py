@@ -14,6 +14,7 @@ PoolerName = Literal["none", "tanh", "relu"]
 
 GATED = ("swiglu", "geglu", "geglu_tanh")
 Value = TypeVar("Value")
+SIZES = ("width", "depth", "heads", "kv_heads", "head_dim", "mlp_width", "context_width")
 MAX_DEPTH = 1000  # blocks; published models have up to 200
 
 
@@ -45,7 +46,7 @@ def check_rates(config: object, *names: str) -> None:
         )
 
 
-class ResolvedSizes(NamedTuple):
+class ResolvedOptions(NamedTuple):
     """Options of `StackConfig` that may be null, with what null stands for."""
 
     head_dim: int
@@ -74,8 +75,8 @@ class StackConfig:
             gated (Shazeer 2020).
         norm: Kind of normalisation: "layernorm" (Ba 2016) or "rmsnorm" (Zhang 2019).
         norm_eps: Constant added to the variance inside the norms.
-        order: Norms "pre" or "post" the sub-layers, or attention and feed-forward "parallel"
-            (Dehghani 2023).
+        order: Block layout: "pre" (norm before each sub-layer), "post" (norm after each residual
+            sum) or "parallel" (attention and feed-forward read one normed input, Dehghani 2023).
         final_norm: A norm after the last block; null: yes, unless the order is "post", which ends
             with one already.
         bias: Biases in output projections, feed-forward and norms.
@@ -128,7 +129,7 @@ class StackConfig:
     init: InitName = "trunc_normal"
 
     def __post_init__(self) -> None:
-        check_sizes(self, "width", "depth", "heads", "kv_heads", "head_dim", "mlp_width")
+        check_sizes(self, *SIZES)
         require(
             self.depth <= MAX_DEPTH,
             f"depth is {self.depth}; a stack has at most {MAX_DEPTH} blocks.",
@@ -151,13 +152,13 @@ class StackConfig:
         check_rates(self, "dropout", "mlp_dropout", "attention_dropout", "drop_path")
 
     @property
-    def resolved(self) -> ResolvedSizes:
+    def resolved(self) -> ResolvedOptions:
         """Options that may be null, with what null stands for."""
         if self.feedforward in GATED:  # three matrices instead of two: same number of parameters
             mlp_width = (8 * self.width // 3 + 7) // 8 * 8
         else:
             mlp_width = 4 * self.width
-        return ResolvedSizes(
+        return ResolvedOptions(
             head_dim=default(self.head_dim, self.width // self.heads),
             kv_heads=default(self.kv_heads, self.heads),
             mlp_width=default(self.mlp_width, mlp_width),

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from modules.cache import AttentionCache, BlockCache, Positions, StackCache, count_tokens
-from modules.config import StackConfig, default, require
-from modules.masks import drop_full
+from modules.cache import AttentionCache, BlockCache, StackCache, TokenPositions, count_tokens
+from modules.config import StackConfig, require
+from modules.masks import none_if_no_padding
 
 
 class KVCache(StackCache):
@@ -42,10 +42,7 @@ class KVCache(StackCache):
 
     @classmethod
     def like(cls, tensor: Tensor, config: StackConfig, batch: int, max_length: int) -> "KVCache":
-        """A cache on the device of `tensor`, of its type, or autocast's.
-
-        Others as for the class.
-        """
+        """A cache with the device of `tensor`, and its dtype or autocast's."""
         kind = tensor.device.type
         is_cast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if is_cast else tensor.dtype
@@ -56,18 +53,18 @@ class KVCache(StackCache):
         self.past = 0
         self.length = 0
         self.has_padding = False
-        self.has_own_positions = False  # rows differ in their positions
+        self.per_row_positions = False  # False: those of row 0 stand for all
         device = self.positions.device
         self.positions[:] = torch.arange(self.max_length, device=device)[:, None]  # (max_length, 1)
         self.padding_mask.fill_(True)
 
     def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
-        return BlockCache(LayerCache(self, *self.data[index]), self.contexts[index])
+        return BlockCache(KVLayerCache(self, *self.data[index]), self.contexts[index])
 
     def add_tokens(
         self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
-    ) -> Positions:
+    ) -> TokenPositions:
         """Makes room for new tokens, which go on where the others stopped.
 
         Arguments as in `StackCache`.
@@ -79,43 +76,46 @@ class KVCache(StackCache):
         require(
             self.length + count <= self.max_length and rows == len(self.padding_mask),
             f"{count} tokens in {rows} rows do not fit into a cache of {len(self.padding_mask)} "
-            f"rows by {self.max_length} tokens of which {self.length} are taken; make a larger one, "
-            "or shorten the text.",
+            f"rows by {self.max_length} tokens of which {self.length} are taken; "
+            "make a larger one, or shorten the text.",
         )
         self.past = self.length
         self.length += count
-        padding_mask = drop_full(padding_mask)
+        padding_mask = none_if_no_padding(padding_mask)
         if padding_mask is not None or positions is not None:
             self._set_positions(padding_mask, positions)
         seen = self.positions[:, : self.length]
-        if not self.has_own_positions:
+        if not self.per_row_positions:
             seen = seen[:1]  # (1, M, 1)
-        return Positions(
+        return TokenPositions(
             new=seen[:, self.past :],
             all=seen,
             padding_mask=self.padding_mask[:, : self.length] if self.has_padding else None,
-            in_order=self.past == 0 and not self.has_own_positions,
+            in_order=self.past == 0 and not self.per_row_positions,
         )
 
     def _set_positions(self, padding_mask: Tensor | None, positions: Tensor | None) -> None:
         """Keeps padding and positions of the new tokens; later ones go on counting from there."""
-        self.has_own_positions = True
+        self.per_row_positions = True
         if padding_mask is not None:
             self.has_padding = True
             self.padding_mask[:, self.past : self.length] = padding_mask
-            counted = self.positions[:, self.past] + count_tokens(padding_mask)  # (B, N)
-            positions = default(positions, counted)
-        new = self.positions[:, self.past : self.length, 0]  # (B, N), a view
+        start = self.positions[:, self.past]  # (B, 1)
         if positions is not None:
-            new.copy_(positions)
-        later = torch.arange(1, self.max_length - self.length + 1, device=new.device)
-        self.positions[:, self.length :, 0] = new[:, -1:] + later  # (B, max_length - length)
+            end = positions[:, -1:] + 1  # (B, 1)
+        else:
+            assert padding_mask is not None
+            end = start + padding_mask.sum(1, keepdim=True)  # (B, 1)
+            positions = start + count_tokens(padding_mask)  # (B, N)
+        later = torch.arange(self.max_length - self.length, device=start.device)
+        self.positions[:, self.length :, 0] = end + later  # (B, max_length - length)
+        self.positions[:, self.past : self.length, 0] = positions
 
     def select(self, rows: Tensor) -> "KVCache":
         """A new cache of some rows, each as often as it is named: (R,) of B."""
         other = KVCache(self.config, len(rows), self.max_length, self.data.device, self.data.dtype)
         other.length = self.length
-        other.has_own_positions = self.has_own_positions
+        other.per_row_positions = self.per_row_positions
         other.has_padding = self.has_padding
         filled = self.data[..., : self.length, :]
         other.data[..., : self.length, :] = filled.index_select(2, rows)
@@ -125,7 +125,7 @@ class KVCache(StackCache):
         return other
 
 
-class LayerCache(AttentionCache):
+class KVLayerCache(AttentionCache):
     """One layer's part of a cache.
 
     Args:
@@ -162,7 +162,7 @@ class ContextCache(AttentionCache):
         return self.pair
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keeps keys and values, (B, G, M, D) each, in order in memory."""
+        """Keeps keys and values, (B, G, M, D) each, contiguous."""
         self.pair = (k.contiguous(), v.contiguous())
         return self.pair
 

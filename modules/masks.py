@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mask:
     """Which keys each query sees, and what is added to the scores.
 
     Args:
         allowed: Boolean, broadcastable to (B, H, N, M), True = attend; None: everything is allowed.
-        causal: Query i sees keys 0..i only (N = M); a flag, because SDPA has a fast path for it.
-        fully_masked: Boolean (B, 1, N or 1, 1): queries with no key at all; attention gives zeros
-            for them. None: there are none.
+        causal: Query i sees keys 0..i only (N = M); a flag, because SDPA has a fast path for it;
+            only where `allowed` is None.
+        fully_masked: Boolean, broadcastable to (B, H, N, 1): queries with no key at all;
+            attention gives zeros for them. None: there are none.
         bias: Added to the scores, broadcastable to (B, H, N, M); None: nothing. Set by `with_bias`.
         bias_and_mask: `bias` with -inf where attention is not allowed. Set by `with_bias`.
     """
@@ -31,7 +32,7 @@ class Mask:
         if like is None:
             both = Mask(causal=self.causal or other.causal)
         else:
-            both = _with_open_rows(self._as_tensor(like) & other._as_tensor(like))
+            both = _unmask_empty_rows(self._as_tensor(like) & other._as_tensor(like))
         return both.with_bias(self.bias).with_bias(other.bias)
 
     def _as_tensor(self, like: Tensor) -> Tensor:
@@ -108,28 +109,28 @@ def _lower_triangle(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-def _with_open_rows(allowed: Tensor) -> Mask:
+def _unmask_empty_rows(allowed: Tensor) -> Mask:
     """A mask whose rows without any key see everything, so that softmax stays finite."""
     fully_masked = ~allowed.any(-1, keepdim=True)
-    if can_look(allowed) and not fully_masked.any():
+    if is_cheap_to_read(allowed) and not fully_masked.any():
         return Mask(allowed)
     return Mask(allowed | fully_masked, fully_masked=fully_masked)
 
 
-def can_look(tensor: Tensor) -> bool:
+def is_cheap_to_read(tensor: Tensor) -> bool:
     """Whether reading values costs nothing: elsewhere Python would wait for the device."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def drop_full(padding_mask: Tensor | None) -> Tensor | None:
+def none_if_no_padding(padding_mask: Tensor | None) -> Tensor | None:
     """None where nothing is padding, if looking is free: attention without a mask is faster."""
-    if padding_mask is None or (can_look(padding_mask) and bool(padding_mask.all())):
+    if padding_mask is None or (is_cheap_to_read(padding_mask) and bool(padding_mask.all())):
         return None
     return padding_mask
 
 
 def causal(queries: int, keys: int | None = None, device: torch.device | str = "cpu") -> Mask:
-    """Each query sees itself and what is before it.
+    """Causal mask: each query sees itself and what is before it.
 
     Args:
         queries: Number N of queries.
@@ -141,26 +142,26 @@ def causal(queries: int, keys: int | None = None, device: torch.device | str = "
     return Mask(_lower_triangle(queries, keys, torch.device(device))[None, None])  # (1, 1, N, M)
 
 
-def prefix(count: int, tokens: int, device: torch.device | str = "cpu") -> Mask:
-    """Each of so many tokens sees itself, what is before it, and the first `count`."""
-    allowed = _lower_triangle(tokens, tokens, torch.device(device))
+def prefix(count: int, length: int, device: torch.device | str = "cpu") -> Mask:
+    """Causal mask of so many tokens, which all see the first `count` besides."""
+    allowed = _lower_triangle(length, length, torch.device(device))
     allowed[:, :count] = True
     return Mask(allowed[None, None])  # (1, 1, N, N)
 
 
 def padding(padding_mask: Tensor | None) -> Mask:
-    """Nobody sees padding.
+    """Mask of padding, which nobody sees.
 
     Args:
         padding_mask: Boolean (B, M), False at padding; None: there is none.
     """
     if padding_mask is None:
         return NO_MASK
-    return _with_open_rows(padding_mask[:, None, None, :])  # (B, 1, 1, M)
+    return _unmask_empty_rows(padding_mask[:, None, None, :])  # (B, 1, 1, M)
 
 
 def documents(ids: Tensor) -> Mask:
-    """Tokens see their own document only, where several are packed into one row (block-diagonal).
+    """Block-diagonal mask of packed documents: tokens see their own document only.
 
     Args:
         ids: Integers (B, N), the same number for tokens of the same document.
@@ -169,12 +170,14 @@ def documents(ids: Tensor) -> Mask:
     return Mask(same[:, None])  # (B, 1, N, N): each token sees itself, so no row is fully masked
 
 
-def pairs(allowed: Tensor) -> Mask:
-    """Any boolean mask, True = attend.
+def from_bool(allowed: Tensor) -> Mask:
+    """Mask of a boolean tensor, True = attend.
 
     Args:
         allowed: (N, M), (B, N, M) or (B, H, N, M).
     """
+    if allowed.dim() == 2:
+        allowed = allowed[None]  # (1, N, M)
     if allowed.dim() == 3:
-        allowed = allowed[:, None]  # (B, 1, N, M)
-    return _with_open_rows(allowed)
+        allowed = allowed[:, None]  # (B or 1, 1, N, M)
+    return _unmask_empty_rows(allowed)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import StackConfig, require
+from modules.masks import is_cheap_to_read
 from modules.rotation import Rotation
 from modules.schema import checked
 
@@ -48,8 +49,8 @@ def resize_grid(table: Tensor, grid: tuple[int, ...]) -> Tensor:
 def frequencies(width: int, base: float, device: torch.device) -> Tensor:
     """Angles per position, base^(-2i / width): (ceil(width / 2),).
 
-    Rounded as in most libraries: far from the start, the last bit of a frequency shows in the
-    scores.
+    Rounded as in Hugging Face and most libraries: at large positions, the last bit of a
+    frequency changes the scores.
     """
     exponents = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     return 1 / base**exponents
@@ -128,7 +129,7 @@ class Position(nn.Module):
         grid: Number of positions along each axis: (length,) for text, (rows, columns) for images.
     """
 
-    dims: ClassVar[tuple[int, ...]] = (1, 2)  # numbers of axes that it works for
+    dims: ClassVar[tuple[int, ...]] = (1, 2)  # supported numbers of axes
     is_rotary: ClassVar[bool] = False  # rotates queries and keys: for dot products only
 
     def __init__(self, stack: StackConfig, grid: tuple[int, ...]) -> None:
@@ -184,7 +185,10 @@ class Learned(Position):
         """(B, N, E) -> (B, N, E)."""
         table = self.table.flatten(0, -2)  # (*grid, E) -> (positions, E)
         if positions is not None:
-            return x + F.embedding(self.flat_index(positions), table)
+            index = self.flat_index(positions)  # (B or 1, N)
+            if is_cheap_to_read(index):
+                self.check_length(int(index.max()) + 1)
+            return x + F.embedding(index, table)
         self.check_length(x.shape[1])
         return x + table[: x.shape[1]]
 
@@ -194,7 +198,7 @@ class Sinusoidal(Position):
 
     Args:
         stack, grid: As for `Position`.
-        base: Longest wavelength / 2 pi, in positions.
+        base: Of the frequencies, base^(-2i / width).
     """
 
     def __init__(self, stack: StackConfig, grid: tuple[int, ...], base: float = 10000.0) -> None:
@@ -219,7 +223,7 @@ class SinCos2D(Position):
 
     Args:
         stack, grid: As for `Position`.
-        base: Longest wavelength / 2 pi, in positions.
+        base: Of the frequencies, base^(-2i / width).
     """
 
     dims = (2,)
@@ -248,13 +252,13 @@ class Rotary(Position):
 
     Args:
         stack, grid: As for `Position`.
-        base: Longest wavelength / 2 pi, in positions.
+        base: Of the frequencies, base^(-2i / width).
         fraction: Part of each head's channels that is rotated, above 0 up to 1.
         scaling: Lower frequencies, for longer sequences; None: as they are.
     """
 
     is_rotary = True
-    axes: ClassVar[int] = 1  # that channels are split between
+    axes: ClassVar[int] = 1  # between which channels are split
 
     def __init__(
         self,
@@ -268,18 +272,18 @@ class Rotary(Position):
         require(0 < fraction <= 1, f"The rotated fraction is {fraction}; give a number up to 1.")
         self.base = base
         self.scaling = scaling
-        self.width = round(stack.resolved.head_dim * fraction)  # R, channels that are rotated
+        self.rotary_dim = round(stack.resolved.head_dim * fraction)  # R, channels that are rotated
         require(
-            self.width > 0 and self.width % (2 * self.axes) == 0,
-            f"Rotary positions rotate {self.width} of {stack.resolved.head_dim} channels a head, "
-            f"which {2 * self.axes} must divide; change width, heads or the fraction.",
+            self.rotary_dim > 0 and self.rotary_dim % (2 * self.axes) == 0,
+            f"Rotary positions rotate {self.rotary_dim} of {stack.resolved.head_dim} channels "
+            f"a head, which {2 * self.axes} must divide; change width, heads or the fraction.",
         )
 
     def rotate(self, positions: Tensor) -> Rotation:
         """Positions (B or 1, N, A) -> angles for pairs of channels."""
         if self.axes == 1:
             positions = self.flat_index(positions)[..., None]  # (B, N, 1)
-        frequency = frequencies(self.width // self.axes, self.base, positions.device)
+        frequency = frequencies(self.rotary_dim // self.axes, self.base, positions.device)
         if self.scaling is not None:
             frequency = SCALINGS[self.scaling.kind](frequency, self.scaling)
         sin, cos = sin_cos(positions, frequency)  # (B, N, axes, R / 2 / axes)
@@ -293,7 +297,7 @@ class Rotary2D(Rotary):
 
     Args:
         stack, grid, fraction, scaling: As for `Rotary`.
-        base: Longest wavelength / 2 pi, in positions.
+        base: Of the frequencies, base^(-2i / width).
     """
 
     dims = (2,)
@@ -330,9 +334,9 @@ class ALiBi(Position):
         return -self.slopes(queries.device)[:, None, None] * distance[:, None]  # (B, H, N, M)
 
     def slopes(self, device: torch.device) -> Tensor:
-        """2^(-8 / H), 2^(-16 / H), ...: (H,).
+        """2^(-8 i / n) for i = 1 ... n, the largest power of two up to H: (H,).
 
-        If H is no power of two, every other slope of the next one fills up.
+        Further heads take every other slope of 2 n.
         """
         floor = 2 ** int(math.log2(self.heads))
         powers = [8 * (i + 1) / floor for i in range(floor)]
@@ -380,7 +384,7 @@ class T5Bias(Position):
     def bucket(self, offset: Tensor) -> Tensor:
         """Bucket of each key - query offset.
 
-        Half are for one distance, the rest spaced by logarithm.
+        Half hold one distance each, the rest grow logarithmically up to `max_distance`.
         """
         buckets = self.table.shape[1]
         first: Tensor | int = 0

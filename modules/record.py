@@ -15,7 +15,7 @@ class WeightRecorder(AttentionCache):
     """
 
     def __init__(self, weights: list[Tensor]) -> None:
-        self.record = weights.append
+        self.on_weights = weights.append
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modules.attention import ATTENTIONS
 from modules.cache import NO_BLOCK_CACHE, NO_CACHE, BlockCache, StackCache
-from modules.config import StackConfig, require
+from modules.config import StackConfig, default, require
 from modules.feedforward import FEEDFORWARDS
 from modules.init import initialise
 from modules.kernels.dropout import Dropout
@@ -32,8 +32,8 @@ class Context(NamedTuple):
 NO_CONTEXT = Context(None)  # type: ignore[arg-type]  # cross-attention refuses it
 
 
-class BlockState(NamedTuple):
-    """What a block is given besides the tokens' vectors; arguments as in `Stack.forward`."""
+class BlockInputs(NamedTuple):
+    """What a block gets besides the tokens' vectors; arguments as in `Stack.forward`."""
 
     mask: Mask = NO_MASK
     rotary: Rotation | None = None
@@ -110,7 +110,7 @@ class Block(nn.Module):
         self.residual1 = residual_branch(config, drop_path)
         if config.cross_attention:
             self.cross_norm = norm(config.width)
-            self.cross_attention = attention(config, config.context_width or config.width)
+            self.cross_attention = attention(config, default(config.context_width, config.width))
             self.cross_residual = residual_branch(config, drop_path)
         self.norm2 = norm(config.width)
         self.feedforward = FEEDFORWARDS[config.feedforward](
@@ -118,7 +118,7 @@ class Block(nn.Module):
         )
         self.residual2 = residual_branch(config, drop_path)
 
-    def forward(self, x: Tensor, state: BlockState = BlockState()) -> Tensor:
+    def forward(self, x: Tensor, state: BlockInputs = BlockInputs()) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
         mask, rotary, context, cache = state
         y = self.attention(self.norm1(x), None, mask, rotary, cache.self_attn)
@@ -133,7 +133,7 @@ class Block(nn.Module):
 class PostBlock(Block):
     """One Transformer block, norms after the residual sums (Vaswani 2017). Arguments as `Block`."""
 
-    def forward(self, x: Tensor, state: BlockState = BlockState()) -> Tensor:
+    def forward(self, x: Tensor, state: BlockInputs = BlockInputs()) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
         mask, rotary, context, cache = state
         y = self.attention(x, None, mask, rotary, cache.self_attn)
@@ -155,7 +155,7 @@ class ParallelBlock(Block):
         self.norm2 = nn.Identity()
         self.cross_norm = nn.Identity()
 
-    def forward(self, x: Tensor, state: BlockState = BlockState()) -> Tensor:
+    def forward(self, x: Tensor, state: BlockInputs = BlockInputs()) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
         mask, rotary, context, cache = state
         normed = self.norm1(x)
@@ -197,10 +197,10 @@ class Stack(nn.Module):
 
         Args:
             x: (B, N, E).
-            mask: Who may attend to whom; with `causal`, earlier tokens only is added to it.
+            mask: Who may attend to whom; combined with a causal mask if the config is causal.
             rotary: Rotary positions of the tokens; None: none.
             context: What cross-attention attends to.
-            cache: Has keys and values of earlier tokens; or takes attention weights.
+            cache: Keys and values of earlier tokens; or a record of attention weights.
 
         Returns:
             (B, N, E).
@@ -213,7 +213,7 @@ class Stack(nn.Module):
             mask = mask & cache.causal_mask(x.shape[1], x.device)
         recompute = self.config.checkpoint_activations and torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):
-            state = BlockState(mask, rotary, context, cache.block(index))
+            state = BlockInputs(mask, rotary, context, cache.block(index))
             if recompute and cache is NO_CACHE:
                 x = checkpoint(block, x, state, use_reentrant=False)
             else:

@@ -97,7 +97,7 @@ def test_one_place_computes_attention() -> None:
 
 def test_the_block_library_needs_torch_only() -> None:
     heavy = "'torchvision', 'timm', 'pytorch_lightning', 'transformers', 'datasets', 'wandb', 'matplotlib', 'sklearn'"
-    ours = "modules.models.vit, modules.parameter_groups, modules.generation.search, modules.pretrained.vit"
+    ours = "modules.models.vit, modules.parameter_groups, modules.generation.generate, modules.pretrained.vit"
     ours += ", modules.pretrained.bert, modules.pretrained.decoder"
     code = f"import {ours}, sys; print({{{heavy}}} & set(sys.modules))"
     done = subprocess.run(

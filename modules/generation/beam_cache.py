@@ -1,6 +1,8 @@
-"""The cache of beam search: what sequences have in common is kept once.
+"""The cache of beam search: tokens that sequences share are kept once.
 
-No key or value moves when beams do: each sequence has a list of the slots of its tokens.
+No key or value moves when beams do: each sequence has a list of the slots of its tokens. On CPUs,
+scores and results of attention are weighted sums of table rows by `torch.embedding_bag`, which is
+faster than batched matrix products with one query each.
 """
 
 from copy import copy
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modules.attention import attention
-from modules.cache import AttentionCache, BlockCache, Positions, Scores, StackCache
+from modules.cache import AttentionCache, BlockCache, ScoreFunction, StackCache, TokenPositions
 from modules.config import StackConfig, require
 from modules.kernels.upcast import upcast
 from modules.kv_cache import ContextCache, KVCache
@@ -21,41 +23,43 @@ SLOT_STEP = 64  # slots by which tables of keys grow; a multiple of what a vecto
 
 
 class BeamCache(StackCache):
-    """K sequences that go on from each row of a cache.
+    """K sequences that continue each row of a cache.
 
     To the model they are rows of their own, B x K.
 
     Args:
         cache: B rows of tokens, and the context of each.
         beams: Number K.
-        tokens: Number of tokens that there is room for in each sequence.
+        max_new_tokens: Number of tokens that there is room for in each sequence.
     """
 
-    def __init__(self, cache: KVCache, beams: int, tokens: int) -> None:
+    def __init__(self, cache: KVCache, beams: int, max_new_tokens: int) -> None:
         batch = len(cache.padding_mask)
         device = cache.padding_mask.device
         self.config = cache.config
         self.beams = beams
         self.past = cache.length
         self.length = cache.length  # tokens of each sequence
-        self.max_length = self.length + tokens
+        self.max_length = self.length + max_new_tokens
         self.used_slots = self.length
-        self.slot_count = self.length + beams * tokens
+        self.slot_count = self.length + beams * max_new_tokens
         self.slots = torch.arange(self.length, device=device).expand(batch, beams, -1)  # (B, K, M)
-        self.index = Index(self.slots, self.slot_count, self.config)
+        self.index = BagIndex(self.slots, self.slot_count, self.config)
         positions = cache.positions[:, : self.length]
-        if not cache.has_own_positions:
+        if not cache.per_row_positions:
             positions = positions[:1]
-        later = torch.arange(1, tokens + 1, device=device)[:, None]
+        later = torch.arange(1, max_new_tokens + 1, device=device)[:, None]
         self.positions = torch.cat(
             (positions, positions[:, -1:] + later), 1
         )  # (B or 1, max_length, 1)
         self.padding_mask = None
         if cache.has_padding:
-            self.padding_mask = F.pad(cache.padding_mask[:, : self.length], (0, tokens), value=True)
-        self.by_sums = sums_are_faster(device, self.config)
+            self.padding_mask = F.pad(
+                cache.padding_mask[:, : self.length], (0, max_new_tokens), value=True
+            )
+        self.use_embedding_bag = prefers_embedding_bag(device, self.config)
         data = cache.data[..., : self.length, :].transpose(3, 4)  # (depth, 2, B, M, G, D)
-        if self.by_sums:
+        if self.use_embedding_bag:
             self.keys = list(data[:, 0].permute(0, 1, 3, 4, 2))  # (B, G, D, M) of each layer
         else:
             self.keys = [
@@ -66,12 +70,14 @@ class BeamCache(StackCache):
 
     def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
-        layer = SumsLayer(self, index) if self.by_sums else SlotsLayer(self, index)
+        layer = (
+            BagLayerCache(self, index) if self.use_embedding_bag else SlotLayerCache(self, index)
+        )
         return BlockCache(layer, self.contexts[index])
 
     def add_tokens(
         self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
-    ) -> Positions:
+    ) -> TokenPositions:
         """Makes room for the next token of each sequence, (B K, 1), which is no padding.
 
         Raises:
@@ -79,10 +85,11 @@ class BeamCache(StackCache):
         """
         batch, beams = self.slots.shape[:2]
         require(
-            tokens.shape == (batch * beams, 1)
-            and padding_mask is None
-            and positions is None
-            and self.length < self.max_length,
+            padding_mask is None and positions is None,
+            "The cache of beam search takes neither padding nor positions; leave them out.",
+        )
+        require(
+            tokens.shape == (batch * beams, 1) and self.length < self.max_length,
             f"{tokens.shape[1]} tokens in {len(tokens)} rows do not fit: {batch} x {beams} "
             f"sequences take one at a time, and have {self.length} of at most {self.max_length}; "
             "make more room, or shorten the text.",
@@ -92,33 +99,33 @@ class BeamCache(StackCache):
         self.past = self.length
         self.length += 1
         self.used_slots += beams
-        self.index = Index(self.slots, self.slot_count, self.config, self.index.columns)
+        self.index = BagIndex(self.slots, self.slot_count, self.config, self.index.key_bags)
         seen = self.positions[:, : self.length]
         if len(seen) > 1:
             seen = seen.repeat_interleave(beams, 0)  # (B K, M, 1)
         mask = None
         if self.padding_mask is not None:
             mask = self.padding_mask[:, : self.length].repeat_interleave(beams, 0)  # (B K, M)
-        return Positions(seen[:, self.past :], seen, mask, in_order=False)
+        return TokenPositions(seen[:, self.past :], seen, mask, in_order=False)
 
     def share(self, context: ContextCache) -> ContextCache:
         """The cache of a context that K sequences look at."""
         pair = context.context()
         if pair is None:
             return context
-        if self.by_sums:
-            return SumsContext(pair, self.beams, self.config, self.index.columns)
-        return SharedContext(pair, self.beams)
+        if self.use_embedding_bag:
+            return BagContextCache(pair, self.beams, self.config, self.index.key_bags)
+        return SharedContextCache(pair, self.beams)
 
     def reorder(self, beams: Tensor) -> None:
-        """Each sequence goes on from another of its row: integers (B, K) of K."""
+        """Each sequence continues another of its row: integers (B, K) of K."""
         self.slots = self.slots.gather(1, beams[..., None].expand_as(self.slots))
 
     def select(self, rows: Tensor) -> "BeamCache":
-        """Goes on with the sequences of some rows only: (R,) of B."""
+        """Keeps only the sequences of some rows: (R,) of B."""
         other = copy(self)
         other.slots = self.slots[rows]
-        other.index = Index(other.slots, self.slot_count, self.config)
+        other.index = BagIndex(other.slots, self.slot_count, self.config)
         if len(self.positions) > 1:
             other.positions = self.positions[rows]
         if self.padding_mask is not None:
@@ -129,19 +136,19 @@ class BeamCache(StackCache):
         return other
 
 
-def sums_are_faster(device: torch.device, config: StackConfig) -> bool:
+def prefers_embedding_bag(device: torch.device, config: StackConfig) -> bool:
     """Whether attention is of dot products, and on a CPU, where sums of rows are the faster way."""
     return device.type == "cpu" and config.attention == "dot"
 
 
-class Index:
-    """Where tables have the keys and values of each sequence, for H heads of size D that share G.
+class BagIndex:
+    """Rows of the tables that have the keys and values of each sequence.
 
     Args:
         slots: Those of each sequence's tokens, (B, K, M).
         slot_count: Number of slots of each row.
         config: Of the stack of blocks.
-        columns: Those of an index of the same rows; None: they are computed.
+        key_bags: Those of an index of the same batch, to use again; None: they are made.
     """
 
     def __init__(
@@ -149,7 +156,7 @@ class Index:
         slots: Tensor,
         slot_count: int,
         config: StackConfig,
-        columns: "WeightedSums | None" = None,
+        key_bags: "EmbeddingBag | None" = None,
     ) -> None:
         batch, beams = slots.shape[:2]
         device = slots.device
@@ -158,35 +165,35 @@ class Index:
         groups = torch.arange(config.heads, device=device)[:, None] // group_size  # (H, 1)
         row = torch.arange(batch, device=device)[:, None, None]
         slot = (row * slot_count + slots).flatten(0, 1)[:, None]  # (B K, 1, M)
-        if columns is None:
+        if key_bags is None:
             channel = torch.arange(sizes.head_dim, device=device)
             numbers = (row * sizes.kv_heads + groups) * sizes.head_dim + channel  # (B, H, D)
-            columns = WeightedSums(numbers.repeat_interleave(beams, 0))
-        self.columns = columns
-        self.rows = WeightedSums(slot * sizes.kv_heads + groups)  # (B K, H, M) of B slots G
+            key_bags = EmbeddingBag(numbers.repeat_interleave(beams, 0))
+        self.key_bags = key_bags
+        self.value_bags = EmbeddingBag(slot * sizes.kv_heads + groups)  # (B K, H, M) of B slots G
         self.slots = slots.flatten(0, 1)[:, None].expand(-1, config.heads, -1)  # (B K, H, M)
 
 
-class WeightedSums:
-    """Sums of rows of a table, the same number each time.
+class EmbeddingBag:
+    """Weighted sums of rows of a table, M rows each (`torch.nn.functional.embedding_bag`).
 
     Args:
-        rows: Their numbers, (..., M).
+        rows: Numbers of the rows, (..., M).
     """
 
     def __init__(self, rows: Tensor) -> None:
-        self.numbers = rows.flatten()
-        self.starts = torch.arange(0, len(self.numbers), rows.shape[-1], device=rows.device)
+        self.indices = rows.flatten()
+        self.offsets = torch.arange(0, len(self.indices), rows.shape[-1], device=rows.device)
 
     def __call__(self, table: Tensor, weights: Tensor) -> Tensor:
         """Sums with weights (..., M) of rows of a table (R, D): (sums, D), of its type."""
         weights = weights.to(table.dtype).flatten()
-        return torch.embedding_bag(table, self.numbers, self.starts, False, 0, False, weights)[
+        return torch.embedding_bag(table, self.indices, self.offsets, False, 0, False, weights)[
             0
         ]  # mode 0: sum
 
 
-class SlotsLayer(AttentionCache):
+class SlotLayerCache(AttentionCache):
     """One layer's keys and values in slots, gathered for each sequence.
 
     Args:
@@ -207,7 +214,7 @@ class SlotsLayer(AttentionCache):
         """New keys and values, (B K, G, 1, D) -> those of each sequence, (B K, G, M, D)."""
         config = self.cache.config
         group_size = config.heads // config.resolved.kv_heads
-        rows = self.cache.index.rows.numbers.view(len(k), config.heads, -1)  # (B K, H, M)
+        rows = self.cache.index.value_bags.indices.view(len(k), config.heads, -1)  # (B K, H, M)
         rows = rows[:, ::group_size]  # (B K, G, M)
         keys = self.cache.keys[self.layer]
         values = self.cache.values[self.layer]
@@ -218,8 +225,8 @@ class SlotsLayer(AttentionCache):
         ]  # (B slots G, D) -> (B K, G, M, D)
 
 
-class SumsLayer(SlotsLayer):
-    """The same for dot products on CPUs, where nothing is gathered: see `attend_by_sums`."""
+class BagLayerCache(SlotLayerCache):
+    """The same for `attention_by_embedding_bag`: nothing is gathered."""
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keeps new keys and values, (B K, G, 1, D) each, and gives them back."""
@@ -232,15 +239,15 @@ class SumsLayer(SlotsLayer):
         self.cache.values[self.layer][:, self.new] = self.by_row(v)
         return k, v
 
-    def attend(self, q: Tensor, mask: Mask, scores: Scores | None) -> Tensor:
+    def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor:
         """Attention of each sequence's query to its own tokens: keeps (B K, H, 1, D)."""
         cache = self.cache
-        return attend_by_sums(
+        return attention_by_embedding_bag(
             q, cache.keys[self.layer], cache.values[self.layer], cache.index, mask
         )
 
 
-class SharedContext(ContextCache):
+class SharedContextCache(ContextCache):
     """One layer's keys and values of the context, where K sequences look at each row.
 
     Args:
@@ -252,21 +259,21 @@ class SharedContext(ContextCache):
         super().__init__(pair)
         self.beams = beams
 
-    def attend(self, q: Tensor, mask: Mask, scores: Scores | None) -> Tensor:
+    def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor:
         """Attention of each sequence's query to the context: (B K, H, 1, D) -> (B K, H, 1, D)."""
         k, v = cast(tuple[Tensor, Tensor], self.pair)
         queries = q[:, :, 0].unflatten(0, (-1, self.beams)).transpose(1, 2)  # (B, H, K, D)
-        out = attention(queries, k, v, mask, scores=scores).transpose(1, 2)  # (B, K, H, D)
+        out = attention(queries, k, v, mask, score_fn=score_fn).transpose(1, 2)  # (B, K, H, D)
         return out.flatten(0, 1)[:, :, None]  # (B K, H, 1, D)
 
 
-class SumsContext(SharedContext):
-    """The same for dot products on CPUs: see `attend_by_sums`.
+class BagContextCache(SharedContextCache):
+    """The same for dot products on CPUs: see `attention_by_embedding_bag`.
 
     Args:
-        pair, beams: As for `SharedContext`.
+        pair, beams: As for `SharedContextCache`.
         config: Of the stack of blocks.
-        columns: Those of the index of the sequences.
+        key_bags: Those of the index of the sequences.
     """
 
     def __init__(
@@ -274,35 +281,35 @@ class SumsContext(SharedContext):
         pair: tuple[Tensor, Tensor],
         beams: int,
         config: StackConfig,
-        columns: WeightedSums,
+        key_bags: EmbeddingBag,
     ) -> None:
         super().__init__(pair, beams)
         k, v = pair
         batch, _, length, _ = k.shape
         slots = torch.arange(length, device=k.device).expand(batch, beams, -1)  # (B, K, M)
-        self.index = Index(slots, length, config, columns)
+        self.index = BagIndex(slots, length, config, key_bags)
         self.keys = k.mT.contiguous()  # (B, G, D, M)
         self.values = v.transpose(1, 2).contiguous()  # (B, M, G, D)
 
-    def attend(self, q: Tensor, mask: Mask, scores: Scores | None) -> Tensor:
+    def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor:
         """Attention of each sequence's query to the context: (B K, H, 1, D) -> (B K, H, 1, D)."""
-        return attend_by_sums(q, self.keys, self.values, self.index, mask, self.beams)
+        return attention_by_embedding_bag(q, self.keys, self.values, self.index, mask, self.beams)
 
 
-def attend_by_sums(
-    q: Tensor, keys: Tensor, values: Tensor, index: Index, mask: Mask, beams: int = 1
+def attention_by_embedding_bag(
+    q: Tensor, keys: Tensor, values: Tensor, index: BagIndex, mask: Mask, beams: int = 1
 ) -> Tensor:
-    """Attention with one query each, by sums of rows: so small that matrix products are slower.
+    """Attention with one query each, by weighted sums of rows of tables.
 
-    Scores are the sum of the keys' columns with the query as weights, results that of the values
-    with the weights.
+    Scores are the sum of the keys' channels weighted by the query, results that of the values
+    weighted by the probabilities.
 
     Args:
         q: (B K, H, 1, D).
         keys: (B, G, D, slots).
         values: (B, slots, G, D).
         index: Which of them each sequence sees.
-        mask: Who else may attend to whom: of (B, H, K, M) with `beams` K, of (B K, H, 1, M) with 1.
+        mask: Broadcastable to (B, H, K, M) where `beams` is K, to (B K, H, 1, M) where it is 1.
         beams: Number of sequences that share a row of the mask.
 
     Returns:
@@ -310,13 +317,13 @@ def attend_by_sums(
     """
     rows, heads, _, width = q.shape
     slot_count = keys.shape[3]
-    scores = index.columns(keys.view(-1, slot_count), q * width**-0.5)  # (B K H, slots)
+    scores = index.key_bags(keys.view(-1, slot_count), q * width**-0.5)  # (B K H, slots)
     scores = upcast(scores).view(rows, heads, slot_count)
     if slot_count > index.slots.shape[2]:
         scores = scores.gather(2, index.slots)  # (B K, H, M)
     by_mask = scores.unflatten(0, (-1, beams)).transpose(1, 2)  # (B, H, K, M), a view
     mask.add_to(by_mask)
-    out = index.rows(values.view(-1, width), scores.softmax(-1))  # (B K H, D)
+    out = index.value_bags(values.view(-1, width), scores.softmax(-1))  # (B K H, D)
     out = out.view(-1, beams, heads, width).transpose(1, 2)  # (B, H, K, D)
     out = mask.zero_masked_rows(out).transpose(1, 2)  # (B, K, H, D)
     return out.reshape(rows, heads, 1, width)

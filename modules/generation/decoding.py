@@ -16,7 +16,7 @@ MINUS_INF = float("-inf")
 class IncrementalDecoder:
     """Scores of the next token, a token at a time: the base of all incremental decoders.
 
-    There are P prompts, and K = `beams` sequences that go on from each, next to each other: "rows"
+    There are P prompts, and K = `beams` sequences that continue each, next to each other: "rows"
     are P x K.
     """
 
@@ -26,16 +26,17 @@ class IncrementalDecoder:
     length: int  # number of tokens of each sequence so far
     max_new_tokens: int
     beams: int
-    banned: Tensor  # tokens that never follow, (B,)
+    banned: Tensor  # tokens that are never generated, (number of them,)
     renormalize = True  # the probability mass of banned tokens goes to the others
 
     def prefill(self) -> Tensor:
         """Runs the prompts: scores of the tokens that follow, (P, V)."""
-        scores = self.scores(self.hidden_of_prompts())
+        scores = self.next_token_scores(self.run_prompts())
         if self.beams > 1:
             assert isinstance(self.cache, KVCache)
-            room = self.max_new_tokens - 1  # nothing follows the last token
-            self.cache = BeamCache(self.cache, self.beams, room)
+            self.cache = BeamCache(
+                self.cache, self.beams, self.max_new_tokens - 1
+            )  # the last is not run
         return scores
 
     def decode_step(self, tokens: Tensor) -> Tensor:
@@ -43,17 +44,17 @@ class IncrementalDecoder:
         if self.beams == 1:
             self.sequences[:, self.length] = tokens
         self.length += 1
-        return self.scores(self.hidden(tokens[:, None])[:, 0])  # (rows, 1) -> (rows, E)
+        return self.next_token_scores(self.run(tokens[:, None])[:, 0])  # (rows, 1) -> (rows, E)
 
-    def hidden_of_prompts(self) -> Tensor:
+    def run_prompts(self) -> Tensor:
         """Runs the prompts: the last token's vectors, (P, E)."""
-        return self.hidden(self.sequences[:, : self.length])[:, -1]
+        return self.run(self.sequences[:, : self.length])[:, -1]
 
-    def hidden(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def run(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Prompts (P, N) or next tokens (rows, 1) -> vectors, (P, N, E) or (rows, 1, E)."""
         raise NotImplementedError
 
-    def scores(self, hidden: Tensor) -> Tensor:
+    def next_token_scores(self, hidden: Tensor) -> Tensor:
         """Vectors (..., E) -> scores of the tokens that follow, (..., V)."""
         scores = self.net.logits(hidden)
         if not self.renormalize:
@@ -63,32 +64,32 @@ class IncrementalDecoder:
         return scores
 
     def reorder(self, beams: Tensor) -> None:
-        """Each sequence goes on from another of the same prompt: (P, K) of K."""
+        """Each sequence continues another of the same prompt: (P, K) of K."""
         assert isinstance(self.cache, BeamCache)
         self.cache.reorder(beams)
 
     def select(self, prompts: Tensor) -> None:
-        """Goes on with some of the prompts only: (R,) of P."""
+        """Keeps only some of the prompts: (R,) of P."""
         self.cache = self.cache.select(prompts)
         self.sequences = self.sequences[prompts]
 
 
 class PromptDecoder(IncrementalDecoder):
-    """Goes on from prompts with a decoder.
+    """Continues prompts with a decoder.
 
-    Rows of different lengths are padded on the left. Where a row outgrows the context, it goes on
-    from its last half.
+    Rows of different lengths are padded on the left. A row that gets longer than `max_length` is
+    run again from its last `max_length` / 2 tokens.
 
     Args:
         net: The decoder, in evaluation mode.
         prompts: Token numbers of each row.
         max_new_tokens: Number of tokens that will follow.
-        beams: Sequences that go on from each prompt.
-        banned: Tokens that never follow.
+        beams: Sequences that continue each prompt.
+        banned: Tokens that are never generated.
         renormalize: Their probability mass goes to the others; False: it is lost.
 
     Raises:
-        ValueError: A prompt is empty, longer than the context, or has tokens that the decoder does
+        ValueError: A prompt is empty, longer than `max_length`, or has tokens that the decoder does
             not know; or it does not know a banned one.
     """
 
@@ -121,8 +122,8 @@ class PromptDecoder(IncrementalDecoder):
             for start, prompt in zip(self.starts, prompts, strict=True)
         ]
         self.sequences = torch.tensor(rows, device=device)  # (P, length + max_new_tokens)
-        room = self.length if beams > 1 else min(net.max_length, self.length + max_new_tokens)
-        self.cache = net.make_cache(len(prompts), room)
+        length = self.length if beams > 1 else min(net.max_length, self.length + max_new_tokens)
+        self.cache = net.make_cache(len(prompts), length)
 
     def decode_step(self, tokens: Tensor) -> Tensor:
         """Runs one more token in each row, (rows,): scores of those that follow, (rows, V)."""
@@ -130,12 +131,12 @@ class PromptDecoder(IncrementalDecoder):
             return super().decode_step(tokens)
         self.sequences[:, self.length] = tokens
         self.length += 1
-        context = self.net.max_length
-        half = self.length - max(1, context // 2)
-        self.starts = [start if self.length - start <= context else half for start in self.starts]
-        return self.scores(self.hidden_of_prompts())
+        longest = self.net.max_length
+        half = self.length - max(1, longest // 2)
+        self.starts = [start if self.length - start <= longest else half for start in self.starts]
+        return self.next_token_scores(self.run_prompts())
 
-    def hidden_of_prompts(self) -> Tensor:
+    def run_prompts(self) -> Tensor:
         """Runs the rows from where each starts: the last token's vectors, (P, E)."""
         assert isinstance(self.cache, KVCache)
         self.cache.clear()
@@ -145,14 +146,14 @@ class PromptDecoder(IncrementalDecoder):
             starts = torch.tensor(self.starts, device=self.sequences.device)
             index = torch.arange(first, self.length, device=starts.device)
             padding_mask = index >= starts[:, None]  # (P, N)
-        return self.hidden(self.sequences[:, first : self.length], padding_mask)[:, -1]
+        return self.run(self.sequences[:, first : self.length], padding_mask)[:, -1]
 
-    def hidden(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def run(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Prompts (P, N) or next tokens (rows, 1) -> vectors, (P, N, E) or (rows, 1, E)."""
         return self.net(tokens, padding_mask, cache=self.cache)
 
     def select(self, prompts: Tensor) -> None:
-        """Goes on with some of the prompts only: (R,) of P."""
+        """Keeps only some of the prompts: (R,) of P."""
         super().select(prompts)
         self.starts = [self.starts[row] for row in prompts.tolist()]
 
@@ -168,7 +169,7 @@ def check_evaluation_mode(net: torch.nn.Module) -> None:
 def check_prompts(
     name: str, prompts: Sequence[Sequence[int]], max_length: int, vocabulary: int
 ) -> None:
-    """Raises `ValueError` unless a model of this context and vocabulary takes these prompts."""
+    """Raises `ValueError` unless a model of this length and vocabulary takes these prompts."""
     require(len(prompts) > 0, f"There is no {name.lower()}; give at least one.")
     for number, prompt in enumerate(prompts):
         require(
@@ -185,3 +186,9 @@ def check_prompts(
             f"{name} {number} has a token that is not among the {vocabulary} of the model; "
             "use the tokenizer that it was trained with.",
         )
+
+
+def rows_to_keep(unfinished: Tensor) -> Tensor | None:
+    """Numbers of the unfinished rows, if it pays to drop the others; None: keep all."""
+    left = unfinished.nonzero()[:, 0]
+    return left if 4 * len(left) <= 3 * len(unfinished) else None

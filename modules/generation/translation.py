@@ -6,14 +6,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from modules.generation.beam_search import Hypotheses, run_beam_search
 from modules.generation.decoding import (
     MINUS_INF,
     IncrementalDecoder,
     check_evaluation_mode,
     check_prompts,
 )
+from modules.generation.generate import ENDED, sample
 from modules.generation.sampling import GenerationConfig
-from modules.generation.search import ENDED, Hypotheses, sample, search
 from modules.models.seq2seq import Seq2Seq
 
 __all__ = ["DecodingRules", "GenerationConfig", "Seq2SeqDecoder", "Translation", "translate"]
@@ -55,7 +56,7 @@ class Seq2SeqDecoder(IncrementalDecoder):
         sources: Token numbers of each source.
         start: The token that target texts begin with.
         max_new_tokens: Number of tokens that will follow; at most `max_length` of the model.
-        beams: Target texts that go on from each source.
+        beams: Target texts for each source.
         banned: Tokens that never follow.
         rules: What else decides.
 
@@ -97,13 +98,13 @@ class Seq2SeqDecoder(IncrementalDecoder):
         self.sequences = first.repeat(len(sources), 1)  # (P, 1 + max_new_tokens)
         self.cache = net.make_cache(self.context, 1 if beams > 1 else self.max_new_tokens)
 
-    def hidden(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """As `IncrementalDecoder.hidden`."""
+    def run(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """As `IncrementalDecoder.run`."""
         return self.net.decode(tokens, self.context, padding_mask, self.cache)
 
-    def scores(self, hidden: Tensor) -> Tensor:
+    def next_token_scores(self, hidden: Tensor) -> Tensor:
         """Vectors (..., E) -> scores of the tokens that follow, (..., V)."""
-        scores = super().scores(hidden)
+        scores = super().next_token_scores(hidden)
         forced: tuple[int, ...] = ()
         if self.length == 1:
             forced = self.rules.forced_bos
@@ -115,7 +116,7 @@ class Seq2SeqDecoder(IncrementalDecoder):
         return scores.fill_(MINUS_INF).index_fill_(-1, allowed, 0.0)
 
     def select(self, prompts: Tensor) -> None:
-        """Goes on with some of the sources only: (R,) of P."""
+        """Keeps only some of the sources: (R,) of P."""
         super().select(prompts)
         self.context = self.context.select(prompts)
 
@@ -147,7 +148,7 @@ def translate(
         sources: Token numbers of each source, as in training: with the end token, if it was there.
         config: How tokens are chosen, and how many at most; never more than `net.max_length`.
         start: The token that target texts begin with.
-        stop: End tokens.
+        stop: Tokens that end a text.
         banned: Tokens that are never generated, as if their scores were -inf.
         seeds: Of each source; None: `config.seed`, and one more for each next source.
         rules: What else decides on tokens; sampling always renormalizes.
@@ -167,7 +168,7 @@ def translate(
         net, sources, start, config.max_new_tokens, config.beams, banned, rules
     )
     if is_search:
-        found = search(decoder, config, stop)
+        found = run_beam_search(decoder, config, stop)
     else:
         found = sample_targets(decoder, config, stop, seeds)
     limit = decoder.max_new_tokens + (

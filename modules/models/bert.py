@@ -15,7 +15,7 @@ from modules.init import initialise
 from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import Dropout, TokenDropout
 from modules.lm_heads import MaskedLMHead
-from modules.masks import drop_full, padding
+from modules.masks import none_if_no_padding, padding
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS
 from modules.position import build_position, check_position, grid_positions
@@ -84,13 +84,13 @@ class BertConfig:
 
 
 class Encoder(nn.Module):
-    """Token numbers to vectors that know their context.
+    """Token numbers to contextual vectors.
 
     Args:
         config: Sizes and variants.
 
     Raises:
-        ValueError: The vocabulary is not filled in.
+        ValueError: `vocabulary` is null.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -132,7 +132,7 @@ class Encoder(nn.Module):
             record: Collects the attention weights of each block.
 
         Returns:
-            (B, N, E); what stands at padding means nothing.
+            (B, N, E); values at padding are undefined.
 
         Raises:
             ValueError: More tokens than learned positions, or segments that the model has no
@@ -140,7 +140,7 @@ class Encoder(nn.Module):
         """
         positions = grid_positions(tokens.shape[1:], tokens.device)  # (1, N, 1)
         bias = self.position.bias(positions, positions)
-        mask = padding(drop_full(padding_mask)).with_bias(bias)
+        mask = padding(none_if_no_padding(padding_mask)).with_bias(bias)
         x = self.token_dropout(self.embed(tokens))  # (B, N, E)
         x = self.position.embed(self.add_segments(x, segments))
         x = self.dropout(self.norm(x))
@@ -165,7 +165,7 @@ class BertClassifier(nn.Module):
         config: Sizes and variants.
 
     Raises:
-        ValueError: Vocabulary or classes are not filled in.
+        ValueError: `vocabulary` or `num_classes` is null.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -215,7 +215,7 @@ class BertMaskedLM(nn.Module):
         config: Sizes and variants.
 
     Raises:
-        ValueError: The vocabulary is not filled in.
+        ValueError: `vocabulary` is null.
     """
 
     def __init__(self, config: BertConfig) -> None:

@@ -19,7 +19,7 @@ from modules.transformer import Stack
 
 
 def causal_stack() -> StackConfig:
-    """The blocks of a decoder where nothing else is said."""
+    """Default blocks of a decoder."""
     return StackConfig(causal=True)
 
 
@@ -29,8 +29,8 @@ class DecoderConfig:
 
     Args:
         vocabulary: Number V of tokens; null: to be filled in from the tokenizer.
-        max_length: Context T, in tokens: number of learned positions, and how far generation looks
-            back; null: to be filled in from the data.
+        max_length: Longest sequence, in tokens: number of learned positions, and how far generation
+            looks back; null: to be filled in from the data.
         position: Position encoding: none, learned, sinusoidal, rotary, alibi or t5.
         position_options: Options of that encoding, such as {base: 500000}.
         sliding_window: Window of attention that the weights were trained with, in tokens (Jiang
@@ -65,13 +65,13 @@ class DecoderConfig:
 
 
 class Decoder(nn.Module):
-    """Tokens to vectors that know what came before, and to scores of the next token.
+    """Tokens to contextual vectors, and to scores of the next token.
 
     Args:
         config: Sizes and variants.
 
     Raises:
-        ValueError: Vocabulary or context are not filled in.
+        ValueError: `vocabulary` or `max_length` is null.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -115,10 +115,10 @@ class Decoder(nn.Module):
                 on from where the cache stopped.
             documents: Integers (B, N), the same number for tokens of the same document, which see
                 only each other; None: all tokens of a row belong together.
-            cache: Made by `make_cache`: earlier tokens, which are seen too. These are added to it.
+            cache: Made by `make_cache`: the tokens also attend to those in it, and are appended.
 
         Returns:
-            (B, N, E); what stands at padding means nothing.
+            (B, N, E); values at padding are undefined.
 
         Raises:
             ValueError: More tokens than learned positions or than the cache has room for.
@@ -127,7 +127,8 @@ class Decoder(nn.Module):
         mask = where.mask(padding_mask)
         if documents is not None:
             require(
-                cache.past == 0, "Packed documents cannot go on from a cache; pass one or none."
+                not isinstance(cache, KVCache),
+                "Packed documents cannot go on from a cache: later tokens would see all of them.",
             )
             mask = mask & same_document(documents)
         mask = mask.with_bias(self.position.bias(where.new, where.all))
@@ -164,7 +165,7 @@ class Decoder(nn.Module):
 
 
 def _gpt2(width: int, depth: int, heads: int, max_length: int = 1024) -> DecoderConfig:
-    """GPT-2 as published (Radford 2019), without its dropout."""
+    """GPT-2's architecture (Radford 2019) without dropout; "gpt2" has its size."""
     stack = StackConfig(
         width, depth, heads, feedforward="gelu_tanh", norm_eps=1e-5, causal=True, init="gpt2"
     )

@@ -1,14 +1,11 @@
-"""Encoder-decoders (Vaswani 2017): a source text -> vectors.
-
-A target text, token after token, that looks at them.
-"""
+"""Encoder-decoders (Vaswani 2017) and prefix language models: source text in, target text out."""
 
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from modules.cache import NO_CACHE, Positions, StackCache
+from modules.cache import NO_CACHE, StackCache, TokenPositions
 from modules.config import StackConfig
 from modules.embedding import TokenEmbedding
 from modules.init import initialise
@@ -16,7 +13,7 @@ from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import Dropout
 from modules.kv_cache import KVCache
 from modules.lm_heads import TokenHead
-from modules.masks import Mask, drop_full, padding, prefix
+from modules.masks import Mask, none_if_no_padding, padding, prefix
 from modules.models.seq2seq_config import SEQ2SEQ_PRESETS, Seq2SeqConfig
 from modules.norm import norm_factory
 from modules.position import build_position
@@ -25,8 +22,8 @@ from modules.transformer import NO_CONTEXT, Context, Stack
 __all__ = ["ARCHITECTURES", "SEQ2SEQ_PRESETS", "PrefixLM", "Seq2Seq", "Seq2SeqConfig"]
 
 
-class Side(nn.Module):
-    """Positions, norm, dropout and blocks of one text.
+class TextStack(nn.Module):
+    """Position encoding, norm, dropout and blocks of one text.
 
     Args:
         config: Of the whole.
@@ -45,7 +42,7 @@ class Side(nn.Module):
     def forward(
         self,
         x: Tensor,
-        positions: Positions,
+        positions: TokenPositions,
         mask: Mask,
         context: Context = NO_CONTEXT,
         cache: StackCache = NO_CACHE,
@@ -61,13 +58,13 @@ class Side(nn.Module):
 
 
 class Seq2Seq(nn.Module):
-    """Source texts to vectors, and target texts to scores of the next token, given those.
+    """Source texts to contextual vectors, and target texts to scores of the next token.
 
     Args:
         config: Sizes and variants.
 
     Raises:
-        ValueError: Vocabularies or lengths are not filled in.
+        ValueError: A vocabulary or `max_length` is null.
     """
 
     def __init__(self, config: Seq2SeqConfig) -> None:
@@ -90,10 +87,14 @@ class Seq2Seq(nn.Module):
             self.unembed = self.make_embedding(self.vocabulary, False)
         table = self.embed if self.unembed is None else self.unembed
         self.head = TokenHead(table, config.output_bias)
-        self.add_sides(self.max_length)
+        self.build_stacks(self.max_length)
 
     def make_embedding(self, vocabulary: int, scale: bool) -> TokenEmbedding:
-        """A table of vectors; with scaled embeddings, vectors and scores start with variance 1."""
+        """A table of vectors.
+
+        Where the model scales embeddings, all tables start with std 1 / sqrt(E), so that scaled
+        vectors and logits start with variance 1.
+        """
         stack = self.config.decoder
         embedding = TokenEmbedding(vocabulary, stack.width, scale)
         if self.config.scale_embedding:
@@ -102,10 +103,10 @@ class Seq2Seq(nn.Module):
             initialise(embedding, stack.init, stack.depth)
         return embedding
 
-    def add_sides(self, length: int) -> None:
+    def build_stacks(self, length: int) -> None:
         """Makes what takes embedded tokens, for texts of up to `length` of them."""
-        self.encoder = Side(self.config, self.config.encoder, length)
-        self.decoder = Side(self.config, self.config.decoder, length)
+        self.encoder = TextStack(self.config, self.config.encoder, length)
+        self.decoder = TextStack(self.config, self.config.decoder, length)
 
     def forward(
         self,
@@ -123,7 +124,7 @@ class Seq2Seq(nn.Module):
             padding_mask: As `padding_mask` of `decode`.
 
         Returns:
-            (B, N, E); what stands at padding means nothing.
+            (B, N, E); values at padding are undefined.
         """
         return self.decode(tokens, self.encode(source, source_padding_mask), padding_mask)
 
@@ -144,7 +145,7 @@ class Seq2Seq(nn.Module):
         Raises:
             ValueError: More tokens than learned positions.
         """
-        mask = padding(drop_full(padding_mask))
+        mask = padding(none_if_no_padding(padding_mask))
         positions = NO_CACHE.add_tokens(source, None, None)
         states = self.encoder(self.embed_source(source), positions, mask, cache=record)
         return Context(states, mask)
@@ -168,11 +169,11 @@ class Seq2Seq(nn.Module):
             context: Made by `encode`.
             padding_mask: Boolean (B, N), False at padding, which does not count as a position;
                 None: there is none, or it stands on the right, where no token sees it.
-            cache: Made by `make_cache`: earlier tokens, which are seen too. These are added to it.
-                A record collects the attention weights of each block instead.
+            cache: Made by `make_cache`: the tokens also attend to those in it, and are appended.
+                Or a record of attention weights.
 
         Returns:
-            (B, N, E); what stands at padding means nothing.
+            (B, N, E); values at padding are undefined.
 
         Raises:
             ValueError: More tokens than learned positions or than the cache has room for.
@@ -223,18 +224,18 @@ class PrefixLM(Seq2Seq):
     methods as `Seq2Seq`; `encode` embeds only.
     """
 
-    def add_sides(self, length: int) -> None:
+    def build_stacks(self, length: int) -> None:
         """Makes what takes embedded tokens: both texts in one row, up to `length` tokens each."""
         stack = replace(
             self.config.decoder, causal=False, cross_attention=False, context_width=None
         )
-        self.decoder = Side(self.config, stack, 2 * length)
+        self.decoder = TextStack(self.config, stack, 2 * length)
 
     def encode(
         self, source: Tensor, padding_mask: Tensor | None = None, record: StackCache = NO_CACHE
     ) -> Context:
-        """As `Seq2Seq.encode`, but there is nothing to record before the target is there."""
-        return Context(self.embed_source(source), padding(drop_full(padding_mask)))
+        """Embeds the source only; `decode` puts the embeddings before those of the target."""
+        return Context(self.embed_source(source), padding(none_if_no_padding(padding_mask)))
 
     def decode(
         self,
@@ -251,11 +252,11 @@ class PrefixLM(Seq2Seq):
             padding_mask = join_padding(context, padding_mask, tokens)  # (B, M + N)
             x = torch.cat((context.states, x), 1)  # (B, M + N, E)
         positions = cache.add_tokens(x[..., 0], padding_mask, None)
+        mask = positions.mask(padding_mask)
         if first:
-            order = prefix(first, x.shape[1], x.device)
-        else:
-            order = cache.causal_mask(x.shape[1], x.device)
-        mask = positions.mask(padding_mask) & order
+            mask = mask & prefix(first, x.shape[1], x.device)
+        elif x.shape[1] > 1:  # a single last token sees everything
+            mask = mask & cache.causal_mask(x.shape[1], x.device)
         return self.decoder(x, positions, mask, cache=cache)[:, first:]
 
     def prefix_length(self, context: Context) -> int:
@@ -271,6 +272,8 @@ def join_padding(context: Context, padding_mask: Tensor | None, tokens: Tensor) 
     allowed = context.mask.allowed  # (B, 1, 1, M)
     if allowed is None and padding_mask is None:
         return None
+    if allowed is not None and context.mask.fully_masked is not None:
+        allowed = allowed & ~context.mask.fully_masked
     length = context.states.shape[1]
     shape = (len(tokens), length + tokens.shape[1])
     both = torch.ones(shape, dtype=torch.bool, device=tokens.device)  # (B, M + N)

@@ -11,7 +11,7 @@ TyingName = Literal["all", "inputs", "target", "none"]
 
 
 def cross_stack() -> StackConfig:
-    """The decoder's blocks where nothing else is said."""
+    """Default blocks of the decoder."""
     return StackConfig(causal=True, cross_attention=True)
 
 

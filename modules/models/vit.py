@@ -118,7 +118,7 @@ class ViT(nn.Module):
         config: Sizes and variants.
 
     Raises:
-        ValueError: The data's numbers are not filled in.
+        ValueError: `channels` or `num_classes` is null.
     """
 
     def __init__(self, config: ViTConfig) -> None:

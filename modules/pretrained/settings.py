@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar, get_type_hints
 
-from modules.config import FeedForwardName, ResolvedSizes, StackConfig, require
+from modules.config import FeedForwardName, ResolvedOptions, StackConfig, require
 from modules.schema import checked, shown
 
 Settings = dict[str, Any]  # a config.json
@@ -132,7 +132,7 @@ def option(config: Any, name: str) -> Any:
     """An option of a stack, or of a model's config or its stack, with what stands for null."""
     if hasattr(config, "stack") and not hasattr(config, name):
         config = config.stack
-    if isinstance(config, StackConfig) and name in ResolvedSizes._fields:
+    if isinstance(config, StackConfig) and name in ResolvedOptions._fields:
         config = config.resolved
     return getattr(config, name)
 

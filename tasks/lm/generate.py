@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from modules.generation.beam_search import beam_search
 from modules.generation.quantized import QuantizationName
-from modules.generation.search import GenerationConfig, beam_search
+from modules.generation.sampling import GenerationConfig
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.cli.text_io import json_line, read_lines
 from tasks.errors import UsageError

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from datamodules.tokenizers import Tokenizer
-from modules.generation.search import GenerationConfig
+from modules.generation.sampling import GenerationConfig
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder, DecoderConfig
 from tasks.base import Batch

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from datamodules.tokenizers import Tokenizer
-from modules.generation.search import GenerationConfig, generate
+from modules.generation.generate import generate
+from modules.generation.sampling import GenerationConfig
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.errors import UsageError
 from tasks.lm.architectures import Model
@@ -148,7 +149,7 @@ def writers(
     """Texts that follow prompts, to be written step by step.
 
     Args:
-        model, prompts, config, stop, seeds: As in `modules.generation.search.generate`; `stop` are strings.
+        model, prompts, config, stop, seeds: As in `modules.generation.generate.generate`; `stop` are strings.
         found: What the model's folder asks.
     """
     ends = end_tokens(model, found)

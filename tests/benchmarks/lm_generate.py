@@ -84,7 +84,8 @@ def continuation(name: str, batch: int) -> Callable[[], Any]:
             [torch.cat(step) for step in batched_generate_fn(net, tokens, PROMPT + NEW, **draw)], 1
         )
 
-    from modules.generation.search import GenerationConfig, generate
+    from modules.generation.generate import generate
+    from modules.generation.sampling import GenerationConfig
 
     rows, config = tokens.tolist(), GenerationConfig(NEW, temperature=0.0)
     return lambda: torch.stack(list(generate(net, rows, config)), 1)
@@ -132,7 +133,8 @@ def times(runs: int = 5) -> Any:
     import numpy as np
 
     from modules.attention import MultiHeadAttention
-    from modules.generation.search import GenerationConfig, generate
+    from modules.generation.generate import generate
+    from modules.generation.sampling import GenerationConfig
     from tests.benchmarks._decoders import SIZES, tessera
 
     net = tessera(replace(SIZES["small"], length=CONTEXT)).eval()

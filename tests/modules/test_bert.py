@@ -134,7 +134,7 @@ def test_full_batches_need_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     net, (tokens, _) = build(Encoder), texts((N, N))
     expected = net(tokens)
     monkeypatch.setattr(
-        "modules.masks._with_open_rows",
+        "modules.masks._unmask_empty_rows",
         lambda allowed: pytest.fail("a mask where nothing is padding"),
     )
     assert torch.equal(net(tokens, torch.ones_like(tokens, dtype=torch.bool)), expected)

@@ -10,21 +10,21 @@ from torch import Tensor
 from modules.config import StackConfig
 from modules.generation import beam_cache
 from modules.generation.beam_cache import (
+    BagContextCache,
+    BagIndex,
+    BagLayerCache,
     BeamCache,
-    Index,
-    SlotsLayer,
-    SumsContext,
-    SumsLayer,
-    WeightedSums,
+    EmbeddingBag,
+    SlotLayerCache,
 )
-from modules.generation.search import GenerationConfig
+from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from modules.masks import Mask
 from modules.models.gpt import Decoder
 from tests.modules.test_cache import VARIANTS, T, V, close, decoder, name_of
 from tests.modules.test_translation import SOURCES, START, model
 
-both = pytest.mark.parametrize("by_sums", [True, False])
+both = pytest.mark.parametrize("use_embedding_bag", [True, False])
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +34,10 @@ def without_gradients() -> Any:
 
 
 @pytest.fixture
-def either(by_sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def either(use_embedding_bag: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of rows where they suit, or what other devices have."""
-    if not by_sums:
-        monkeypatch.setattr(beam_cache, "sums_are_faster", lambda *_: False)
+    if not use_embedding_bag:
+        monkeypatch.setattr(beam_cache, "prefers_embedding_bag", lambda *_: False)
 
 
 def alone(net: Decoder, texts: list[list[list[int]]]) -> Tensor:
@@ -107,7 +107,7 @@ def test_other_types_of_numbers_do(kind: torch.dtype) -> None:
     memory = BeamCache(cache, 3, 1)
     found = net(tokens[:, :1].repeat_interleave(3, 0), cache=memory)
     assert found.dtype == memory.values[0].dtype == kind and isinstance(
-        memory.block(0).self_attn, SumsLayer
+        memory.block(0).self_attn, BagLayerCache
     )
     torch.testing.assert_close(
         found.float(), expected.repeat_interleave(3, 0), atol=0.06, rtol=0.06
@@ -134,14 +134,14 @@ def test_translations_are_the_same_either_way(
         BeamCache, "add_tokens", lambda self, *a: kinds.append(self.block(0)) or place(self, *a)
     )
     fast = translate(net, SOURCES, config, START, [2])
-    assert {type(block.self_attn) for block in kinds} == {SumsLayer}
-    assert {type(block.cross_attn) is SumsContext for block in kinds} == {
+    assert {type(block.self_attn) for block in kinds} == {BagLayerCache}
+    assert {type(block.cross_attn) is BagContextCache for block in kinds} == {
         architecture == "encoder_decoder"
     }
-    monkeypatch.setattr(beam_cache, "sums_are_faster", lambda *_: False)
+    monkeypatch.setattr(beam_cache, "prefers_embedding_bag", lambda *_: False)
     kinds.clear()
     plain = translate(net, SOURCES, config, START, [2])
-    assert {type(block.self_attn) for block in kinds} == {SlotsLayer}
+    assert {type(block.self_attn) for block in kinds} == {SlotLayerCache}
     assert [[text.tokens for text in row] for row in fast] == [
         [text.tokens for text in row] for row in plain
     ]
@@ -153,8 +153,8 @@ def test_scores_in_16_bits_are_added_and_weighed_in_32() -> None:
     q, keys, values = (torch.randn(2, 4, n, 6, dtype=torch.bfloat16) for n in (3, 50, 50))
     bias = torch.randn(1, 1, 1, 50) - 100
     config = StackConfig(24, 1, 4)
-    columns = Index(torch.zeros(2, 3, 1, dtype=torch.int64), 1, config).columns
-    found = SumsContext((keys, values), 3, config, columns).attend(
+    columns = BagIndex(torch.zeros(2, 3, 1, dtype=torch.int64), 1, config).key_bags
+    found = BagContextCache((keys, values), 3, config, columns).attend(
         q.transpose(1, 2).flatten(0, 1)[:, :, None], Mask().with_bias(bias), None
     )  # (B, H, K, D) -> (B K, H, 1, D) and back
     found = found[:, :, 0].unflatten(0, (2, 3)).transpose(1, 2)
@@ -167,7 +167,7 @@ def test_scores_in_16_bits_are_added_and_weighed_in_32() -> None:
 def test_sums_of_rows() -> None:
     rows, table, weights = torch.randint(7, (5, 2, 4)), torch.randn(7, 3), torch.randn(5, 2, 4)
     expected = (table[rows] * weights[..., None]).sum(-2)  # (5, 2, 3)
-    close(WeightedSums(rows)(table, weights), expected.flatten(0, 1))
+    close(EmbeddingBag(rows)(table, weights), expected.flatten(0, 1))
 
 
 def test_what_does_not_fit_is_named() -> None:

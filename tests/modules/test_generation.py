@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 
 from modules.generation import sampling
+from modules.generation.beam_search import beam_search, run_beam_search, stable_topk
 from modules.generation.decoding import IncrementalDecoder
-from modules.generation.sampling import filter_scores, penalize_repetition, sample_tokens, uniform
-from modules.generation.search import GenerationConfig, beam_search, generate, search, stable_topk
+from modules.generation.generate import generate
+from modules.generation.sampling import (
+    GenerationConfig,
+    filter_scores,
+    penalize_repetition,
+    sample_tokens,
+    uniform,
+)
 from modules.models.gpt import Decoder
 from tests.modules.test_cache import PLACES, VARIANTS, T, V, decoder, name_of
 
@@ -153,7 +160,7 @@ def test_rows_that_have_ended_are_read_no_more(monkeypatch: pytest.MonkeyPatch) 
     )
     fewer = text(net, prompts, stop=stop, **options)
     assert rows == sorted(rows, reverse=True) and rows[-1] < rows[0] == 4
-    monkeypatch.setattr("modules.generation.search.rows_to_keep", lambda open_: None)
+    monkeypatch.setattr("modules.generation.generate.rows_to_keep", lambda open_: None)
     assert text(net, prompts, stop=stop, **options) == fewer
 
 
@@ -381,7 +388,7 @@ def test_beams_are_those_of_transformers(
         output_scores=True,
     )
     config = GenerationConfig(beams=beams, length_penalty=penalty, early_stopping=stopping)
-    found = search(Foreign(net, prompts.tolist(), beams, 8), config, stop)
+    found = run_beam_search(Foreign(net, prompts.tolist(), beams, 8), config, stop)
     for row, (tokens, score) in enumerate(text for texts in found for text in texts):
         assert theirs.sequences[row, 4:].tolist()[: len(tokens)] == tokens
         assert theirs.sequences_scores[row].item() == pytest.approx(score, abs=1e-4)
@@ -424,7 +431,7 @@ def test_the_search_ends_when_nothing_better_can_come() -> None:
         (2.0, "first", 1, [([0, 2], logs[1] / 4), ([2], logs[0])]),
     ):
         reader = Scripted(chances, beams=2)
-        (found,) = search(
+        (found,) = run_beam_search(
             reader, GenerationConfig(length_penalty=penalty, early_stopping=stopping), {2}
         )
         assert [tokens for tokens, _ in found] == [
@@ -434,7 +441,7 @@ def test_the_search_ends_when_nothing_better_can_come() -> None:
             [score for _, score in wanted], abs=1e-5
         )
     reader = Scripted(chances)
-    ((best, score),) = search(reader, GenerationConfig(length_penalty=2.0), {2})[0]
+    ((best, score),) = run_beam_search(reader, GenerationConfig(length_penalty=2.0), {2})[0]
     assert (
         best == [2] and reader.steps == 0 and score == pytest.approx(logs[0])
     )  # one beam is greedy
@@ -446,7 +453,7 @@ def test_the_first_texts_need_not_be_the_best() -> None:
     for stopping in ("never", "likely", "first"):
         reader = Scripted(chances, beams=2)
         config = GenerationConfig(beams=2, length_penalty=1.0, early_stopping=stopping)
-        best[stopping] = search(reader, config, {2})[0], reader.steps
+        best[stopping] = run_beam_search(reader, config, {2})[0], reader.steps
     assert best["first"] == (best["first"][0], 1)
     assert [tokens for tokens, _ in best["first"][0]] == [[0, 2], [2]]
     assert [tokens for tokens, _ in best["never"][0]] == [[0, 1, 2], [0, 2]]

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modules.generation import quantized
+from modules.generation.generate import generate
 from modules.generation.quantized import PackedLinear, QuantizedLinear, prepare, quantize_rows
-from modules.generation.search import GenerationConfig, generate
+from modules.generation.sampling import GenerationConfig
 from modules.kernels.linear import HAS_ONEDNN, Linear
 from modules.models.gpt import Decoder
 from tests.modules.test_cache import VARIANTS, T, V, decoder, name_of

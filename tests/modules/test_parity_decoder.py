@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modules.generation.search import GenerationConfig, generate
+from modules.generation.generate import generate
+from modules.generation.sampling import GenerationConfig
 from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
 from modules.position import RotaryScaling, build_position
 from modules.pretrained.decoder import TABLES, from_tessera, load_weights, to_tessera

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from modules.attention import AdditiveAttention, MultiHeadAttention
 from modules.config import StackConfig
 from modules.feedforward import FEEDFORWARDS
-from modules.masks import NO_MASK, causal, documents, padding, pairs
+from modules.masks import NO_MASK, causal, documents, from_bool, padding
 from modules.position import POSITIONS, build_position, grid_positions
 from modules.record import WeightRecorder
 from modules.transformer import Context, Stack
@@ -60,7 +60,7 @@ def test_self_attention(mask: str) -> None:
         "none": (NO_MASK, None, None),
         "causal": (causal(M), ~triangle, None),
         "padding": (padding(KEEP), None, ~KEEP),
-        "pairs": (pairs(allowed), ~allowed, None),
+        "pairs": (from_bool(allowed), ~allowed, None),
         "causal and padding": (causal(M) & padding(KEEP), ~triangle, ~KEEP),
     }[mask]
     expected, weights = theirs(

@@ -16,7 +16,7 @@ from modules.feedforward import FEEDFORWARDS
 from modules.heads import POOLERS
 from modules.init import INITS
 from modules.lm_heads import TokenHead
-from modules.masks import NO_MASK, Mask, causal, documents, padding, pairs
+from modules.masks import NO_MASK, Mask, causal, documents, from_bool, padding
 from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from modules.norm import NORMS
 from modules.parameter_groups import parameter_roles
@@ -256,7 +256,7 @@ def test_a_row_that_sees_nothing_gives_zeros(kind: str, with_bias: bool, attenti
             padding(torch.tensor([[True] * N, [False] * N])),
             torch.tensor([[False] * N, [True] * N]),
         ),
-        "empty row": (pairs(allowed), torch.eye(N, dtype=torch.bool)[1].expand(B, N)),
+        "empty row": (from_bool(allowed), torch.eye(N, dtype=torch.bool)[1].expand(B, N)),
         "packed and padded": (
             documents((~padding_mask).long()) & padding(padding_mask),
             ~padding_mask,
@@ -286,7 +286,7 @@ def test_masks_combine_in_any_order() -> None:
     for first, second, third in ((0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)):
         mask = parts[first] & parts[second] & parts[third]
         assert torch.equal(mask.allowed & ~mask.fully_masked, expected)
-    assert (causal(N) & causal(N)) == Mask(causal=True) and (causal(N) & NO_MASK).is_causal
+    assert (causal(N) & causal(N)).is_causal and (causal(N) & NO_MASK).is_causal
     assert causal(2, 5).allowed[0, 0].int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     seen = Mask(padding_mask[:, None, None], causal=True).add_to(torch.zeros(B, H, N, N)).isfinite()
     assert torch.equal(seen, padding_mask[:, None, None].expand(-1, H, N, -1).tril())

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modules.generation import search
+from modules.generation import beam_search, generate
 from modules.generation.decoding import IncrementalDecoder
 from modules.generation.translation import GenerationConfig, Seq2SeqDecoder, Translation, translate
 from modules.models.seq2seq import ARCHITECTURES, Seq2Seq
@@ -141,7 +141,8 @@ def test_what_is_done_leaves_the_batch(
         count = still if still <= 0.75 * count else count
         wanted.append(count)
     assert rows == (wanted if len(made[0]) == 1 else sorted(rows, reverse=True)) and rows
-    monkeypatch.setattr(search, "rows_to_keep", lambda open_: None)
+    monkeypatch.setattr(beam_search, "rows_to_keep", lambda open_: None)
+    monkeypatch.setattr(generate, "rows_to_keep", lambda open_: None)
     stayed = found(net, sources, **options)
     assert [[row.tokens for row in one] for one in made] == [
         [row.tokens for row in one] for one in stayed

@@ -14,8 +14,10 @@ import torch
 
 from datamodules.embedded.reference import documents
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from modules.generation.beam_search import beam_search
+from modules.generation.generate import generate
 from modules.generation.quantized import prepare
-from modules.generation.search import GenerationConfig, beam_search, generate
+from modules.generation.sampling import GenerationConfig
 from tasks.lm import writing
 from tasks.lm.architectures import load_model
 from tasks.lm.writing import Writer, prompt_tokens

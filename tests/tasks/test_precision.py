@@ -174,7 +174,7 @@ def test_softmax_sums_in_float32(recorded: bool, precision: str) -> None:
     q, k, v = (torch.randn(1, 2, 2048, 32).bfloat16() for _ in range(3))
     v = v + 1  # a mean of many, where sums in bfloat16 would stand still
     with low(precision):
-        found = attention(q, k, v, causal(2048), record=weights.append if recorded else None)
+        found = attention(q, k, v, causal(2048), on_weights=weights.append if recorded else None)
     expected = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
     torch.testing.assert_close(found.double(), expected, atol=0.02, rtol=2 * ROUNDED)
     for one in weights:
