@@ -163,7 +163,7 @@ class ResumableDataModule(pl.LightningDataModule):
             return {}
         options = self.source.options
         plain = type(options)()
-        names = [field.name for field in fields(plain) if field.name in self.source.unused]
+        names = [field.name for field in fields(plain) if field.name in self.source.unused_options]
         given = {name: getattr(options, name) for name in names}
         return {
             f"dataset.{name}": value

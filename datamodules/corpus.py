@@ -103,7 +103,7 @@ class CorpusData(TokenizedData):
         """Whether control tokens mark where a document begins and ends: if there is more than one to train on."""
         if "framed" in self._facts:
             return bool(self._facts["framed"])
-        return self.source.survey("train" if self.source.has("train") else "test").documents > 1
+        return self.source.statistics("train" if self.source.has("train") else "test").documents > 1
 
     def facts(self) -> dict[str, Any]:
         """As in the base class, and framed (bool): whether control tokens begin and end a document."""

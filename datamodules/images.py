@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader
 
 from datamodules.base import BatchedDataset, ResumableDataModule
 from datamodules.sources import SOURCES, DatasetOptions, Source
-from datamodules.sources.folder import files_below
+from datamodules.sources.folders import files_below
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import problem
+from datamodules.utils.files import path_fault
 from datamodules.vision.decoding import common_size, decode_all, usable_cores
 from datamodules.vision.pixels import MemoryImages, StreamedImages, channel_statistics
 from datamodules.vision.records import IMAGE_ENDINGS, Records
@@ -119,7 +119,7 @@ class ImageData(ResumableDataModule):
                     f"{name} is {given}, the checkpoint was trained with {facts[name]}: leave it out."
                 )
         self._facts, self.image_size = dict(facts), facts["image_size"]
-        self.source.known_names = facts["class_names"]
+        self.source.checkpoint_classes = facts["class_names"]
         self._records, self._datasets = {}, {}
 
     @property
@@ -135,7 +135,7 @@ class ImageData(ResumableDataModule):
     def _layout(self) -> dict[str, Any]:
         """The facts that are known before any training image is decoded."""
         if not self._facts:
-            names, train = self.source.names(), self._split("train")
+            names, train = self.source.checked_class_names(), self._split("train")
             channels = self.options.channels or train.channels()
             size = self.image_size or common_size(train, channels, self.skip_bad)
             self._facts = {
@@ -159,7 +159,7 @@ class ImageData(ResumableDataModule):
             self._dataset("predict")
             return
         if self._facts:
-            self.source.agree(self._facts["class_names"])
+            self.source.require_classes(self._facts["class_names"])
         for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}[stage]:
             self._dataset(split)
         self.facts()
@@ -177,11 +177,11 @@ class ImageData(ResumableDataModule):
                 "predict needs --data.predict_path: an image file or a folder of images."
             )
         path = Path(self.predict_path)
-        if not path.is_dir() and (fault := problem(path)):
+        if not path.is_dir() and (fault := path_fault(path)):
             raise UsageError(
                 f"{path} {fault}: --data.predict_path takes an image file or a folder of images."
             )
-        files = files_below(path, IMAGE_ENDINGS, self.source.bad) if path.is_dir() else [path]
+        files = files_below(path, IMAGE_ENDINGS, self.source.reject) if path.is_dir() else [path]
         if not files:
             raise UsageError(f"{path} holds no images.")
         return Records(files, torch.zeros(len(files), dtype=torch.int64), torch.arange(len(files)))

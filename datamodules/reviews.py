@@ -8,14 +8,14 @@ from typing import Any, BinaryIO, Literal
 import torch
 from torch import Tensor
 
-from datamodules.sources import TEXT_SOURCES, Texts
-from datamodules.sources.compressed import bounded_lines
-from datamodules.sources.texts import arrow_texts
+from datamodules.sources import TEXT_SOURCES, TextSamples
+from datamodules.sources.formats import NOT_UTF8, decode_lines
+from datamodules.sources.texts import text_samples
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
 from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.token_cache import tokenised
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import open_regular, problem
+from datamodules.utils.files import open_regular, path_fault
 
 
 class LabelledTokens(Sequences):
@@ -84,7 +84,7 @@ class ReviewData(TextData):
     def facts(self) -> dict[str, Any]:
         """As in the base class, and class_names (list) and num_classes."""
         if not self._facts:
-            names = self.source.names()
+            names = self.source.checked_class_names()
             self._facts = {"class_names": names, "num_classes": len(names), **super().facts()}
         return self._facts
 
@@ -97,12 +97,14 @@ class ReviewData(TextData):
                 f"class_names is {given}, the checkpoint was trained with {known}: leave it out."
             )
         super().adopt(facts)
-        self.source.known_names = facts["class_names"]
+        self.source.checkpoint_classes = facts["class_names"]
 
     def setup(self, stage: str) -> None:
         """As in the base class; classes that are missing, or not the checkpoint's, are refused first."""
         if stage != "predict":
-            self.source.agree(self._facts.get("class_names") or self.source.names())
+            self.source.require_classes(
+                self._facts.get("class_names") or self.source.checked_class_names()
+            )
         super().setup(stage)
 
     def training_texts(self) -> Any:
@@ -123,7 +125,7 @@ class ReviewData(TextData):
         return self._asked.column.to_pylist()
 
     @cached_property
-    def _asked(self) -> Texts:
+    def _asked(self) -> TextSamples:
         """The texts to classify that can be."""
         if self.predict_text is not None:
             return self._usable([self.predict_text], [1], "--text")
@@ -134,7 +136,7 @@ class ReviewData(TextData):
         if self.predict_path == "-":
             return self._usable(*self._lines(sys.stdin.buffer, "standard input"))
         path = Path(self.predict_path)
-        if fault := problem(path):
+        if fault := path_fault(path):
             raise UsageError(
                 f"{path} {fault}: --data.predict_path takes a file with a text on each line, or -."
             )
@@ -143,17 +145,18 @@ class ReviewData(TextData):
 
     def _lines(self, file: BinaryIO, origin: str) -> tuple[list[str], list[int], str]:
         """The lines that are UTF-8, their numbers, and what to call them; the others are bad."""
-        texts, rows = [], []
-        for number, line in enumerate(bounded_lines(file, origin), 1):
-            try:
-                texts.append(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
+        texts = []
+        rows = []
+        not_utf8: list[int] = []
+        for number, line in enumerate(decode_lines(file, origin, not_utf8), 1):
+            if not_utf8:
+                self.source.reject(f"line {not_utf8.pop()} of {origin}", NOT_UTF8)
+            else:
+                texts.append(line.rstrip("\r\n"))
                 rows.append(number)
-            except UnicodeDecodeError:
-                self.source.bad(f"line {number} of {origin}", "holds bytes that are not UTF-8")
         if not texts:
             raise DataError(f"{origin} holds no texts.")
         return texts, rows, f"line {{}} of {origin}"
 
-    def _usable(self, texts: list[str], rows: list[int], where: str) -> Texts:
-        labels = torch.zeros(len(texts), dtype=torch.int64)
-        return self.source.usable(Texts(arrow_texts(texts), labels, torch.tensor(rows), where))
+    def _usable(self, texts: list[str], rows: list[int], where: str) -> TextSamples:
+        return self.source.usable(text_samples(texts, torch.tensor(rows), where), "predict")

@@ -5,8 +5,8 @@ from typing import Any, Literal
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from datamodules.sources import PARALLEL, Pairs, ParallelOptions, ParallelSource
-from datamodules.sources.parallel import pair_name
+from datamodules.sources import PARALLEL, ParallelOptions, ParallelSource, TextSamples
+from datamodules.sources.parallel import language_pair
 from datamodules.text import Sequences, TextData, TextLoading, TokenRows
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
 from datamodules.tokens.packing import IGNORED
@@ -34,7 +34,7 @@ class PairTokens:
         tokenizer: PairTokenizer,
         max_length: int,
         multiple: int,
-        texts: Pairs | None = None,
+        texts: TextSamples | None = None,
     ) -> None:
         whole = torch.stack([table.lengths for table in tables], dim=1) + tokenizer.added  # (S, 2)
         self.own = whole.clamp(max=max_length)
@@ -68,8 +68,9 @@ class PairTokens:
             "index": index,
         }
         if self.texts is not None:
-            batch["text"] = [self.texts.source[i].as_py() for i in indices]
-            batch["reference"] = [self.texts.target[i].as_py() for i in indices]
+            sources, targets = self.texts.columns
+            batch["text"] = [sources[i].as_py() for i in indices]
+            batch["reference"] = [targets[i].as_py() for i in indices]
         return batch
 
 
@@ -100,7 +101,7 @@ class TranslationData(TextData):
         DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 
-    source: ParallelSource  # type: ignore[assignment]
+    source: ParallelSource
     config: PairTokenizerConfig
     tokenizer: PairTokenizer  # type: ignore[assignment]
 
@@ -138,8 +139,8 @@ class TranslationData(TextData):
         return PairTokenizer.from_facts(facts)
 
     def _sides(self) -> tuple[Any, Any]:
-        pairs = self.source.split("train")
-        return pairs.source, pairs.target
+        source, target = self.source.split("train").columns
+        return source, target
 
     def training_texts(self) -> Any:
         """All sources, then all targets."""
@@ -167,8 +168,8 @@ class TranslationData(TextData):
         """As in the base class; the languages must agree, too."""
         if self.languages != facts["languages"]:
             raise UsageError(
-                f"--data.languages is {pair_name(self.languages)}, the checkpoint was trained with "
-                f"{pair_name(facts['languages'])}: leave it out."
+                f"--data.languages is {language_pair(self.languages)}, the checkpoint was trained with "
+                f"{language_pair(facts['languages'])}: leave it out."
             )
         super().adopt(facts)
 
@@ -182,21 +183,21 @@ class TranslationData(TextData):
         pairs = self.source.split(split)
         tables = (
             tokenised(self._prompted(pairs), self.tokenizer.source),
-            tokenised(pairs.target, self.tokenizer.target),
+            tokenised(pairs.columns[1], self.tokenizer.target),
         )
         texts = None if split == "train" else pairs
         return PairTokens(tables, self.tokenizer, self.max_length, self.loading.multiple, texts)
 
-    def _prompted(self, pairs: Pairs) -> Any:
+    def _prompted(self, pairs: TextSamples) -> Any:
         """The sources as they are tokenised."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         if not self.config.prompt:
-            return pairs.source
+            return pairs.columns[0]
         kind = pa.large_string()
         return pc.binary_join_element_wise(
-            pa.scalar(self.config.prompt, kind), pairs.source, pa.scalar("", kind)
+            pa.scalar(self.config.prompt, kind), pairs.columns[0], pa.scalar("", kind)
         )
 
     def loaded(self, datasets: list[Any]) -> None:

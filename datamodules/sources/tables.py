@@ -1,316 +1,310 @@
-"""Tables by split, from the Hugging Face hub or a local copy of its files, with a column of classes."""
+"""Tables by split: in files, or from the Hugging Face hub."""
+
+from __future__ import annotations
 
 import json
 import logging
-import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import S, Source, listed, other_source
-from datamodules.sources.texts import holds_text, is_utf8
+from datamodules.sources.base import Source
+from datamodules.sources.formats import (
+    Row,
+    read_csv,
+    read_json_lines,
+    read_table,
+    uncompressed_suffix,
+)
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import open_regular, problem, regular_files
+from datamodules.utils.files import path_fault, regular_files
 from datamodules.utils.splits import split_of
 
-MOST = 10**6  # whole numbers from here on are no classes
-NUMBER = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
-class Tables:
-    """Base: Arrow tables by split.
+CSV = (".csv", ".tsv")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+ARROW = (".parquet", ".arrow")
+ROWS_AT_ONCE = 10_000  # rows that exist as Python objects at a time
+JSON_TYPES = {
+    list: "a list",
+    dict: "an object",
+    float: "a number with a decimal point",
+    int: "a number",
+    bool: "true or false",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one split.
 
     Args:
-        path: File or folder that the user named, or None.
-        options: Those of the source; they name the data set on the hub, where it is one.
-        bad: Called with the name of a row and what is wrong with it; raises, or returns where such rows are left out.
-        check: What is wrong with the cells of a JSON object that are used; None if nothing is.
+        columns: What they hold.
+        rows: (S,) int64: the number of each row in what it was read from.
+        where: What that is: "line {} of reviews.csv".
     """
 
-    unit = "row"  # what a row is called in messages
-    endings: tuple[str, ...]  # of files, in lower case
+    columns: pa.Table
+    rows: Tensor
+    where: str
+
+    def name(self, i: int) -> str:
+        """What to call row i in a message."""
+        return self.where.replace("{}", str(int(self.rows[i])), 1)
+
+
+@dataclass(frozen=True)
+class CellType:
+    """What the cells of a column must be in JSON, which other formats do not let one choose.
+
+    Args:
+        names: The column may have any of these names; the first that a row has counts.
+        types: Of its cells, which may also be null.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[type, ...] = (str,)
+
+    def fault(self, row: dict[str, Any]) -> str | None:
+        """What is wrong with a row; None if nothing is."""
+        for name in self.names:
+            if name in row:
+                kind = type(row[name])
+                if kind in self.types or kind is type(None):
+                    return None
+                wanted = "text or a whole number" if int in self.types else "text"
+                return f"has {JSON_TYPES[kind]} as {name}, which must be {wanted}"
+        return None
+
+
+class FileTables:
+    """CSV, TSV or JSON Lines files, one for each split; a single file is the training split.
+
+    Args:
+        source: Says where they are, and is told of rows that cannot be used.
+        suffixes: Of the files, in lower case; they may be followed by .gz or .zst.
+        kind: What such files are called in messages.
+        cell_types: Of JSON cells.
+        header: Whether the first row of a CSV or TSV file names the columns.
+        quoted_tsv: Whether quotes have a meaning in TSV files.
+    """
 
     def __init__(
         self,
-        path: str | None,
-        options: Any,
-        bad: Callable[[str, str], None],
-        check: Callable[[Mapping[str, Any]], str | None] = lambda row: None,
+        source: Source[Any],
+        suffixes: tuple[str, ...],
+        kind: str,
+        cell_types: tuple[CellType, ...],
+        header: bool = True,
+        quoted_tsv: bool = True,
     ) -> None:
-        self.path, self.options, self.bad, self.check = path, options, bad, check
+        self.source = source
+        self.suffixes = suffixes
+        self.kind = kind
+        self.cell_types = cell_types
+        self.header = header
+        self.quoted_tsv = quoted_tsv
+        self._loaded: dict[str, Table] = {}
+
+    @cached_property
+    def files(self) -> dict[str, Path]:
+        """The file of each split."""
+        wanted = f"a {self.kind} file, or a folder of such files named by split (train{self.suffixes[0]})"
+        found = files_by_split(self.source, self.suffixes, wanted)
+        for split, files in found.items():
+            if len(files) > 1:
+                raise UsageError(
+                    f"{files[0]} and {files[1]} are both of the {split} split: join them."
+                )
+        return {split: files[0] for split, files in found.items()}
 
     @property
     def origin(self) -> str:
-        """Where the tables come from: a path or a hub id."""
-        raise NotImplementedError
+        return str(self.source.local_path)
 
     def splits(self) -> list[str]:
-        """The splits there are."""
-        raise NotImplementedError
+        return list(self.files)
 
-    def hint(self, path: Path) -> str:
-        """Which source reads what lies at `path`, as the end of a sentence; empty where none does."""
-        return other_source(path, self.endings)
+    def load(self, split: str) -> Table:
+        """A split that exists.
 
-    def table(self, split: str) -> Any:
-        """Arrow table of a split that exists; the columns keep the hub's description in their schema."""
-        raise NotImplementedError
+        Raises:
+            DataError: A file is damaged or empty.
+        """
 
-    def rows(self, split: str) -> Tensor:
-        """(S,) int64: by what number a message names each row."""
-        return torch.arange(self.table(split).num_rows)
+        import pyarrow as pa
 
-    def where(self, split: str) -> str:
-        """What the rows of a split are part of, for messages."""
-        return f"the {split} split of {self.origin}"
+        if split not in self._loaded:
+            path = self.files[split]
+            rows = self._rows(path)
+            lines = list[int]()
+            tables = []
+            while part := list(islice(rows, ROWS_AT_ONCE)):
+                lines += [line for line, _ in part]
+                cells = [row for _, row in part]
+                names = dict.fromkeys(name for row in cells for name in row)
+                columns = {name: [as_text(row.get(name)) for row in cells] for name in names}
+                schema = pa.schema([(name, pa.large_string()) for name in names])
+                tables.append(pa.table(columns, schema))
+            if not tables:
+                raise DataError(f"{path} is empty.")
+            table = pa.concat_tables(tables, promote_options="default")
+            self._loaded[split] = Table(table, torch.tensor(lines), f"line {{}} of {path}")
+        return self._loaded[split]
+
+    def _rows(self, path: Path) -> Iterator[Row]:
+        reject = self.source.reject
+        if uncompressed_suffix(path) in CSV:
+            yield from read_csv(path, reject, self.header, self.quoted_tsv)
+            return
+        for line, nested in read_json_lines(path, reject):
+            row = flattened(nested)
+            faults = [fault for cells in self.cell_types if (fault := cells.fault(row))]
+            if faults:
+                reject(f"line {line} of {path}", faults[0])
+            else:
+                yield line, row
 
 
-class HubTables(Tables):
-    """A data set of the Hugging Face hub, or a local folder of the same schema (parquet or arrow, named by split)."""
+class HubTables:
+    """A data set of the hub, or a local copy of its files (Parquet or Arrow, named by split).
 
-    endings = (".parquet", ".arrow")
+    Args:
+        source: Says which, and is told of files that cannot be used.
+    """
+
+    def __init__(self, source: Source[Any]) -> None:
+        self.source = source
+        self._loaded: dict[str, Table] = {}
 
     @cached_property
     def folder(self) -> Path | None:
-        """The local folder to read instead of the hub, if there is one."""
-        if self.path is not None:
-            folder = Path(self.path)
-            if not folder.is_dir():
-                fault = problem(folder) or "is a file"
-                raise UsageError(
-                    f"{folder} {fault}: --data.path takes a folder of parquet files named by split, such as "
-                    f"train-00000-of-00001.parquet{self.hint(folder)}."
-                )
-            return folder
-        at_hand = os.environ.get("TESSERA_DATA")
-        if at_hand and self.options.local and (Path(at_hand) / self.options.local).is_dir():
-            return Path(at_hand) / self.options.local
-        if self.options.name is None:
+        """The local copy, if there is one."""
+        path = self.source.local_path
+        if path is None and self.source.options.name is None:
             raise UsageError(
-                "the source hub needs --data.dataset.name ID (uoft-cs/cifar10) or --data.path FOLDER."
+                "the source hub needs --data.dataset.name ID (uoft-cs/cifar10) or "
+                "--data.path FOLDER."
             )
-        return None
+        return path
 
     @cached_property
     def files(self) -> dict[str, list[Path]]:
         """The local files of each split."""
-        assert self.folder is not None
-        files: dict[str, list[Path]] = {}
-        for path in regular_files(self.folder, self.bad, lambda path: path.suffix in self.endings):
-            if split := split_of(path.relative_to(self.folder)):
-                files.setdefault(split, []).append(path)
-        if not files:
-            raise UsageError(
-                f"{self.folder} holds no parquet or arrow files named by split, such as "
-                f"train-00000-of-00001.parquet{self.hint(self.folder)}."
-            )
-        return files
+        wanted = "a folder of parquet or arrow files named by split, such as train-00000-of-00001.parquet"
+        return files_by_split(self.source, ARROW, wanted)
 
     @cached_property
-    def _tables(self) -> dict[str, Any]:
-        return {} if self.folder is not None else _downloaded_tables(self.options)
+    def _downloaded(self) -> dict[str, pa.Table]:
+        return download(self.source.options)
 
     @property
     def origin(self) -> str:
-        return str(self.folder or self.options.name)
+        return str(self.folder or self.source.options.name)
 
     def splits(self) -> list[str]:
-        return list(self._tables if self.folder is None else self.files)
+        return list(self._downloaded if self.folder is None else self.files)
 
-    def table(self, split: str) -> Any:
-        if split not in self._tables:  # a local split is read when first asked for
-            import pyarrow as pa
-
-            tables = [read_table(path) for path in self.files[split]]
-            for path, table in zip(self.files[split], tables, strict=True):
-                if not table.schema.equals(tables[0].schema):
-                    first = self.files[split][0]
-                    raise DataError(
-                        f"{path} has other columns than {first}: write them alike, or remove one."
-                    )
-            self._tables[split] = pa.concat_tables(tables)
-        return self._tables[split]
-
-
-class TableSource(Source[S]):
-    """Base of sources that are tables with a column of classes.
-
-    The classes are those of the hub's description; else the values that the column holds in the training split, sorted;
-    where these are words, `class_names` may name them in another order.
-    """
-
-    reader: type[Tables] = HubTables
-
-    def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
-        super().__init__(path, options, skip_bad)
-        self.tables = self.reader(path, options, self.bad, self.check)
-
-    @property
-    def origin(self) -> str:
-        return self.tables.origin
-
-    def prepare(self) -> None:
-        self.tables.splits()
-
-    def has(self, split: str) -> bool:
-        return split in self.tables.splits()
-
-    @property
-    def class_names(self) -> list[str]:
-        if not self.has("train") and self.known_names:
-            return self.known_names
-        if not self.has("train"):
-            raise UsageError(
-                f"{self.origin} has no train split, only {', '.join(self.tables.splits())}."
-            )
-        return self._described_names("train") or self._values
-
-    def label_columns(self, table: Any) -> list[str]:
-        """Names of the columns that may hold the classes where no option says which; the likeliest first."""
-        features, names = features_of(table), table.column_names
-        found = [n for n in ("label", "labels") if n in names]
-        return found or [n for n in names if features.get(n, {}).get("_type") == "ClassLabel"]
-
-    def label_column(self, table: Any) -> str:
-        """Name of the column of classes.
+    def load(self, split: str) -> Table:
+        """A split that exists; the columns keep the hub's description in their schema.
 
         Raises:
-            UsageError: There is none, or it holds neither text nor whole numbers.
+            DataError: A file is damaged, or has other columns than another.
         """
-        name = self.column(table, "label_column", self.label_columns(table))
-        if not holds_classes(kind := table.schema.field(name).type):
-            others = [
-                field.name
-                for field in table.schema
-                if holds_classes(field.type) and field.name != name
-            ]
-            raise UsageError(
-                f"column {name} of {self.origin} holds {kind}, not classes: set {self.prefix}.label_column to one that "
-                f"holds text or whole numbers ({', '.join(others) or 'there are none'})."
-            )
-        return name
+        if split not in self._loaded:
+            table = self._downloaded[split] if self.folder is None else self._read(split)
+            where = f"row {{}} of the {split} split of {self.origin}"
+            self._loaded[split] = Table(table, torch.arange(table.num_rows), where)
+        return self._loaded[split]
 
-    def cells(self, split: str) -> Any:
-        """Arrow strings (S,): the label of each row, without spaces around it; null where there is none.
-
-        Raises:
-            DataError: One is not UTF-8, by its row.
-        """
+    def _read(self, split: str) -> pa.Table:
         import pyarrow as pa
-        import pyarrow.compute as pc
 
-        table = self.tables.table(split)
-        cells = table.column(self.label_column(table)).cast(pa.string())
-        if wrong := (~is_utf8(cells)).nonzero().flatten().tolist():
-            self._refuse(
-                split, wrong[0], "has a label with bytes that are not UTF-8: mend or remove it."
-            )
-        cells = pc.utf8_trim_whitespace(cells)
-        return pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
-
-    def labels(self, split: str) -> Tensor:
-        """(S,) int64: the class of each row.
-
-        Raises:
-            DataError: The split is empty, or a row has no label or one outside the classes; names the row.
-        """
-        found = self.places(split)
-        if len(found) == 0:
-            raise DataError(f"{self.tables.where(split)} is empty.")
-        if self._derived and (value := next(filter(is_no_class, self._values), None)):
-            rows = (found == self._values.index(value)).nonzero().flatten().tolist()
-            if rows:
-                fault = f"has the label {value[:40]}, but classes are words or whole numbers from 0 to {MOST - 1:,}"
-                advice = f"mend or remove it, or name all classes with {self.prefix}.class_names."
-                self._refuse(split, rows[0], f"{fault}: {advice}")
-        unknown = (found == len(self._values)).nonzero().flatten().tolist()
-        if unknown:
-            cell = self.cells(split)[unknown[0]].as_py()
-            fault = (
-                "has no label, but needs one"
-                if cell is None
-                else f"has the label {cell}, which is none"
-            )
-            classes = f"of the {len(self._values)} classes: {listed(self.class_names)}."
-            self._refuse(split, unknown[0], f"{fault} {classes}")
-        return found
-
-    def _refuse(self, split: str, i: int, fault: str) -> NoReturn:
-        row = int(self.tables.rows(split)[i])
-        raise DataError(f"{self.tables.unit} {row} of {self.tables.where(split)} {fault}")
-
-    def places(self, split: str) -> Tensor:
-        """(S,) int64: the place of each row's label among the K classes; K for a label that is none of them."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        found = pc.index_in(self.cells(split), pa.array(self._values, pa.string())).fill_null(
-            len(self._values)
-        )
-        return torch.from_numpy(found.to_numpy().astype("int64"))
-
-    def _described_names(self, split: str) -> list[str]:
-        table = self.tables.table(split)
-        names = features_of(table).get(self.label_column(table), {}).get("names")
-        return [str(name) for name in names or ()]
-
-    @property
-    def _derived(self) -> bool:
-        """Whether nothing says what the classes are but the labels of the training split."""
-        return (
-            not self.options.class_names
-            and self.has("train")
-            and not self._described_names("train")
-        )
-
-    @cached_property
-    def _values(self) -> list[str]:
-        """What the column holds for class 0, 1, ..., as text."""
-        split = "train" if self.has("train") else self.tables.splits()[0]
-        if names := self._described_names(split):
-            return [str(i) for i in range(len(names))]
-        found = self.cells(split).drop_null().unique().to_pylist()
-        numbers = all(re.fullmatch("-?[0-9]{1,18}", value) for value in found)
-        known = self.options.class_names if self.has("train") else self.known_names
-        if known and (not numbers or not self.has("train") and set(found) <= set(known)):
-            return known
-        if known and not self.has("train"):
-            return [str(i) for i in range(len(known))]
-        return sorted(found, key=int) if numbers else sorted(found)
+        first, *others = self.files[split]
+        tables = [read_table(first)]
+        for path in others:
+            tables.append(read_table(path))
+            if not tables[-1].schema.equals(tables[0].schema):
+                raise DataError(
+                    f"{path} has other columns than {first}: write them alike, or remove one."
+                )
+        return pa.concat_tables(tables)
 
 
-def is_no_class(value: str) -> bool:
-    """Whether a label is a number, but no whole one from 0 to `MOST`: a measure, a missing value or an id.
+Tables = FileTables | HubTables
 
-    >>> [value for value in ("good", "3", "-1", "0.5", "1e3", "1000000000000") if is_no_class(value)]
-    ['-1', '0.5', '1e3', '1000000000000']
+
+def files_by_split(
+    source: Source[Any], suffixes: tuple[str, ...], wanted: str
+) -> dict[str, list[Path]]:
+    """The files of each split at the path of a source; a single file is the training split.
+
+    Args:
+        source: Says the path, and is told of files that cannot be used.
+        suffixes: Of the files, in lower case.
+        wanted: What they are called in messages.
+
+    Raises:
+        UsageError: There are none.
     """
-    return NUMBER.fullmatch(value) is not None and not (
-        value.isdecimal() and len(value.lstrip("0")) < len(str(MOST))
-    )
+    path = source.local_path
+    if path is None:
+        raise UsageError(f"this source needs --data.path: {wanted}.")
+    if not path.is_dir() and (fault := path_fault(path)):
+        raise UsageError(f"{path} {fault}: --data.path takes {wanted}.")
+    if path.is_file():
+        if uncompressed_suffix(path) in suffixes:
+            return {"train": [path]}
+        raise UsageError(f"{path} is not {wanted}{source.suggest_source(path, suffixes)}.")
+    files: dict[str, list[Path]] = {}
+    for file in regular_files(
+        path, source.reject, lambda file: uncompressed_suffix(file) in suffixes
+    ):
+        split = split_of(file.relative_to(path))
+        if split is not None:
+            files.setdefault(split, []).append(file)
+    if not files:
+        hint = source.suggest_source(path, suffixes)
+        raise UsageError(f"{path} does not hold {wanted}{hint}.")
+    return files
 
 
-def holds_classes(kind: Any) -> bool:
-    """Whether an Arrow type is one of texts or whole numbers, or of nothing at all."""
-    import pyarrow as pa
+def as_text(cell: Any) -> str | None:
+    """A cell of JSON as text; None where it is neither text nor a whole number."""
+    if type(cell) is int:
+        return str(cell)
+    return cell if isinstance(cell, str) else None
 
-    return bool(holds_text(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind))
+
+def flattened(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the entries of objects as columns: {"translation": {"en": ...}} has translation.en, too."""
+    flat = dict(row)
+    for name, cell in row.items():
+        if isinstance(cell, dict):
+            flat |= {f"{name}.{key}": value for key, value in cell.items()}
+    return flat
 
 
-def features_of(table: Any) -> dict[str, Any]:
+def features_of(table: pa.Table) -> dict[str, Any]:
     """The hub's description of each column; empty where there is none.
 
     Raises:
         DataError: It is damaged.
     """
-    described = (table.schema.metadata or {}).get(b"huggingface")
+    description = (table.schema.metadata or {}).get(b"huggingface")
+    if not description:
+        return {}
     try:
-        features = json.loads(described)["info"]["features"] if described else {}
+        features = json.loads(description)["info"]["features"]
         return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
@@ -318,51 +312,29 @@ def features_of(table: Any) -> dict[str, Any]:
         ) from error
 
 
-def read_table(path: Path) -> Any:
-    """An Arrow table from a regular file.
+def download(options: Any) -> dict[str, pa.Table]:
+    """The splits of a data set of the hub, by our names of splits.
 
     Raises:
-        DataError: It is damaged, or no regular file.
+        DataError: The hub cannot be reached, or does not have it.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        with open_regular(path):
-            pass
-        if path.suffix == ".parquet":
-            return parquet.read_table(path)
-        with pa.memory_map(str(path)) as file:
-            try:
-                return pa.ipc.open_stream(file).read_all()
-            except pa.ArrowInvalid:
-                return pa.ipc.open_file(file).read_all()
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{path} cannot be read ({str(error).splitlines()[0][:99]}): fetch it again."
-        ) from error
-
-
-def _downloaded_tables(options: Any) -> dict[str, Any]:
     from datasets import load_dataset
 
-    name, local = options.name or "", options.local
-    logging.getLogger("huggingface_hub").setLevel(
-        logging.ERROR
-    )  # not a line for each of its retries
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # silences its retries
     try:
-        splits = load_dataset(name, options.subset)
+        splits = load_dataset(options.name, options.subset)
     except Exception as error:  # a dozen kinds, from sockets to the hub's own
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else 'no reason given'}"
-        where = f", or set TESSERA_DATA to a folder that holds {local}/" if local else ""
+        reason = (str(error) or "no reason given").splitlines()[0][:160]
+        local = f", or set TESSERA_DATA to a folder that holds {options.local}/"
         raise DataError(
-            f"could not get {name} from the Hugging Face hub ({reason}); without network, put its parquet files into a "
-            f"folder and name it with --data.path FOLDER{where}."
+            f"could not get {options.name} from the Hugging Face hub "
+            f"({type(error).__name__}: {reason}); without network, put its parquet files into a "
+            f"folder and name it with --data.path FOLDER{local if options.local else ''}."
         ) from error
     tables = {}
-    for key, part in splits.items():
-        if split := split_of(Path(str(key))):
-            tables[split] = part.data.table.replace_schema_metadata(
-                part.features.arrow_schema.metadata
-            )
+    for name, part in splits.items():
+        split = split_of(Path(str(name)))
+        if split is not None:
+            metadata = part.features.arrow_schema.metadata
+            tables[split] = part.data.table.replace_schema_metadata(metadata)
     return tables

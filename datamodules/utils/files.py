@@ -11,8 +11,8 @@ from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
-CLUTTER = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
-STALE = 3600  # seconds: what nobody wrote to for so long was left by a process that was killed
+IGNORED_NAMES = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
+STALE_AFTER = 3600  # seconds without a write: then a process that was killed left the file
 
 
 def open_regular(path: str | os.PathLike, follow: bool = True, append: bool = False) -> BinaryIO:
@@ -53,33 +53,30 @@ def printable(path: str | os.PathLike) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def problem(path: str | os.PathLike) -> str | None:
+def path_fault(path: str | os.PathLike) -> str | None:
     """What is wrong with something that is to be a file; None for a regular file, or a link to one."""
+    is_link = os.path.islink(path)
     try:
         mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return "is a broken link" if is_link else "does not exist"
     except OSError as error:
-        broken = os.path.islink(path) and isinstance(error, FileNotFoundError)
-        reason = f"cannot be read ({error.strerror})" if os.path.lexists(path) else "does not exist"
-        return "is a broken link" if broken else reason
+        return f"cannot be read ({error.strerror})"
     if stat.S_ISDIR(mode):
-        return (
-            "is a link to a folder, which is not followed"
-            if os.path.islink(path)
-            else "is a folder"
-        )
+        return "is a link to a folder, which is not followed" if is_link else "is a folder"
     return None if stat.S_ISREG(mode) else "is not a regular file"
 
 
 def regular_files(
     folder: Path,
-    bad: Callable[[str, str], None],
+    reject: Callable[[str, str], None],
     wanted: Callable[[Path], bool] = lambda path: True,
 ) -> list[Path]:
     """All regular files below a folder at any depth, and links to such, sorted; hidden ones are passed over.
 
     Args:
         folder: Where to look.
-        bad: Told the name of a folder that cannot be read, of a link to a folder, of a wanted file that is not regular
+        reject: Told the name of a folder that cannot be read, of a link to a folder, of a wanted file that is not regular
             and of a name that is not UTF-8, with what is wrong with it; raises, or returns where such are left out.
         wanted: Whether a file is looked for, by its path.
     """
@@ -94,19 +91,19 @@ def regular_files(
         found = [
             Path(place, name)
             for name in names
-            if not name.startswith(".") and name.lower() not in CLUTTER
+            if not name.startswith(".") and name.lower() not in IGNORED_NAMES
         ]
         for path in (*links, *filter(wanted, found)):
-            if fault := problem(path) or named(path.relative_to(folder)):
+            if fault := path_fault(path) or name_fault(path.relative_to(folder)):
                 faults.append((printable(path), fault))
             else:
                 files.append(path)
     for name, fault in sorted(faults):
-        bad(name, fault)
+        reject(name, fault)
     return sorted(files)
 
 
-def named(path: str | os.PathLike) -> str | None:
+def name_fault(path: str | os.PathLike) -> str | None:
     """What is wrong with the name of a file; None if it is UTF-8."""
     return None if printable(path) == os.fspath(path) else "has a name that is not UTF-8"
 
@@ -157,9 +154,9 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with suppress(OSError):  # another process may be quicker
-        for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
-            if left == partial or time.time() - left.lstat().st_mtime > STALE:
-                left.unlink()
+        for leftover in path.parent.glob(f".{escape(path.name)}.*.tmp"):
+            if leftover == partial or time.time() - leftover.lstat().st_mtime > STALE_AFTER:
+                leftover.unlink()
     try:
         with errors_naming(path, partial):
             yield partial
@@ -175,11 +172,11 @@ def errors_naming(path: Path, partial: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        named = Path(str(error.filename))
-        if not named.is_relative_to(partial):
+        found = Path(str(error.filename))
+        if not found.is_relative_to(partial):
             raise
         raise OSError(
-            error.errno, error.strerror, str(path / named.relative_to(partial))
+            error.errno, error.strerror, str(path / found.relative_to(partial))
         ) from error
 
 

@@ -101,7 +101,7 @@ def corpus(text: ScoredText, facts: dict[str, Any]) -> Any:
         skip_bad=text.skip_bad,
     )
     data.adopt(facts)
-    data.source.prefix = "--data"
+    data.source.option_prefix = "--data"
     data.source.prepare()
     return data.tokens(data.source.whole(), "the text")
 

@@ -78,7 +78,7 @@ def fail(
             ["/nowhere/at/all", "does not exist", "parquet"],
         ),
         ({"source": "folder", "path": __file__}, [__file__, "is a file"]),
-        ({"source": "hub", "path": __file__}, [__file__, "is a file"]),
+        ({"source": "hub", "path": __file__}, [__file__, "is not a folder of parquet"]),
         ({"dataset": DatasetOptions(val_fraction=1.0)}, ["val_fraction is 1.0"]),
         ({"dataset": DatasetOptions(class_names=["a", "b"])}, ["2 classes", "10"]),
         ({"dataset": DatasetOptions(mean=[0.5, 0.5, 0.5])}, ["mean", "1 channels"]),

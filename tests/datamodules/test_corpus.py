@@ -434,7 +434,7 @@ def test_options_out_of_range(poem: Path) -> None:
 
 def test_a_text_that_changes_while_it_is_read(poem: Path) -> None:
     data = corpus(poem)
-    data.source.survey("train")
+    data.source.statistics("train")
     poem.write_text(poem.read_text()[:-3000])
     with pytest.raises(DataError, match="changed while it was read"):
         data.setup("fit")

@@ -555,7 +555,7 @@ def test_all_arguments_are_options_of_the_command_line() -> None:
 def test_imdb_is_whole(real_data: Path) -> None:
     source = TEXT_SOURCES["hub"](str(real_data / "imdb"), TextDatasetOptions())
     sizes = [len(source.split(split)) for split in ("train", "val", "test")]
-    assert sizes == [22_500, 2_500, 25_000] and source.names() == ["neg", "pos"]
+    assert sizes == [22_500, 2_500, 25_000] and source.checked_class_names() == ["neg", "pos"]
     assert source.split("val").labels.bincount().tolist() == [1250, 1250]
     corpus = CORPORA["hub"](str(real_data / "imdb"), TextDatasetOptions())
     corpus.labelled = False

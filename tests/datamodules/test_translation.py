@@ -92,7 +92,7 @@ def test_batches(joint: bool, folder: Path) -> None:
         )
         assert batch["source"].shape == batch["source_keep"].shape and "reference" not in batch
         for source, tokens, targets, index in rows(batch):
-            text, translation = pairs.source[index].as_py(), pairs.target[index].as_py()
+            text, translation = (column[index].as_py() for column in pairs.columns)
             assert source == [*tokenizer.source.encode_batch([text])[0], EOS]
             assert targets == [*tokenizer.target.encode_batch([translation])[0], EOS]
             assert tokens == [BOS, *targets[:-1]]
