@@ -177,7 +177,7 @@ class CorpusData(TokenizedData):
         dataset = self.dataset("train")
         return dataset.padding_share() if isinstance(dataset, Rows) else 0.0
 
-    def cells(self) -> tuple[float, int]:
+    def count_tokens(self) -> tuple[float, float]:
         """What share of the cells holds a token, of 1; rows are as long on any number of ranks."""
         return 1 - self.padding_share(), 1
 
@@ -202,10 +202,10 @@ class CorpusData(TokenizedData):
             dataset.sampler = loader.sampler  # type: ignore[assignment]
         return loader
 
-    def counted(self, world_size: int) -> dict[str, int]:
+    def batch_layout(self, world_size: int) -> dict[str, int]:
         """As in the base class, with what decides what a row is."""
         rows = {
             "packed": int(self.packing == "documents"),
             "content": self.dataset("train").file.checksum,
         }
-        return super().counted(world_size) | rows
+        return super().batch_layout(world_size) | rows

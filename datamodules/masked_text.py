@@ -89,7 +89,7 @@ class Pairs(Pieces):
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index, drawn = torch.tensor(indices), [self._pair(i) for i in indices]
         built = [self.tokenizer.build(first, self.max_length, second) for first, second, _ in drawn]
-        segments = self.filled(index, [row.segments for row in built], padding=0)
+        segments = self.pad(index, [row.segments for row in built], padding=0)
         is_next = torch.tensor([follows for _, _, follows in drawn], dtype=torch.int64)
         return self.batch(index, [row.ids for row in built]) | {
             "segments": segments,

@@ -11,7 +11,7 @@ from datamodules.text import Sequences, TextData, TextLoading, TokenRows
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
 from datamodules.tokens.packing import IGNORED
 from datamodules.tokens.token_cache import tokenised
-from datamodules.utils.batching import padded
+from datamodules.utils.batching import round_up
 from datamodules.utils.errors import UsageError
 
 
@@ -37,8 +37,8 @@ class PairTokens:
         texts: TextSamples | None = None,
     ) -> None:
         whole = torch.stack([table.lengths for table in tables], dim=1) + tokenizer.added  # (S, 2)
-        self.own = whole.clamp(max=max_length)
-        self.lengths = padded(self.own, multiple, max_length)
+        self.token_counts = whole.clamp(max=max_length)
+        self.lengths = round_up(self.token_counts, multiple, max_length)
         self.truncated = int((whole > max_length).any(1).sum())
         self.tables, self.tokenizer, self.max_length, self.texts = (
             tables,
@@ -46,13 +46,13 @@ class PairTokens:
             max_length,
             texts,
         )
-        sides = zip((tokenizer.source, tokenizer.target), self.own.unbind(1), strict=True)
+        sides = zip((tokenizer.source, tokenizer.target), self.token_counts.unbind(1), strict=True)
         self._source, self._target = (
             Sequences(cuts, own, max_length, multiple) for cuts, own in sides
         )
 
     def __len__(self) -> int:
-        return len(self.own)
+        return len(self.token_counts)
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index, (sources, targets) = torch.tensor(indices), self.tables
@@ -63,8 +63,8 @@ class PairTokens:
         batch = {
             "source": first["tokens"],
             "source_keep": first["keep"],
-            "tokens": self._target.filled(index, [row[:-1] for row in rows]),
-            "targets": self._target.filled(index, [row[1:] for row in rows], IGNORED),
+            "tokens": self._target.pad(index, [row[:-1] for row in rows]),
+            "targets": self._target.pad(index, [row[1:] for row in rows], IGNORED),
             "index": index,
         }
         if self.texts is not None:
@@ -200,7 +200,7 @@ class TranslationData(TextData):
             pa.scalar(self.config.prompt, kind), pairs.columns[0], pa.scalar("", kind)
         )
 
-    def loaded(self, datasets: list[Any]) -> None:
+    def warn_truncated(self, datasets: list[Any]) -> None:
         """Says how many pairs were cut."""
         if cut := sum(dataset.truncated for dataset in datasets):
             rank_zero_warn(

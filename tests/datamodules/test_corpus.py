@@ -17,7 +17,7 @@ from torch import Tensor
 from datamodules.corpus import CorpusData, CorpusLoading
 from datamodules.sources import CorpusOptions
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from datamodules.utils.batching import Shuffled, StreamBatchSampler
+from datamodules.utils.batching import LazyPermutation, StreamBatchSampler
 from datamodules.utils.errors import DataError, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -300,17 +300,26 @@ def test_batches_follow_from_the_seed(letters: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 17, 1000, 4096, 4097])
 def test_shuffled_is_a_permutation_in_parts(size: int) -> None:
-    whole = Shuffled(size, 3, 1)[:]
+    whole = LazyPermutation(size, 3, 1)[:]
     assert sorted(whole) == list(range(size))
-    order = Shuffled(size, 3, 1)
+    order = LazyPermutation(size, 3, 1)
     for start in (size // 2, 0, size // 3, size - 1):
         assert order[start : start + 7] == whole[start : start + 7]
     if size > 16:
         assert (
-            len({str(Shuffled(size, seed, epoch)[:]) for seed in range(3) for epoch in range(3)})
+            len(
+                {
+                    str(LazyPermutation(size, seed, epoch)[:])
+                    for seed in range(3)
+                    for epoch in range(3)
+                }
+            )
             == 9
         )
-        places = torch.tensor([Shuffled(size, 0, epoch)[:].index(5) for epoch in range(200)]) / size
+        places = (
+            torch.tensor([LazyPermutation(size, 0, epoch)[:].index(5) for epoch in range(200)])
+            / size
+        )
         assert abs(float(places.mean()) - 0.5) < 0.1 and len(places.unique()) > min(size, 200) / 2
 
 

@@ -51,7 +51,7 @@ def test_pieces_hold_every_token_once_and_are_full(
     assert all(piece[0] == 2 and piece[-1] == 3 and len(piece) <= max_length for piece in pieces)
     assert sum((piece[1:-1] for piece in pieces), []) == sum(table, [])
     assert len(pieces) == sum(-(-len(ids) // (max_length - 2)) for ids in table)
-    assert dataset.own.tolist() == [len(piece) for piece in pieces]
+    assert dataset.token_counts.tolist() == [len(piece) for piece in pieces]
 
 
 def spans(batch: dict[str, Tensor], row: int) -> tuple[list[int], list[int]]:
@@ -92,7 +92,7 @@ def test_pairs_follow_each_other_or_are_of_two_documents(
             if len(piece) > 1:
                 follows.append(int(batch["is_next"][row]))
                 cuts.add((row, len(first)))
-            assert len(first) + len(second) + 3 <= int(dataset.own[row])
+            assert len(first) + len(second) + 3 <= int(dataset.token_counts[row])
     share, sigma = np.mean(follows), 0.5 / len(follows) ** 0.5
     assert abs(share - 0.5) < 4 * sigma
     assert inner > len(follows) / 8  # spans from the middle of another document

@@ -152,7 +152,7 @@ def test_batches_follow_from_seed_and_step_and_can_be_entered_anywhere(
         data = data_of(folder, max_length=64, loading=replace(loading, **changes))
         if place is not None:
             data._samples = 240
-            data.load_state_dict({**data.counted(1), **place})
+            data.load_state_dict({**data.batch_layout(1), **place})
         return [batch["index"].tolist() for batch in data.train_dataloader()]
 
     whole = batches()
@@ -228,7 +228,7 @@ def test_what_other_models_have_around_a_text(folder: Path) -> None:
     (row,), (cut,) = data.tokenizer.sources([f"{EN[0]} 4"], 128)
     assert row == batch["source"][0][batch["source_keep"][0]].tolist() and not cut
     assert (
-        dataset.own[[4, 1]]
+        dataset.token_counts[[4, 1]]
         == torch.stack([batch["source_keep"].sum(1), (batch["targets"] >= 0).sum(1)], 1)
     ).all()
     rows, cut = data.tokenizer.sources(["a man", "a man " * 30], 30)
@@ -330,7 +330,7 @@ def test_data_and_checkpoint_must_agree(folder: Path, tmp_path: Path) -> None:
         ({"max_length": 3}, "max_length is 3"),
         (
             {"loading": TextLoading(batch_tokens=100)},
-            "batch_tokens is 100, but must hold a text of max_length",
+            "batch_tokens is 100, but must be at least max_length",
         ),
         ({"tokenizer": PairTokenizerConfig(start=8000)}, "start is 8000, but must be one of its"),
     ],
