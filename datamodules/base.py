@@ -1,4 +1,4 @@
-"""What every datamodule shares: loaders in a fixed order, and resuming in the middle of an epoch."""
+"""What every datamodule shares: loaders in a fixed order, and resuming within an epoch."""
 
 import signal
 import warnings
@@ -20,7 +20,7 @@ GRACE_SECONDS = 30  # that a worker goes on after a SIGTERM
 
 
 class BatchedDataset(Protocol):
-    """A data set that is indexed by whole batches: `dataset[[3, 1, 4]]` is a dict of tensors, batch first."""
+    """A data set indexed by batches: `dataset[[3, 1, 4]]` is a dict of tensors, batch first."""
 
     in_memory: bool
 
@@ -36,7 +36,7 @@ def ignore_signals(worker: int) -> None:
 
 
 def training_position(trainer: pl.Trainer) -> tuple[int, int]:
-    """Where a run goes on that stops now: its epoch, and the batches of its complete optimizer steps.
+    """Where a run resumes that stops now: its epoch, and the batches of complete optimizer steps.
 
     Gradients are not saved: those of an incomplete optimizer step are computed again.
     """
@@ -48,7 +48,7 @@ def training_position(trainer: pl.Trainer) -> tuple[int, int]:
 
 
 class ResumableDataModule(pl.LightningDataModule):
-    """Builds loaders whose batches follow from (seed, epoch, batch number), whatever the number of workers.
+    """Builds loaders whose batches follow from (seed, epoch, batch number) only.
 
     Subclasses return `train_loader(dataset)` and `eval_loader(dataset)` from Lightning's hooks. The
     Trainer must be built with `use_distributed_sampler=False`: the samplers here shard by rank.
@@ -155,7 +155,7 @@ class ResumableDataModule(pl.LightningDataModule):
         return state["epoch"], state["batch"]
 
     def unused_options(self) -> dict[str, Any]:
-        """Options that were set but mean nothing to the source, such as {"dataset.subset": "en"}."""
+        """Options that were set but that the source ignores, such as {"dataset.subset": "en"}."""
         if self.source is None:
             return {}
         options = self.source.options

@@ -74,7 +74,7 @@ class TokenLists(list[list[int]]):
 
 
 class TextData(TokenizedData):
-    """Base of texts of any length: subclasses load a split as a `TokenDataset`; batches are dicts, batch first.
+    """Base of texts of any length: subclasses load a split as a `TokenDataset`.
 
     Args:
         batch_size: Training samples per step and device; not used where `loading.batch_tokens` is
@@ -193,7 +193,7 @@ class Sequences:
         return len(self.token_counts)
 
     def pad(self, index: Tensor, rows: Sequence[list[int]], padding: int | None = None) -> Tensor:
-        """Rows of token ids as one tensor (B, N), padded to the longest of the samples `index` (B,)."""
+        """Rows of token ids as one tensor (B, N), as long as the samples `index` (B,) need."""
         width = int(self.lengths[index].max())
         value = self.padding if padding is None else padding
         return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])

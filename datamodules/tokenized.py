@@ -136,9 +136,9 @@ class TokenizedData(ResumableDataModule):
         for name, value in facts["tokenizer_options"].items():
             if not name.endswith("file") and options[name] != value:
                 raise UsageError(
-                    f"--data.tokenizer.{name} {options[name]} (vocabulary {options['vocabulary']}) "
-                    f"does not fit the checkpoint, whose tokenizer of {stored.size} tokens was made "
-                    f"with {name} {value}: leave it out."
+                    f"--data.tokenizer.{name} {options[name]} (vocabulary "
+                    f"{options['vocabulary']}) does not fit the checkpoint, whose tokenizer of "
+                    f"{stored.size} tokens was made with {name} {value}: leave it out."
                 )
         stored_file = facts["tokenizer_options"]["file"]
         if self.config.file not in (None, stored_file):  # the stored file may be gone
@@ -189,7 +189,7 @@ class TokenizedData(ResumableDataModule):
         return self._datasets[split]
 
     def train_batches(self) -> int:
-        """Batches of a training epoch on this rank, without making a loader; the same in every epoch."""
+        """Batches of every training epoch on this rank, without making a loader."""
         return len(self.train_sampler(self.dataset("train")))
 
     def train_dataloader(self) -> DataLoader:

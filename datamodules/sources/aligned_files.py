@@ -1,13 +1,11 @@
 """Texts in two languages in aligned files: line 5 of train.de translates line 5 of train.en."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import torch
 
 from datamodules.sources.base import shortened
@@ -18,15 +16,11 @@ from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import path_fault, regular_files
 from datamodules.utils.splits import split_of
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
 LINES_AT_ONCE = 2**16  # lines that exist as Python objects at a time
 
 
 class AlignedFiles(ParallelSource):
-    """A folder with a file for each split and language: line 5 of train.de translates line 5 of train.en.
+    """A folder with a file for each split and language.
 
     Validation and test files are called val, valid, dev, test_2016_flickr, ...; all may be
     compressed as .gz or .zst, and folders may be named by split instead.
@@ -149,10 +143,7 @@ class AlignedFiles(ParallelSource):
         return pairs.select(~pairs.find(lambda column: torch.tensor(column.is_null().to_pylist())))
 
     def _read_column(self, path: Path) -> pa.ChunkedArray:
-        """Arrow strings, one for each line; null for a line that is not UTF-8, which is rejected."""
-
-        import pyarrow as pa
-
+        """Arrow strings, one for each line; null for a rejected line that is not UTF-8."""
         lines = self._read_lines(path)
         chunks = []
         while part := list(islice(lines, LINES_AT_ONCE)):

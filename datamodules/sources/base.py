@@ -18,7 +18,8 @@ class SourceOptions:
     """What to know about a data set that its files do not say.
 
     Args:
-        name: Id on the Hugging Face hub, for the source "hub", such as uoft-cs/cifar10 or stanfordnlp/imdb.
+        name: Id on the Hugging Face hub, for the source "hub", such as uoft-cs/cifar10 or
+            stanfordnlp/imdb.
         subset: Part of that data set where it has several, such as de-en of wmt/wmt16.
         local: Folder below the one that the environment variable TESSERA_DATA names, read instead
             of the hub.

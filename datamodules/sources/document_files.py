@@ -1,15 +1,14 @@
 """Documents in files, and in data sets of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import pyarrow as pa
 from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.base import Source, shortened
@@ -36,10 +35,6 @@ from datamodules.utils.cache import content_key
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import open_regular, path_fault
 from datamodules.utils.splits import split_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 TEXT_BLOCK = 2**20  # bytes that are read at once
 TABLE_ROWS = 256  # that are read at once
@@ -100,7 +95,7 @@ def read_column(source: Source[Any], table: pa.Table, where: str) -> Parts:
 
 
 def read_cells(source: Source[Any], batches: Iterable[pa.RecordBatch], where: str) -> Parts:
-    """The texts in batches of one column, each a document; those that are not UTF-8 are rejected."""
+    """The texts in batches of one column, each a document, without those that are not UTF-8."""
     row = 0
     for batch in batches:
         for cell in batch.column(0):
@@ -112,7 +107,7 @@ def read_cells(source: Source[Any], batches: Iterable[pa.RecordBatch], where: st
 
 
 def read_blocks(source: Source[Any], path: Path) -> Iterator[str]:
-    """The text of a file, in blocks; it ends before bytes that are not UTF-8, which are rejected."""
+    """The text of a file, in blocks, up to the first bytes that are not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     line = 1
     with open_decompressed(path) as file:

@@ -241,7 +241,7 @@ class DocumentSource(Source[Any]):
         return replace(documents, start=cut)
 
     def whole(self) -> Documents:
-        """The test split where the data have one, else all that there is: the text to measure a model with.
+        """The text to measure a model with: the test split where there is one, else everything.
 
         Raises:
             DataError: There is no text in it.
@@ -278,7 +278,7 @@ class ReferenceDocuments(DocumentSource):
 
 
 def split_pieces(parts: Iterable[tuple[str, bool]], size: int = PIECE_SIZE) -> Iterator[Piece]:
-    """Documents in pieces of at most `size` characters; short ones of nothing but space are skipped.
+    """Documents in pieces of at most `size` characters, without short ones of only space.
 
     Args:
         parts: Text, of any length, and whether a document ends with it.
@@ -303,7 +303,7 @@ def split_pieces(parts: Iterable[tuple[str, bool]], size: int = PIECE_SIZE) -> I
 
 
 def cut_position(text: str, start: int, size: int) -> int:
-    """Where to cut what begins at `start` and is longer than `size`: at most so many characters further.
+    """Where to cut a text from `start` on, at most `size` characters further.
 
     That is between two lines that both have text, where tokenizers do not notice it; else after a
     line, else before a space, else anywhere.

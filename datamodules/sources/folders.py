@@ -16,7 +16,7 @@ from datamodules.utils.splits import SPLITS
 
 
 class ClassFolders(Source[S]):
-    """Base of sources that are files in `train/CLASS/`, at any depth below CLASS; likewise val/ and test/."""
+    """Base of sources that are files in `train/CLASS/`, at any depth; likewise val/ and test/."""
 
     suffixes: tuple[str, ...]  # of the files, in lower case
     example: str  # of a file, for messages

@@ -1,6 +1,4 @@
-"""Reading single files: plain or compressed, as lines, rows of CSV, JSON objects or Arrow tables."""
-
-from __future__ import annotations
+"""Reading a file, plain or compressed: lines, rows of CSV, JSON objects or an Arrow table."""
 
 import csv
 import io
@@ -10,14 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+import pyarrow as pa
 
 from datamodules.utils.errors import DataError
 from datamodules.utils.files import open_regular
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 COMPRESSION = {".gz": "gzip", ".zst": "zstd"}  # by suffix, in lower case
 MAX_EXPANSION = 200  # times its size that a compressed file may expand to
@@ -70,9 +66,6 @@ def uncompressed_suffix(path: Path) -> str:
 @contextmanager
 def read_errors(path: Path) -> Iterator[None]:
     """Turns errors while `path` is read into a DataError that names it."""
-
-    import pyarrow as pa
-
     try:
         yield
     except (OSError, EOFError, pa.ArrowException) as error:
@@ -86,9 +79,6 @@ def open_decompressed(path: Path) -> IO[bytes]:
     Raises:
         OSError: It cannot be opened; so does reading it where it is damaged or expands too much.
     """
-
-    import pyarrow as pa
-
     file = open_regular(path)
     codec = COMPRESSION.get(path.suffix.lower())
     if codec is None:
@@ -141,7 +131,7 @@ def read_lines(path: Path, not_utf8: list[int]) -> Iterator[str]:
 def read_csv(
     path: Path, reject: Reject, header: bool = True, quoted_tsv: bool = True
 ) -> Iterator[Row]:
-    """The rows of a CSV file, or of a TSV file where its name says so, with the line each begins at.
+    """The rows of a CSV file, or of a .tsv file, with the line each begins at.
 
     Args:
         path: The file.
@@ -250,7 +240,6 @@ def read_table(path: Path) -> pa.Table:
         DataError: It is damaged, or no regular file.
     """
 
-    import pyarrow as pa
     from pyarrow import parquet
 
     with read_errors(path):

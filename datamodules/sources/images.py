@@ -1,11 +1,9 @@
 """Images: embedded digits, data sets of the Hugging Face hub, and folders of the user's own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import torch
 
 from datamodules.sources.base import Source, SourceOptions
@@ -15,10 +13,6 @@ from datamodules.sources.tables import features_of
 from datamodules.utils.errors import UsageError
 from datamodules.utils.splits import stratified_split
 from datamodules.vision.records import IMAGE_ENDINGS, PixelRecords, Records, TableRecords
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 IMAGE_SOURCES = {
     **dict.fromkeys(IMAGE_ENDINGS, "folder"),
@@ -44,7 +38,7 @@ class DatasetOptions(SourceOptions):
 
 
 class Digits(Source[Records]):
-    """The 1,797 handwritten digits, 8 x 8 grey, of scikit-learn (Alpaydin & Kaynak 1998); a fixed 20 % is test."""
+    """The 1,797 handwritten digits of scikit-learn, 8 x 8 grey; a fixed 20 % is test."""
 
     noun = "digits"
     sources_by_suffix = IMAGE_SOURCES
@@ -110,7 +104,7 @@ class ImageHub(LabelledTables[Records]):
 
 
 class ImageFolder(ClassFolders[Records]):
-    """The user's own images: `train/CLASS/*.jpg`, at any depth below CLASS; likewise val/ and test/."""
+    """The user's own images: `train/CLASS/*.jpg`, at any depth; likewise val/ and test/."""
 
     sources_by_suffix = IMAGE_SOURCES
     suffixes = IMAGE_ENDINGS
@@ -126,9 +120,6 @@ class ImageFolder(ClassFolders[Records]):
 
 def holds_images(kind: pa.DataType) -> bool:
     """Whether an Arrow type is one of encoded images."""
-
-    import pyarrow as pa
-
     if pa.types.is_struct(kind):
         return bool(kind.get_field_index("bytes") >= 0)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
@@ -137,7 +128,6 @@ def holds_images(kind: pa.DataType) -> bool:
 def encoded_images(images: pa.ChunkedArray) -> pa.ChunkedArray:
     """Only the bytes of images, which are read ten times as fast, unless some have only a path."""
 
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     if not pa.types.is_struct(images.type):

@@ -1,11 +1,9 @@
 """Texts in two languages: generated dates, tables, and data sets of the hub."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
@@ -13,9 +11,6 @@ from datamodules.sources.labels import is_text
 from datamodules.sources.tables import CSV, JSON_LINES, CellType, FileTables, HubTables, Tables
 from datamodules.sources.texts import TextSamples, TextSource, arrow_strings, is_empty
 from datamodules.utils.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True)

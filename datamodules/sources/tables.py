@@ -1,7 +1,5 @@
 """Tables by split: in files, or from the Hugging Face hub."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator
@@ -9,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -25,10 +24,6 @@ from datamodules.sources.formats import (
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import path_fault, regular_files
 from datamodules.utils.splits import split_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 CSV = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -118,7 +113,8 @@ class FileTables:
     @cached_property
     def files(self) -> dict[str, Path]:
         """The file of each split."""
-        wanted = f"a {self.kind} file, or a folder of such files named by split (train{self.suffixes[0]})"
+        example = f"train{self.suffixes[0]}"
+        wanted = f"a {self.kind} file, or a folder of such files named by split ({example})"
         found = files_by_split(self.source, self.suffixes, wanted)
         for split, files in found.items():
             if len(files) > 1:
@@ -140,9 +136,6 @@ class FileTables:
         Raises:
             DataError: A file is damaged or empty.
         """
-
-        import pyarrow as pa
-
         if split not in self._loaded:
             path = self.files[split]
             rows = self._rows(path)
@@ -200,7 +193,8 @@ class HubTables:
     @cached_property
     def files(self) -> dict[str, list[Path]]:
         """The local files of each split."""
-        wanted = "a folder of parquet or arrow files named by split, such as train-00000-of-00001.parquet"
+        example = "train-00000-of-00001.parquet"
+        wanted = f"a folder of parquet or arrow files named by split, such as {example}"
         return files_by_split(self.source, ARROW, wanted)
 
     @cached_property
@@ -227,8 +221,6 @@ class HubTables:
         return self._loaded[split]
 
     def _read(self, split: str) -> pa.Table:
-        import pyarrow as pa
-
         first, *others = self.files[split]
         tables = [read_table(first)]
         for path in others:
@@ -286,7 +278,7 @@ def as_text(cell: Any) -> str | None:
 
 
 def flattened(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the entries of objects as columns: {"translation": {"en": ...}} has translation.en, too."""
+    """A row with the entries of objects as columns, too, such as translation.en."""
     flat = dict(row)
     for name, cell in row.items():
         if isinstance(cell, dict):

@@ -1,12 +1,10 @@
 """Texts in tables of the hub, in CSV and JSON Lines files, and in folders of .txt files."""
 
-from __future__ import annotations
-
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -19,10 +17,6 @@ from datamodules.sources.texts import TextSamples, TextSource, arrow_strings, te
 from datamodules.utils.errors import UsageError
 from datamodules.utils.files import path_fault, printable, read_bytes
 from datamodules.utils.splits import SPLITS
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 TEXT_COLUMNS = ("text", "review", "sentence", "content", "document")
 

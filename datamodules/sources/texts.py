@@ -1,12 +1,11 @@
 """Texts with or without classes: what every source of them offers, and the embedded ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -14,10 +13,6 @@ from datamodules.sources.base import Source, SourceOptions
 from datamodules.sources.formats import NOT_UTF8
 from datamodules.sources.labels import is_utf8
 from datamodules.utils.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 MAX_WORD = 100_000  # characters: the time that BPE takes for a word grows with their square
 
@@ -57,11 +52,8 @@ class TextSamples:
         """The texts where there is one column."""
         return self.columns[0]
 
-    def select(self, index: Tensor) -> TextSamples:
+    def select(self, index: Tensor) -> "TextSamples":
         """The samples with these indices, or where this mask is True."""
-
-        import pyarrow as pa
-
         if index.dtype == torch.bool:
             index = index.nonzero().flatten()
         columns = tuple(column.take(pa.array(index.numpy())) for column in self.columns)
@@ -89,9 +81,6 @@ def text_samples(texts: Any, rows: Tensor, where: str, labels: Tensor | None = N
 
 def arrow_strings(texts: Any) -> pa.ChunkedArray:
     """Texts, in Python or in Arrow, as Arrow strings with 64-bit offsets."""
-
-    import pyarrow as pa
-
     if isinstance(texts, pa.ChunkedArray):
         return texts.cast(pa.large_string())
     return pa.chunked_array([pa.array(texts, pa.large_string())])
@@ -175,9 +164,6 @@ class TextSource(Source[TextSamples]):
 
     def corpus(self, split: str) -> pa.ChunkedArray:
         """Texts to pretrain on: those of a split; to train, those without a label, too."""
-
-        import pyarrow as pa
-
         texts = self.split(split).column
         more = self.records("unlabelled") if split == "train" else None
         if more is None:

@@ -128,11 +128,11 @@ class ResumableBatchSampler(SequentialSampler):  # Lightning leaves the order of
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is of this epoch; from its first batch, unless `start` named another."""
+        """The next iteration is of this epoch; from batch 0, unless `start` named another."""
         self.epoch = 0 if self.overfit else epoch
 
     def start(self, epoch: int, batch: int) -> None:
-        """Continues in `epoch` before `batch` (both from 0); later epochs begin at their first batch."""
+        """Continues in `epoch` before `batch`, both from 0; later epochs begin at batch 0."""
         self.epoch = epoch
         self._start = (epoch, batch)
 
@@ -234,7 +234,7 @@ class BucketBatchSampler(ResumableBatchSampler):
         longest = int(self.lengths.max()) if len(lengths) else 0
         if batch_tokens is not None and batch_tokens < longest:
             raise ValueError(
-                f"batch_tokens is {batch_tokens}, but the longest sample alone has {longest} tokens."
+                f"batch_tokens is {batch_tokens}, but the longest sample has {longest} tokens."
             )
         self.batch_tokens = batch_tokens
         super().__init__(len(lengths), batch_size, seed, training, rank=rank, world_size=world_size)

@@ -140,7 +140,7 @@ def test_epochs_mix_samples_anew_and_shuffle_the_steps() -> None:
 
 
 def test_a_batch_that_cannot_hold_the_longest_sample_is_refused() -> None:
-    with pytest.raises(ValueError, match="batch_tokens is 39, but the longest sample alone has 40"):
+    with pytest.raises(ValueError, match="batch_tokens is 39, but the longest sample has 40"):
         BucketBatchSampler(torch.tensor([1, 40]), 4, 39)
 
 
