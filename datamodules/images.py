@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.base import BatchedDataset, ResumableDataModule
 from datamodules.sources import SOURCES, DatasetOptions, Source
-from datamodules.sources.folders import files_below
+from datamodules.sources.readers.folders import files_below
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import path_fault
 from datamodules.vision.decoding import common_size, decode_all, usable_cores

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from datamodules.sources import TEXT_SOURCES, TextSamples
-from datamodules.sources.formats import NOT_UTF8, decode_lines
+from datamodules.sources.readers.formats import NOT_UTF8, decode_lines
 from datamodules.sources.texts import text_samples
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
 from datamodules.tokenizers import Tokenizer

@@ -9,8 +9,8 @@ import pyarrow as pa
 import torch
 
 from datamodules.sources.base import shortened
-from datamodules.sources.formats import COMPRESSION, NOT_UTF8, read_lines
 from datamodules.sources.parallel import ParallelSource, pair_samples
+from datamodules.sources.readers.formats import COMPRESSION, NOT_UTF8, read_lines
 from datamodules.sources.texts import TextSamples
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import path_fault, regular_files

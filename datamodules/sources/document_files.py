@@ -19,8 +19,8 @@ from datamodules.sources.documents import (
     ReferenceDocuments,
     split_pieces,
 )
-from datamodules.sources.folders import files_below
-from datamodules.sources.formats import (
+from datamodules.sources.readers.folders import files_below
+from datamodules.sources.readers.formats import (
     COMPRESSION,
     NOT_UTF8,
     open_decompressed,
@@ -29,7 +29,7 @@ from datamodules.sources.formats import (
     read_table,
     uncompressed_suffix,
 )
-from datamodules.sources.tables import CellType, HubTables
+from datamodules.sources.readers.tables import CellType, HubTables
 from datamodules.sources.text_files import TEXT_COLUMNS, text_column
 from datamodules.utils.cache import content_key
 from datamodules.utils.errors import DataError, UsageError

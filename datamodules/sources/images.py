@@ -7,9 +7,9 @@ import pyarrow as pa
 import torch
 
 from datamodules.sources.base import Source, SourceOptions
-from datamodules.sources.folders import ClassFolders
-from datamodules.sources.labels import LabelledTables
-from datamodules.sources.tables import features_of
+from datamodules.sources.readers.folders import ClassFolders
+from datamodules.sources.readers.labels import LabelledTables
+from datamodules.sources.readers.tables import features_of
 from datamodules.utils.errors import UsageError
 from datamodules.utils.splits import stratified_split
 from datamodules.vision.records import IMAGE_ENDINGS, PixelRecords, Records, TableRecords

@@ -7,8 +7,15 @@ import pyarrow as pa
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from datamodules.sources.labels import is_text
-from datamodules.sources.tables import CSV, JSON_LINES, CellType, FileTables, HubTables, Tables
+from datamodules.sources.readers.labels import is_text
+from datamodules.sources.readers.tables import (
+    CSV,
+    JSON_LINES,
+    CellType,
+    FileTables,
+    HubTables,
+    Tables,
+)
 from datamodules.sources.texts import TextSamples, TextSource, arrow_strings, is_empty
 from datamodules.utils.errors import DataError, UsageError
 

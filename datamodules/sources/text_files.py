@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from datamodules.sources.base import Source
-from datamodules.sources.folders import ClassFolders, files_below
-from datamodules.sources.formats import NOT_UTF8
-from datamodules.sources.labels import LabelledTables, is_text, may_be_classes
-from datamodules.sources.tables import CSV, JSON_LINES, CellType, FileTables, Tables
+from datamodules.sources.readers.folders import ClassFolders, files_below
+from datamodules.sources.readers.formats import NOT_UTF8
+from datamodules.sources.readers.labels import LabelledTables, is_text, may_be_classes
+from datamodules.sources.readers.tables import CSV, JSON_LINES, CellType, FileTables, Tables
 from datamodules.sources.texts import TextSamples, TextSource, arrow_strings, text_samples
 from datamodules.utils.errors import UsageError
 from datamodules.utils.files import path_fault, printable, read_bytes

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from datamodules.sources.base import Source, SourceOptions
-from datamodules.sources.formats import NOT_UTF8
-from datamodules.sources.labels import is_utf8
+from datamodules.sources.readers.formats import NOT_UTF8
+from datamodules.sources.readers.labels import is_utf8
 from datamodules.utils.errors import DataError, UsageError
 
 MAX_WORD = 100_000  # characters: the time that BPE takes for a word grows with their square

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from datamodules.sources.base import S, Source, shortened
-from datamodules.sources.formats import Reject
+from datamodules.sources.readers.formats import Reject
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import name_fault, path_fault, printable, regular_files
 from datamodules.utils.splits import SPLITS

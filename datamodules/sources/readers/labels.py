@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from datamodules.sources.base import S, Source, shortened
-from datamodules.sources.formats import NOT_UTF8
-from datamodules.sources.tables import HubTables, Table, Tables, features_of
+from datamodules.sources.readers.formats import NOT_UTF8
+from datamodules.sources.readers.tables import HubTables, Table, Tables, features_of
 from datamodules.utils.errors import DataError, UsageError
 
 MAX_CLASS = 10**6  # whole numbers from here on are no classes

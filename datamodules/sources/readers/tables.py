@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from datamodules.sources.base import Source
-from datamodules.sources.formats import (
+from datamodules.sources.readers.formats import (
     Row,
     read_csv,
     read_json_lines,
