@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.sources import CorpusOptions, Documents, DocumentSource, document_source
 from datamodules.tokenized import TokenizedData
-from datamodules.tokenizers import Frame, TokenizerConfig
+from datamodules.tokenizers import BoundaryTokens, TokenizerConfig
 from datamodules.tokens.packing import PackedDocuments, RandomWindows, Rows, Windows
 from datamodules.tokens.token_cache import tokenised_documents
 from datamodules.tokens.token_file import TokenFile
@@ -95,20 +95,20 @@ class CorpusData(TokenizedData):
     @property
     def padding(self) -> int:
         """Number of the token that fills a row up: [PAD], or where there is none, any."""
-        ids = self.tokenizer.ids
+        ids = self.tokenizer.special_ids
         return next((number for number in (ids.pad, ids.eos, ids.bos) if number is not None), 0)
 
     @cached_property
-    def framed(self) -> bool:
+    def marks_documents(self) -> bool:
         """Whether control tokens mark where a document begins and ends: if there is more than one to train on."""
-        if "framed" in self._facts:
-            return bool(self._facts["framed"])
+        if "marks_documents" in self._facts:
+            return bool(self._facts["marks_documents"])
         return self.source.survey("train" if self.source.has("train") else "test").documents > 1
 
     def facts(self) -> dict[str, Any]:
-        """As in the base class, and framed (bool): whether control tokens begin and end a document."""
+        """As in the base class, and marks_documents (bool): whether control tokens begin and end a document."""
         if not self._facts:
-            self._facts = {**super().facts(), "framed": self.framed}
+            self._facts = {**super().facts(), "marks_documents": self.marks_documents}
         return self._facts
 
     def adopt(self, facts: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ class CorpusData(TokenizedData):
             DataError: The text has a character that the vocabulary of a given character tokenizer lacks, unless bad
                 texts are skipped; else it is [UNK], which is said.
         """
-        frame = self.tokenizer.frame if self.framed else Frame()
+        frame = self.tokenizer.boundary_tokens if self.marks_documents else BoundaryTokens()
         file = tokenised_documents(documents, self.tokenizer, frame, name)
         if file.unknown:
             self._tell_unknown(f"{name} of {self.origin}", documents, file)
@@ -154,14 +154,14 @@ class CorpusData(TokenizedData):
 
     def _tell_unknown(self, where: str, documents: Documents, file: TokenFile) -> None:
         share = f"{file.unknown:,} of {len(file.tokens):,} tokens in {where} are [UNK]"
-        if not self.tokenizer.characters:
+        if not self.tokenizer.is_character_level:
             rank_zero_warn(f"{share}: a tokenizer of the kind bpe has none.")
             return
-        letter = self.tokenizer.first_unknown(piece.text for piece in documents)
+        letter = self.tokenizer.first_unknown_character(piece.text for piece in documents)
         named = f"the character {letter!r} (U+{ord(letter):04X})" if letter else "a character"
         if self._given and not self.skip_bad:
             raise DataError(
-                f"{named} in {where} is not in the tokenizer's vocabulary of {self.tokenizer.size}: use a text of the "
+                f"{named} in {where} is not in the tokenizer's vocabulary of {self.tokenizer.vocab_size}: use a text of the "
                 "same characters, or take such as [UNK] with --data.skip_bad true."
             )
         rare = not self._given and (self.config.min_frequency or 0) > 1

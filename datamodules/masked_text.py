@@ -30,7 +30,7 @@ class Pieces(Sequences):
     def __init__(
         self, table: TokenRows, tokenizer: Tokenizer, max_length: int, multiple: int
     ) -> None:
-        self.table, room = table, max_length - tokenizer.added(self.pair)
+        self.table, room = table, max_length - tokenizer.num_special_tokens(self.pair)
         if room < 2:
             raise UsageError(
                 f"max_length is {max_length}, which leaves no room for text between control tokens."
@@ -46,7 +46,10 @@ class Pieces(Sequences):
         self.size = (table.lengths[self.document] - self.start).clamp(max=room)
         least = 2 if self.pair else 1  # a span has a token at least
         super().__init__(
-            tokenizer, self.size.clamp(min=least) + tokenizer.added(self.pair), max_length, multiple
+            tokenizer,
+            self.size.clamp(min=least) + tokenizer.num_special_tokens(self.pair),
+            max_length,
+            multiple,
         )
 
     def tokens(self, i: int) -> Any:
@@ -55,7 +58,7 @@ class Pieces(Sequences):
         return self.table[int(self.document[i])][start : start + int(self.size[i])]
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        rows = [self.tokenizer.build(self.tokens(i), self.max_length).ids for i in indices]
+        rows = [self.tokenizer.build_inputs(self.tokens(i), self.max_length).ids for i in indices]
         return self.batch(torch.tensor(indices), rows)
 
 
@@ -88,7 +91,10 @@ class Pairs(Pieces):
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index, drawn = torch.tensor(indices), [self._pair(i) for i in indices]
-        built = [self.tokenizer.build(first, self.max_length, second) for first, second, _ in drawn]
+        built = [
+            self.tokenizer.build_inputs(first, self.max_length, second)
+            for first, second, _ in drawn
+        ]
         segments = self.filled(index, [row.segments for row in built], padding=0)
         is_next = torch.tensor([follows for _, _, follows in drawn], dtype=torch.int64)
         return self.batch(index, [row.ids for row in built]) | {

@@ -37,14 +37,15 @@ class LabelledTokens(Sequences):
         max_length: int,
         multiple: int,
     ) -> None:
-        whole = table.lengths + tokenizer.added()
+        whole = table.lengths + tokenizer.num_special_tokens()
         super().__init__(tokenizer, whole.clamp(max=max_length), max_length, multiple)
         self.table, self.labels, self.truncated = table, labels, int((whole > max_length).sum())
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index = torch.tensor(indices)
         batch = self.batch(
-            index, [self.tokenizer.build(self.table[i], self.max_length).ids for i in indices]
+            index,
+            [self.tokenizer.build_inputs(self.table[i], self.max_length).ids for i in indices],
         )
         return batch if self.labels is None else batch | {"label": self.labels[index]}
 

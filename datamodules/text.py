@@ -171,7 +171,7 @@ class Sequences:
         self.tokenizer, self.own, self.max_length = tokenizer, own, max_length
         self.lengths, self.padding, self.truncated = (
             padded(own, multiple, max_length),
-            tokenizer.control("pad"),
+            tokenizer.special_id("pad"),
             0,
         )
 

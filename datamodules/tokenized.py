@@ -63,7 +63,7 @@ class TokenizedData(ResumableDataModule):
     def make_tokenizer(self) -> Any:
         """A file's, or one trained from the training texts."""
         texts = [] if self.config.file is not None else self.training_texts()
-        return Tokenizer.for_texts(texts, self.config)
+        return Tokenizer.load_or_train(texts, self.config)
 
     def stored_tokenizer(self, facts: dict[str, Any]) -> Any:
         """A checkpoint's."""
@@ -72,7 +72,7 @@ class TokenizedData(ResumableDataModule):
     @property
     def padding(self) -> int:
         """Number of the token that fills a batch up."""
-        return self.tokenizer.control("pad")
+        return self.tokenizer.special_id("pad")
 
     def facts(self) -> dict[str, Any]:
         """Primitives that a checkpoint keeps.
@@ -85,7 +85,7 @@ class TokenizedData(ResumableDataModule):
             self._facts = {
                 "tokenizer": self.tokenizer.to_json(),
                 "tokenizer_options": self._tokenizer_options(),
-                "vocabulary": self.tokenizer.size,
+                "vocabulary": self.tokenizer.vocab_size,
                 "padding": self.padding,
                 "max_length": self.max_length,
             }
@@ -98,7 +98,7 @@ class TokenizedData(ResumableDataModule):
             own = self.tokenizer
             options |= {
                 "kind": own.kind,
-                "vocabulary": own.size,
+                "vocabulary": own.vocab_size,
                 "min_frequency": None,
                 "lowercase": None,
             }
@@ -119,7 +119,7 @@ class TokenizedData(ResumableDataModule):
             if not name.endswith("file") and asked[name] != value:
                 raise UsageError(
                     f"--data.tokenizer.{name} {asked[name]} (vocabulary {asked['vocabulary']}) does not fit the "
-                    f"checkpoint, whose tokenizer of {theirs.size} tokens was made with {name} {value}: leave it out."
+                    f"checkpoint, whose tokenizer of {theirs.vocab_size} tokens was made with {name} {value}: leave it out."
                 )
         known = (
             None,
@@ -129,7 +129,7 @@ class TokenizedData(ResumableDataModule):
             own = self.make_tokenizer()
             if own.digest != theirs.digest:
                 raise UsageError(
-                    f"the tokenizer {self.config.file} ({own.size} tokens) is not the checkpoint's ({theirs.size} "
+                    f"the tokenizer {self.config.file} ({own.vocab_size} tokens) is not the checkpoint's ({theirs.vocab_size} "
                     "tokens): leave --data.tokenizer.file out."
                 )
         self.tokenizer = theirs  # in place of the cached property's

@@ -36,7 +36,9 @@ class PairTokens:
         multiple: int,
         texts: Pairs | None = None,
     ) -> None:
-        whole = torch.stack([table.lengths for table in tables], dim=1) + tokenizer.added  # (S, 2)
+        whole = (
+            torch.stack([table.lengths for table in tables], dim=1) + tokenizer.num_special_tokens
+        )  # (S, 2)
         self.own = whole.clamp(max=max_length)
         self.lengths = padded(self.own, multiple, max_length)
         self.truncated = int((whole > max_length).any(1).sum())
@@ -57,9 +59,9 @@ class PairTokens:
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index, (sources, targets) = torch.tensor(indices), self.tables
         first = self._source.batch(
-            index, [self.tokenizer.frame_source(sources[i], self.max_length) for i in indices]
+            index, [self.tokenizer.build_source(sources[i], self.max_length) for i in indices]
         )
-        rows = [self.tokenizer.frame_target(targets[i], self.max_length) for i in indices]
+        rows = [self.tokenizer.build_target(targets[i], self.max_length) for i in indices]
         batch = {
             "source": first["tokens"],
             "source_keep": first["keep"],
@@ -132,7 +134,7 @@ class TranslationData(TextData):
 
     def make_tokenizer(self) -> PairTokenizer:
         """The files', or trained from the training pairs."""
-        return PairTokenizer.for_texts(self._sides, self.training_texts, self.config)
+        return PairTokenizer.load_or_train(self._sides, self.training_texts, self.config)
 
     def stored_tokenizer(self, facts: dict[str, Any]) -> PairTokenizer:
         return PairTokenizer.from_facts(facts)

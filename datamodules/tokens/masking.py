@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from datamodules.tokenizers import ControlIds
+from datamodules.tokenizers import SpecialTokenIds
 from datamodules.utils.errors import UsageError
 
 
@@ -55,7 +55,7 @@ class Masker:
     """
 
     def __init__(
-        self, config: MaskConfig, ids: ControlIds, vocabulary: int, starts_word: list[bool]
+        self, config: MaskConfig, ids: SpecialTokenIds, vocabulary: int, starts_word: list[bool]
     ) -> None:
         if ids.mask is None:
             raise UsageError(

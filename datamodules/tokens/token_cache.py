@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from datamodules.sources.documents import Documents, Piece
-from datamodules.tokenizers import Frame, Tokenizer
+from datamodules.tokenizers import BoundaryTokens, Tokenizer
 from datamodules.tokens.token_file import Part, TokenFile, write_tokens
 from datamodules.utils.cache import Texts, cache_folder, content_key, text_digest, unwritable
 from datamodules.utils.errors import DataError
@@ -42,14 +42,14 @@ def tokenised(texts: Texts, tokenizer: Tokenizer, progress: bool = True) -> Toke
 
 
 def tokenised_documents(
-    documents: Documents, tokenizer: Tokenizer, frame: Frame, title: str = "text"
+    documents: Documents, tokenizer: Tokenizer, boundary: BoundaryTokens, title: str = "text"
 ) -> TokenFile:
     """The tokens of a stream of documents, from the cache where the same text was cut by the same tokenizer before.
 
     Args:
         documents: The text; of a document that it only has the beginning of, the end is not marked.
         tokenizer: What cuts it.
-        frame: Control tokens around each document.
+        boundary: Control tokens around each document.
         title: What to call the text on a progress bar.
 
     Raises:
@@ -60,9 +60,9 @@ def tokenised_documents(
         with progress_bar(
             f"tokenising {title}, characters", documents.characters, least=20_000_000
         ) as advance:
-            yield from _framed(documents, tokenizer, frame, advance)
+            yield from _framed(documents, tokenizer, boundary, advance)
 
-    return _kept(content_key(documents.digest, repr(frame)), parts(), tokenizer)
+    return _kept(content_key(documents.digest, repr(boundary)), parts(), tokenizer)
 
 
 def _kept(content: str, parts: Iterable[Part], tokenizer: Tokenizer) -> TokenFile:
@@ -76,38 +76,44 @@ def _kept(content: str, parts: Iterable[Part], tokenizer: Tokenizer) -> TokenFil
     if path.is_file():
         with suppress(DataError):  # damaged: written anew
             return TokenFile(path)
-    ids = tokenizer.ids
+    ids = tokenizer.special_ids
     unknown = None if ids.unk in (ids.bos, ids.eos) else ids.unk  # GPT-2 has one token for all
     try:
-        write_tokens(path, parts, tokenizer.size, unknown)
+        write_tokens(path, parts, tokenizer.vocab_size, unknown)
     except OSError as error:
         raise unwritable(path, error) from error
     return TokenFile(path)
 
 
 def _framed(
-    documents: Documents, tokenizer: Tokenizer, frame: Frame, advance: Callable[[int], None]
+    documents: Documents,
+    tokenizer: Tokenizer,
+    boundary: BoundaryTokens,
+    advance: Callable[[int], None],
 ) -> Iterator[Part]:
     """The tokens of a few pieces at a time, with control tokens around each document."""
-    if frame.lead is not None:
+    if boundary.prefix is not None:
         one = np.ones(1, np.int64)
-        yield Part(one * frame.lead, one, one * 0, one < 0, one * 0)
+        yield Part(one * boundary.prefix, one, one * 0, one < 0, one * 0)
     characters = 0
     for pieces in _few(documents):
         texts = [piece.text for piece in pieces]
-        tokens, sizes = tokenizer.encode_joined(texts)
+        tokens, sizes = tokenizer.encode_concatenated(texts)
         opens, closes = (
             np.array([getattr(piece, name) for piece in pieces]) for name in ("opens", "closes")
         )
-        bare = opens & (frame.first is None)  # then nothing foresees the first token
+        bare = opens & (boundary.first is None)  # then nothing foresees the first token
         first = np.array(
             [
-                tokenizer.first_bytes(text) if alone else 0
+                tokenizer.first_token_bytes(text) if alone else 0
                 for text, alone in zip(texts, bare, strict=True)
             ]
         )
         ends, places, controls = sizes.cumsum(), [], []
-        for control, where, at in ((frame.tail, closes, ends), (frame.head, opens, ends - sizes)):
+        for control, where, at in (
+            (boundary.eos, closes, ends),
+            (boundary.bos, opens, ends - sizes),
+        ):
             if control is not None:
                 places.append(at[where])
                 controls.append(np.full(int(where.sum()), control))

@@ -35,7 +35,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def table() -> TokenLists:
     """Documents of 0 to 60 tokens, no token twice: each says where it is from."""
-    lists, first = TokenLists(), CONTROL
+    lists, first = TokenLists(), SPECIAL_TOKENS
     for size in (21, 1, 0, 60, 7, 22, 2, 40, 14, 13):
         lists.append(list(range(first, first + size)))
         first += size
@@ -231,7 +231,8 @@ def test_corpora(source: str, tmp_path: Path) -> None:
     data.prepare_data()
     data.setup("fit")
     assert (
-        data.facts()["next_sentence"] is False and data.facts()["vocabulary"] == data.tokenizer.size
+        data.facts()["next_sentence"] is False
+        and data.facts()["vocabulary"] == data.tokenizer.vocab_size
     )
     batch = next(iter(data.train_dataloader()))
     assert set(batch) == {"tokens", "keep", "index"} and torch.equal(

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.tokenizers import ControlIds, Tokenizer, TokenizerConfig
+from datamodules.tokenizers import SpecialTokenIds, Tokenizer, TokenizerConfig
 from datamodules.tokens.masking import MaskConfig, Masker
 from datamodules.utils.errors import UsageError
 
-V, CONTROL_IDS = 500, ControlIds(*range(7))
+V, CONTROL_IDS = 500, SpecialTokenIds(*range(7))
 STARTS = [
     number % 3 > 0 or number < 7 for number in range(V)
 ]  # a third of the tokens continue a word
@@ -114,16 +114,21 @@ def test_words_of_a_real_tokenizer() -> None:
     text = "unbelievably good acting, unbelievably bad story"
     config = TokenizerConfig(vocabulary=60, min_frequency=1)
     tokenizer = Tokenizer.train([text.replace("unbelievably", "un believ ably")], config)
-    tokens = torch.tensor([tokenizer.build(tokenizer.encode_batch([text])[0], 99).ids])
+    tokens = torch.tensor([tokenizer.build_inputs(tokenizer.encode_batch([text])[0], 99).ids])
     masker = Masker(
-        MaskConfig(0.4, 1.0, 0.0, True), tokenizer.ids, tokenizer.size, tokenizer.starts_word
+        MaskConfig(0.4, 1.0, 0.0, True),
+        tokenizer.special_ids,
+        tokenizer.vocab_size,
+        tokenizer.starts_word,
     )
     seen = set()
     for _ in range(200):
         masked, where = masker(tokens, torch.ones_like(tokens, dtype=torch.bool))
         pieces = [
             ("_" if hidden else token)
-            for hidden, token in zip(where[0], tokenizer.tokens(tokens[0]), strict=True)
+            for hidden, token in zip(
+                where[0], tokenizer.convert_ids_to_tokens(tokens[0]), strict=True
+            )
         ]
         seen |= set(pieces)
         kept = tokenizer.decode(masked[0][~where[0]]).split()
@@ -170,7 +175,7 @@ def test_seeds_fix_the_draws_of_each_sequence_whatever_the_batch(whole_words: bo
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match=r"no \[MASK\] token"):
-        Masker(MaskConfig(), ControlIds(pad=0), V, STARTS)
+        Masker(MaskConfig(), SpecialTokenIds(pad=0), V, STARTS)
     with pytest.raises(UsageError, match="control tokens only"):
         Masker(MaskConfig(), CONTROL_IDS, 7, STARTS[:7])
     for share in (0.0, 1.0, -0.1):

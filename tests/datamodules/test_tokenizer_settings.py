@@ -193,7 +193,7 @@ def apply(folder: Path, changes: dict[str, Any]) -> None:
     """Makes the changes, with the numbers of tokens of this folder."""
     vocabulary = Tokenizer.from_file(
         file if (file := folder / "source.spm").exists() else folder
-    ).vocabulary
+    ).vocab
     last = max(vocabulary.values()) + 1
     known = next(token for token, number in vocabulary.items() if number == last - 3)
     text = json.dumps(changes | {key: "..." for key, value in changes.items() if value is ...})
@@ -338,7 +338,7 @@ def test_a_token_of_the_file_that_the_settings_lack_is_refused(tmp_path: Path) -
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     content["added_tokens"].append(NEW | {"id": len(content["model"]["vocab"])})
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    assert "<new>" in Tokenizer.from_file(tmp_path).vocabulary
+    assert "<new>" in Tokenizer.from_file(tmp_path).vocab
     change(tmp_path, "tokenizer_config.json", added_tokens_decoder={})
     with pytest.raises(DataError, match="added_tokens_decoder lacks '<new>'"):
         Tokenizer.from_file(tmp_path)
@@ -390,10 +390,10 @@ def test_entries_of_a_wrong_kind(number: int, tmp_path: Path) -> None:
     assert name == "tokenizer.json" or entry in said
 
 
-@pytest.mark.parametrize("control", [5, [], "x", {"cls": 5}, {"cls": ["[CLS]"]}, {"cls": None}])
-def test_names_of_control_tokens_are_texts(control: Any) -> None:
+@pytest.mark.parametrize("named", [5, [], "x", {"cls": 5}, {"cls": ["[CLS]"]}, {"cls": None}])
+def test_names_of_special_tokens_are_strings(named: Any) -> None:
     with pytest.raises(DataError, match="is not a tokenizer"):
-        Tokenizer.from_json(json.dumps(json.loads(trained().to_json()) | {"control": control}))
+        Tokenizer.from_json(json.dumps(json.loads(trained().to_json()) | {"special_tokens": named}))
 
 
 @pytest.mark.parametrize(
@@ -453,4 +453,4 @@ def test_few_gaps_are_no_mistake(tmp_path: Path) -> None:
     content = json.loads(trained("word").to_json())
     content["model"]["vocab"]["more"] = 900
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    assert Tokenizer.from_file(tmp_path).size == 901
+    assert Tokenizer.from_file(tmp_path).vocab_size == 901
