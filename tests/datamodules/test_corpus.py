@@ -83,7 +83,7 @@ def test_the_reference(packing: str, tokenizer: TokenizerConfig) -> None:
         and facts["vocabulary"] == data.tokenizer.vocab_size
         and facts["padding"] == 0
     )
-    names = ["tokens", "targets"] + ["documents", "coords"] * (packing == "documents")
+    names = ["tokens", "targets"] + ["documents", "positions"] * (packing == "documents")
     batches = list(data.train_dataloader())
     rows = len(data.dataset("train"))
     assert (
@@ -186,7 +186,7 @@ def test_a_foreign_tokenizer_of_one_control_token(letters: Path, tmp_path: Path)
         file.tokens[0] == end and file.offsets[0] == 1 and (file.tokens == end).sum() == len(file)
     )
     batch = data.dataset("train")[list(range(len(data.dataset("train"))))]
-    starts = (batch["coords"] == 0) & (batch["documents"] >= 0)
+    starts = (batch["positions"] == 0) & (batch["documents"] >= 0)
     assert int(starts.sum()) == len(file) and (batch["tokens"][starts] == end).all()
 
 
@@ -451,7 +451,7 @@ from datamodules.tokenizers import Tokenizer
 from tests.datamodules.test_corpus import Path, DataError, corpus
 
 how, path = sys.argv[1], Path(sys.argv[2])
-token_cache.AT_ONCE = 1  # a piece at a time
+token_cache.CHARACTERS_PER_CORE = 1  # a piece at a time
 data = corpus(path)
 data.tokenizer
 encode, calls = Tokenizer.encode_concatenated, []

@@ -129,7 +129,9 @@ def test_odd_names_are_taken_from_the_files_beside(tmp_path: Path) -> None:
     for file in (tmp_path, tmp_path / "tokenizer.json"):
         named = Tokenizer.from_file(file)
         again = pickle.loads(pickle.dumps(named))
-        assert named.special_ids == again.special_ids == replace(SpecialTokenIds(*range(7)), bos=None)
+        assert (
+            named.special_ids == again.special_ids == replace(SpecialTokenIds(*range(7)), bos=None)
+        )
         assert again.digest == named.digest != without.digest
 
 
