@@ -113,15 +113,17 @@ class RandAugment(nn.Module):
     def _apply_one(self, images: Tensor) -> Tensor:
         operation = torch.randint(len(OPERATIONS), (len(images),), device=images.device)
         is_positive = torch.randint(2, (len(images),), device=images.device)
+        signed = torch.tensor([op.signed for op in OPERATIONS.values()], device=images.device)
         # Images of one operation and one sign go through it together: they are sorted, and put back at the end.
-        group = 2 * operation + is_positive
+        group = 2 * operation + is_positive.where(signed[operation], 1)
         order = group.argsort(stable=True)
         sizes = group.bincount(minlength=2 * len(OPERATIONS)).tolist()
-        groups = images.index_select(0, order).split(sizes)
+        groups = iter(images.index_select(0, order).split(sizes))
         done = []
-        for number, op in enumerate(OPERATIONS.values()):
+        for op in OPERATIONS.values():
             strength = op.strength(self.level, images.shape[-1])
-            for sign, members in zip((-1, 1), groups[2 * number : 2 * number + 2], strict=True):
+            for sign in (-1, 1):
+                members = next(groups)
                 if len(members):
-                    done.append(op.apply(members, sign * strength if op.signed else strength))
+                    done.append(op.apply(members, sign * strength))
         return torch.cat(done).index_select(0, order.argsort())
