@@ -132,7 +132,7 @@ def test_every_way_of_saying_is_in_every_split(splits: Splits) -> None:
 
 def test_known_translations() -> None:
     day = date(1999, 10, 1)
-    said = {way(day, language) for way in dates._WAYS[:5] for language in dates.LANGUAGES}
+    said = {way(day, language) for way in dates.STYLES[:5] for language in dates.LANGUAGES}
     assert said == {
         "Friday, October 1, 1999",
         "vendredi 1 octobre 1999",

@@ -19,7 +19,7 @@ from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.errors import UsageError
 
 WORDS = TokenizerConfig("whitespace", min_frequency=1)
-CONTROL = 7  # numbers below are control tokens
+NUM_SPECIAL = 7  # ids below are special tokens
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def table() -> TokenLists:
     """Documents of 0 to 60 tokens, no token twice: each says where it is from."""
-    lists, first = TokenLists(), SPECIAL_TOKENS
+    lists, first = TokenLists(), NUM_SPECIAL
     for size in (21, 1, 0, 60, 7, 22, 2, 40, 14, 13):
         lists.append(list(range(first, first + size)))
         first += size
