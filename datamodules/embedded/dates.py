@@ -2,9 +2,10 @@
 
 A pair is the same day or the same number in both languages, in one of these styles:
 
-- a date as the Unicode CLDR formats it: "Friday, March 5, 2021" and "vendredi 5 mars 2021", with or without the day of
-  the week, or short: "Mar 5, 2021" and "5 mars 2021";
-- a date in words: "Friday, the fifth of March, twenty twenty-one" and "vendredi cinq mars deux mille vingt et un";
+- a date as the Unicode CLDR formats it: "Friday, March 5, 2021" and "vendredi 5 mars 2021", with or
+  without the day of the week, or short: "Mar 5, 2021" and "5 mars 2021";
+- a date in words: "Friday, the fifth of March, twenty twenty-one" and "vendredi cinq mars deux
+  mille vingt et un";
 - a number below a million in words: "two hundred and forty-one" and "deux cent quarante et un".
 
 The order of words differs, numbers are built differently, and no day or number occurs twice.
@@ -23,7 +24,8 @@ LANGUAGES = ("en", "fr")
 def generate(
     seed: int = 0, train: int = 8000, val: int = 500, test: int = 1000
 ) -> dict[str, tuple[list[str], list[str]]]:
-    """Generates pairs of texts. No day and no number occurs twice, be it in another split or in another style.
+    """Generates pairs of texts. No day and no number occurs twice, be it in another split or in
+    another style.
 
     Args:
         seed: Of the random choices.
@@ -32,8 +34,8 @@ def generate(
         test: Number of test pairs.
 
     Returns:
-        "train", "val" and "test": English texts, and the same in French. They depend on the seed, and on the
-        versions of Babel (which brings the CLDR) and num2words.
+        "train", "val" and "test": English texts, and the same in French. They depend on the seed,
+        and on the versions of Babel (which brings the CLDR) and num2words.
     """
     rng = Random(seed)
     seen: set[date | int] = set()

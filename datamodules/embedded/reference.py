@@ -1,4 +1,4 @@
-"""The reference of the Python language as plain text: what `help("if")` shows, from the running interpreter."""
+"""The reference of the Python language as plain text: what `help("if")` shows."""
 
 import re
 from zlib import crc32
@@ -10,14 +10,17 @@ MAX_REPEATED = 0.5  # of a topic that may stand in longer ones
 
 
 def documents() -> dict[str, list[str]]:
-    """One document per topic, the same for every call; about 350 kB, depending on the version of Python.
+    """One document per topic, the same for every call; about 350 kB, depending on the version of
+    Python.
 
-    Some topics repeat others ("if" is a part of "compound"). Of those the longest is kept: a topic is left out if
-    half of it or more stands in longer ones, else the test split would have been read in training.
+    Some topics repeat others ("if" is a part of "compound"). Of those the longest is kept: a topic
+    is left out if half of it or more stands in longer ones, else the test split would have been
+    read in training.
 
     Returns:
-        "train", "val" and "test": the topics in an order that depends on their names, of which the last 8 % of the
-        characters are the test split, the 8 % before them the validation split. Only trailing spaces are removed.
+        "train", "val" and "test": the topics in an order that depends on their names, of which the
+        last 8 % of the characters are the test split, the 8 % before them the validation split.
+        Only trailing spaces are removed.
 
     Raises:
         DataError: This Python was installed without the text.
@@ -62,5 +65,5 @@ def _without_repeats(texts: dict[str, str]) -> list[str]:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """The paragraphs of a text, without the indentation and line breaks that differ between topics."""
+    """The paragraphs of a text, without indentation and line breaks."""
     return [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip()]

@@ -2,15 +2,19 @@
 
 A review has one verdict. These rules find it in the text (a test applies them):
 
-1. Adjectives and verbs of opinion (good, dull, loved, hated) have a polarity; intensifiers (truly) do not change it.
-2. A negator (not, never, hardly, nothing, far from, by no means) earlier in the clause turns it: "not very good" is
-   negative, "I never found the plot dull" positive. Clauses end at a comma.
-3. What is conceded does not count: all before "but" and "yet", and the clause that "although" begins.
-4. What others think does not count ("my brother loved it", "the trailer promised a great film"), nor do words for
-   characters of the story ("a terrible king") and for other devices ("it replaced a clumsy typewriter").
+1. Adjectives and verbs of opinion (good, dull, loved, hated) have a polarity; intensifiers (truly)
+   do not change it.
+2. A negator (not, never, hardly, nothing, far from, by no means) earlier in the clause turns it:
+   "not very good" is negative, "I never found the plot dull" positive. Clauses end at a comma.
+3. What is conceded does not count: all before "but" and "yet", and the clause that "although"
+   begins.
+4. What others think does not count ("my brother loved it", "the trailer promised a great film"),
+   nor do words for characters of the story ("a terrible king") and for other devices ("it replaced
+   a clumsy typewriter").
 5. The opinions that are left agree, and there is at least one.
 
-The same words serve both labels, so counting them helps little: affirmed opinions are a few more than negated ones.
+The same words serve both labels, so counting them helps little: affirmed opinions are a few more
+than negated ones.
 """
 
 import random
@@ -23,18 +27,20 @@ MIN_WORDS, MAX_WORDS = 5, 40
 Grammar = dict[str, list[list[str]]]
 T = TypeVar("T")
 
-# A symbol (upper case) expands to one of its alternatives; the number before one is its weight. They are written
-# for a positive verdict; `_MIRROR` turns them into those for a negative one.
+# A symbol (upper case) expands to one of its alternatives; the number before one is its weight.
+# They are written for a positive verdict; `_MIRROR` turns them into those for a negative one.
 _VERDICTS = """
 LIKING = 16 PRAISE | 2 PRAISE , and PRAISE | 3 it BE a VERY GOOD THING | it BE NO a TRULY BAD THING
        | 2 BLAME , but PRAISE | FOES , but PRAISE | BLAME , yet PRAISE | FOES , yet PRAISE
-       | although BLAME , PRAISE | although FOES , PRAISE | PRAISE , although BLAME | PRAISE , although FOES
+       | although BLAME , PRAISE | although FOES , PRAISE | PRAISE , although BLAME
+       | PRAISE , although FOES
 PRAISE = 5 FACT | I found the ASPECT VERY GOOD | 2 I LOVE the ASPECT | 2 I LOVED the ASPECT
        | I never found the ASPECT TRULY BAD | I did not HATE the ASPECT
 FACT   = 5 the ASPECT BE VERY GOOD | the ASPECT seemed VERY GOOD
        | 2 the ASPECT BE NOT BAD | nothing about the ASPECT BE TRULY BAD
 FANS   = my PERSON LOVED it | my PERSON said that FACT | most PEOPLE find the ASPECT VERY GOOD
-       | the WITNESS promised a VERY GOOD THING | my PERSON never HATED it | my PERSON did not HATE the ASPECT
+       | the WITNESS promised a VERY GOOD THING | my PERSON never HATED it
+       | my PERSON did not HATE the ASPECT
 """
 _PAIRS = "GOOD-BAD LOVE-HATE LOVED-HATED LIKING-DISLIKING PRAISE-BLAME FACT-FAULT FANS-FOES"
 _MIRROR = dict(pair.split("-") for pair in _PAIRS.split())
@@ -51,7 +57,8 @@ HATE   = hate | dislike | loathe
 HATED  = hated | disliked | loathed
 PERSON = brother | sister | neighbour | colleague | friend | uncle
 ASIDE  = SCENE | SCENE | NEUTRAL | NEUTRAL | FANS | FOES
-       | most PEOPLE LOVED it , but my PERSON HATED it | most PEOPLE HATED it , but my PERSON LOVED it
+       | most PEOPLE LOVED it , but my PERSON HATED it
+       | most PEOPLE HATED it , but my PERSON LOVED it
 WHEN   = on Sunday | last week | in March | two days ago | after work
 """
 _FILM = """
@@ -61,12 +68,14 @@ GOOD   = good | great | wonderful | brilliant | charming | clever | funny | movi
 BAD    = bad | terrible | dreadful | poor | weak | dull | boring | silly
 WITNESS = trailer | poster | title | preview
 PEOPLE = critics | viewers | reviewers | students
-TRAIT  = great | wonderful | brilliant | charming | clever | funny | bad | terrible | dreadful | weak | dull | silly
+TRAIT  = great | wonderful | brilliant | charming | clever | funny | bad | terrible | dreadful
+       | weak | dull | silly
 HERO   = king | teacher | detective | singer
 RIVAL  = queen | thief | lawyer | sailor
 SCENE  = it follows a TRAIT HERO and a TRAIT RIVAL | a TRAIT HERO hunts a TRAIT RIVAL
        | the TRAIT HERO LOVED the TRAIT RIVAL | the TRAIT HERO HATED the TRAIT RIVAL
-NEUTRAL = I saw it WHEN | I saw it WHEN with my PERSON | I had never heard of the director | I did not know the director
+NEUTRAL = I saw it WHEN | I saw it WHEN with my PERSON | I had never heard of the director
+       | I did not know the director
         | it BE not a long THING | there BE no sequel to it | the THING runs for two hours
 """
 _LAPTOP = """
@@ -76,12 +85,15 @@ GOOD   = good | great | wonderful | brilliant | clever | solid | pleasant | reli
 BAD    = bad | terrible | dreadful | poor | weak | clumsy | flimsy | useless
 WITNESS = advert | shop | seller | box
 PEOPLE = testers | buyers | reviewers | students
-TRAIT  = good | great | wonderful | clever | solid | reliable | bad | terrible | poor | clumsy | flimsy | useless
+TRAIT  = good | great | wonderful | clever | solid | reliable | bad | terrible | poor | clumsy
+       | flimsy | useless
 HERO   = phone | tablet | printer | camcorder
 RIVAL  = typewriter | radio | recorder | calculator
-SCENE  = it replaced a TRAIT HERO and a TRAIT RIVAL | I also own a TRAIT HERO | it stands beside a TRAIT RIVAL
+SCENE  = it replaced a TRAIT HERO and a TRAIT RIVAL | I also own a TRAIT HERO
+       | it stands beside a TRAIT RIVAL
        | my PERSON gave me a TRAIT HERO with it
-NEUTRAL = I bought it WHEN | I bought it WHEN with my PERSON | I had never heard of the brand | I did not know the brand
+NEUTRAL = I bought it WHEN | I bought it WHEN with my PERSON | I had never heard of the brand
+       | I did not know the brand
         | it BE not a large THING | there BE no cable with it | the THING came in two boxes
 """
 # The sentences of a review; LIKING carries the verdict.
@@ -127,7 +139,8 @@ GRAMMARS = [_grammar(subject, tense) for subject in (_FILM, _LAPTOP) for tense i
 def generate(
     seed: int = 0, train: int = 8000, val: int = 1000, test: int = 1000
 ) -> dict[str, tuple[list[str], list[int]]]:
-    """Generates reviews of 5 to 40 words, no two alike, half of each label (one more positive where a size is odd).
+    """Generates reviews of 5 to 40 words, no two alike, half of each label (one more positive where
+    a size is odd).
 
     Args:
         seed: Of the random choices; the same seed gives the same reviews on every machine.

@@ -1,4 +1,4 @@
-"""Text to token ids and back: kinds of tokenizers, their training, and tokenizers from elsewhere."""
+"""Text to token ids and back: training tokenizers, and reading those from elsewhere."""
 
 from datamodules.tokenizers.config import (
     PairTokenizerConfig,

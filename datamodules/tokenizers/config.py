@@ -15,14 +15,15 @@ class TokenizerConfig:
     """A tokenizer to train, or a file of one.
 
     Args:
-        kind: whitespace: words separated by spaces; word: words and runs of punctuation; character: single
-            characters; bpe: byte-level BPE, for which nothing is unknown (Radford 2019); wordpiece: pieces of
-            words (Schuster 2012, Devlin 2019). With a file this and the next three are what that file says, null
-            where it does not.
+        kind: whitespace: words separated by spaces; word: words and runs of punctuation; character:
+            single characters; bpe: byte-level BPE, for which nothing is unknown (Radford 2019);
+            wordpiece: pieces of words (Schuster 2012, Devlin 2019). With a file this and the next
+            three are what that file says, null where it does not.
         vocabulary: Number of tokens at most, the 7 special tokens among them.
         min_frequency: Words, pieces or characters that occur less often are not learned.
         lowercase: Whether A and a are the same; wordpiece then drops accents, too.
-        file: A `tokenizer.json`, or a folder in Hugging Face's layout, to use instead of training one.
+        file: A `tokenizer.json`, or a folder in Hugging Face's layout, to use instead of training
+            one.
         truncate: What is kept of a text that is too long: its head, its tail, or half of each.
 
     Raises:
@@ -39,11 +40,13 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if self.file is None and None in (self.kind, self.min_frequency, self.lowercase):
             raise UsageError(
-                "the tokenizer's kind, min_frequency or lowercase is null: set it, or give a file of a tokenizer."
+                "the tokenizer's kind, min_frequency or lowercase is null: set it, or give a file "
+                "of a tokenizer."
             )
         if self.kind is not None and self.kind not in get_args(TokenizerName):
             raise UsageError(
-                f"the tokenizer's kind is {self.kind}, but must be one of {', '.join(get_args(TokenizerName))}."
+                f"the tokenizer's kind is {self.kind}, but must be one of "
+                f"{', '.join(get_args(TokenizerName))}."
             )
         if self.vocabulary <= len(SPECIAL_TOKENS):
             raise UsageError(
@@ -61,13 +64,15 @@ class PairTokenizerConfig(TokenizerConfig):
     """Tokenizers to train for two languages, or files of them.
 
     Args:
-        joint: One tokenizer for both languages, trained from both (Sennrich 2016, 3.2); false: one for each, with the
-            same options.
-        target_file: A file as `file`, for the target if it has a tokenizer of its own; there is no training then.
-        start: Id of the token that a decoder begins with; null: [BOS]. Marian and T5 begin with their padding,
-            BART with [EOS].
+        joint: One tokenizer for both languages, trained from both (Sennrich 2016, 3.2); false: one
+            for each, with the same options.
+        target_file: A file as `file`, for the target if it has a tokenizer of its own; there is no
+            training then.
+        start: Id of the token that a decoder begins with; null: [BOS]. Marian and T5 begin with
+            their padding, BART with [EOS].
         begin: Put [BOS] before each text, too, in source and target, as BART does.
-        prompt: Text before each source that names the task, such as T5's "translate English to German: ".
+        prompt: Text before each source that names the task, such as T5's "translate English to
+            German: ".
 
     Raises:
         UsageError: An option is out of range.

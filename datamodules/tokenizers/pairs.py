@@ -12,8 +12,8 @@ from datamodules.utils.errors import UsageError
 class PairTokenizer:
     """The tokenizers of a source and a target language; the same one twice where they are joint.
 
-    A source is `text [EOS]`, a target `start text [EOS]`, of which a decoder reads all but the last token and predicts
-    all but the first; with `begin` there is a [BOS] before both texts.
+    A source is `text [EOS]`, a target `start text [EOS]`, of which a decoder reads all but the last
+    token and predicts all but the first; with `begin` there is a [BOS] before both texts.
 
     Args:
         source, target: The two tokenizers.
@@ -30,7 +30,8 @@ class PairTokenizer:
         self.decoder_start_id = target.special_id("bos") if config.start is None else config.start
         if not 0 <= self.decoder_start_id < target.vocab_size:
             raise UsageError(
-                f"the tokenizer's start is {config.start}, but must be one of its {target.vocab_size} tokens."
+                f"the tokenizer's start is {config.start}, but must be one of its "
+                f"{target.vocab_size} tokens."
             )
         self.eos_id = target.special_id("eos")
         self._source_eos_id = source.special_id("eos")
@@ -80,9 +81,9 @@ class PairTokenizer:
         """What a checkpoint keeps of them.
 
         Returns:
-            source_tokenizer, target_tokenizer (contents of their tokenizer.json), source_vocabulary, target_vocabulary
-            (their sizes), source_padding, padding, start, end (ids of the tokens that pad a source, pad a target,
-            begin and end a target).
+            source_tokenizer, target_tokenizer (contents of their tokenizer.json),
+            source_vocabulary, target_vocabulary (their sizes), source_padding, padding, start, end
+            (ids of the tokens that pad a source, pad a target, begin and end a target).
         """
         return {
             "source_tokenizer": self.source.to_json(),
@@ -116,7 +117,7 @@ class PairTokenizer:
         return content_key(self.source.digest, self.target.digest)
 
     def special_id(self, role: str) -> int:
-        """Id of a special token of the target's tokenizer, such as "pad"; as `Tokenizer.special_id`."""
+        """Id of a special token of the target, such as "pad"; as `Tokenizer.special_id`."""
         return self.target.special_id(role)
 
     @property
@@ -130,7 +131,7 @@ class PairTokenizer:
         return [*self._source_prefix, *text, self._source_eos_id]
 
     def build_target(self, ids: Sequence[int], max_length: int) -> list[int]:
-        """A target of which a decoder reads and predicts at most `max_length` tokens: it has one more."""
+        """A target of which a decoder reads and predicts `max_length` tokens at most: one more."""
         text = self.target.truncate(ids, max_length - self.num_special_tokens)
         return [self.decoder_start_id, *self._target_prefix, *text, self.eos_id]
 

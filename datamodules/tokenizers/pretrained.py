@@ -28,11 +28,13 @@ MAX_GAPS = 1000  # ids without a token, besides as many as there are tokens
 
 
 def read_tokenizer(path: Path) -> str:
-    """Content of a `tokenizer.json`, with the special tokens that other files name under a key of its own.
+    """Content of a `tokenizer.json`, with the special tokens that other files name under a key of
+    its own.
 
     Args:
-        path: The file, or a folder that holds it or the files in use before it: `vocab.txt` of BERT, `vocab.json`
-            and `merges.txt` of RoBERTa. Or a SentencePiece model, such as Marian's `source.spm`.
+        path: The file, or a folder that holds it or the files in use before it: `vocab.txt` of
+            BERT, `vocab.json` and `merges.txt` of RoBERTa. Or a SentencePiece model, such as
+            Marian's `source.spm`.
 
     Raises:
         UsageError: It does not exist, or the folder holds no tokenizer.
@@ -115,7 +117,8 @@ def _older_files(folder: Path, settings: dict[str, Any]) -> str:
         names = {name for alternatives in ALTERNATIVE_NAMES.values() for name in alternatives}
     else:
         raise UsageError(
-            f"{folder} holds no tokenizer: it needs tokenizer.json, vocab.txt, or vocab.json with merges.txt."
+            f"{folder} holds no tokenizer: it needs tokenizer.json, vocab.txt, or vocab.json with "
+            "merges.txt."
         )
     names |= set(named_special_tokens(settings).values())
     backend.add_special_tokens(sorted(names & backend.get_vocab().keys()))
@@ -167,7 +170,8 @@ def parse_tokenizer(text: str, origin: str) -> tuple[Any, dict[str, Any], dict[s
         origin: Where it is from, for errors.
 
     Returns:
-        The tokenizer, the content of its file, and the special tokens that other files name (role: token).
+        The tokenizer, the content of its file, and the special tokens that other files name (role:
+        token).
 
     Raises:
         DataError: It is not a tokenizer, or the ids of its tokens are impossible.
@@ -194,7 +198,8 @@ def parse_tokenizer(text: str, origin: str) -> tuple[Any, dict[str, Any], dict[s
 
 
 def check_ids(vocab: Mapping[str, int], added: Sequence[Mapping[str, Any]]) -> None:
-    """Checks that each token has an id of its own, that ids have few gaps, and added tokens the ids they name.
+    """Checks that each token has an id of its own, that ids have few gaps, and added tokens the ids
+    they name.
 
     Args:
         vocab: Token: id.

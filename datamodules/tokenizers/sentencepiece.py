@@ -14,8 +14,9 @@ UNUSED_SCORE = (
 def convert_sentencepiece(path: Path) -> str:
     """Content of a `tokenizer.json` that splits texts as a SentencePiece model does.
 
-    Marian keeps the ids of tokens in a `vocab.json` beside it (for targets in `target_vocab.json`, if there is
-    one): the models of source and target may share it. Pieces that it lacks are not used; they become [UNK].
+    Marian keeps the ids of tokens in a `vocab.json` beside it (for targets in `target_vocab.json`,
+    if there is one): the models of source and target may share it. Pieces that it lacks are not
+    used; they become [UNK].
 
     Raises:
         ValueError: It is not a unigram model, or the ids have gaps.

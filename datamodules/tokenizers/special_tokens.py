@@ -14,7 +14,8 @@ SPECIAL_TOKENS = {
     "bos": "[BOS]",
     "eos": "[EOS]",
 }
-# Names to try after ours: those of RoBERTa and BART, then of GPT-2. One token may have several roles there.
+# Names to try after ours: those of RoBERTa and BART, then of GPT-2. One token may have several
+# roles there.
 ALTERNATIVE_NAMES = {
     "pad": ("<pad>",),
     "unk": ("<unk>", "<|endoftext|>"),
@@ -66,12 +67,14 @@ class BoundaryTokens:
 
     @classmethod
     def from_ids(cls, ids: SpecialTokenIds, added: Sequence[int]) -> "BoundaryTokens":
-        """[BOS] document [EOS], or one token between documents where the tokenizer has only one of them.
+        """[BOS] document [EOS], or one token between documents where the tokenizer has only one of
+        them.
 
         Args:
             ids: The special tokens.
-            added: Those that the tokenizer's own template puts around a text. If [BOS] is among them, it begins
-                a document even if it is [EOS], too; if there are none at all, as in Qwen, it does not.
+            added: Those that the tokenizer's own template puts around a text. If [BOS] is among
+                them, it begins a document even if it is [EOS], too; if there are none at all, as in
+                Qwen, it does not.
         """
         single = ids.bos is None or ids.eos is None or ids.bos == ids.eos or not added
         if single and ids.bos not in added:
@@ -81,7 +84,7 @@ class BoundaryTokens:
 
     @property
     def first(self) -> int | None:
-        """The token before the text of a document; a model that continues it writes a new document."""
+        """The token before the first document: a model that continues it writes a document."""
         return self.prefix if self.bos is None else self.bos
 
 

@@ -1,4 +1,4 @@
-"""One interface to every tokenizer, trained here or elsewhere: text to ids, ids to a model's inputs, and back."""
+"""One interface to every tokenizer: text to ids, ids to a model's inputs, and back."""
 
 import json
 import sys
@@ -39,7 +39,8 @@ class ModelInputs(NamedTuple):
 
 
 class Tokenizer:
-    """Splits texts into tokens of a vocabulary. A special token that is typed in a text, such as [MASK], stays text.
+    """Splits texts into tokens of a vocabulary. A special token that is typed in a text, such as
+    [MASK], stays text.
 
     Args:
         text: Content of a `tokenizer.json`.
@@ -79,7 +80,8 @@ class Tokenizer:
         """Trains a new one, without the cache; the special tokens have the ids 0 to 6.
 
         Raises:
-            UsageError: The texts are empty, or hold more characters than the vocabulary has room for.
+            UsageError: The texts are empty, or hold more characters than the vocabulary has room
+                for.
         """
         return cls(train_tokenizer(texts, config), config.truncate)
 
@@ -148,7 +150,8 @@ class Tokenizer:
         number = getattr(self.special_ids, role)
         if number is None:
             raise UsageError(
-                f"the tokenizer has no {SPECIAL_TOKENS[role]} token, which is needed here: use another one."
+                f"the tokenizer has no {SPECIAL_TOKENS[role]} token, which is needed here: use "
+                "another one."
             )
         return number
 
@@ -159,7 +162,8 @@ class Tokenizer:
     # Text to ids.
 
     def encode_chunks(self, texts: Texts, progress: bool = True) -> Iterator[list[list[int]]]:
-        """Token ids of many texts, without special tokens, `datamodules.utils.cache.CHUNK` texts at a time.
+        """Token ids of many texts, without special tokens, `datamodules.utils.cache.CHUNK` texts at
+        a time.
 
         Args:
             texts: The texts; encoded on all cores.
@@ -207,7 +211,7 @@ class Tokenizer:
 
     @cached_property
     def _id_of_character(self) -> np.ndarray | None:
-        """Id of each Unicode code point, where each character is a token: a faster way to encode."""
+        """Id of each Unicode code point, where each character is a token: faster to encode."""
         unk = self.special_ids.unk
         if not (self.is_character_level and self._maps_characters) or unk is None:
             return None
@@ -218,7 +222,7 @@ class Tokenizer:
         return ids
 
     def first_token_bytes(self, text: str) -> int:
-        """UTF-8 bytes of a text that its first token stands for; tokens of one character count as equally long."""
+        """UTF-8 bytes of a text's first token; the tokens of one character share its bytes evenly."""
         spans = self._backend.encode(text, add_special_tokens=False).offsets
         if not spans:
             return 0
@@ -231,7 +235,7 @@ class Tokenizer:
         return self.kind == "character"
 
     def first_unknown_character(self, texts: Iterable[str]) -> str | None:
-        """The first character of some texts that the vocabulary of a character-level tokenizer lacks."""
+        """The first character of some texts that a character-level vocabulary lacks."""
         known: set[str] = set()
         for text in texts:
             for letter in dict.fromkeys(text):
@@ -289,16 +293,17 @@ class Tokenizer:
         return self._backend.decode(kept, skip_special_tokens=False)
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
-        """The tokens as the vocabulary spells them, such as ##ing; empty for an id that it lacks."""
+        """The tokens as the vocabulary spells them, such as ##ing; empty for unknown ids."""
         return [self._backend.id_to_token(int(i)) or "" for i in ids]
 
     @cached_property
     def starts_word(self) -> list[bool]:
         """Whether each token of the vocabulary begins a word, for whole-word masking.
 
-        WordPiece: all but ##pieces. Byte-level BPE: those that begin with a space or another ASCII character that
-        is not a letter or digit. Characters: all but letters, digits and accents, so that a word includes the space
-        before it. Whole words and special tokens always do.
+        WordPiece: all but ##pieces. Byte-level BPE: those that begin with a space or another ASCII
+            character that
+        is not a letter or digit. Characters: all but letters, digits and accents, so that a word
+        includes the space before it. Whole words and special tokens always do.
         """
         starts_word = WORD_STARTS.get(self._spelling, lambda token: True)
         special = set(self.special_ids.known().values())

@@ -1,4 +1,4 @@
-"""What the files beside a `tokenizer.json` change in it, as transformers reads them: case, spaces, added tokens."""
+"""What the files beside a `tokenizer.json` change in it: case, spaces and added tokens."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -67,7 +67,8 @@ def apply_settings(content: dict[str, Any], settings: Settings, name: str, folde
         folder: Of these files, for errors.
 
     Raises:
-        DataError: A setting has a wrong type, or contradicts the file in a way that cannot be followed.
+        DataError: A setting has a wrong type, or contradicts the file in a way that cannot be
+            followed.
     """
     for part in _parts(content, "normalizer"):
         if name in BERT and part.get("type") == "BertNormalizer":
@@ -90,7 +91,8 @@ def apply_settings(content: dict[str, Any], settings: Settings, name: str, folde
         ignored = name in KNOWN_CLASSES and default is None
         if expected is not None and expected != actual and not ignored:
             raise DataError(
-                f"{folder / CONFIG}: {option} is {str(expected).lower()} for a {name}, which contradicts "
+                f"{folder / CONFIG}: {option} is {str(expected).lower()} for a {name}, which "
+                "contradicts "
                 "tokenizer.json: set it to what the model was trained with."
             )
 
@@ -112,7 +114,7 @@ def flag(settings: Settings, name: str, default: bool | None, folder: Path) -> b
 
 
 def _parts(content: Settings, name: str) -> Iterator[dict[str, Any]]:
-    """The normalizer or pre_tokenizer of a `tokenizer.json`, and the members where it is a sequence."""
+    """A normalizer or pre_tokenizer of a `tokenizer.json`, then its members if a sequence."""
     part = content.get(name)
     if not isinstance(part, dict):
         return
@@ -139,7 +141,8 @@ def _adds_prefix_space(content: Settings) -> bool:
 def add_tokens(
     content: dict[str, Any], settings: Settings, older: Settings, name: str, folder: Path
 ) -> dict[str, Any]:
-    """A `tokenizer.json` with the further tokens of `added_tokens_decoder`, or else of `added_tokens.json`.
+    """A `tokenizer.json` with the further tokens of `added_tokens_decoder`, or else of
+    `added_tokens.json`.
 
     Args:
         content: Of the file.
@@ -176,7 +179,8 @@ def add_tokens(
         for token in listed.keys() - own.keys():
             if not listed[token]["special"]:
                 raise DataError(
-                    f"{origin}: {ascii(token)} is added to SentencePiece, which is not supported: leave it out."
+                    f"{origin}: {ascii(token)} is added to SentencePiece, which is not supported: "
+                    "leave it out."
                 )
     new = [
         token
@@ -192,7 +196,8 @@ def add_tokens(
             number = backend.token_to_id(token)
         if number != entry["id"]:
             raise DataError(
-                f"{origin} says that {ascii(token)} is token {entry['id']}, but the other files have it as "
+                f"{origin} says that {ascii(token)} is token {entry['id']}, but the other files "
+                "have it as "
                 f"{number}: write the tokenizer's files again."
             )
     return content if backend is None else dict(json.loads(backend.to_str()))
@@ -213,7 +218,7 @@ def _extra_special_tokens(settings: Settings) -> Iterator[str]:
 def _added_tokens(
     listed: Any, special: set[str], origin: str, ids_are_values: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Name and entry of each added token, as a `tokenizer.json` has it, in the order of their ids."""
+    """Added tokens by name, as a `tokenizer.json` has them, in the order of their ids."""
     if not isinstance(listed, dict):
         raise DataError(f"{origin} is a {type(listed).__name__}, but must be an object.")
     entries = []
@@ -225,7 +230,8 @@ def _added_tokens(
         name = token.get("content") if isinstance(token, dict) else None
         if type(number) is not int or number < 0 or not isinstance(name, str) or not name:
             raise DataError(
-                f"{origin}: {ascii(key)[:60]} is not a token with its id: write the tokenizer's files again."
+                f"{origin}: {ascii(key)[:60]} is not a token with its id: write the tokenizer's "
+                "files again."
             )
         flags = {
             flag: token.get(flag, False) for flag in ("special", "single_word", "lstrip", "rstrip")

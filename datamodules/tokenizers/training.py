@@ -1,4 +1,4 @@
-"""Training a tokenizer: the kinds that can be trained, and the cache that keeps what was trained."""
+"""Training a tokenizer: the kinds, and the cache of what was trained."""
 
 import json
 import unicodedata
@@ -68,7 +68,7 @@ def character(config: TokenizerConfig, texts: Texts) -> Pipeline:
 
 
 def bpe(config: TokenizerConfig, texts: Texts) -> Pipeline:
-    """Byte-level byte-pair encoding (Sennrich 2016, Radford 2019): decoding is lossless for any text."""
+    """Byte-level BPE (Sennrich 2016, Radford 2019): decoding is lossless for any text."""
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     split = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -77,13 +77,14 @@ def bpe(config: TokenizerConfig, texts: Texts) -> Pipeline:
 
 
 def wordpiece(config: TokenizerConfig, texts: Texts) -> Pipeline:
-    """BERT's: words and punctuation, rare words in pieces, of which all but the first begin with ##."""
+    """BERT's: words and punctuation; pieces of rare words, all but the first with ## before them."""
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
     normalizer = normalizers.BertNormalizer(lowercase=bool(config.lowercase))
     alphabet = _alphabet(texts, normalizer)
     options = _trainer_options(config)
-    # The trainer numbers single pieces in an order that differs from run to run, unless they are given.
+    # The trainer numbers single pieces in an order that differs from run to run, unless they are
+    # given.
     options["special_tokens"] += [
         f"##{letter}" for letter in alphabet if unicodedata.category(letter)[0] in "LMN"
     ]
@@ -105,7 +106,7 @@ PIPELINES: dict[TokenizerName, Callable[[TokenizerConfig, Texts], Pipeline]] = {
 
 
 def kind_of(content: dict[str, Any]) -> TokenizerName | None:
-    """The kind of a tokenizer, by the content of its `tokenizer.json`; None: none that is trained here."""
+    """The kind of a `tokenizer.json`; None: none that is trained here."""
     kinds: dict[Any, TokenizerName] = {
         "WordPiece": "wordpiece",
         "ByteLevel": "bpe",
@@ -137,12 +138,14 @@ def train_tokenizer(texts: Texts, config: TokenizerConfig) -> str:
     size = backend.get_vocab_size()
     if size > config.vocabulary:  # BPE and WordPiece begin with all single characters
         raise UsageError(
-            f"the tokenizer's vocabulary is {config.vocabulary}, but its special tokens and single characters "
+            f"the tokenizer's vocabulary is {config.vocabulary}, but its special tokens and single "
+            "characters "
             f"alone are {size}: make it larger."
         )
     if size == len(SPECIAL_TOKENS):
         raise UsageError(
-            f"nothing in the texts occurs {config.min_frequency} times: give more text, or lower the "
+            f"nothing in the texts occurs {config.min_frequency} times: give more text, or lower "
+            "the "
             "tokenizer's min_frequency."
         )
     # For other programs that read the file; here `Tokenizer.build_inputs` does it.
@@ -206,7 +209,7 @@ def _batches(texts: Texts, advance: Callable[[int], None]) -> Iterator[list[str]
 
 
 def _alphabet(texts: Texts, normalizer: Any) -> list[str]:
-    """The characters that occur in most texts, at most `MAX_ALPHABET`, after normalisation; sorted."""
+    """The `MAX_ALPHABET` characters that occur in most texts, after normalisation; sorted."""
     raw: Counter[str] = Counter()
     for batch in chunks(texts):
         for text in batch:

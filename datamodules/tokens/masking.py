@@ -1,4 +1,4 @@
-"""Masking tokens for masked pretraining (Devlin 2019), a batch at a time, on the device that the batch is on."""
+"""Masking tokens for masked pretraining (Devlin 2019), a batch at a time, on its device."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,8 @@ class MaskConfig:
     Args:
         share: Probability of each token to be selected; of each word with `whole_words`.
         mask: Fraction of the selected tokens that become [MASK].
-        random: Fraction of the selected tokens that become a random token; the rest are not changed.
+        random: Fraction of the selected tokens that become a random token; the rest are not
+            changed.
         whole_words: Select words, with all of their pieces, instead of tokens.
 
     Raises:
@@ -35,7 +36,8 @@ class MaskConfig:
             )
         if min(self.mask, self.random) < 0 or self.mask + self.random > 1 + 1e-9:
             raise UsageError(
-                f"of the selected tokens {self.mask} become [MASK] and {self.random} random ones: both must be "
+                f"of the selected tokens {self.mask} become [MASK] and {self.random} random ones: "
+                "both must be "
                 "at least 0, and together at most 1."
             )
 
@@ -62,7 +64,8 @@ class Masker:
     ) -> None:
         if special_ids.mask is None:
             raise UsageError(
-                "the tokenizer has no [MASK] token, which masked pretraining needs: use another one."
+                "the tokenizer has no [MASK] token, which masked pretraining needs: use another "
+                "one."
             )
         self.config = config
         self.mask_id = special_ids.mask
@@ -81,8 +84,8 @@ class Masker:
         Args:
             tokens: int64 (B, N).
             keep: bool (B, N), False at padding.
-            seeds: Of the B sequences: the random numbers of each then depend on its seed alone, whatever the batch;
-                None: they come from torch's global generator.
+            seeds: Of the B sequences: the random numbers of each then depend on its seed alone,
+                whatever the batch; None: they come from torch's global generator.
 
         Returns:
             The masked tokens (B, N), and bool (B, N): which positions to predict.
@@ -117,7 +120,7 @@ class Masker:
         return torch.stack(rows).to(tokens.device).movedim(2, 0)  # (B, N, 3) -> (3, B, N)
 
     def _words(self, tokens: Tensor) -> Tensor:
-        """Index of each token's word in its sequence: (B, N) -> (B, N). A special token is a word of its own."""
+        """Index of each token's word: (B, N) -> (B, N). A special token is a word of its own."""
         starts = self._starts_word[tokens]
         starts[:, 0] = True
         return starts.cumsum(1) - 1

@@ -1,4 +1,4 @@
-"""Rows of T tokens from a token file: windows of the whole stream, or documents packed side by side."""
+"""Rows of T tokens from a token file: windows of the stream, or packed documents."""
 
 from typing import Any, NamedTuple
 
@@ -13,8 +13,8 @@ IGNORED = -100  # the target of a position without a loss
 
 
 class RandomWindows:
-    """Adjacent windows from a random offset in each epoch: every token is a target once an epoch, but for fewer than
-    a window's at the beginning.
+    """Adjacent windows from a random offset in each epoch: every token is a target once an epoch,
+    but for fewer than a window's at the beginning.
 
     Args:
         file: Of more than `length` tokens.
@@ -36,7 +36,7 @@ class RandomWindows:
         return (len(self.file.tokens) - 1) // self.length
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        """{"tokens": int64 (B, T), "targets": int64 (B, T), the same one token later, "bytes": int64 (B,)}."""
+        """{"tokens": int64 (B, T), "targets": the same one token later, "bytes": int64 (B,)}."""
         starts = np.array(indices) * self.length + self.offset()
         starts = starts[:, None].clip(max=self.last_start)  # (B,) -> (B, 1)
         rows = self.file.gather(starts + np.arange(self.length + 1), len(indices))  # (B, T + 1)
@@ -100,9 +100,9 @@ class Rows:
         raise NotImplementedError
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        """{"tokens": int64 (B, T), "targets": int64 (B, T), -100 at padding, "bytes": int64 (B,), of the text that the
-        targets stand for}; with separate documents also "documents": int64 (B, T), -1 at padding, and "positions":
-        int64 (B, T), from 0 in each of them."""
+        """{"tokens": int64 (B, T), "targets": int64 (B, T), -100 at padding, "bytes": int64 (B,),
+        of the text that the targets stand for}; with separate documents also "documents": int64 (B,
+        T), -1 at padding, and "positions": int64 (B, T), from 0 in each of them."""
         row, start, size = self.spans(np.array(indices))
         first = np.repeat(exclusive_cumsum(size)[:-1], size)  # (S,), S tokens in all
         positions = np.arange(size.sum()) - first  # (S,)
@@ -145,18 +145,20 @@ class Windows(Rows):
 
 
 class PackedDocuments(Rows):
-    """Rows of whole documents with as little padding as possible; one longer than a row is split first. Every token is
-    a target once, but for the first of a document where no special token is before it.
+    """Rows of whole documents with as little padding as possible; one longer than a row is split
+    first. Every token is a target once, but for the first of a document where no special token is
+    before it.
 
-    The full rows of split documents come first, then rows that remainders share; which share one is the same in each
-    epoch. This takes about 40 bytes of memory for each document.
+    The full rows of split documents come first, then rows that remainders share; which share one is
+    the same in each epoch. This takes about 40 bytes of memory for each document.
     """
 
     separates_documents = True
 
     def __init__(self, file: TokenFile, length: int, padding: int) -> None:
         super().__init__(file, length, padding)
-        # With a prefix the token before a document is the end of another, and its first token has an input.
+        # With a prefix the token before a document is the end of another, and its first token has
+        # an input.
         self._has_prefix = int(file.offsets[0] > 0)
         sizes = (np.diff(file.offsets) - 1 + self._has_prefix).clip(0)  # (D,) targets
         self._num_targets = int(sizes.sum())
@@ -198,9 +200,11 @@ def exclusive_cumsum(counts: np.ndarray) -> np.ndarray:
 
 
 def best_fit_decreasing(sizes: np.ndarray, capacity: int) -> np.ndarray:
-    """Best-fit decreasing bin packing: the longest span first, into the fullest row that has room for it.
+    """Best-fit decreasing bin packing: the longest span first, into the fullest row that has room
+    for it.
 
-    All spans of a size are placed at once (Krell 2021), so the time grows with `capacity`, not with their number.
+    All spans of a size are placed at once (Krell 2021), so the time grows with `capacity`, not with
+    their number.
 
     Args:
         sizes: (P,) integers from 1 to `capacity`.

@@ -1,4 +1,4 @@
-"""Token ids of many texts: computed once, cached in a file that is named by what they were computed from."""
+"""Token ids of many texts, computed once and cached in a file that their hash names."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -44,7 +44,8 @@ def tokenised(texts: Texts, tokenizer: Tokenizer, progress: bool = True) -> Toke
 def tokenised_documents(
     documents: Documents, tokenizer: Tokenizer, boundary: BoundaryTokens, title: str = "text"
 ) -> TokenFile:
-    """The tokens of a stream of documents, from the cache if the same tokenizer split the same text before.
+    """The tokens of a stream of documents, from the cache if the same tokenizer split the same text
+    before.
 
     Args:
         documents: The text. Where it has only the beginning of a document, the end is not marked.
@@ -53,7 +54,8 @@ def tokenised_documents(
         title: What to call the text on a progress bar.
 
     Raises:
-        DataError: The cache cannot be written, or the text cannot be read, or was changed meanwhile.
+        DataError: The cache cannot be written, or the text cannot be read, or was changed
+            meanwhile.
     """
 
     def token_chunks() -> Iterator[TokenChunk]:

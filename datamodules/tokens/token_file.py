@@ -1,4 +1,4 @@
-"""Token ids of many documents in one file: written once, checked when opened, and mapped into memory."""
+"""Token ids of many documents in one file: written once, checked, and memory-mapped."""
 
 import mmap
 import os
@@ -34,8 +34,10 @@ class TokenChunk(NamedTuple):
         tokens: (N,) integers of any type.
         sizes: (P,) int64, tokens of each piece.
         bytes: (P,) int64, UTF-8 bytes of each piece's text.
-        opens: (P,) bool, whether a document begins with the piece; else it continues the one before.
-        first: (P,) int64, how many of those bytes are the first token's where a document begins; 0 for a special token.
+        opens: (P,) bool, whether a document begins with the piece; else it continues the one
+            before.
+        first: (P,) int64, how many of those bytes are the first token's where a document begins; 0
+            for a special token.
     """
 
     tokens: np.ndarray
@@ -55,8 +57,8 @@ class TokenFile:
 
     Attributes:
         tokens: uint16 or uint32 (N,), read-only: all documents, one after the other.
-        offsets: int64 (D + 1,): document i has the tokens from `offsets[i]` to `offsets[i + 1]`. Tokens before
-            `offsets[0]` belong to none.
+        offsets: int64 (D + 1,): document i has the tokens from `offsets[i]` to `offsets[i + 1]`.
+            Tokens before `offsets[0]` belong to none.
         bytes: int64 (D + 1,): UTF-8 bytes of the text of all documents before document i.
         first: int64 (D + 1,): how many of document i's bytes are its first token's.
         unknown: How many of the tokens are [UNK].
@@ -141,7 +143,8 @@ class TokenFile:
 def write_tokens(
     path: Path, chunks: Iterable[TokenChunk], vocab_size: int, unknown: int | None = None
 ) -> None:
-    """Writes a file for `TokenFile`, whole or not at all; never more than one chunk of it is in memory.
+    """Writes a file for `TokenFile`, whole or not at all; never more than one chunk of it is in
+    memory.
 
     Args:
         path: Where it will be.

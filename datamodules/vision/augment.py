@@ -1,7 +1,8 @@
-"""Random augmentation of a whole batch at once, on its device, where each image has random numbers of its own.
+"""Random augmentation of a whole batch at once, on its device, where each image has random numbers
+of its own.
 
-They come from torch's global generator of the batch's device: whoever seeds it before a batch fixes them.
-(The transforms of torchvision draw once for a whole batch.)
+They come from torch's global generator of the batch's device: whoever seeds it before a batch fixes
+them. (The transforms of torchvision draw once for a whole batch.)
 """
 
 from dataclasses import dataclass
@@ -16,14 +17,16 @@ class AugmentConfig:
     """What is done to training images; zero turns a part off.
 
     Args:
-        resized_crop: Smallest fraction of the area that a random crop keeps before it is resized back, in (0, 1).
+        resized_crop: Smallest fraction of the area that a random crop keeps before it is resized
+            back, in (0, 1).
         crop_padding: Pixels of black added on each side before a random crop of the old size.
         flip: Probability of a left-right flip.
         rand_augment_ops: Operations of RandAugment per image (Cubuk 2020).
         rand_augment_magnitude: Their strength, 0 to 30.
         erase: Probability that a rectangle is set to the mean colour (Zhong 2020).
         mixup: Alpha of the Beta distribution of the mixing weight (Zhang 2018); 0.2 to 1.
-        cutmix: The same for pasted rectangles (Yun 2019); with both on, each image takes one of them.
+        cutmix: The same for pasted rectangles (Yun 2019); with both on, each image takes one of
+            them.
 
     Raises:
         ValueError: A value out of its range.
@@ -47,12 +50,13 @@ class AugmentConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must not be negative.")
         if not 0 <= self.rand_augment_magnitude <= 30:
             raise ValueError(
-                f"rand_augment_magnitude is {self.rand_augment_magnitude}, but must lie between 0 and 30."
+                f"rand_augment_magnitude is {self.rand_augment_magnitude}, but must lie between 0 "
+                "and 30."
             )
 
 
 class RandomResizedCrop(nn.Module):
-    """Crops a random fraction of the area, aspect ratio 3/4 to 4/3, and resizes it back, bilinearly (Szegedy 2015)."""
+    """Crops a random part, aspect ratio 3/4 to 4/3, and resizes it back (Szegedy 2015)."""
 
     def __init__(self, min_area: float) -> None:
         super().__init__()
@@ -65,7 +69,8 @@ class RandomResizedCrop(nn.Module):
         stretch = (4 / 3) ** (random[1] - 0.5)  # square root of the aspect ratio
         height = (area.sqrt() / stretch).clamp(max=1)
         width = (area.sqrt() * stretch).clamp(max=1)
-        # Centre of the crop in [-1, 1], such that it stays inside: offsets in units of half the image.
+        # Centre of the crop in [-1, 1], such that it stays inside: offsets in units of half the
+        # image.
         down = (1 - height) * (2 * random[2] - 1)
         right = (1 - width) * (2 * random[3] - 1)
         zero = torch.zeros_like(width)
@@ -162,7 +167,8 @@ def random_boxes(area: Tensor, ratio: Tensor, y: int, x: int) -> Tensor:
 
 
 class Augment(nn.Module):
-    """The augmentations of a config in order: `forward` on pixels, then `normalise`, `erase` and `mix`.
+    """The augmentations of a config in order: `forward` on pixels, then `normalise`, `erase` and
+    `mix`.
 
     Args:
         config: What to do; the default does nothing.
@@ -179,7 +185,7 @@ class Augment(nn.Module):
             return self.steps(images)
 
     def erase(self, images: Tensor) -> Tensor:
-        """Sets a rectangle, 2 to 33 % of the area, to zero (the mean): normalised float (B, C, Y, X), same out."""
+        """Sets a rectangle, 2 to 33 % of the area, to the mean: normalised (B, C, Y, X), same out."""
         if self.config.erase == 0:
             return images
         random, area, ratio = torch.rand(3, len(images), device=images.device)
@@ -196,7 +202,8 @@ class Augment(nn.Module):
             num_classes: K.
 
         Returns:
-            Images (B, C, Y, X), and targets float32 (B, K): the fraction of each class in the pixels; they sum to 1.
+            Images (B, C, Y, X), and targets float32 (B, K): the fraction of each class in the
+            pixels; they sum to 1.
         """
         targets = F.one_hot(labels, num_classes).float()
         if self.config.mixup == self.config.cutmix == 0:
@@ -208,7 +215,7 @@ class Augment(nn.Module):
         return mixed, torch.lerp(targets[partner], targets, label_weight)
 
     def _own_weight(self, images: Tensor) -> Tensor:
-        """Weight of each pixel's own image: (B, 1, Y, X) in [0, 1], constant for mixup, 0 or 1 for CutMix."""
+        """Weight of each pixel's own image: (B, 1, Y, X), 0 or 1 for CutMix."""
         b, _, y, x = images.shape
         ones = torch.ones(b, device=images.device)
 

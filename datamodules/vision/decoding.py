@@ -38,7 +38,8 @@ def decode(data: bytes, channels: int) -> Tensor:
 
 
 def jpeg_pixels(data: bytes) -> int:
-    """Pixels that the header of a JPEG file announces, for which a decoder allocates memory; 0 if it is unclear.
+    """Pixels that the header of a JPEG file announces, for which a decoder allocates memory; 0 if
+    it is unclear.
 
     (`Image.open` tells it, too, in ten times the time: as long as a small image takes to decode.)
 
@@ -71,7 +72,7 @@ def count_channels(data: bytes) -> int:
 
 
 def resize_and_crop(image: Tensor, size: int) -> Tensor:
-    """Resizes the shorter side to `size` (antialiased) and crops the centre: uint8 (C, Y, X) -> (C, size, size)."""
+    """Resizes the shorter side, antialiased, and crops: uint8 (C, Y, X) -> (C, size, size)."""
     y, x = image.shape[-2:]
     if (y, x) == (size, size):
         return image

@@ -45,9 +45,11 @@ class MemoryImages:
 
 
 class StreamedImages:
-    """A split that is decoded batch by batch, in workers; the batches equal those of `MemoryImages`.
+    """A split that is decoded batch by batch, in workers; the batches equal those of
+    `MemoryImages`.
 
-    What a worker has to report travels in the batch ("error", "skipped"): an exception would arrive with its traceback.
+    What a worker has to report travels in the batch ("error", "skipped"): an exception would arrive
+    with its traceback.
 
     Args:
         records: The split.
@@ -157,7 +159,7 @@ def usable_cores() -> int:
 
 
 def channel_statistics(dataset: BatchedDataset) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel in [0, 1], four digits; of a stream, those of a random sample."""
+    """Mean and standard deviation of each channel in [0, 1]; of a stream, of a sample of it."""
     order: Sequence[int] = range(len(dataset))
     if not dataset.in_memory:
         order = epoch_order(len(dataset), seed=0, epoch=0)[:STATISTICS_SAMPLE]

@@ -1,7 +1,8 @@
-"""RandAugment (Cubuk 2020) on a batch: each image draws its operations and their signs, each operation runs once.
+"""RandAugment (Cubuk 2020) on a batch: each image draws its operations and their signs, each
+operation runs once.
 
-The fourteen operations and their strengths are those of `torchvision.transforms.v2.RandAugment`, which applies one
-operation to all images of a batch.
+The fourteen operations and their strengths are those of `torchvision.transforms.v2.RandAugment`,
+which applies one operation to all images of a batch.
 """
 
 from collections.abc import Callable
@@ -16,9 +17,11 @@ MAX_MAGNITUDE = 30
 
 
 def sharpness(images: Tensor, change: float) -> Tensor:
-    """As `adjust_sharpness(images, 1 + change)`, three times as fast: a blur by sums of shifted images.
+    """As `adjust_sharpness(images, 1 + change)`, three times as fast: a blur by sums of shifted
+    images.
 
-    The 3 x 3 weights of the blur are 1, and 5 in the middle, over 13; pixels at the border stay as they are.
+    The 3 x 3 weights of the blur are 1, and 5 in the middle, over 13; pixels at the border stay as
+    they are.
     """
     if min(images.shape[2:]) <= 2:
         return images
@@ -92,7 +95,8 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class RandAugment(nn.Module):
-    """Applies `num_ops` operations to each image, one after another, each drawn from all of `OPERATIONS`.
+    """Applies `num_ops` operations to each image, one after another, each drawn from all of
+    `OPERATIONS`.
 
     Args:
         num_ops: Operations per image.
@@ -114,7 +118,8 @@ class RandAugment(nn.Module):
         operation = torch.randint(len(OPERATIONS), (len(images),), device=images.device)
         is_positive = torch.randint(2, (len(images),), device=images.device)
         signed = torch.tensor([op.signed for op in OPERATIONS.values()], device=images.device)
-        # Images of one operation and one sign go through it together: they are sorted, and put back at the end.
+        # Images of one operation and one sign go through it together: they are sorted, and put back
+        # at the end.
         group = 2 * operation + is_positive.where(signed[operation], 1)
         order = group.argsort(stable=True)
         sizes = group.bincount(minlength=2 * len(OPERATIONS)).tolist()

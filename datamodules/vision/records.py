@@ -63,13 +63,15 @@ class Records:
                 image = resize_and_crop(image, size)
         except Exception as error:  # each decoder has its own kinds
             raise DataError(
-                f"{self.name(i)} is not a readable image ({_reason(error)}): remove it, or leave such files out "
+                f"{self.name(i)} is not a readable image ({_reason(error)}): remove it, or leave "
+                "such files out "
                 "with --data.skip_bad true."
             ) from error
         y, x = image.shape[-2:]
         if (y, x) != (size, size):
             raise UsageError(
-                f"{self.name(i)} is {x} x {y} pixels where others are {size} x {size}: add --data.image_size N."
+                f"{self.name(i)} is {x} x {y} pixels where others are {size} x {size}: add "
+                "--data.image_size N."
             )
         return image
 
@@ -154,7 +156,7 @@ class TableRecords(Records):
 
 
 def _reason(error: Exception) -> str:
-    """What the system or a decoder says, without places in the code of torch and objects of Python."""
+    """What the system or a decoder says, without places in torch's code."""
     said = str(getattr(error, "strerror", None) or error).strip()
     if not said or "BytesIO" in said:
         return type(error).__name__
