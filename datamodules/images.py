@@ -1,4 +1,5 @@
-"""Images for classification: decoded once into memory where they fit, streamed through workers where they do not."""
+"""Images for classification: decoded once into memory where they fit, streamed through workers
+where they do not."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,17 +43,20 @@ class LoadingOptions:
 class ImageData(ResumableDataModule):
     """Batches of images: {"image": uint8 (B, C, Y, X), "label": int64 (B,), "index": int64 (B,)}.
 
-    For prediction "path" (B names) takes the place of "label". Images are not augmented and not normalised here:
-    that is done on the batch, on the device (`datamodules.vision.augment`).
+    For prediction "path" (B names) takes the place of "label". Images are not augmented and not
+    normalised here: that is done on the batch, on the device (`datamodules.vision.augment`).
 
     Args:
-        source: digits: the 1,797 handwritten digits of scikit-learn; hub: a data set of the hub; folder:
-            your own images in train/CLASS/.
-        path: Folder to read: your images, or for the source hub a local copy (parquet files named by split).
-        image_size: Side in pixels that images are resized to (shorter side, then centre); None: as the data are.
+        source: digits: the 1,797 handwritten digits of scikit-learn; hub: a data set of the hub;
+            folder: your own images in train/CLASS/.
+        path: Folder to read: your images, or for the source hub a local copy (parquet files named
+            by split).
+        image_size: Side in pixels that images are resized to (shorter side, then centre); None: as
+            the data are.
         batch_size: Training images per step and device.
         predict_path: Image file or folder to classify with `predict`.
-        skip_bad: Leave out corrupt and non-image files, and count them, instead of stopping at the first.
+        skip_bad: Leave out corrupt and non-image files, and count them, instead of stopping at the
+            first.
         dataset: What the files do not say: hub id, columns, validation share.
         loading: Sizes of evaluation batches, workers, memory, seed of the order.
 
@@ -95,7 +99,8 @@ class ImageData(ResumableDataModule):
         """Primitives that a checkpoint keeps; from the training split, unless they were adopted.
 
         Returns:
-            class_names (list), num_classes, channels, image_size (pixels), mean and std (per channel, in [0, 1]).
+            class_names (list), num_classes, channels, image_size (pixels), mean and std (per
+            channel, in [0, 1]).
         """
         if "mean" not in self._facts:
             layout = self._layout()
@@ -114,20 +119,23 @@ class ImageData(ResumableDataModule):
         return self._facts
 
     def adopt(self, facts: dict[str, Any]) -> None:
-        """Takes the facts of a checkpoint: prediction then needs no data set, and other data must agree with them.
+        """Takes the facts of a checkpoint: prediction then needs no data set, and other data must
+        agree with them.
 
         Raises:
             UsageError: Another image size was asked for.
         """
         if self.image_size not in (None, facts["image_size"]):
             raise UsageError(
-                f"image_size is {self.image_size}, the checkpoint was trained with {facts['image_size']}: leave it out."
+                f"image_size is {self.image_size}, the checkpoint was trained with "
+                f"{facts['image_size']}: leave it out."
             )
         for name in ("class_names", "mean", "std"):
             given = getattr(self.options, name)
             if given is not None and list(given) != list(facts[name]):
                 raise UsageError(
-                    f"{name} is {given}, the checkpoint was trained with {facts[name]}: leave it out."
+                    f"{name} is {given}, the checkpoint was trained with {facts[name]}: leave it "
+                    "out."
                 )
         self._facts = dict(facts)
         self.image_size = facts["image_size"]
@@ -160,7 +168,8 @@ class ImageData(ResumableDataModule):
             }
         return self._facts
 
-    # Splits: read and decoded when first needed, so that the test images stay untouched until the test.
+    # Splits: read and decoded when first needed, so that the test images stay untouched until the
+    # test.
 
     def prepare_data(self) -> None:
         """Downloads where needed (one process), which to predict is not."""

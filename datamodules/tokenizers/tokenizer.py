@@ -222,7 +222,7 @@ class Tokenizer:
         return ids
 
     def first_token_bytes(self, text: str) -> int:
-        """UTF-8 bytes of a text's first token; the tokens of one character share its bytes evenly."""
+        """UTF-8 bytes of a text's first token; tokens of one character share its bytes evenly."""
         spans = self._backend.encode(text, add_special_tokens=False).offsets
         if not spans:
             return 0

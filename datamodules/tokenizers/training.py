@@ -77,7 +77,7 @@ def bpe(config: TokenizerConfig, texts: Texts) -> Pipeline:
 
 
 def wordpiece(config: TokenizerConfig, texts: Texts) -> Pipeline:
-    """BERT's: words and punctuation; pieces of rare words, all but the first with ## before them."""
+    """BERT's: words and punctuation; rare words in pieces, all but the first after ##."""
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
     normalizer = normalizers.BertNormalizer(lowercase=bool(config.lowercase))

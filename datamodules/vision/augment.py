@@ -185,7 +185,7 @@ class Augment(nn.Module):
             return self.steps(images)
 
     def erase(self, images: Tensor) -> Tensor:
-        """Sets a rectangle, 2 to 33 % of the area, to the mean: normalised (B, C, Y, X), same out."""
+        """Sets a rectangle, 2 to 33 % of the area, to the mean, zero: normalised (B, C, Y, X)."""
         if self.config.erase == 0:
             return images
         random, area, ratio = torch.rand(3, len(images), device=images.device)

@@ -11,7 +11,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from datamodules.masked_text import MaskedTextData, Pairs, Pieces
+from datamodules.masked_text import Chunks, MaskedTextData, NextSentencePairs
 from datamodules.reviews import ReviewData
 from datamodules.sources import CORPORA, TextDatasetOptions
 from datamodules.text import TextLoading, TokenLists
@@ -46,7 +46,7 @@ def table() -> TokenLists:
 def test_pieces_hold_every_token_once_and_are_full(
     tokenizer: Tokenizer, table: TokenLists, max_length: int
 ) -> None:
-    dataset = Pieces(table, tokenizer, max_length, multiple=1)
+    dataset = Chunks(table, tokenizer, max_length, multiple=1)
     pieces = [dataset[[i]]["tokens"][0].tolist() for i in range(len(dataset))]
     assert all(piece[0] == 2 and piece[-1] == 3 and len(piece) <= max_length for piece in pieces)
     assert sum((piece[1:-1] for piece in pieces), []) == sum(table, [])
@@ -65,7 +65,7 @@ def spans(batch: dict[str, Tensor], row: int) -> tuple[list[int], list[int]]:
 def test_pairs_follow_each_other_or_are_of_two_documents(
     tokenizer: Tokenizer, table: TokenLists
 ) -> None:
-    dataset = Pairs(table, tokenizer, 17, multiple=4, seed=3)
+    dataset = NextSentencePairs(table, tokenizer, 17, multiple=4, seed=3)
     owner = {token: number for number, ids in enumerate(table) for token in ids}
     follows, cuts, others, inner = [], set(), set(), 0
     for epoch in range(40):
@@ -105,7 +105,7 @@ def test_pairs_follow_each_other_or_are_of_two_documents(
 
 def test_pairs_follow_from_seed_epoch_and_number(tokenizer: Tokenizer, table: TokenLists) -> None:
     def draws(seed: int, epoch: int, rows: list[int]) -> list[Any]:
-        dataset = Pairs(table, tokenizer, 17, multiple=4, seed=seed)
+        dataset = NextSentencePairs(table, tokenizer, 17, multiple=4, seed=seed)
         dataset.sampler = type("Epoch", (), {"epoch": epoch})()
         return [spans(dataset[rows], i) for i in range(len(rows))]
 
@@ -116,7 +116,7 @@ def test_pairs_follow_from_seed_epoch_and_number(tokenizer: Tokenizer, table: To
 
 def test_one_document_makes_no_pairs(tokenizer: Tokenizer) -> None:
     with pytest.raises(UsageError, match="two documents"):
-        Pairs(TokenLists([[8, 9, 10], []]), tokenizer, 17, 4, 0)
+        NextSentencePairs(TokenLists([[8, 9, 10], []]), tokenizer, 17, 4, 0)
 
 
 class IncrementalDecoder(LightningModule):
