@@ -160,7 +160,7 @@ def test_batches_follow_from_seed_and_step_and_can_be_entered_anywhere(
     read: list[int] = []
     real = PairTokenizer.build_source
     monkeypatch.setattr(
-        PairTokenizer, "frame_source", lambda *given: read.append(1) or real(*given)
+        PairTokenizer, "build_source", lambda *given: read.append(1) or real(*given)
     )
     for number in (1, 7, len(whole) - 1):
         read.clear()
@@ -188,9 +188,9 @@ def test_ranks_share_each_step(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert all(max(map(len, step)) - min(map(len, step)) <= 1 for step in zip(*taken, strict=True))
 
 
-def test_long_sides_are_cut_counted_and_said_once(folder: Path) -> None:
+def test_long_sides_are_truncated_counted_and_said_once(folder: Path) -> None:
     with pytest.warns(
-        UserWarning, match=r"^\d+ of 261 pairs have a side of more than 8 tokens, which was cut"
+        UserWarning, match=r"^\d+ of 261 pairs have a side of more than 8 tokens, which was truncated"
     ):
         data = data_of(folder, max_length=8)
     for dataset in (data.dataset("train"), data.dataset("val")):
@@ -256,7 +256,7 @@ def test_tokenizers_from_files(folder: Path, tmp_path: Path) -> None:
     facts = two.facts()
     assert (facts["source_vocabulary"], facts["target_vocabulary"]) == (
         first.vocab_size,
-        second.size,
+        second.vocab_size,
     )
     assert facts["tokenizer_options"]["vocabulary"] == first.vocab_size
     for file in files:
