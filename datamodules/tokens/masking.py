@@ -77,13 +77,13 @@ class Masker:
             raise UsageError("the tokenizer knows special tokens only: train one on more text.")
 
     def __call__(
-        self, tokens: Tensor, keep: Tensor, seeds: list[int] | None = None
+        self, tokens: Tensor, padding_mask: Tensor, seeds: list[int] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Masks some tokens of each sequence, at least one unless it has only special tokens.
 
         Args:
             tokens: int64 (B, N).
-            keep: bool (B, N), False at padding.
+            padding_mask: bool (B, N), False at padding.
             seeds: Of the B sequences: the random numbers of each then depend on its seed alone,
                 whatever the batch; None: they come from torch's global generator.
 
@@ -93,7 +93,7 @@ class Masker:
         self._special = self._special.to(tokens.device)
         self._starts_word = self._starts_word.to(tokens.device)
         self._ordinary = self._ordinary.to(tokens.device)
-        maskable = keep & ~self._special[tokens]
+        maskable = padding_mask & ~self._special[tokens]
         selection, replacement, random_token = self._random(tokens, seeds)
         if self.config.whole_words:  # the pieces of a word share a random number
             selection = selection.gather(1, self._words(tokens))  # (B, N) -> (B, N)

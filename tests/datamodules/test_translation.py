@@ -190,7 +190,8 @@ def test_ranks_share_each_step(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_long_sides_are_truncated_counted_and_said_once(folder: Path) -> None:
     with pytest.warns(
-        UserWarning, match=r"^\d+ of 261 pairs have a side of more than 8 tokens, which was truncated"
+        UserWarning,
+        match=r"^\d+ of 261 pairs have a side of more than 8 tokens, which was truncated",
     ):
         data = data_of(folder, max_length=8)
     for dataset in (data.dataset("train"), data.dataset("val")):

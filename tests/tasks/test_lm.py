@@ -55,17 +55,14 @@ def test_the_default_run(tmp_path: Path) -> None:
     assert seconds <= DEFAULT_SECONDS
 
 
-NAMES = {"tokens": "tokens", "positions": "coords", "documents": "documents"}
-
-
 def by_hand(net: Decoder, data: CorpusData) -> tuple[float, int, int]:
     """Sum of the test losses by `F.cross_entropy`, right guesses, tokens; each row alone, all its logits at once."""
     total, right, count = 0.0, 0, 0
     for batch in data.test_dataloader():
         for row in range(len(batch["tokens"])):
             one = {
-                argument: batch[name][row : row + 1]
-                for name, argument in NAMES.items()
+                name: batch[name][row : row + 1]
+                for name in ("tokens", "positions", "documents")
                 if name in batch
             }
             logits = net.logits(net(**one)).flatten(0, 1)  # (T, V)
