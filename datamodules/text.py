@@ -40,7 +40,7 @@ class TextLoading:
 class TokenDataset(BatchedDataset, Protocol):
     """Token sequences of one split, asked for in whole batches."""
 
-    own: Tensor  # (S,) int64, tokens of each sample with control tokens; of pairs (S, 2)
+    own: Tensor  # (S,) int64, tokens of each sample with special tokens; of pairs (S, 2)
     lengths: Tensor  # of the same shape, the same rounded up: what a sample is padded to
     truncated: int  # samples that were cut off
 
@@ -70,7 +70,7 @@ class TextData(TokenizedData):
 
     Args:
         batch_size: Training samples per step and device; not used where `loading.batch_tokens` is set.
-        max_length: Tokens of a sample at most, control tokens among them.
+        max_length: Tokens of a sample at most, special tokens among them.
         skip_bad: Leave out texts that are empty or not UTF-8, and count them, instead of stopping at the first.
         dataset: What the files do not say: hub id, columns, validation share.
         tokenizer: What to train one with, from the training texts, or a file of one.
@@ -96,7 +96,7 @@ class TextData(TokenizedData):
         )
         if max_length < 4:
             raise UsageError(
-                f"max_length is {max_length}, but must be at least 4: control tokens and text."
+                f"max_length is {max_length}, but must be at least 4: special tokens and text."
             )
         if loading.multiple < 1:
             raise UsageError(f"multiple is {loading.multiple}, but must be at least 1.")
@@ -161,7 +161,7 @@ class Sequences:
 
     Args:
         tokenizer: Gives the number of the padding.
-        own: (S,) int64, tokens of each sample with control tokens.
+        own: (S,) int64, tokens of each sample with special tokens.
         max_length, multiple: See `datamodules.utils.batching.padded`.
     """
 

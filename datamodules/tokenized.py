@@ -17,7 +17,7 @@ class TokenizedData(ResumableDataModule):
 
     Args:
         batch_size: Training samples per step and device.
-        max_length: Tokens of a sample at most, control tokens among them.
+        max_length: Tokens of a sample at most, special tokens among them.
         tokenizer: What to train one with, from the training texts, or a file of one.
         eval_batch_size: Samples per batch in validation, test and prediction.
         seed: Of the order of the samples.

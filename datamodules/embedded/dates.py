@@ -99,12 +99,8 @@ def number_in_words(number: int, language: str) -> str:
     return num2words(number, lang=language)
 
 
-STYLES: tuple[Callable[..., str], ...] = (  # words twice as often as each format
-    date_in("full"),
-    date_in("long"),
-    date_in("medium"),
-    date_in_words,
-    date_in_words,
-    number_in_words,
-    number_in_words,
+STYLES: tuple[Callable[..., str], ...] = (
+    *(date_in("full"), date_in("long"), date_in("medium")),
+    *(date_in_words, date_in_words),
+    *(number_in_words, number_in_words),
 )

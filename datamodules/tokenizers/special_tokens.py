@@ -5,15 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 # Role: name, in the order of their ids 0 to 6 in every tokenizer trained here.
-SPECIAL_TOKENS = {
-    "pad": "[PAD]",
-    "unk": "[UNK]",
-    "cls": "[CLS]",
-    "sep": "[SEP]",
-    "mask": "[MASK]",
-    "bos": "[BOS]",
-    "eos": "[EOS]",
-}
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+SPECIAL_TOKENS = {role: f"[{role.upper()}]" for role in ROLES}
 # Names to try after ours: those of RoBERTa and BART, then of GPT-2. One token may have several
 # roles there.
 ALTERNATIVE_NAMES = {

@@ -205,6 +205,7 @@ class Tokenizer:
                     f"a text is not UTF-8: {ascii(error.object[error.start : error.end])}."
                 ) from error
             return self._id_of_character[points], np.array([len(text) for text in texts], np.int64)
+        # There is a progress bar around this already.
         lists = list(chain.from_iterable(self.encode_chunks(texts, progress=False)))
         sizes = np.array([len(ids) for ids in lists], np.int64)
         return np.fromiter(chain.from_iterable(lists), np.uint32, sizes.sum()), sizes

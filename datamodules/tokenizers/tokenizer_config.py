@@ -13,12 +13,8 @@ Settings = Mapping[str, Any]
 
 # Classes of transformers, by what they follow of `tokenizer_config.json`.
 BERT = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
-BYTE_LEVEL = (
-    "GPT2Tokenizer",
-    "RobertaTokenizer",
-    "BartTokenizer",
-    "LongformerTokenizer",
-    "Qwen2Tokenizer",
+BYTE_LEVEL = tuple(
+    f"{name}Tokenizer" for name in ("GPT2", "Roberta", "Bart", "Longformer", "Qwen2")
 )
 LLAMA = "LlamaTokenizer"
 T5 = "T5Tokenizer"
@@ -26,17 +22,11 @@ MARIAN = "MarianTokenizer"  # and any other with a SentencePiece model
 GENERIC = "PreTrainedTokenizerFast"
 AS_IS = (GENERIC, "TokenizersBackend", "PreTrainedTokenizer")  # take tokenizer.json unchanged
 KNOWN_CLASSES = (*BERT, *BYTE_LEVEL, LLAMA, T5, MARIAN, *AS_IS)
-CLASS_OF_MODEL = {  # where the tokenizer's files do not name a class
-    "bert": "BertTokenizer",
-    "distilbert": "BertTokenizer",
-    "electra": "BertTokenizer",
-    "roberta": "RobertaTokenizer",
-    "bart": "RobertaTokenizer",
-    "gpt2": "GPT2Tokenizer",
-    "qwen2": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
-    "t5": T5,
-    "marian": MARIAN,
+CLASS_OF_MODEL = {  # if the tokenizer's files do not name one
+    **dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer"),
+    **dict.fromkeys(("roberta", "bart"), "RobertaTokenizer"),
+    **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),
+    **{"gpt2": "GPT2Tokenizer", "t5": T5, "marian": MARIAN},
 }
 
 

@@ -30,7 +30,6 @@ class RandomWindows:
         self.seed = seed
         self.last_start = len(file.tokens) - length - 1
         self.sampler: ResumableBatchSampler | None = None  # tells the epoch
-        self._epoch_and_offset = (-1, 0)
 
     def __len__(self) -> int:
         return (len(self.file.tokens) - 1) // self.length
@@ -51,10 +50,7 @@ class RandomWindows:
     def offset(self) -> int:
         """Where the first window of this epoch begins."""
         epoch = self.sampler.epoch if self.sampler else 0
-        if self._epoch_and_offset[0] != epoch:
-            generator = np.random.default_rng([self.seed, epoch])
-            self._epoch_and_offset = (epoch, int(generator.integers(self.length)))
-        return self._epoch_and_offset[1]
+        return int(np.random.default_rng([self.seed, epoch]).integers(self.length))
 
 
 class Spans(NamedTuple):

@@ -18,13 +18,12 @@ VERSION = "3"  # of the content of the files; another number makes old ones unus
 CHARACTERS_PER_CORE = 2**18  # of a stream, tokenised at once
 
 
-def tokenised(texts: Texts, tokenizer: Tokenizer, progress: bool = True) -> TokenFile:
+def tokenised(texts: Texts, tokenizer: Tokenizer) -> TokenFile:
     """The tokens of all texts, from the cache if the same tokenizer split the same texts before.
 
     Args:
         texts: A list, or a string column of an Arrow table. Their bytes are not counted.
         tokenizer: What splits them.
-        progress: Show a progress bar on a terminal if there are many.
 
     Raises:
         UsageError: A text is not UTF-8.
@@ -32,7 +31,7 @@ def tokenised(texts: Texts, tokenizer: Tokenizer, progress: bool = True) -> Toke
     """
 
     def token_chunks() -> Iterator[TokenChunk]:
-        for lists in tokenizer.encode_chunks(texts, progress):
+        for lists in tokenizer.encode_chunks(texts):
             sizes = np.array([len(ids) for ids in lists], np.int64)
             tokens = np.fromiter(chain.from_iterable(lists), np.uint32, sizes.sum())
             zeros = np.zeros_like(sizes)

@@ -27,7 +27,7 @@ def tokenize(
         ckpt_path: Checkpoint that `fit` wrote, whose tokenizer is shown; null takes `tokenizer`.
         tokenizer: The one to use: a file, or a kind that is trained on the embedded reviews; if nothing is said, that
             of the default run.
-        max_length: Cut to so many tokens, the control tokens among them; null does not cut.
+        max_length: Cut to so many tokens, the special tokens among them; null does not cut.
         typed: The options that the user named.
 
     Raises:
@@ -37,7 +37,7 @@ def tokenize(
         raise UsageError("--text is empty: give a text to cut into tokens")
     if max_length is not None and max_length < 3:
         raise UsageError(
-            f"--max_length {max_length} leaves no room for text between control tokens: give 3 at least"
+            f"--max_length {max_length} leaves no room for text between special tokens: give 3 at least"
         )
     if ckpt_path is None:
         chosen = Tokenizer.load_or_train(generate()["train"][0], tokenizer)

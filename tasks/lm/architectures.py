@@ -138,7 +138,7 @@ class Model(NamedTuple):
 
     @property
     def boundary_tokens(self) -> BoundaryTokens:
-        """Control tokens that it saw around documents."""
+        """Special tokens that it saw around documents."""
         return self.tokenizer.boundary_tokens if self.facts["marks_documents"] else BoundaryTokens()
 
     def generation(self) -> FolderGeneration | None:

@@ -93,7 +93,7 @@ def score(
 
 
 def corpus(text: ScoredText, facts: dict[str, Any]) -> Any:
-    """The tokens of all of the text, with control tokens as in training: a `TokenFile`."""
+    """The tokens of all of the text, with special tokens as in training: a `TokenFile`."""
     data = CorpusData(
         "files",
         text.path,

@@ -34,7 +34,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
 
 
 def special_tokens(facts: dict[str, Any]) -> dict[str, int]:
-    """Numbers of control tokens, by the roles that a config.json has."""
+    """Ids of special tokens, by the roles that a config.json has."""
     begin = PairTokenizer.from_facts(facts).target.special_ids.bos
     known = {
         "decoder_start": facts["start"],

@@ -38,7 +38,7 @@ FRAMES = (
     "start",
     "begin",
     "prompt",
-)  # what a network learned of the control tokens and words around texts
+)  # what a network learned of the special tokens and words around texts
 PIECES = "spiece.model"  # T5's tokenizer where there is no tokenizer.json
 TARGET = "target_tokenizer"  # the folder of the target's own tokenizer in an export
 

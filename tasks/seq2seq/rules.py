@@ -16,7 +16,7 @@ Settings = Mapping[str, Any]
 
 
 class Ends(TypedDict):
-    """What `modules.generation.translation.translate` must know of the control tokens."""
+    """What `modules.generation.translation.translate` must know of the special tokens."""
 
     start: int
     stop: list[int]

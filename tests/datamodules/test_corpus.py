@@ -1,4 +1,5 @@
-"""Corpora for language models, as a run reads them: the same batches for any number of ranks, and from any step on."""
+"""Corpora for language models, as a run reads them: the same batches for any number of ranks, and
+from any step on."""
 
 import os
 import signal
@@ -117,7 +118,7 @@ def test_the_reference(packing: str, tokenizer: TokenizerConfig) -> None:
     )
 
 
-def test_one_document_has_no_control_tokens_and_the_tail_is_held_back(poem: Path) -> None:
+def test_one_document_has_no_special_tokens_and_the_tail_is_held_back(poem: Path) -> None:
     """As nanoGPT prepares tiny Shakespeare."""
     data, text = corpus(poem), poem.read_text()
     data.setup("fit")
@@ -159,7 +160,7 @@ def test_bytes_leave_out_a_first_token_that_nothing_foresees(
     assert sum(int(batch["bytes"].sum()) for batch in batches) == len(held.encode()) - size
 
 
-def test_a_foreign_tokenizer_of_one_control_token(letters: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_of_one_special_token(letters: Path, tmp_path: Path) -> None:
     """GPT-2's <|endoftext|> is between documents, once, and before the first."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, trainers

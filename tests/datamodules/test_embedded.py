@@ -1,4 +1,5 @@
-"""Embedded text: reviews whose label needs the order of the words, and a reference whose splits share no passage."""
+"""Embedded text: reviews whose label needs the order of the words, and a reference whose splits
+share no passage."""
 
 import re
 import sys
@@ -28,7 +29,8 @@ _NEGATORS = {"not", "never", "hardly", "nothing", "far", "no"}
 
 
 def label_of(text: str) -> int:
-    """The label that the rules of `reviews` give a text; no opinion that counts, or several, raise a ValueError."""
+    """The label that the rules of `reviews` give a text; no opinion that counts, or several, raise
+    a ValueError."""
     found = {
         label
         for sentence in text.lower().split(".")

@@ -1,4 +1,5 @@
-"""Tokenizers that others trained: read from every layout, equal to what their own library makes of a text."""
+"""Tokenizers that others trained: read from every layout, equal to what their own library makes of
+a text."""
 
 import json
 import pickle
@@ -68,13 +69,7 @@ def test_inputs_equal_those_of_transformers(
         ours.special_ids.cls,
         ours.special_ids.sep,
         ours.special_ids.mask,
-    ) == (
-        0,
-        1,
-        2,
-        3,
-        4,
-    )
+    ) == (0, 1, 2, 3, 4)
     assert ours.vocab_size >= len(theirs)  # type: ignore[arg-type]
     for text, other in zip(TEXTS[:3], TEXTS[1:3] + ["Déjà vu ж 👩‍👩‍👧"], strict=True):
         a, b = ours.encode_batch([text, other])

@@ -1,4 +1,5 @@
-"""Texts to pretrain on: every token once, pairs drawn anew in each epoch, nothing of the validation texts."""
+"""Texts to pretrain on: every token once, pairs drawn anew in each epoch, nothing of the validation
+texts."""
 
 import json
 from pathlib import Path

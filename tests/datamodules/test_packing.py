@@ -1,4 +1,5 @@
-"""Rows of tokens: every target once an epoch, documents apart from each other, and no byte of text uncounted."""
+"""Rows of tokens: every target once an epoch, documents apart from each other, and no byte of text
+uncounted."""
 
 import time
 from pathlib import Path
@@ -20,8 +21,8 @@ SIZES = [5, 0, 33, 8, 1, 64, 17, 2, 40, 9, 3, 7, 12, 31]  # of documents, withou
 def file(
     path: Path, sizes: list[int] = SIZES, bos: bool = True, eos: bool = True, prefix: bool = False
 ) -> TokenFile:
-    """Documents of which no token but the special tokens occurs twice; each stands for three bytes of text, but of text
-    that begins with no special token the first for seven."""
+    """Documents of which no token but the special tokens occurs twice; each stands for three bytes
+    of text, but of text that begins with no special token the first for seven."""
     none = np.zeros(1, int)
     parts, first = (
         [TokenChunk(np.array([EOS]), np.ones(1, int), none, np.zeros(1, bool), none)] * prefix,

@@ -12,7 +12,6 @@ from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer
 from datamodules.utils.errors import DataError
 from tests.datamodules.test_tokenizers import TEXTS
 
-
 ENGLISH = [
     "The cat sat on the mat.",
     "A dog and 12 cats, on the road!",

@@ -104,7 +104,7 @@ def test_the_tokens_are_never_in_memory_as_a_whole() -> None:
     tokenizer = large()
     assert tokenizer.digest  # made once, from 70,000 words
     tracemalloc.start()
-    table = tokenised(texts, tokenizer, progress=False)
+    table = tokenised(texts, tokenizer)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert table.lengths.sum() == len(texts) * 50

@@ -1,4 +1,5 @@
-"""Files beside a tokenizer.json that contradict it: ids are those of transformers, or the entry is refused by name."""
+"""Files beside a tokenizer.json that contradict it: ids are those of transformers, or the entry is
+refused by name."""
 
 import json
 import re
@@ -181,7 +182,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "older known token elsewhere": {"added_tokens.json": {"KNOWN": "LAST"}},
 }
 REFUSED = ("of another number", "far away", "elsewhere")
-# What cannot be followed: a pipeline that has no place for it, and classes of transformers that cut otherwise.
+# What cannot be followed: a pipeline that has no place for it, and classes of transformers that cut
+# otherwise.
 MAY_BE_REFUSED = {("llama", "add_prefix_space False")} | {
     ("marian", name)
     for name in CHANGES

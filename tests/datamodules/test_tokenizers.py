@@ -1,4 +1,5 @@
-"""Tokenizers of every kind: text survives, control tokens are no text, and what is kept is what was trained."""
+"""Tokenizers of every kind: text survives, special tokens are no text, and what is kept is what was
+trained."""
 
 import json
 import pickle
@@ -67,7 +68,7 @@ def test_a_trained_one_is_the_same_each_time_and_after_a_round_trip(kind: str) -
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("copy", [False, True], ids=["itself", "pickled"])
-def test_what_a_text_says_is_no_control_token(kind: str, lowercase: bool, copy: bool) -> None:
+def test_what_a_text_says_is_no_special_token(kind: str, lowercase: bool, copy: bool) -> None:
     one = trained(kind, lowercase=lowercase, min_frequency=1)
     one = pickle.loads(pickle.dumps(one)) if copy else one
     assert one.special_ids == SpecialTokenIds(
@@ -124,7 +125,7 @@ def test_bytes_give_back_any_text() -> None:
         odd.append("".join(chr(draw.randrange(low, high)) for _ in range(draw.randrange(40))))
     for text, ids in zip(odd, one.encode_batch(odd), strict=True):
         assert one.decode(ids) == text
-        assert one.decode([2, *ids, 3, 0, 0]) == text  # control tokens are left out
+        assert one.decode([2, *ids, 3, 0, 0]) == text  # special tokens are left out
 
 
 def test_characters_give_back_the_text() -> None:

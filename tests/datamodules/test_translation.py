@@ -1,4 +1,5 @@
-"""Batches of pairs: what is in them, that they are exact, resumable and hardly padded, and what a checkpoint keeps."""
+"""Batches of pairs: what is in them, that they are exact, resumable and hardly padded, and what a
+checkpoint keeps."""
 
 from collections.abc import Iterator
 from dataclasses import replace
