@@ -102,7 +102,7 @@ _LAYOUTS = """
        | LIKING LIKING ASIDE | ASIDE LIKING LIKING
 """
 # No word of these occurs twice in a review.
-_ONCE = frozenset("ASPECT PERSON PEOPLE WITNESS GOOD BAD TRAIT".split())
+_ONCE = {"ASPECT", "PERSON", "PEOPLE", "WITNESS", "GOOD", "BAD", "TRAIT"}
 
 
 def _alternatives(text: str) -> list[list[str]]:

@@ -213,10 +213,13 @@ def _added_tokens(
         raise DataError(f"{origin} is a {type(listed).__name__}, but must be an object.")
     entries = []
     for key, value in listed.items():
+        number = key
+        token = value
         if ids_are_values:
-            number, token = value, {"content": key}
-        else:
-            number, token = int(key) if key.isdecimal() and len(key) < 20 else key, value
+            number = value
+            token = {"content": key}
+        elif key.isdecimal() and len(key) < 20:
+            number = int(key)
         name = token.get("content") if isinstance(token, dict) else None
         if type(number) is not int or number < 0 or not isinstance(name, str) or not name:
             raise DataError(

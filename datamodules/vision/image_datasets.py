@@ -82,7 +82,9 @@ class StreamedImages:
         return len(self.records)
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        images, good, skipped = [], [], []
+        images = []
+        good = []
+        skipped = []
         for i in indices:
             try:
                 image = self.records.image_of_size(i, self.channels, self.size, self.resize)

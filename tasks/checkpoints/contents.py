@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from datamodules.tokenizers.config import TokenizerConfig
-from datamodules.tokenizers.config import PairTokenizerConfig
+from datamodules.tokenizers.config import PairTokenizerConfig, TokenizerConfig
 from modules.config import require
 from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.models.gpt import Decoder, DecoderConfig

@@ -44,24 +44,29 @@ def roberta_folder(folder: Path) -> "object":
     return theirs
 
 
+def older(folder: Path) -> None:
+    """Puts the files from before `tokenizer.json` in its place."""
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "tokenizer.json").unlink()
+    if model["type"] == "WordPiece":
+        (folder / "vocab.txt").write_text(
+            "\n".join(sorted(model["vocab"], key=model["vocab"].get)) + "\n"
+        )
+    else:
+        (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+        (folder / "merges.txt").write_text(
+            "#version\n" + "\n".join(" ".join(pair) for pair in model["merges"])
+        )
+
+
 @pytest.mark.parametrize("make", [bert_folder, roberta_folder])
-@pytest.mark.parametrize("older", [False, True], ids=["tokenizer.json", "older files"])
+@pytest.mark.parametrize("has_older_files", [False, True], ids=["tokenizer.json", "older files"])
 def test_inputs_equal_those_of_transformers(
-    make: Callable[[Path], object], older: bool, tmp_path: Path
+    make: Callable[[Path], object], has_older_files: bool, tmp_path: Path
 ) -> None:
     theirs = make(tmp_path)
-    if older:
-        model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
-        (tmp_path / "tokenizer.json").unlink()
-        if make is bert_folder:
-            (tmp_path / "vocab.txt").write_text(
-                "\n".join(sorted(model["vocab"], key=model["vocab"].get)) + "\n"
-            )
-        else:
-            (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
-            (tmp_path / "merges.txt").write_text(
-                "#version\n" + "\n".join(" ".join(pair) for pair in model["merges"])
-            )
+    if has_older_files:
+        older(tmp_path)
     ours = Tokenizer.from_json(Tokenizer.from_file(tmp_path).to_json())
     assert (
         ours.special_ids.pad,
@@ -162,7 +167,7 @@ TEXT_END, TURN_END = "<|endoftext|>", "<|im_end|>"
 
 
 def decoders_tokenizer(
-    folder: Path, opens: bool, settings: dict[str, object], older: bool = False
+    folder: Path, opens: bool, settings: dict[str, object], has_older_files: bool
 ) -> Tokenizer:
     """A folder as decoders have it, whose tokenizer puts <|endoftext|> before a text or nothing."""
     content = (
@@ -188,12 +193,9 @@ def decoders_tokenizer(
     }
     content["post_processor"] = template if opens else plain
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    if older:
-        merges = "\n".join(" ".join(pair) for pair in content["model"]["merges"])
-        (folder / "vocab.json").write_text(json.dumps(content["model"]["vocab"]))
-        (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
-    else:
-        (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    if has_older_files:
+        older(folder)
     return Tokenizer.from_file(folder)
 
 
@@ -213,7 +215,7 @@ GPT2 = {
 
 
 @pytest.mark.parametrize(
-    "settings, opens, older",
+    "settings, opens, has_older_files",
     [
         (QWEN, False, False),
         (LLAMA, True, False),
@@ -225,11 +227,11 @@ GPT2 = {
     ],
 )
 def test_a_document_begins_as_the_tokenizer_says(
-    settings: dict[str, object], opens: bool, older: bool, tmp_path: Path
+    settings: dict[str, object], opens: bool, has_older_files: bool, tmp_path: Path
 ) -> None:
     import transformers
 
-    ours = decoders_tokenizer(tmp_path, opens, settings, older)
+    ours = decoders_tokenizer(tmp_path, opens, settings, has_older_files)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     (ids,) = ours.encode_batch(["the value"])
     begin = [] if ours.boundary_tokens.bos is None else [ours.boundary_tokens.bos]

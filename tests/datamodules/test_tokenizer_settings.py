@@ -11,7 +11,7 @@ import pytest
 
 from datamodules.tokenizers import Tokenizer
 from datamodules.utils.errors import DataError
-from tests.datamodules.test_foreign_tokenizers import bert_folder, roberta_folder
+from tests.datamodules.test_foreign_tokenizers import bert_folder, older, roberta_folder
 from tests.datamodules.test_sentencepiece import marian
 from tests.datamodules.test_tokenizers import TEXTS, trained
 
@@ -33,21 +33,6 @@ NEW = {
     "normalized": True,
     "special": False,
 }
-
-
-def older(folder: Path) -> None:
-    """Puts the files from before `tokenizer.json` in its place."""
-    model = json.loads((folder / "tokenizer.json").read_text())["model"]
-    (folder / "tokenizer.json").unlink()
-    if model["type"] == "WordPiece":
-        (folder / "vocab.txt").write_text(
-            "\n".join(sorted(model["vocab"], key=model["vocab"].get)) + "\n"
-        )
-    else:
-        (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
-        (folder / "merges.txt").write_text(
-            "#version\n" + "\n".join(" ".join(pair) for pair in model["merges"])
-        )
 
 
 def bert(folder: Path) -> None:

@@ -210,9 +210,12 @@ def test_no_room_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["whitespace", "word", "wordpiece"])
 def test_words_begin_where_the_package_begins_them(kind: str) -> None:
+    from tokenizers import Tokenizer as Backend
+
     one = trained(kind, vocabulary=70)
+    backend = Backend.from_str(one.to_json())
     for text in TEXTS[:3]:
-        words = one._backend.encode(text, add_special_tokens=False).word_ids
+        words = backend.encode(text, add_special_tokens=False).word_ids
         begins = [i == 0 or words[i] != words[i - 1] for i in range(len(words))]
         assert [one.starts_word[i] for i in numbers(one, text)] == begins
     assert kind != "wordpiece" or not all(one.starts_word)
