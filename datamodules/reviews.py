@@ -22,9 +22,9 @@ class LabelledTokens(Sequences):
     """Tokenised texts with their labels.
 
     Args:
-        table: Tokens of the texts, without control tokens.
+        table: Tokens of the texts, without special tokens.
         labels: (S,) int64; None where there are none (prediction).
-        tokenizer: Puts control tokens around a text, and cuts it.
+        tokenizer: Puts special tokens around a text, and truncates it.
         max_length: Tokens of a text at most.
         multiple: See `TextLoading`.
     """
@@ -37,30 +37,37 @@ class LabelledTokens(Sequences):
         max_length: int,
         multiple: int,
     ) -> None:
-        whole = table.lengths + tokenizer.added()
+        whole = table.lengths + tokenizer.num_special_tokens()
         super().__init__(tokenizer, whole.clamp(max=max_length), max_length, multiple)
-        self.table, self.labels, self.truncated = table, labels, int((whole > max_length).sum())
+        self.table = table
+        self.labels = labels
+        self.truncated = int((whole > max_length).sum())
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index = torch.tensor(indices)
         batch = self.batch(
-            index, [self.tokenizer.build(self.table[i], self.max_length).ids for i in indices]
+            index,
+            [self.tokenizer.build_inputs(self.table[i], self.max_length).ids for i in indices],
         )
         return batch if self.labels is None else batch | {"label": self.labels[index]}
 
 
 class ReviewData(TextData):
-    """Batches of texts: {"tokens": int64 (B, N), "keep": bool (B, N), "label": int64 (B,), "index": int64 (B,)}.
+    """Batches of texts: {"tokens": int64 (B, N), "keep": bool (B, N), "label": int64 (B,), "index":
+    int64 (B,)}.
 
-    "keep" is False at padding. Evaluation and prediction go from the longest to the shortest text: "index" is the place
-    of a text in the order it was read, for prediction in `predict_texts`, where batches have no "label".
+    "keep" is False at padding. Evaluation and prediction go from the longest to the shortest text:
+    "index" is the position of a text in the order it was read, for prediction in `predict_texts`;
+    then batches have no "label".
 
     Args:
-        source: reviews: generated ones, no download; hub: a data set of the hub; csv, jsonl: files with columns;
-            txt: files in train/CLASS/.
-        path: File or folder to read; for the source hub a local copy (parquet files named by split). A single file is
-            the training split, of which a share is held back for validation.
-        predict_path: File with a text on each line to classify with `predict`; - reads standard input.
+        source: reviews: generated ones, no download; hub: a data set of the hub; csv, jsonl: files
+            with columns; txt: files in train/CLASS/.
+        path: File or folder to read; for the source hub a local copy (parquet files named by
+            split). A single file is the training split, of which a part is held back for
+            validation.
+        predict_path: File with a text on each line to classify with `predict`; - reads standard
+            input.
 
     Raises:
         UsageError: An option is out of range, or the data are not where it says.
@@ -92,15 +99,16 @@ class ReviewData(TextData):
         """As in the base class; the class names must agree, too."""
         given = self.options.class_names
         if given is not None and given != facts["class_names"]:
-            known = facts["class_names"]
             raise UsageError(
-                f"class_names is {given}, the checkpoint was trained with {known}: leave it out."
+                f"class_names is {given}, the checkpoint was trained with {facts['class_names']}: "
+                "leave it out."
             )
         super().adopt(facts)
         self.source.checkpoint_classes = facts["class_names"]
 
     def setup(self, stage: str) -> None:
-        """As in the base class; classes that are missing, or not the checkpoint's, are refused first."""
+        """As in the base class; classes that are missing, or not the checkpoint's, are refused
+        first."""
         if stage != "predict":
             self.source.require_classes(
                 self._facts.get("class_names") or self.source.checked_class_names()
@@ -112,8 +120,8 @@ class ReviewData(TextData):
 
     def load(self, split: str) -> LabelledTokens:
         multiple = self.loading.multiple
-        if split == "predict":  # of one use: nothing is kept on disk
-            lists = TokenLists(self.tokenizer.encode_batch(self._asked.column))
+        if split == "predict":  # used once: not cached
+            lists = TokenLists(self.tokenizer.encode_batch(self._texts_to_predict.column))
             return LabelledTokens(lists, None, self.tokenizer, self.max_length, multiple)
         texts = self.source.split(split)
         table = tokenised(texts.column, self.tokenizer)
@@ -122,16 +130,17 @@ class ReviewData(TextData):
     @property
     def predict_texts(self) -> list[str]:
         """The texts to classify, in the order they were given; what "index" counts."""
-        return self._asked.column.to_pylist()
+        return self._texts_to_predict.column.to_pylist()
 
     @cached_property
-    def _asked(self) -> TextSamples:
+    def _texts_to_predict(self) -> TextSamples:
         """The texts to classify that can be."""
         if self.predict_text is not None:
             return self._usable([self.predict_text], [1], "--text")
         if self.predict_path is None:
             raise UsageError(
-                "predict needs --data.predict_path: a file with a text on each line, or - to read them."
+                "predict needs --data.predict_path: a file with a text on each line, or - to read "
+                "them."
             )
         if self.predict_path == "-":
             return self._usable(*self._lines(sys.stdin.buffer, "standard input"))
@@ -145,8 +154,7 @@ class ReviewData(TextData):
 
     def _lines(self, file: BinaryIO, origin: str) -> tuple[list[str], list[int], str]:
         """The lines that are UTF-8, their numbers, and what to call them; the others are bad."""
-        texts = []
-        rows = []
+        texts, rows = [], []
         not_utf8: list[int] = []
         for number, line in enumerate(decode_lines(file, origin, not_utf8), 1):
             if not_utf8:

@@ -186,7 +186,7 @@ class Sequences:
         self.token_counts = token_counts
         self.max_length = max_length
         self.lengths = round_up(token_counts, multiple, max_length)
-        self.padding = tokenizer.control("pad")
+        self.padding = tokenizer.special_id("pad")
         self.truncated = 0
 
     def __len__(self) -> int:

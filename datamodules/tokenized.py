@@ -79,7 +79,7 @@ class TokenizedData(ResumableDataModule):
     def make_tokenizer(self) -> Any:
         """A file's, or one trained from the training texts."""
         texts = [] if self.config.file is not None else self.training_texts()
-        return Tokenizer.for_texts(texts, self.config)
+        return Tokenizer.load_or_train(texts, self.config)
 
     def stored_tokenizer(self, facts: dict[str, Any]) -> Any:
         """A checkpoint's."""
@@ -88,7 +88,7 @@ class TokenizedData(ResumableDataModule):
     @property
     def padding(self) -> int:
         """Id of the padding token."""
-        return self.tokenizer.control("pad")
+        return self.tokenizer.special_id("pad")
 
     def facts(self) -> dict[str, Any]:
         """Primitives that a checkpoint keeps.
@@ -101,7 +101,7 @@ class TokenizedData(ResumableDataModule):
             self._facts = {
                 "tokenizer": self.tokenizer.to_json(),
                 "tokenizer_options": self._tokenizer_options(),
-                "vocabulary": self.tokenizer.size,
+                "vocabulary": self.tokenizer.vocab_size,
                 "padding": self.padding,
                 "max_length": self.max_length,
             }
@@ -114,7 +114,7 @@ class TokenizedData(ResumableDataModule):
             own = self.tokenizer
             options |= {
                 "kind": own.kind,
-                "vocabulary": own.size,
+                "vocabulary": own.vocab_size,
                 "min_frequency": None,
                 "lowercase": None,
             }
@@ -138,15 +138,15 @@ class TokenizedData(ResumableDataModule):
                 raise UsageError(
                     f"--data.tokenizer.{name} {options[name]} (vocabulary "
                     f"{options['vocabulary']}) does not fit the checkpoint, whose tokenizer of "
-                    f"{stored.size} tokens was made with {name} {value}: leave it out."
+                    f"{stored.vocab_size} tokens was made with {name} {value}: leave it out."
                 )
         stored_file = facts["tokenizer_options"]["file"]
         if self.config.file not in (None, stored_file):  # the stored file may be gone
             given = self.make_tokenizer()
             if given.digest != stored.digest:
                 raise UsageError(
-                    f"the tokenizer {self.config.file} ({given.size} tokens) is not the "
-                    f"checkpoint's ({stored.size} tokens): leave --data.tokenizer.file out."
+                    f"the tokenizer {self.config.file} ({given.vocab_size} tokens) is not the "
+                    f"checkpoint's ({stored.vocab_size} tokens): leave --data.tokenizer.file out."
                 )
         self.tokenizer = stored  # in place of the cached property's
         self._facts = dict(facts)

@@ -45,7 +45,7 @@ class TextTask(Task):
             )
             raise UsageError(
                 f"--data.tokenizer.{name} {asked[name]} (vocabulary {asked.vocabulary}) cannot go with a tokenizer "
-                f"that is there already, {origin} ({Tokenizer.from_file(asked.file).size} tokens): leave it out"
+                f"that is there already, {origin} ({Tokenizer.from_file(asked.file).vocab_size} tokens): leave it out"
             )
 
     def resolved(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""What is wrong with the data or the request is said in one sentence that names the place and the remedy."""
+"""What is wrong with the data or the request is said in one sentence that names the place and the
+remedy."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -159,7 +159,7 @@ def test_no_tokenizer_notices_the_cuts(kind: str) -> None:
     tokenizer = Tokenizer.train([text], TokenizerConfig(kind, 400, 1, False))  # type: ignore[arg-type]
     parts = [piece.text for piece in split_pieces([(text, True)], 500)]
     assert len(parts) > 30
-    tokens, sizes = tokenizer.encode_joined(parts)
+    tokens, sizes = tokenizer.encode_concatenated(parts)
     assert tokens.tolist() == tokenizer.encode_batch([text])[0]
     assert sizes.tolist() == [len(ids) for ids in tokenizer.encode_batch(parts)]
 

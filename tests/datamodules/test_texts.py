@@ -15,7 +15,7 @@ from datamodules.masked_text import MaskedTextData
 from datamodules.reviews import ReviewData
 from datamodules.sources import CORPORA, TEXT_SOURCES, TextDatasetOptions
 from datamodules.text import TextLoading
-from datamodules.tokenizers import CONTROL, TokenizerConfig
+from datamodules.tokenizers import SPECIAL_TOKENS, TokenizerConfig
 from datamodules.utils.errors import DataError, UsageError
 
 LINE = "the {} film, number {}\nof café “{}” "
@@ -81,7 +81,8 @@ def test_every_source_gives_the_same_texts_and_labels(
     data.setup("fit")
     data.setup("test")
     assert (
-        data.facts()["class_names"] == NAMES and data.facts()["vocabulary"] == data.tokenizer.size
+        data.facts()["class_names"] == NAMES
+        and data.facts()["vocabulary"] == data.tokenizer.vocab_size
     )
     assert data.origin == str(folders[source])
     expected = sorted((" ".join(text.split()), label) for text, label in ROWS)
@@ -167,10 +168,10 @@ def test_only_training_texts_teach_the_tokenizer(kind: Any, tmp_path: Path) -> N
     words = {"a", "bad", "good", "film", "train"} | (
         {"unlabelled"} if kind is MaskedTextData else set()
     )
-    assert set(data.tokenizer.vocabulary) - set(CONTROL.values()) == words
+    assert set(data.tokenizer.vocab) - set(SPECIAL_TOKENS.values()) == words
     for split, stage in (("val", "fit"), ("test", "test")):
         data.setup(stage)
-        assert data.tokenizer.tokens(data.dataset(split)[[1]]["tokens"][0]) == [
+        assert data.tokenizer.convert_ids_to_tokens(data.dataset(split)[[1]]["tokens"][0]) == [
             *("[CLS]", "a", "good", "[UNK]", "film", "[SEP]", "[PAD]", "[PAD]")
         ]
 
@@ -483,7 +484,7 @@ def test_data_and_checkpoint_must_agree(
         ({"tokenizer": replace(WORDS, file="nosuch.json")}, "nosuch.json does not exist"),
         (
             {"tokenizer": TokenizerConfig("whitespace", 16_000, 1, False, str(file))},
-            rf"{other.tokenizer.size} tokens\) is not the checkpoint's \({size} tokens",
+            rf"{other.tokenizer.vocab_size} tokens\) is not the checkpoint's \({size} tokens",
         ),
         ({"dataset": TextDatasetOptions(class_names=["a", "b"])}, "class_names"),
     ):
