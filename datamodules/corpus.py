@@ -1,4 +1,4 @@
-"""Text for language models: a stream of documents, tokenised once, in windows or packed documents."""
+"""Text for language models: a stream of documents, as windows or packed documents."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.sources import CorpusOptions, Documents, DocumentSource, document_source
 from datamodules.tokenized import TokenizedData
-from datamodules.tokenizers import Frame, TokenizerConfig
+from datamodules.tokenizers import BoundaryTokens, TokenizerConfig
 from datamodules.tokens.packing import PackedDocuments, RandomWindows, Rows, Windows
 from datamodules.tokens.token_cache import tokenised_documents
 from datamodules.tokens.token_file import TokenFile
@@ -31,27 +31,29 @@ class CorpusLoading:
 
 
 class CorpusData(TokenizedData):
-    """Batches of text to go on with: {"tokens": int64 (B, T), "targets": int64 (B, T), -100 where none is counted,
-    "bytes": int64 (B,), the UTF-8 bytes of the text that a row's targets stand for}.
+    """Batches of text to predict: {"tokens": int64 (B, T), "targets": int64 (B, T), -100 at
+    padding, "bytes": int64 (B,), the UTF-8 bytes of the text that a row's targets stand for}.
 
-    With packed documents also "documents": int64 (B, T), the same number for tokens of one document, -1 at padding, and
-    "coords": int64 (B, T), places in the document. A document's bytes are shared out evenly among its tokens.
-    Evaluation takes every target of a split once, in order; its bytes add up to those of the text, but for a first
-    token that is text itself: nothing foresees it.
+    With packed documents also "documents": int64 (B, T), the same number for tokens of one
+    document, -1 at padding, and "positions": int64 (B, T), in the document. A document's bytes are
+    divided evenly among its tokens. Evaluation takes every target of a split once, in order; its
+    bytes add up to those of the text, without a first token that no special token is before:
+    nothing predicts it.
 
-    Where there is more than one document, control tokens mark where each begins and ends, as far as the tokenizer has
-    them: [BOS] and [EOS], or one between documents. A single document has none.
+    If there is more than one document, special tokens mark where each begins and ends, as far as
+    the tokenizer has them: [BOS] and [EOS], or one between documents. A single document has none.
 
     Args:
-        source: reference: that of the Python language, no download; files: plain text, JSON Lines or tables; hub: a
-            data set of the hub with a column of texts.
+        source: reference: that of the Python language, no download; files: plain text, JSON Lines
+            or tables; hub: a data set of the hub with a column of texts.
         path: File or folder to read, or the id of a data set of the hub.
-        packing: windows: stretches of the text as a whole, which in each epoch lie side by side from another place on;
-            documents: as many as fit into a row, each seen alone; longer ones are parted.
+        packing: windows: adjacent stretches of the whole text, from another offset in each epoch;
+            documents: as many as fit into a row, without attention between them; longer ones are
+            split.
         batch_size: Training rows per step and device.
         max_length: Tokens T of a row.
         dataset: What the files do not say: hub id, column, validation share.
-        tokenizer: What to train one with, from the beginning of the training text, or a file of one.
+        tokenizer: How to train one from the beginning of the training text, or a file of one.
         loading: Size of evaluation batches, seed of the order.
 
     Raises:
@@ -81,10 +83,10 @@ class CorpusData(TokenizedData):
         if max_length < 2:
             raise UsageError(f"max_length is {max_length}, but must be at least 2.")
         self.source = document_source(source, path, dataset, self.skip_bad)
-        self.packing, self.options, self.loading = packing, dataset, loading
-        self._given = (
-            tokenizer.file is not None
-        )  # the tokenizer: a text must fit it, not the other way round
+        self.packing = packing
+        self.options = dataset
+        self.loading = loading
+        self._is_tokenizer_given = tokenizer.file is not None  # a text must then fit it
 
     # The tokenizer.
 
@@ -94,26 +96,27 @@ class CorpusData(TokenizedData):
 
     @property
     def padding(self) -> int:
-        """Number of the token that fills a row up: [PAD], or where there is none, any."""
-        ids = self.tokenizer.ids
+        """Id of the padding token: [PAD], or if there is none, any."""
+        ids = self.tokenizer.special_ids
         return next((number for number in (ids.pad, ids.eos, ids.bos) if number is not None), 0)
 
     @cached_property
-    def framed(self) -> bool:
-        """Whether control tokens mark where a document begins and ends: if there is more than one to train on."""
-        if "framed" in self._facts:
-            return bool(self._facts["framed"])
-        return self.source.survey("train" if self.source.has("train") else "test").documents > 1
+    def marks_documents(self) -> bool:
+        """Whether special tokens mark where documents begin and end: if there are several to train
+        on."""
+        if "marks_documents" in self._facts:
+            return bool(self._facts["marks_documents"])
+        return self.source.statistics("train" if self.source.has("train") else "test").documents > 1
 
     def facts(self) -> dict[str, Any]:
-        """As in the base class, and framed (bool): whether control tokens begin and end a document."""
+        """As in the base class, and marks_documents (bool)."""
         if not self._facts:
-            self._facts = {**super().facts(), "framed": self.framed}
+            self._facts = {**super().facts(), "marks_documents": self.marks_documents}
         return self._facts
 
     def adopt(self, facts: dict[str, Any]) -> None:
         super().adopt(facts)
-        self._given = True
+        self._is_tokenizer_given = True
 
     # Splits.
 
@@ -123,89 +126,92 @@ class CorpusData(TokenizedData):
                 "there is nothing to predict here: generate text from a checkpoint instead."
             )
         file = self.file(split)
-        least = self.max_length + 1 if split == "train" and self.packing == "windows" else 2
-        if len(file.tokens) < least:
+        random_windows = split == "train" and self.packing == "windows"
+        min_tokens = self.max_length + 1 if random_windows else 2
+        if len(file.tokens) < min_tokens:
             raise UsageError(
-                f"the {split} split of {self.origin} has {len(file.tokens):,} tokens, which is not even a window of "
-                f"{least:,}: give more text, or lower --data.max_length."
+                f"the {split} split of {self.origin} has {len(file.tokens):,} tokens, which is not "
+                "even a window of "
+                f"{min_tokens:,}: give more text, or lower --data.max_length."
             )
         if self.packing == "documents":
             return PackedDocuments(file, self.max_length, self.padding)
-        if split == "train":
+        if random_windows:
             return RandomWindows(file, self.max_length, self.seed)
         return Windows(file, self.max_length, self.padding)
 
     def file(self, split: str) -> TokenFile:
-        """The tokens of a split, from disk where they have been there before; raises as `tokens`."""
+        """The tokens of a split, from the cache if they are there; raises as `tokens`."""
         return self.tokens(self.source.split(split), f"the {split} split")
 
     def tokens(self, documents: Documents, name: str) -> TokenFile:
-        """The tokens of some documents, which messages call by this name; from disk where they have been there before.
+        """The tokens of some documents, which messages call by this name, from the cache if they
+        are there.
 
         Raises:
-            DataError: The text has a character that the vocabulary of a given character tokenizer lacks, unless bad
-                texts are skipped; else it is [UNK], which is said.
+            DataError: A character-level tokenizer that was given lacks a character of the text,
+                unless bad texts are skipped; else it becomes [UNK], with a warning.
         """
-        frame = self.tokenizer.frame if self.framed else Frame()
-        file = tokenised_documents(documents, self.tokenizer, frame, name)
+        boundary = self.tokenizer.boundary_tokens if self.marks_documents else BoundaryTokens()
+        file = tokenised_documents(documents, self.tokenizer, boundary, name)
         if file.unknown:
-            self._tell_unknown(f"{name} of {self.origin}", documents, file)
+            self._report_unknown(f"{name} of {self.origin}", documents, file)
         return file
 
-    def _tell_unknown(self, where: str, documents: Documents, file: TokenFile) -> None:
-        share = f"{file.unknown:,} of {len(file.tokens):,} tokens in {where} are [UNK]"
-        if not self.tokenizer.characters:
-            rank_zero_warn(f"{share}: a tokenizer of the kind bpe has none.")
+    def _report_unknown(self, where: str, documents: Documents, file: TokenFile) -> None:
+        count = f"{file.unknown:,} of {len(file.tokens):,} tokens in {where} are [UNK]"
+        if not self.tokenizer.is_character_level:
+            rank_zero_warn(f"{count}: a tokenizer of the kind bpe has none.")
             return
-        letter = self.tokenizer.first_unknown(piece.text for piece in documents)
+        letter = self.tokenizer.first_unknown_character(piece.text for piece in documents)
         named = f"the character {letter!r} (U+{ord(letter):04X})" if letter else "a character"
-        if self._given and not self.skip_bad:
+        if self._is_tokenizer_given and not self.skip_bad:
             raise DataError(
-                f"{named} in {where} is not in the tokenizer's vocabulary of {self.tokenizer.size}: use a text of the "
-                "same characters, or take such as [UNK] with --data.skip_bad true."
+                f"{named} in {where} is not in the tokenizer's vocabulary of "
+                f"{self.tokenizer.vocab_size}: use a text "
+                "of the same characters, or read such characters as [UNK] with --data.skip_bad "
+                "true."
             )
-        rare = not self._given and (self.config.min_frequency or 0) > 1
-        advice = (
-            "--data.tokenizer.min_frequency 1 learns rare ones, too"
-            if rare
-            else "the model learns nothing of them"
-        )
-        rank_zero_warn(f"{share}, such as {named}: {advice}.")
+        advice = "the model learns nothing of them"
+        if not self._is_tokenizer_given and (self.config.min_frequency or 0) > 1:
+            advice = "--data.tokenizer.min_frequency 1 learns rare ones, too"
+        rank_zero_warn(f"{count}, such as {named}: {advice}.")
 
     def padding_share(self) -> float:
-        """Share of the cells of a training epoch that are padding."""
+        """Fraction of the tokens of a training epoch that are padding."""
         dataset = self.dataset("train")
         return dataset.padding_share() if isinstance(dataset, Rows) else 0.0
 
-    def cells(self) -> tuple[float, int]:
-        """What share of the cells holds a token, of 1; rows are as long on any number of ranks."""
+    def count_tokens(self) -> tuple[float, float]:
+        """Fraction of tokens that are not padding, of 1; the same for any number of ranks."""
         return 1 - self.padding_share(), 1
 
     # Batches.
 
     def train_sampler(self, dataset: Any) -> ResumableBatchSampler:
-        """The order of training: the rows of a step are the same on any number of ranks. An epoch takes every packed
-        row, so that its last step may be smaller; where it has fewer rows than ranks, it borrows from the one before.
+        """The order of training: the rows of a step are the same on any number of ranks. An epoch
+        takes every packed row, so that its last step may be smaller; if it has fewer rows than
+        ranks, it borrows from the one before.
         """
         world_size, rank = self.train_ranks(dataset)
-        enough = len(dataset) >= self.batch_size * world_size
-        drop_last = enough and (
-            self.packing == "windows" or self.batch_size == 1
-        )  # else ranks might go without
+        has_full_step = len(dataset) >= self.batch_size * world_size
+        # A smaller last step of single rows would leave ranks without a batch.
+        drop_last = has_full_step and (self.packing == "windows" or self.batch_size == 1)
         return StreamBatchSampler(
             len(dataset), self.batch_size, self.seed, True, drop_last, rank, world_size
         )
 
     def train_dataloader(self) -> DataLoader:
-        loader, dataset = super().train_dataloader(), self.dataset("train")
+        loader = super().train_dataloader()
+        dataset = self.dataset("train")
         if isinstance(dataset, RandomWindows):
             dataset.sampler = loader.sampler  # type: ignore[assignment]
         return loader
 
-    def counted(self, world_size: int) -> dict[str, int]:
+    def batch_layout(self, world_size: int) -> dict[str, int]:
         """As in the base class, with what decides what a row is."""
         rows = {
             "packed": int(self.packing == "documents"),
             "content": self.dataset("train").file.checksum,
         }
-        return super().counted(world_size) | rows
+        return super().batch_layout(world_size) | rows

@@ -1,4 +1,5 @@
-"""Images for classification: decoded once into memory where they fit, streamed through workers where they do not."""
+"""Images for classification: decoded once into memory where they fit, streamed through workers
+where they do not."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,16 @@ from torch.utils.data import DataLoader
 
 from datamodules.base import BatchedDataset, ResumableDataModule
 from datamodules.sources import SOURCES, DatasetOptions, Source
-from datamodules.sources.folder import files_below
+from datamodules.sources.readers.folders import files_below
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import problem
-from datamodules.vision.decoding import common_size, decode_all, usable_cores
-from datamodules.vision.pixels import MemoryImages, StreamedImages, channel_statistics
+from datamodules.utils.files import path_fault
+from datamodules.vision.image_datasets import (
+    MemoryImages,
+    StreamedImages,
+    channel_statistics,
+    decode_all,
+    usable_cores,
+)
 from datamodules.vision.records import IMAGE_ENDINGS, Records
 
 
@@ -37,17 +43,20 @@ class LoadingOptions:
 class ImageData(ResumableDataModule):
     """Batches of images: {"image": uint8 (B, C, Y, X), "label": int64 (B,), "index": int64 (B,)}.
 
-    For prediction "path" (B names) takes the place of "label". Images are not augmented and not normalised here:
-    that is done on the batch, on the device (`datamodules.vision.augment`).
+    For prediction "path" (B names) takes the place of "label". Images are not augmented and not
+    normalised here: that is done on the batch, on the device (`datamodules.vision.augment`).
 
     Args:
-        source: digits: the 1,797 handwritten digits of scikit-learn; hub: a data set of the hub; folder:
-            your own images in train/CLASS/.
-        path: Folder to read: your images, or for the source hub a local copy (parquet files named by split).
-        image_size: Side in pixels that images are resized to (shorter side, then centre); None: as the data are.
+        source: digits: the 1,797 handwritten digits of scikit-learn; hub: a data set of the hub;
+            folder: your own images in train/CLASS/.
+        path: Folder to read: your images, or for the source hub a local copy (parquet files named
+            by split).
+        image_size: Side in pixels that images are resized to (shorter side, then centre); None: as
+            the data are.
         batch_size: Training images per step and device.
         predict_path: Image file or folder to classify with `predict`.
-        skip_bad: Leave out corrupt and non-image files, and count them, instead of stopping at the first.
+        skip_bad: Leave out corrupt and non-image files, and count them, instead of stopping at the
+            first.
         dataset: What the files do not say: hub id, columns, validation share.
         loading: Sizes of evaluation batches, workers, memory, seed of the order.
 
@@ -73,29 +82,36 @@ class ImageData(ResumableDataModule):
             raise UsageError(f"source is {source}, but must be one of {', '.join(SOURCES)}.")
         if image_size is not None and image_size < 1:
             raise UsageError(f"image_size is {image_size}, but must be at least 1.")
-        self.image_size, self.predict_path, self.skip_bad = image_size, predict_path, skip_bad
-        self.options, self.loading = dataset, loading
+        self.image_size = image_size
+        self.predict_path = predict_path
+        self.skip_bad = skip_bad
+        self.options = dataset
+        self.loading = loading
         self.source: Source[Records] = SOURCES[source](path, dataset, skip_bad)
         self._facts: dict[str, Any] = {}
         self._records: dict[str, Records] = {}
         self._datasets: dict[str, BatchedDataset] = {}
         self._skipped: list[str] = []
 
-    # What the model must know of the data, and what a checkpoint may tell instead.
+    # What the model must know of the data, measured or from a checkpoint.
 
     def facts(self) -> dict[str, Any]:
         """Primitives that a checkpoint keeps; from the training split, unless they were adopted.
 
         Returns:
-            class_names (list), num_classes, channels, image_size (pixels), mean and std (per channel, in [0, 1]).
+            class_names (list), num_classes, channels, image_size (pixels), mean and std (per
+            channel, in [0, 1]).
         """
         if "mean" not in self._facts:
             layout = self._layout()
-            given = self.options.mean, self.options.std
-            mean, std = given if None not in given else channel_statistics(self._dataset("train"))
-            mean, std = self.options.mean or mean, self.options.std or std
+            mean = self.options.mean
+            std = self.options.std
+            if mean is None or std is None:
+                measured = channel_statistics(self._dataset("train"))
+                mean = mean or measured[0]
+                std = std or measured[1]
             for name, values in (("mean", mean), ("std", std)):
-                if len(values) != layout["channels"]:  # type: ignore[arg-type]
+                if len(values) != layout["channels"]:
                     raise UsageError(
                         f"{name} {values} need a number for each of {layout['channels']} channels."
                     )
@@ -103,24 +119,29 @@ class ImageData(ResumableDataModule):
         return self._facts
 
     def adopt(self, facts: dict[str, Any]) -> None:
-        """Takes the facts of a checkpoint: prediction then needs no data set, and other data must agree with them.
+        """Takes the facts of a checkpoint: prediction then needs no data set, and other data must
+        agree with them.
 
         Raises:
             UsageError: Another image size was asked for.
         """
         if self.image_size not in (None, facts["image_size"]):
             raise UsageError(
-                f"image_size is {self.image_size}, the checkpoint was trained with {facts['image_size']}: leave it out."
+                f"image_size is {self.image_size}, the checkpoint was trained with "
+                f"{facts['image_size']}: leave it out."
             )
         for name in ("class_names", "mean", "std"):
             given = getattr(self.options, name)
             if given is not None and list(given) != list(facts[name]):
                 raise UsageError(
-                    f"{name} is {given}, the checkpoint was trained with {facts[name]}: leave it out."
+                    f"{name} is {given}, the checkpoint was trained with {facts[name]}: leave it "
+                    "out."
                 )
-        self._facts, self.image_size = dict(facts), facts["image_size"]
-        self.source.known_names = facts["class_names"]
-        self._records, self._datasets = {}, {}
+        self._facts = dict(facts)
+        self.image_size = facts["image_size"]
+        self.source.checkpoint_classes = facts["class_names"]
+        self._records = {}
+        self._datasets = {}
 
     @property
     def origin(self) -> str:
@@ -135,9 +156,10 @@ class ImageData(ResumableDataModule):
     def _layout(self) -> dict[str, Any]:
         """The facts that are known before any training image is decoded."""
         if not self._facts:
-            names, train = self.source.names(), self._split("train")
+            names = self.source.checked_class_names()
+            train = self._split("train")
             channels = self.options.channels or train.channels()
-            size = self.image_size or common_size(train, channels, self.skip_bad)
+            size = self.image_size or train.common_size(channels, self.skip_bad)
             self._facts = {
                 "class_names": names,
                 "num_classes": len(names),
@@ -146,7 +168,8 @@ class ImageData(ResumableDataModule):
             }
         return self._facts
 
-    # Splits: read and decoded when first asked for, so that the test images stay untouched until the test.
+    # Splits: read and decoded when first needed, so that the test images stay untouched until the
+    # test.
 
     def prepare_data(self) -> None:
         """Downloads where needed (one process), which to predict is not."""
@@ -159,29 +182,31 @@ class ImageData(ResumableDataModule):
             self._dataset("predict")
             return
         if self._facts:
-            self.source.agree(self._facts["class_names"])
+            self.source.require_classes(self._facts["class_names"])
         for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}[stage]:
             self._dataset(split)
         self.facts()
 
     def _split(self, split: str) -> Records:
         if split not in self._records:
+            is_predict = split == "predict"
             self._records[split] = (
-                self._predicted() if split == "predict" else self.source.split(split)
+                self._files_to_predict() if is_predict else self.source.split(split)
             )
         return self._records[split]
 
-    def _predicted(self) -> Records:
+    def _files_to_predict(self) -> Records:
         if self.predict_path is None:
             raise UsageError(
                 "predict needs --data.predict_path: an image file or a folder of images."
             )
         path = Path(self.predict_path)
-        if not path.is_dir() and (fault := problem(path)):
+        fault = None if path.is_dir() else path_fault(path)
+        if fault:
             raise UsageError(
                 f"{path} {fault}: --data.predict_path takes an image file or a folder of images."
             )
-        files = files_below(path, IMAGE_ENDINGS, self.source.bad) if path.is_dir() else [path]
+        files = files_below(path, IMAGE_ENDINGS, self.source.reject) if path.is_dir() else [path]
         if not files:
             raise UsageError(f"{path} holds no images.")
         return Records(files, torch.zeros(len(files), dtype=torch.int64), torch.arange(len(files)))
@@ -195,21 +220,21 @@ class ImageData(ResumableDataModule):
         return self._datasets[split]
 
     def _load(self, records: Records, layout: dict[str, Any], labelled: bool) -> BatchedDataset:
-        """In memory where the decoded images fit, else a stream."""
-        channels, size = layout["channels"], layout["image_size"]
+        """In memory if the decoded images fit, else a stream."""
+        channels = layout["channels"]
+        size = layout["image_size"]
+        resize = self.image_size is not None
         if len(records) * channels * size**2 > self.loading.memory_limit_mb * 2**20:
-            return StreamedImages(
-                records, labelled, channels, size, self.skip_bad, self.image_size is not None
-            )
-        pixels, good, skipped = decode_all(
-            records, channels, size, self.image_size is not None, self.skip_bad
-        )
-        self._skipped += skipped
+            return StreamedImages(records, labelled, channels, size, self.skip_bad, resize)
+        pixels, good = decode_all(records, channels, size, resize, self.skip_bad)
         if not good:
             raise DataError(
                 f"none of the {len(records)} image files can be read, such as {records.name(0)}."
             )
-        records = records.select(good) if skipped else records
+        bad = set(range(len(records))).difference(good)
+        if bad:
+            self._skipped += [records.name(i) for i in bad]
+            records = records.select(good)
         if labelled:
             return MemoryImages(pixels, records.labels)
         return MemoryImages(pixels, None, [records.name(i) for i in range(len(records))])

@@ -1,4 +1,5 @@
-"""Texts to pretrain on: documents in pieces that fill the model, or pairs of spans where one may follow the other."""
+"""Texts to pretrain encoders on: chunks of documents, or pairs of spans where one may follow the
+other."""
 
 from functools import cached_property
 from random import Random
@@ -15,13 +16,13 @@ from datamodules.utils.batching import ResumableBatchSampler
 from datamodules.utils.errors import UsageError
 
 
-class Pieces(Sequences):
-    """Documents cut into pieces of `max_length` with control tokens; the last of each is shorter. No token is left out.
+class Chunks(Sequences):
+    """Documents split into chunks of `max_length` with special tokens; the last of each is shorter.
 
     Args:
-        table: Tokens of the documents, without control tokens.
-        tokenizer: Puts control tokens around a piece.
-        max_length: Tokens of a piece at most.
+        table: Tokens of the documents, without special tokens.
+        tokenizer: Puts special tokens around a chunk.
+        max_length: Tokens of a chunk at most.
         multiple: See `TextLoading`.
     """
 
@@ -30,44 +31,44 @@ class Pieces(Sequences):
     def __init__(
         self, table: TokenRows, tokenizer: Tokenizer, max_length: int, multiple: int
     ) -> None:
-        self.table, room = table, max_length - tokenizer.added(self.pair)
+        num_special = tokenizer.num_special_tokens(self.pair)
+        room = max_length - num_special
         if room < 2:
             raise UsageError(
-                f"max_length is {max_length}, which leaves no room for text between control tokens."
+                f"max_length is {max_length}, which leaves no room for text between special tokens."
             )
-        counts = table.lengths.add(room - 1).div(
-            room, rounding_mode="floor"
-        )  # (D,) pieces of each document
+        self.table = table
+        # chunks of each document: (D,)
+        counts = table.lengths.add(room - 1).div(room, rounding_mode="floor")
         self.document = torch.arange(len(counts)).repeat_interleave(counts)  # (S,)
-        first = (counts.cumsum(0) - counts).repeat_interleave(
-            counts
-        )  # (S,) number of its document's first piece
-        self.start = (torch.arange(len(first)) - first) * room
+        first_chunk = (counts.cumsum(0) - counts)[self.document]  # (D,) -> (S,)
+        self.start = (torch.arange(len(first_chunk)) - first_chunk) * room
         self.size = (table.lengths[self.document] - self.start).clamp(max=room)
-        least = 2 if self.pair else 1  # a span has a token at least
+        min_size = 2 if self.pair else 1  # a token at least in each span
         super().__init__(
-            tokenizer, self.size.clamp(min=least) + tokenizer.added(self.pair), max_length, multiple
+            tokenizer, self.size.clamp(min=min_size) + num_special, max_length, multiple
         )
 
     def tokens(self, i: int) -> Any:
-        """The tokens of piece i, without control tokens."""
+        """The tokens of chunk i, without special tokens."""
         start = int(self.start[i])
         return self.table[int(self.document[i])][start : start + int(self.size[i])]
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        rows = [self.tokenizer.build(self.tokens(i), self.max_length).ids for i in indices]
+        rows = [self.tokenizer.build_inputs(self.tokens(i), self.max_length).ids for i in indices]
         return self.batch(torch.tensor(indices), rows)
 
 
-class Pairs(Pieces):
-    """Pieces cut in two at a random place; every other second half is replaced by tokens of another document.
+class NextSentencePairs(Chunks):
+    """Chunks split in two at a random place; half of the second spans are replaced by tokens of
+    another document.
 
-    Place, replacement and its length, which is that of what it replaces where the other document is as long, are drawn
-    from (seed, epoch, piece), with new draws in each epoch (next-sentence prediction: Devlin 2019).
+    The place, the replacement and its length (that of what it replaces, if the other document is as
+    long) depend on (seed, epoch, chunk) only (next-sentence prediction: Devlin 2019).
 
     Args:
-        table, tokenizer, max_length, multiple: See `Pieces`.
-        seed: Of the draws.
+        table, tokenizer, max_length, multiple: See `Chunks`.
+        seed: Of the random choices.
     """
 
     pair = True
@@ -77,54 +78,60 @@ class Pairs(Pieces):
     ) -> None:
         super().__init__(table, tokenizer, max_length, multiple)
         self.seed = seed
-        self.sampler: ResumableBatchSampler | None = (
-            None  # whose epoch it is; evaluation draws the same each time
-        )
+        self.sampler: ResumableBatchSampler | None = None  # tells the epoch; None: evaluation
         self.documents: list[int] = self.document.unique().tolist()  # those that are not empty
         if len(self.documents) < 2:
             raise UsageError(
-                "next_sentence needs two documents at least in each split: add some, or switch it off."
+                "next_sentence needs two documents at least in each split: add some, or switch it "
+                "off."
             )
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        index, drawn = torch.tensor(indices), [self._pair(i) for i in indices]
-        built = [self.tokenizer.build(first, self.max_length, second) for first, second, _ in drawn]
-        segments = self.filled(index, [row.segments for row in built], padding=0)
-        is_next = torch.tensor([follows for _, _, follows in drawn], dtype=torch.int64)
-        return self.batch(index, [row.ids for row in built]) | {
-            "segments": segments,
-            "is_next": is_next,
-        }
+        index = torch.tensor(indices)
+        pairs = [self._pair(i) for i in indices]
+        inputs = [
+            self.tokenizer.build_inputs(first, self.max_length, second)
+            for first, second, _ in pairs
+        ]
+        batch = self.batch(index, [row.ids for row in inputs])
+        batch["segments"] = self.pad(index, [row.segments for row in inputs], padding=0)
+        batch["is_next"] = torch.tensor([is_next for _, _, is_next in pairs], dtype=torch.int64)
+        return batch
 
     def _pair(self, i: int) -> tuple[Any, Any, bool]:
         """Two spans, and whether the second follows the first."""
-        draw = Random(f"{self.seed}/{self.sampler.epoch if self.sampler else 0}/{i}")
-        tokens, document = self.tokens(i), int(self.document[i])
-        cut = draw.randint(1, max(1, len(tokens) - 1))
-        if len(tokens) > 1 and draw.random() < 0.5:
-            return tokens[:cut], tokens[cut:], True
-        place = draw.randrange(len(self.documents) - 1)
-        # The documents are sorted: from this one on, those behind it move up.
-        other = self.table[self.documents[place + (self.documents[place] >= document)]]
-        count = min(max(1, len(tokens) - cut), len(other))
-        start = draw.randint(0, len(other) - count)
-        return tokens[:cut], other[start : start + count], False
+        rng = Random(f"{self.seed}/{self.sampler.epoch if self.sampler else 0}/{i}")
+        tokens = self.tokens(i)
+        split = rng.randint(1, max(1, len(tokens) - 1))
+        if len(tokens) > 1 and rng.random() < 0.5:
+            return tokens[:split], tokens[split:], True
+        # A random other document: they are sorted, so those from this one on move up by one.
+        place = rng.randrange(len(self.documents) - 1)
+        place += self.documents[place] >= int(self.document[i])
+        other = self.table[self.documents[place]]
+        count = min(max(1, len(tokens) - split), len(other))
+        start = rng.randint(0, len(other) - count)
+        return tokens[:split], other[start : start + count], False
 
 
 class MaskedTextData(TextData):
-    """Batches of text to pretrain on: {"tokens": int64 (B, N), "keep": bool (B, N), "index": int64 (B,)}.
+    """Batches of text to pretrain on: {"tokens": int64 (B, N), "keep": bool (B, N), "index": int64
+    (B,)}.
 
-    "keep" is False at padding. With `next_sentence` also "segments": int64 (B, N), 1 in the second of two spans, and
-    "is_next": int64 (B,), 1 where it follows the first. Tokens are masked later, on the device (see
-    `datamodules.tokens.masking`).
+    "keep" is False at padding. With `next_sentence` also "segments": int64 (B, N), 1 in the second
+    of two spans, and "is_next": int64 (B,), 1 where it follows the first. Tokens are masked later,
+    on the device (see `datamodules.tokens.masking`).
 
     Args:
-        source: reference: that of the Python language, no download; hub: a data set of the hub; csv, jsonl: files with
-            a column of texts; txt: a file whose documents are parted by empty lines, or a folder of files. Texts
-            without labels (a split called unsupervised) are trained on, too; those that `ReviewData` validates on
-            with the same options are validated on here.
-        path: File or folder to read; for the source hub a local copy (parquet files named by split).
-        next_sentence: Pairs of spans instead of pieces of one document; in half of them the second follows the first.
+        source: reference: that of the Python language, no download; hub: a data set of the hub;
+            csv, jsonl: files with a column of texts; txt: a file whose documents are separated by
+            empty lines, or a folder of files. Texts without labels (a split called unsupervised)
+            are trained on, too; the validation texts are those of `ReviewData` with the same
+            options.
+        path: File or folder to read; for the source hub a local copy (parquet files named by
+            split).
+        next_sentence: Pairs of spans instead of chunks of one document; in half of them the second
+            follows the first.
 
     Raises:
         UsageError: An option is out of range, or the data are not where it says.
@@ -154,9 +161,9 @@ class MaskedTextData(TextData):
     def adopt(self, facts: dict[str, Any]) -> None:
         """As in the base class; the kind of samples must agree, too."""
         if self.next_sentence != facts["next_sentence"]:
-            had = facts["next_sentence"]
             raise UsageError(
-                f"next_sentence is {self.next_sentence}, the checkpoint was trained with {had}: leave it out."
+                f"next_sentence is {self.next_sentence}, the checkpoint was trained with "
+                f"{facts['next_sentence']}: leave it out."
             )
         super().adopt(facts)
 
@@ -167,20 +174,22 @@ class MaskedTextData(TextData):
     def training_texts(self) -> Any:
         return self._training
 
-    def load(self, split: str) -> Pieces:
+    def load(self, split: str) -> Chunks:
         if split == "predict":
             raise UsageError(
                 "there is nothing to predict here: pretraining ends in weights for another task."
             )
-        table = tokenised(
-            self._training if split == "train" else self.source.corpus(split), self.tokenizer
-        )
+        texts = self._training if split == "train" else self.source.corpus(split)
+        table = tokenised(texts, self.tokenizer)
         if not self.next_sentence:
-            return Pieces(table, self.tokenizer, self.max_length, self.loading.multiple)
-        return Pairs(table, self.tokenizer, self.max_length, self.loading.multiple, self.seed)
+            return Chunks(table, self.tokenizer, self.max_length, self.loading.multiple)
+        return NextSentencePairs(
+            table, self.tokenizer, self.max_length, self.loading.multiple, self.seed
+        )
 
     def train_dataloader(self) -> DataLoader:
-        loader, dataset = super().train_dataloader(), self.dataset("train")
-        if isinstance(dataset, Pairs):
+        loader = super().train_dataloader()
+        dataset = self.dataset("train")
+        if isinstance(dataset, NextSentencePairs):
             dataset.sampler = loader.sampler  # type: ignore[assignment]
         return loader

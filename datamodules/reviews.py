@@ -8,23 +8,23 @@ from typing import Any, BinaryIO, Literal
 import torch
 from torch import Tensor
 
-from datamodules.sources import TEXT_SOURCES, Texts
-from datamodules.sources.compressed import bounded_lines
-from datamodules.sources.texts import arrow_texts
+from datamodules.sources import TEXT_SOURCES, TextSamples
+from datamodules.sources.readers.formats import NOT_UTF8, decode_lines
+from datamodules.sources.texts import text_samples
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
 from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.token_cache import tokenised
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import open_regular, problem
+from datamodules.utils.files import open_regular, path_fault
 
 
 class LabelledTokens(Sequences):
     """Tokenised texts with their labels.
 
     Args:
-        table: Tokens of the texts, without control tokens.
+        table: Tokens of the texts, without special tokens.
         labels: (S,) int64; None where there are none (prediction).
-        tokenizer: Puts control tokens around a text, and cuts it.
+        tokenizer: Puts special tokens around a text, and truncates it.
         max_length: Tokens of a text at most.
         multiple: See `TextLoading`.
     """
@@ -37,30 +37,37 @@ class LabelledTokens(Sequences):
         max_length: int,
         multiple: int,
     ) -> None:
-        whole = table.lengths + tokenizer.added()
+        whole = table.lengths + tokenizer.num_special_tokens()
         super().__init__(tokenizer, whole.clamp(max=max_length), max_length, multiple)
-        self.table, self.labels, self.truncated = table, labels, int((whole > max_length).sum())
+        self.table = table
+        self.labels = labels
+        self.truncated = int((whole > max_length).sum())
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index = torch.tensor(indices)
         batch = self.batch(
-            index, [self.tokenizer.build(self.table[i], self.max_length).ids for i in indices]
+            index,
+            [self.tokenizer.build_inputs(self.table[i], self.max_length).ids for i in indices],
         )
         return batch if self.labels is None else batch | {"label": self.labels[index]}
 
 
 class ReviewData(TextData):
-    """Batches of texts: {"tokens": int64 (B, N), "keep": bool (B, N), "label": int64 (B,), "index": int64 (B,)}.
+    """Batches of texts: {"tokens": int64 (B, N), "keep": bool (B, N), "label": int64 (B,), "index":
+    int64 (B,)}.
 
-    "keep" is False at padding. Evaluation and prediction go from the longest to the shortest text: "index" is the place
-    of a text in the order it was read, for prediction in `predict_texts`, where batches have no "label".
+    "keep" is False at padding. Evaluation and prediction go from the longest to the shortest text:
+    "index" is the position of a text in the order it was read, for prediction in `predict_texts`;
+    then batches have no "label".
 
     Args:
-        source: reviews: generated ones, no download; hub: a data set of the hub; csv, jsonl: files with columns;
-            txt: files in train/CLASS/.
-        path: File or folder to read; for the source hub a local copy (parquet files named by split). A single file is
-            the training split, of which a share is held back for validation.
-        predict_path: File with a text on each line to classify with `predict`; - reads standard input.
+        source: reviews: generated ones, no download; hub: a data set of the hub; csv, jsonl: files
+            with columns; txt: files in train/CLASS/.
+        path: File or folder to read; for the source hub a local copy (parquet files named by
+            split). A single file is the training split, of which a part is held back for
+            validation.
+        predict_path: File with a text on each line to classify with `predict`; - reads standard
+            input.
 
     Raises:
         UsageError: An option is out of range, or the data are not where it says.
@@ -84,7 +91,7 @@ class ReviewData(TextData):
     def facts(self) -> dict[str, Any]:
         """As in the base class, and class_names (list) and num_classes."""
         if not self._facts:
-            names = self.source.names()
+            names = self.source.checked_class_names()
             self._facts = {"class_names": names, "num_classes": len(names), **super().facts()}
         return self._facts
 
@@ -92,17 +99,20 @@ class ReviewData(TextData):
         """As in the base class; the class names must agree, too."""
         given = self.options.class_names
         if given is not None and given != facts["class_names"]:
-            known = facts["class_names"]
             raise UsageError(
-                f"class_names is {given}, the checkpoint was trained with {known}: leave it out."
+                f"class_names is {given}, the checkpoint was trained with {facts['class_names']}: "
+                "leave it out."
             )
         super().adopt(facts)
-        self.source.known_names = facts["class_names"]
+        self.source.checkpoint_classes = facts["class_names"]
 
     def setup(self, stage: str) -> None:
-        """As in the base class; classes that are missing, or not the checkpoint's, are refused first."""
+        """As in the base class; classes that are missing, or not the checkpoint's, are refused
+        first."""
         if stage != "predict":
-            self.source.agree(self._facts.get("class_names") or self.source.names())
+            self.source.require_classes(
+                self._facts.get("class_names") or self.source.checked_class_names()
+            )
         super().setup(stage)
 
     def training_texts(self) -> Any:
@@ -110,8 +120,8 @@ class ReviewData(TextData):
 
     def load(self, split: str) -> LabelledTokens:
         multiple = self.loading.multiple
-        if split == "predict":  # of one use: nothing is kept on disk
-            lists = TokenLists(self.tokenizer.encode_batch(self._asked.column))
+        if split == "predict":  # used once: not cached
+            lists = TokenLists(self.tokenizer.encode_batch(self._texts_to_predict.column))
             return LabelledTokens(lists, None, self.tokenizer, self.max_length, multiple)
         texts = self.source.split(split)
         table = tokenised(texts.column, self.tokenizer)
@@ -120,21 +130,22 @@ class ReviewData(TextData):
     @property
     def predict_texts(self) -> list[str]:
         """The texts to classify, in the order they were given; what "index" counts."""
-        return self._asked.column.to_pylist()
+        return self._texts_to_predict.column.to_pylist()
 
     @cached_property
-    def _asked(self) -> Texts:
+    def _texts_to_predict(self) -> TextSamples:
         """The texts to classify that can be."""
         if self.predict_text is not None:
             return self._usable([self.predict_text], [1], "--text")
         if self.predict_path is None:
             raise UsageError(
-                "predict needs --data.predict_path: a file with a text on each line, or - to read them."
+                "predict needs --data.predict_path: a file with a text on each line, or - to read "
+                "them."
             )
         if self.predict_path == "-":
             return self._usable(*self._lines(sys.stdin.buffer, "standard input"))
         path = Path(self.predict_path)
-        if fault := problem(path):
+        if fault := path_fault(path):
             raise UsageError(
                 f"{path} {fault}: --data.predict_path takes a file with a text on each line, or -."
             )
@@ -144,16 +155,16 @@ class ReviewData(TextData):
     def _lines(self, file: BinaryIO, origin: str) -> tuple[list[str], list[int], str]:
         """The lines that are UTF-8, their numbers, and what to call them; the others are bad."""
         texts, rows = [], []
-        for number, line in enumerate(bounded_lines(file, origin), 1):
-            try:
-                texts.append(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
+        not_utf8: list[int] = []
+        for number, line in enumerate(decode_lines(file, origin, not_utf8), 1):
+            if not_utf8:
+                self.source.reject(f"line {not_utf8.pop()} of {origin}", NOT_UTF8)
+            else:
+                texts.append(line.rstrip("\r\n"))
                 rows.append(number)
-            except UnicodeDecodeError:
-                self.source.bad(f"line {number} of {origin}", "holds bytes that are not UTF-8")
         if not texts:
             raise DataError(f"{origin} holds no texts.")
         return texts, rows, f"line {{}} of {origin}"
 
-    def _usable(self, texts: list[str], rows: list[int], where: str) -> Texts:
-        labels = torch.zeros(len(texts), dtype=torch.int64)
-        return self.source.usable(Texts(arrow_texts(texts), labels, torch.tensor(rows), where))
+    def _usable(self, texts: list[str], rows: list[int], where: str) -> TextSamples:
+        return self.source.usable(text_samples(texts, torch.tensor(rows), where), "predict")

@@ -1,4 +1,4 @@
-"""What all datamodules of texts share: a tokenizer, tokens kept on disk, and batches of texts of like length."""
+"""What all datamodules of texts share: batches of token sequences of similar length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,15 @@ from datamodules.base import BatchedDataset
 from datamodules.sources import TextDatasetOptions, TextSource
 from datamodules.tokenized import TokenizedData
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from datamodules.utils.batching import BucketBatchSampler, ResumableBatchSampler, cells, padded
+from datamodules.utils.batching import (
+    BucketBatchSampler,
+    ResumableBatchSampler,
+    count_tokens,
+    round_up,
+)
 from datamodules.utils.errors import UsageError
+
+TRUNCATIONS = {"head": "the head", "tail": "the tail", "both": "head and tail"}
 
 
 @dataclass(frozen=True)
@@ -22,11 +29,12 @@ class TextLoading:
 
     Args:
         eval_batch_size: Texts per batch in validation, test and prediction.
-        batch_tokens: Tokens per training batch and device, padding among them, instead of `batch_size` texts; of pairs
-            the tokens of the longer side.
-        buckets: Put texts of like length into a batch, so that little is padded; false draws them from all.
-        multiple: Lengths are rounded up to a multiple of this many tokens, if `max_length` allows: batches are padded
-            to it, and texts of one rounded length meet in batches at random.
+        batch_tokens: Tokens per training batch and device, with padding, instead of `batch_size`
+            texts; of pairs the tokens of the longer side.
+        buckets: Put texts of similar length into a batch, so that there is little padding; else
+            batches are formed from all texts.
+        multiple: Lengths are rounded up to a multiple of this many tokens, if `max_length` allows:
+            batches are padded to it, and texts of one rounded length meet in batches at random.
         seed: Of the order of the training texts.
     """
 
@@ -38,15 +46,15 @@ class TextLoading:
 
 
 class TokenDataset(BatchedDataset, Protocol):
-    """Token sequences of one split, asked for in whole batches."""
+    """Token sequences of one split, indexed by whole batches."""
 
-    own: Tensor  # (S,) int64, tokens of each sample with control tokens; of pairs (S, 2)
-    lengths: Tensor  # of the same shape, the same rounded up: what a sample is padded to
-    truncated: int  # samples that were cut off
+    token_counts: Tensor  # (S,) int64, tokens of each sample with special tokens; of pairs (S, 2)
+    lengths: Tensor  # of the same shape, rounded up: what a sample is padded to
+    truncated: int  # samples that were truncated
 
 
 class TokenRows(Protocol):
-    """Token numbers of many texts, on disk or in memory."""
+    """Token ids of many texts, on disk or in memory."""
 
     @property
     def lengths(self) -> Tensor: ...
@@ -57,7 +65,7 @@ class TokenRows(Protocol):
 
 
 class TokenLists(list[list[int]]):
-    """Token numbers of a few texts, in memory."""
+    """Token ids of a few texts, in memory."""
 
     @property
     def lengths(self) -> Tensor:
@@ -66,14 +74,16 @@ class TokenLists(list[list[int]]):
 
 
 class TextData(TokenizedData):
-    """Base of texts of any length: subclasses load a split as a `TokenDataset`; its batches are dicts, batch first.
+    """Base of texts of any length: subclasses load a split as a `TokenDataset`.
 
     Args:
-        batch_size: Training samples per step and device; not used where `loading.batch_tokens` is set.
-        max_length: Tokens of a sample at most, control tokens among them.
-        skip_bad: Leave out texts that are empty or not UTF-8, and count them, instead of stopping at the first.
-        dataset: What the files do not say: hub id, columns, validation share.
-        tokenizer: What to train one with, from the training texts, or a file of one.
+        batch_size: Training samples per step and device; not used where `loading.batch_tokens` is
+            set.
+        max_length: Tokens of a sample at most, with special tokens.
+        skip_bad: Skip texts that are empty or not UTF-8, and count them, instead of stopping at the
+            first.
+        dataset: What the files do not say: hub id, columns, validation fraction.
+        tokenizer: How to train one from the training texts, or a file of one.
         loading: Sizes of evaluation batches, batches by tokens, seed of the order.
 
     Raises:
@@ -96,44 +106,47 @@ class TextData(TokenizedData):
         )
         if max_length < 4:
             raise UsageError(
-                f"max_length is {max_length}, but must be at least 4: control tokens and text."
+                f"max_length is {max_length}, but must be at least 4: special tokens and text."
             )
         if loading.multiple < 1:
             raise UsageError(f"multiple is {loading.multiple}, but must be at least 1.")
         if loading.batch_tokens is not None and loading.batch_tokens < max_length:
             raise UsageError(
-                f"batch_tokens is {loading.batch_tokens}, but must hold a text of max_length ({max_length}) at least."
+                f"batch_tokens is {loading.batch_tokens}, but must be at least max_length "
+                f"({max_length})."
             )
         if loading.batch_tokens is not None and not loading.buckets:
-            raise UsageError("batch_tokens needs texts of like length: leave buckets on.")
-        self.options, self.loading = dataset, loading
+            raise UsageError("batch_tokens needs texts of similar length: leave buckets on.")
+        self.options = dataset
+        self.loading = loading
 
-    def loaded(self, datasets: list[TokenDataset]) -> None:
-        """Says how many texts were cut."""
-        if cut := sum(dataset.truncated for dataset in datasets):
-            kept = {"head": "the head", "tail": "the tail", "both": "head and tail"}[
-                self.config.truncate
-            ]
+    def warn_truncated(self, datasets: list[TokenDataset]) -> None:
+        count = sum(dataset.truncated for dataset in datasets)
+        if count:
+            total = sum(len(dataset) for dataset in datasets)
             rank_zero_warn(
-                f"{cut:,} of {sum(map(len, datasets)):,} texts are longer than {self.max_length} tokens and were cut "
-                f"(keeping {kept})."
+                f"{count:,} of {total:,} texts are longer than {self.max_length} tokens and were "
+                f"cut (keeping {TRUNCATIONS[self.config.truncate]})."
             )
 
-    def cells(self) -> tuple[int, int]:
-        """How many of this rank's cells in the present training epoch hold a token, and how many there are."""
-        dataset, epoch = self.dataset("train"), self.trainer.current_epoch if self.trainer else 0
-        return cells(self.train_sampler(dataset).batches(epoch), dataset.lengths, dataset.own)
+    def count_tokens(self) -> tuple[float, float]:
+        dataset = self.dataset("train")
+        epoch = self.trainer.current_epoch if self.trainer else 0
+        batches = self.train_sampler(dataset).batches(epoch)
+        return count_tokens(batches, dataset.lengths, dataset.token_counts)
 
     def padding_share(self) -> float:
-        """Share of this rank's cells in the present training epoch that are padding."""
-        filled, total = self.cells()
-        return 1 - filled / total
+        """Fraction of this rank's tokens in the current training epoch that are padding."""
+        tokens, padded = self.count_tokens()
+        return 1 - tokens / padded
 
     # Batches.
 
     def train_sampler(self, dataset: Any) -> ResumableBatchSampler:
-        """The order of training: batches of like length, by texts or by tokens; without buckets all count as alike."""
-        lengths = dataset.lengths if self.loading.buckets else torch.ones_like(dataset.lengths)
+        """The order of training: batches of similar length, by texts or by tokens."""
+        lengths = dataset.lengths
+        if not self.loading.buckets:
+            lengths = torch.ones_like(lengths)
         world_size, rank = self.train_ranks(dataset)
         return BucketBatchSampler(
             lengths, self.batch_size, self.loading.batch_tokens, self.seed, True, rank, world_size
@@ -145,49 +158,49 @@ class TextData(TokenizedData):
             return super().eval_sampler(dataset)
         return BucketBatchSampler(dataset.lengths, self.eval_batch_size)
 
-    def counted(self, world_size: int) -> dict[str, int]:
+    def batch_layout(self, world_size: int) -> dict[str, int]:
         """As in the base class, with what decides how long a batch is."""
-        loading = self.loading
-        more = {
-            "batch_tokens": loading.batch_tokens or 0,
-            "buckets": int(loading.buckets),
-            "multiple": loading.multiple,
+        return super().batch_layout(world_size) | {
+            "batch_tokens": self.loading.batch_tokens or 0,
+            "buckets": int(self.loading.buckets),
+            "multiple": self.loading.multiple,
         }
-        return super().counted(world_size) | more
 
 
 class Sequences:
     """Base of token data sets: what a sample has of tokens, and the padded tensors of a batch.
 
     Args:
-        tokenizer: Gives the number of the padding.
-        own: (S,) int64, tokens of each sample with control tokens.
-        max_length, multiple: See `datamodules.utils.batching.padded`.
+        tokenizer: Knows the padding token.
+        token_counts: (S,) int64, tokens of each sample with special tokens.
+        max_length: Tokens of a sample at most.
+        multiple: See `TextLoading`.
     """
 
     in_memory = True  # or mapped into it: no workers
 
-    def __init__(self, tokenizer: Tokenizer, own: Tensor, max_length: int, multiple: int) -> None:
-        self.tokenizer, self.own, self.max_length = tokenizer, own, max_length
-        self.lengths, self.padding, self.truncated = (
-            padded(own, multiple, max_length),
-            tokenizer.control("pad"),
-            0,
-        )
+    def __init__(
+        self, tokenizer: Tokenizer, token_counts: Tensor, max_length: int, multiple: int
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.token_counts = token_counts
+        self.max_length = max_length
+        self.lengths = round_up(token_counts, multiple, max_length)
+        self.padding = tokenizer.special_id("pad")
+        self.truncated = 0
 
     def __len__(self) -> int:
-        return len(self.own)
+        return len(self.token_counts)
 
-    def filled(
-        self, index: Tensor, rows: Sequence[list[int]], padding: int | None = None
-    ) -> Tensor:
-        """Rows of numbers as one tensor (B, N), filled up to the longest of the samples `index` (B,)."""
-        width, fill = int(self.lengths[index].max()), self.padding if padding is None else padding
-        return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
+    def pad(self, index: Tensor, rows: Sequence[list[int]], padding: int | None = None) -> Tensor:
+        """Rows of token ids as one tensor (B, N), as long as the samples `index` (B,) need."""
+        width = int(self.lengths[index].max())
+        value = self.padding if padding is None else padding
+        return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
     def batch(self, index: Tensor, rows: Sequence[list[int]]) -> dict[str, Any]:
         """{"tokens": int64 (B, N), "keep": bool (B, N), False at padding, "index": int64 (B,)}."""
-        tokens = self.filled(index, rows)
+        tokens = self.pad(index, rows)
         sizes = torch.tensor([len(row) for row in rows])
         keep = torch.arange(tokens.shape[1]) < sizes[:, None]  # (N,), (B, 1) -> (B, N)
         return {"tokens": tokens, "keep": keep, "index": index}

@@ -1,4 +1,4 @@
-"""What all datamodules of tokens share: the tokenizer, what a model must know of it, and splits, each loaded once."""
+"""What all datamodules of tokens share: a tokenizer, and splits that are loaded once."""
 
 from dataclasses import asdict
 from functools import cached_property
@@ -11,17 +11,24 @@ from datamodules.sources import Source
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.errors import UsageError
 
+SPLITS_OF_STAGE = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
+
 
 class TokenizedData(ResumableDataModule):
     """Base: subclasses set `source`, say which texts the tokenizer learns from, and load a split.
 
     Args:
         batch_size: Training samples per step and device.
-        max_length: Tokens of a sample at most, control tokens among them.
-        tokenizer: What to train one with, from the training texts, or a file of one.
+        max_length: Tokens of a sample at most, with special tokens.
+        tokenizer: How to train one from the training texts, or a file of one.
         eval_batch_size: Samples per batch in validation, test and prediction.
         seed: Of the order of the samples.
-        skip_bad: Leave out texts that cannot be used, and count them, instead of stopping at the first.
+        skip_bad: Skip texts that cannot be used, and count them, instead of stopping at the first.
 
     Raises:
         UsageError: An option is out of range.
@@ -39,7 +46,9 @@ class TokenizedData(ResumableDataModule):
         skip_bad: bool = False,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, 0, seed)
-        self.max_length, self.config, self.skip_bad = max_length, tokenizer, skip_bad
+        self.max_length = max_length
+        self.config = tokenizer
+        self.skip_bad = skip_bad
         self._facts: dict[str, Any] = {}
         self._datasets: dict[str, Any] = {}
 
@@ -53,6 +62,13 @@ class TokenizedData(ResumableDataModule):
         """The texts that the tokenizer is trained from."""
         raise NotImplementedError
 
+    def count_tokens(self) -> tuple[float, float]:
+        """Tokens of this rank in the current training epoch, without padding and with it."""
+        raise NotImplementedError
+
+    def warn_truncated(self, datasets: list[Any]) -> None:
+        """Warns of samples that were truncated in splits that were just loaded."""
+
     # What the model must know of the data, and what a checkpoint may tell instead.
 
     @cached_property
@@ -63,7 +79,7 @@ class TokenizedData(ResumableDataModule):
     def make_tokenizer(self) -> Any:
         """A file's, or one trained from the training texts."""
         texts = [] if self.config.file is not None else self.training_texts()
-        return Tokenizer.for_texts(texts, self.config)
+        return Tokenizer.load_or_train(texts, self.config)
 
     def stored_tokenizer(self, facts: dict[str, Any]) -> Any:
         """A checkpoint's."""
@@ -71,69 +87,70 @@ class TokenizedData(ResumableDataModule):
 
     @property
     def padding(self) -> int:
-        """Number of the token that fills a batch up."""
-        return self.tokenizer.control("pad")
+        """Id of the padding token."""
+        return self.tokenizer.special_id("pad")
 
     def facts(self) -> dict[str, Any]:
         """Primitives that a checkpoint keeps.
 
         Returns:
-            tokenizer (content of its tokenizer.json), tokenizer_options, vocabulary (its size), padding (number of its
-            padding token), max_length (tokens).
+            tokenizer (content of its tokenizer.json), tokenizer_options, vocabulary (its size),
+            padding (id of its padding token), max_length (tokens).
         """
         if not self._facts:
             self._facts = {
                 "tokenizer": self.tokenizer.to_json(),
                 "tokenizer_options": self._tokenizer_options(),
-                "vocabulary": self.tokenizer.size,
+                "vocabulary": self.tokenizer.vocab_size,
                 "padding": self.padding,
                 "max_length": self.max_length,
             }
         return self._facts
 
     def _tokenizer_options(self) -> dict[str, Any]:
-        """The tokenizer's options; beside a file, what that file says instead of what it would be trained with."""
+        """The tokenizer's options; those that it would be trained with only where it was."""
         options = asdict(self.config)
         if self.config.file is not None:
             own = self.tokenizer
             options |= {
                 "kind": own.kind,
-                "vocabulary": own.size,
+                "vocabulary": own.vocab_size,
                 "min_frequency": None,
                 "lowercase": None,
             }
         return options
 
     def adopt(self, facts: dict[str, Any]) -> None:
-        """Takes the facts of a checkpoint: prediction then needs no data set, and other data must agree with them.
+        """Uses the facts of a checkpoint: prediction then needs no data set.
 
         Raises:
-            UsageError: Another length or another tokenizer was asked for.
+            UsageError: The options name another length or another tokenizer.
         """
         if self.max_length != facts["max_length"]:
             raise UsageError(
-                f"max_length is {self.max_length}, the checkpoint was trained with {facts['max_length']}: leave it out."
+                f"max_length is {self.max_length}, the checkpoint was trained with "
+                f"{facts['max_length']}: leave it out."
             )
-        asked, theirs = asdict(self.config), self.stored_tokenizer(facts)
+        options = asdict(self.config)
+        stored = self.stored_tokenizer(facts)
         for name, value in facts["tokenizer_options"].items():
-            if not name.endswith("file") and asked[name] != value:
+            if not name.endswith("file") and options[name] != value:
                 raise UsageError(
-                    f"--data.tokenizer.{name} {asked[name]} (vocabulary {asked['vocabulary']}) does not fit the "
-                    f"checkpoint, whose tokenizer of {theirs.size} tokens was made with {name} {value}: leave it out."
+                    f"--data.tokenizer.{name} {options[name]} (vocabulary "
+                    f"{options['vocabulary']}) does not fit the checkpoint, whose tokenizer of "
+                    f"{stored.vocab_size} tokens was made with {name} {value}: leave it out."
                 )
-        known = (
-            None,
-            facts["tokenizer_options"]["file"],
-        )  # that file may be another one by now, or gone
-        if self.config.file not in known:
-            own = self.make_tokenizer()
-            if own.digest != theirs.digest:
+        stored_file = facts["tokenizer_options"]["file"]
+        if self.config.file not in (None, stored_file):  # the stored file may be gone
+            given = self.make_tokenizer()
+            if given.digest != stored.digest:
                 raise UsageError(
-                    f"the tokenizer {self.config.file} ({own.size} tokens) is not the checkpoint's ({theirs.size} "
-                    "tokens): leave --data.tokenizer.file out."
+                    f"the tokenizer {self.config.file} ({given.vocab_size} tokens) is not the "
+                    f"checkpoint's ({stored.vocab_size} tokens): leave --data.tokenizer.file out."
                 )
-        self.tokenizer = theirs  # in place of the cached property's
-        self._facts, self._datasets = dict(facts), {}
+        self.tokenizer = stored  # in place of the cached property's
+        self._facts = dict(facts)
+        self._datasets = {}
 
     @property
     def origin(self) -> str:
@@ -142,18 +159,16 @@ class TokenizedData(ResumableDataModule):
 
     @property
     def skipped(self) -> list[str]:
-        """Texts left out because of `skip_bad`, so far."""
+        """Texts skipped because of `skip_bad`, so far."""
         return sorted(set(self.source.skipped))
 
-    # Splits: read and tokenised when first asked for, so that the test texts stay untouched until the test.
+    # Splits: loaded when first needed, so that the test texts stay untouched until the test.
 
     def prepare_data(self) -> None:
-        """Downloads and tokenises (one process; the others find the tokens on disk); to predict takes no data set."""
-        stage = (
-            self.trainer.state.fn.value
-            if self.trainer is not None and self.trainer.state.fn is not None
-            else None
-        )
+        """Downloads and tokenises on one process; the others find the tokens on disk."""
+        stage = None
+        if self.trainer is not None and self.trainer.state.fn is not None:
+            stage = self.trainer.state.fn.value
         if stage != "predict":
             self.source.prepare()
         if stage is not None:
@@ -161,19 +176,11 @@ class TokenizedData(ResumableDataModule):
 
     def setup(self, stage: str) -> None:
         """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""
-        splits = {
-            "fit": ("train", "val"),
-            "validate": ("val",),
-            "test": ("test",),
-            "predict": ("predict",),
-        }[stage]
+        splits = SPLITS_OF_STAGE[stage]
         new = [self.dataset(split) for split in splits if split not in self._datasets]
-        self.loaded(new)
+        self.warn_truncated(new)
         if stage != "predict":
             self.facts()
-
-    def loaded(self, datasets: list[Any]) -> None:
-        """Told of the splits that were just read, such as to say what they lost."""
 
     def dataset(self, split: str) -> Any:
         """A split, read and tokenised once."""
@@ -182,7 +189,7 @@ class TokenizedData(ResumableDataModule):
         return self._datasets[split]
 
     def train_batches(self) -> int:
-        """Batches of a training epoch on this rank, without making a loader; the same in every epoch."""
+        """Batches of every training epoch on this rank, without making a loader."""
         return len(self.train_sampler(self.dataset("train")))
 
     def train_dataloader(self) -> DataLoader:

@@ -45,7 +45,7 @@ class TextTask(Task):
             )
             raise UsageError(
                 f"--data.tokenizer.{name} {asked[name]} (vocabulary {asked.vocabulary}) cannot go with a tokenizer "
-                f"that is there already, {origin} ({Tokenizer.from_file(asked.file).size} tokens): leave it out"
+                f"that is there already, {origin} ({Tokenizer.from_file(asked.file).vocab_size} tokens): leave it out"
             )
 
     def resolved(self) -> dict[str, Any]:
@@ -57,11 +57,10 @@ class TextTask(Task):
         write_text(folder / "tokenizer.json", self.facts["tokenizer"])
 
     def on_train_epoch_end(self) -> None:
-        """Log the share of the epoch's cells that are padding, of those of all ranks."""
-        filled, cells = self.datamodule.cells()
-        self.log(
-            "train/padding", 1 - filled / cells, sync_dist=True, batch_size=cells
-        )  # which weights a mean
+        """Log the fraction of the epoch's tokens that are padding, over all ranks."""
+        tokens, padded = self.datamodule.count_tokens()
+        fraction = 1 - tokens / padded
+        self.log("train/padding", fraction, sync_dist=True, batch_size=padded)
 
 
 def with_vocabulary(config: Config, facts: Mapping[str, Any], name: str = "vocabulary") -> Config:

@@ -1,1 +1,1 @@
-"""Text that needs no download: generated reviews, the reference of Python itself, and dates in two languages."""
+"""Data sets that come with the suite: generated texts, and the reference of Python."""

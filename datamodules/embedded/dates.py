@@ -1,82 +1,81 @@
 """Dates and numbers in English and French: a small translation task that needs no download.
 
-A pair says the same day or the same number in both languages, in one of these ways:
+A pair is the same day or the same number in both languages, in one of these styles:
 
-- a date as the Unicode CLDR formats it: "Friday, March 5, 2021" and "vendredi 5 mars 2021", with or without the day of
-  the week, or short: "Mar 5, 2021" and "5 mars 2021";
-- a date in words: "Friday, the fifth of March, twenty twenty-one" and "vendredi cinq mars deux mille vingt et un";
+- a date as the Unicode CLDR formats it: "Friday, March 5, 2021" and "vendredi 5 mars 2021", with or
+  without the day of the week, or short: "Mar 5, 2021" and "5 mars 2021";
+- a date in words: "Friday, the fifth of March, twenty twenty-one" and "vendredi cinq mars deux
+  mille vingt et un";
 - a number below a million in words: "two hundred and forty-one" and "deux cent quarante et un".
 
-Words change places, numbers are built differently, and what is said is never said twice.
+The order of words differs, numbers are built differently, and no day or number occurs twice.
 """
 
 from collections.abc import Callable
 from datetime import date
 from random import Random
 
-FIRST, LAST = date(1900, 1, 1), date(2099, 12, 31)
-DIGITS = 6  # of a number at most
+FIRST_DAY = date(1900, 1, 1)
+LAST_DAY = date(2099, 12, 31)
+MAX_DIGITS = 6  # of a number
 LANGUAGES = ("en", "fr")
-
-Say = Callable[[str], str]  # language to text
 
 
 def generate(
     seed: int = 0, train: int = 8000, val: int = 500, test: int = 1000
 ) -> dict[str, tuple[list[str], list[str]]]:
-    """Writes pairs of texts. No day and no number is said twice, be it in another split or in another way.
+    """Generates pairs of texts. No day and no number occurs twice, be it in another split or in
+    another style.
 
     Args:
-        seed: Of all that is drawn.
+        seed: Of the random choices.
         train: Number of training pairs.
         val: Number of validation pairs.
         test: Number of test pairs.
 
     Returns:
-        "train", "val" and "test": English texts, and the same in French. They follow from the seed, and from the
-        versions of Babel (which brings the CLDR) and num2words.
+        "train", "val" and "test": English texts, and the same in French. They depend on the seed,
+        and on the versions of Babel (which brings the CLDR) and num2words.
     """
-    draw = Random(seed)
+    rng = Random(seed)
     seen: set[date | int] = set()
     splits: dict[str, tuple[list[str], list[str]]] = {}
     for split, size in (("train", train), ("val", val), ("test", test)):
-        said = [_unseen(draw, seen) for _ in range(size)]
-        english, french = ([say(language) for say in said] for language in LANGUAGES)
-        splits[split] = english, french
+        pairs = [_unseen_pair(rng, seen) for _ in range(size)]
+        splits[split] = [english for english, _ in pairs], [french for _, french in pairs]
     return splits
 
 
-def _unseen(draw: Random, seen: set[date | int]) -> Say:
-    """A way to say a day or a number that nobody has said yet."""
+def _unseen_pair(rng: Random, seen: set[date | int]) -> tuple[str, str]:
+    """A day or a number that did not occur before, in both languages."""
     while True:
-        way = _WAYS[int(draw.random() * len(_WAYS))]
-        subject = _number(draw) if way is number_in_words else _day(draw)
+        style = STYLES[int(rng.random() * len(STYLES))]
+        subject = _random_number(rng) if style is number_in_words else _random_day(rng)
         if subject not in seen:
             seen.add(subject)
-            return lambda language: way(subject, language)
+            return style(subject, "en"), style(subject, "fr")
 
 
-def _day(draw: Random) -> date:
-    return date.fromordinal(
-        FIRST.toordinal() + int(draw.random() * (LAST.toordinal() - FIRST.toordinal() + 1))
-    )
+def _random_day(rng: Random) -> date:
+    days = LAST_DAY.toordinal() - FIRST_DAY.toordinal() + 1
+    return date.fromordinal(FIRST_DAY.toordinal() + int(rng.random() * days))
 
 
-def _number(draw: Random) -> int:
+def _random_number(rng: Random) -> int:
     """A number of 1 to 6 digits; long ones are as frequent as short ones."""
-    most = 10 ** (1 + int(draw.random() * DIGITS))
-    return int(draw.random() * most)
+    limit = 10 ** (1 + int(rng.random() * MAX_DIGITS))
+    return int(rng.random() * limit)
 
 
-def date_in(style: str) -> Callable[[date, str], str]:
-    """How to write a day in a style of the CLDR: "full", "long" or "medium"."""
+def date_in(cldr_format: str) -> Callable[[date, str], str]:
+    """How to write a day in a format of the CLDR: "full", "long" or "medium"."""
 
-    def way(day: date, language: str) -> str:
+    def style(day: date, language: str) -> str:
         from babel.dates import format_date
 
-        return format_date(day, style, locale=language)
+        return format_date(day, cldr_format, locale=language)
 
-    return way
+    return style
 
 
 def date_in_words(day: date, language: str) -> str:
@@ -89,9 +88,8 @@ def date_in_words(day: date, language: str) -> str:
     year = num2words(day.year, lang=language, to="year")
     if language == "en":
         return f"{weekday}, the {num2words(day.day, lang='en', to='ordinal')} of {month}, {year}"
-    return (
-        f"{weekday} {'premier' if day.day == 1 else num2words(day.day, lang='fr')} {month} {year}"
-    )
+    number = "premier" if day.day == 1 else num2words(day.day, lang="fr")
+    return f"{weekday} {number} {month} {year}"
 
 
 def number_in_words(number: int, language: str) -> str:
@@ -101,12 +99,8 @@ def number_in_words(number: int, language: str) -> str:
     return num2words(number, lang=language)
 
 
-_WAYS: tuple[Callable[..., str], ...] = (
-    date_in("full"),
-    date_in("long"),
-    date_in("medium"),
-    date_in_words,
-    date_in_words,
-    number_in_words,
-    number_in_words,
+STYLES: tuple[Callable[..., str], ...] = (
+    *(date_in("full"), date_in("long"), date_in("medium")),
+    *(date_in_words, date_in_words),
+    *(number_in_words, number_in_words),
 )

@@ -1,23 +1,26 @@
-"""The reference of the Python language as plain text: what `help("if")` shows, from the interpreter that runs."""
+"""The reference of the Python language as plain text: what `help("if")` shows."""
 
 import re
 from zlib import crc32
 
 from datamodules.utils.errors import DataError
 
-VAL_SHARE = TEST_SHARE = 0.08
-MOST_REPEATED = 0.5
+TEST_SHARE = 0.08  # of the characters; of the validation split, too
+MAX_REPEATED = 0.5  # of a topic that may stand in longer ones
 
 
 def documents() -> dict[str, list[str]]:
-    """One document per topic, the same for every call; about 350 kB, by the version of Python.
+    """One document per topic, the same for every call; about 350 kB, depending on the version of
+    Python.
 
-    Some topics repeat others ("if" is a part of "compound"). Of those the longest is kept: a topic is left out where
-    half of it or more stands in longer ones, else what is tested would have been read in training.
+    Some topics repeat others ("if" is a part of "compound"). Of those the longest is kept: a topic
+    is left out if half of it or more stands in longer ones, else the test split would have been
+    read in training.
 
     Returns:
-        "train", "val" and "test": the tail of the topics, in an order that follows from their names, is the test
-        split, what is before it the validation split, each about 8 % of the characters. Only trailing spaces are cut.
+        "train", "val" and "test": the topics in an order that depends on their names, of which the
+        last 8 % of the characters are the test split, the 8 % before them the validation split.
+        Only trailing spaces are removed.
 
     Raises:
         DataError: This Python was installed without the text.
@@ -33,37 +36,34 @@ def documents() -> dict[str, list[str]]:
         name: re.sub(r"[^\S\n]+$", "", text, flags=re.MULTILINE).strip("\n")
         for name, text in topics.items()
     }
-    order = sorted(_distinct(texts), key=lambda name: crc32(name.encode()))
+    order = sorted(_without_repeats(texts), key=lambda name: crc32(name.encode()))
     total = sum(len(texts[name]) for name in order)
     splits: dict[str, list[str]] = {"train": [], "val": [], "test": []}
-    read = 0.0
+    position = 0.0
     for name in order:
-        read += len(texts[name]) / total
-        split = (
-            "train"
-            if read < 1 - VAL_SHARE - TEST_SHARE
-            else "val"
-            if read < 1 - TEST_SHARE
-            else "test"
-        )
-        splits[split].append(texts[name])
+        position += len(texts[name]) / total
+        if position < 1 - 2 * TEST_SHARE:
+            splits["train"].append(texts[name])
+        elif position < 1 - TEST_SHARE:
+            splits["val"].append(texts[name])
+        else:
+            splits["test"].append(texts[name])
     return splits
 
 
-def _distinct(texts: dict[str, str]) -> list[str]:
+def _without_repeats(texts: dict[str, str]) -> list[str]:
     """Names of the texts of which less than half stands in longer texts."""
     seen: set[str] = set()
     kept = []
     for name in sorted(texts, key=lambda name: (-len(texts[name]), name)):
         paragraphs = _paragraphs(texts[name])
-        if sum(len(part) for part in paragraphs if part in seen) < MOST_REPEATED * sum(
-            map(len, paragraphs)
-        ):
+        repeated = sum(len(part) for part in paragraphs if part in seen)
+        if repeated < MAX_REPEATED * sum(map(len, paragraphs)):
             kept.append(name)
             seen.update(paragraphs)
     return kept
 
 
 def _paragraphs(text: str) -> list[str]:
-    """The paragraphs of a text, without the indentation and the line breaks that differ between topics."""
+    """The paragraphs of a text, without indentation and line breaks."""
     return [" ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part.strip()]

@@ -1,5 +1,6 @@
-"""What every source of labelled samples offers, and the options that all share."""
+"""What every source of samples offers, and the options that all of them share."""
 
+import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,16 @@ class SourceOptions:
     """What to know about a data set that its files do not say.
 
     Args:
-        name: Id on the Hugging Face hub, for the source "hub", such as uoft-cs/cifar10 or stanfordnlp/imdb.
+        name: Id on the Hugging Face hub, for the source "hub", such as uoft-cs/cifar10 or
+            stanfordnlp/imdb.
         subset: Part of that data set where it has several, such as de-en of wmt/wmt16.
-        local: Folder below the one that the environment variable TESSERA_DATA names, read instead of the hub.
+        local: Folder below the one that the environment variable TESSERA_DATA names, read instead
+            of the hub.
         label_column: Column with the classes; None: label, labels or the first of a class type.
-        val_fraction: Share of the training samples, in each class, set aside where the data have no validation split.
-        split_seed: Of the draw of that share; kept apart from the seed of training, so that runs can be compared.
+        val_fraction: Fraction of the training samples of each class that is held out where the
+            data have no validation split.
+        split_seed: Seed of that split; independent of the seed of training, so that runs can be
+            compared.
         class_names: Names in the order of the labels; None: as the data say.
     """
 
@@ -35,23 +40,6 @@ class SourceOptions:
     class_names: list[str] | None = None
 
 
-@dataclass(frozen=True)
-class DatasetOptions(SourceOptions):
-    """What to know about a data set of images that its files do not say.
-
-    Args:
-        image_column: Column with the images; None: the first that holds images.
-        channels: Colour channels that images are converted to, 1 or 3; None: as the data are.
-        mean: Of each channel, in [0, 1]; None: measured on the training images.
-        std: Standard deviation of each channel, likewise.
-    """
-
-    image_column: str | None = None
-    channels: int | None = None
-    mean: list[float] | None = None
-    std: list[float] | None = None
-
-
 class Split(Protocol):
     """Samples of one split, not loaded yet, with a class for each."""
 
@@ -60,7 +48,7 @@ class Split(Protocol):
 
     def __len__(self) -> int: ...
 
-    def select(self, keep: Any) -> Any: ...
+    def select(self, index: Any) -> Any: ...
 
 
 S = TypeVar("S", bound=Split)
@@ -72,27 +60,51 @@ class Source(Generic[S]):
     Args:
         path: File or folder that the user named, or None.
         options: See `SourceOptions`; a kind of data adds its own.
-        skip_bad: Pass over files and rows that cannot be used, and count them.
+        skip_bad: Skip files and rows that cannot be used, and count them.
     """
 
-    noun = "images"  # what the samples are, for messages
-    prefix = "--data.dataset"  # of its options on the command line, likewise
-    unused: Set[str] = frozenset()  # options that mean nothing here
+    noun = "images"  # what the samples are called in messages
+    unused_options: Set[str] = frozenset()  # options that mean nothing to this source
+    embedded = False  # whether the samples come with the program
+    sources_by_suffix: Mapping[str, str] = {}  # which source of this task reads which files
+    option_prefix = "--data.dataset"  # of its options on the command line
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
-        self.path, self.options, self.skip_bad = path, options, skip_bad
-        self.skipped: list[str] = []
-        self.known_names: list[str] | None = (
-            None  # from a checkpoint; for data that hold no training split
-        )
+        self.path = path
+        self.options = options
+        self.skip_bad = skip_bad
+        self.skipped: list[str] = []  # names of the samples that were skipped
+        self.checkpoint_classes: list[str] | None = None  # used without a training split
 
     @property
     def origin(self) -> str:
         """Where the samples were read from."""
         return self.path or "embedded"
 
+    @property
+    def local_path(self) -> Path | None:
+        """The path that the user named, else the folder with these data below TESSERA_DATA."""
+        if self.path is not None:
+            return Path(self.path)
+        root = os.environ.get("TESSERA_DATA")
+        if not root or not self.options.local:
+            return None
+        folder = Path(root, self.options.local)
+        return folder if folder.is_dir() else None
+
     def prepare(self) -> None:
-        """Downloads what is missing; called on one process only."""
+        """Downloads what is missing; called on one process only.
+
+        Raises:
+            UsageError: A path is named, but these data are embedded.
+        """
+        if self.embedded and self.path is not None:
+            others = ", ".join(dict.fromkeys(self.sources_by_suffix.values()))
+            hint = self.suggest_source(Path(self.path)) or f"; try --data.source {others}"
+            raise UsageError(
+                f"--data.path {self.path} says where, not what: the source {self.noun} has no "
+                f"files{hint}."
+            )
 
     @property
     def class_names(self) -> list[str]:
@@ -104,85 +116,87 @@ class Source(Generic[S]):
         raise NotImplementedError
 
     def records(self, split: str) -> S | None:
-        """Of "train", "val" or "test"; None where the data have no such split."""
+        """Samples of "train", "val" or "test"; None where the data have no such split."""
         raise NotImplementedError
 
-    # What follows from these, for every source.
-
-    def bad(self, name: str, problem: str) -> None:
+    def reject(self, name: str, fault: str) -> None:
         """Counts a sample that cannot be used.
 
         Raises:
             DataError: Bad samples are not to be skipped.
         """
         if not self.skip_bad:
-            raise DataError(
-                f"{name} {problem}: mend or remove it, or leave such out with --data.skip_bad true."
-            )
+            advice = "mend or remove it, or leave such out with --data.skip_bad true"
+            raise DataError(f"{name} {fault}: {advice}.")
         self.skipped.append(name)
 
-    def column(self, table: Any, option: str, found: list[str]) -> str:
-        """The column that an option names, else the first of those found.
+    def find_column(self, names: list[str], option: str, candidates: list[str]) -> str:
+        """The column that an option names, else the first candidate.
+
+        Args:
+            names: All columns.
+            option: Name of the option.
+            candidates: Columns that may be meant where the option is not set.
 
         Raises:
-            UsageError: There is none; lists the columns there are.
+            UsageError: There is none.
             DataError: There are several of that name.
         """
         given = getattr(self.options, option)
-        if given is None and not found or given is not None and given not in table.column_names:
+        if given is None and candidates:
+            given = candidates[0]
+        if given not in names:
             raise UsageError(
                 f"no column {given or option.removesuffix('_column')} in {self.origin}: "
-                f"set {self.prefix}.{option} to one of {', '.join(table.column_names)}."
+                f"set {self.option_prefix}.{option} to one of {', '.join(names)}."
             )
-        name = given or found[0]
-        if table.column_names.count(name) > 1:
+        if names.count(given) > 1:
             raise DataError(
-                f"{self.origin} has {table.column_names.count(name)} columns {name}: rename or remove one."
+                f"{self.origin} has {names.count(given)} columns {given}: rename or remove one."
             )
-        return name
+        return str(given)
 
-    def check(self, row: Mapping[str, Any]) -> str | None:
-        """What is wrong with the cells of a JSON object that the source uses; None if nothing is."""
-        return None
-
-    def names(self) -> list[str]:
+    def checked_class_names(self) -> list[str]:
         """The class names as the options call them.
 
         Raises:
             UsageError: The options name another number of classes, or there are fewer than two.
         """
-        own, given = self.class_names, self.options.class_names
-        if given is not None and len(given) != len(own):
+        names = self.class_names
+        given = self.options.class_names or names
+        if len(given) != len(names):
             raise UsageError(
-                f"class_names lists {len(given)} classes, the data have {len(own)}: {listed(own)}."
+                f"class_names lists {len(given)} classes, the data have {len(names)}: "
+                f"{shortened(names)}."
             )
-        names = given or own
-        if len(names) < 2:
+        if len(given) < 2:
             raise UsageError(
-                f"the data have one class only ({listed(names)}): classification needs at least two."
+                f"the data have one class only ({shortened(given)}): classification needs at "
+                "least two."
             )
-        return names
+        return given
 
-    def agree(self, known: list[str]) -> None:
+    def require_classes(self, expected: list[str]) -> None:
         """Compares the classes with those of a checkpoint.
 
         Raises:
-            UsageError: They differ; names both.
+            UsageError: They differ.
         """
-        if (own := self.names()) != known:
+        names = self.checked_class_names()
+        if names != expected:
             raise UsageError(
-                f"the data have {len(own)} classes ({listed(own)}), the checkpoint {len(known)} ({listed(known)}): "
-                "use the data that it was trained for."
+                f"the data have {len(names)} classes ({shortened(names)}), the checkpoint "
+                f"{len(expected)} ({shortened(expected)}): use the data that it was trained for."
             )
 
     def split(self, split: str) -> S:
-        """The samples of "train", "val" or "test": the data's own, or held back from the training split.
+        """The samples of "train", "val" or "test".
 
-        Without a validation split, `val_fraction` of each class of the training split is it; without a test split, the
-        validation split is tested, with a warning.
+        Without a validation split, it is `val_fraction` of each class of the training split;
+        without a test split, the validation split is tested, with a warning.
 
         Raises:
-            UsageError: There is no training split, or it is too small to hold samples back.
+            UsageError: There is no training split, or it is too small to hold samples out.
         """
         found = self.records(split)
         if found is not None and (split != "train" or self.has("val")):
@@ -198,41 +212,23 @@ class Source(Generic[S]):
         )
         if len(second) == 0:
             raise UsageError(
-                f"there are too few training {self.noun} to hold some back: add a validation split."
+                f"there are too few training {self.noun} to hold some out: add a validation split."
             )
         return train.select(first if split == "train" else second)
 
+    def suggest_source(self, path: Path, own: tuple[str, ...] = ()) -> str:
+        """Which other source reads what lies at `path`, as the end of a sentence; else empty.
 
-def listed(names: list[str]) -> str:
+        Args:
+            path: File or folder.
+            own: Suffixes that this source reads.
+        """
+        for file in path.rglob("*.*") if path.is_dir() else [path]:
+            if file.suffix in self.sources_by_suffix and file.suffix not in own:
+                return f"; try --data.source {self.sources_by_suffix[file.suffix]}"
+        return ""
+
+
+def shortened(names: list[str]) -> str:
     """The first ten names, for a message."""
     return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-
-
-READS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".txt": "txt",
-    ".parquet": "hub",
-}
-READS |= {
-    ".arrow": "hub",
-    ".jpg": "folder",
-    ".jpeg": "folder",
-    ".png": "folder",
-}  # a source by the ending of files
-
-
-def other_source(path: Path, own: tuple[str, ...], endings: Mapping[str, str] = READS) -> str:
-    """Which source reads what lies at `path`, as the end of a sentence; empty where none but that of `own` endings."""
-    files = path.rglob("*.*") if path.is_dir() else [path]
-    source = next(
-        (
-            endings[file.suffix]
-            for file in files
-            if file.suffix in endings and file.suffix not in own
-        ),
-        None,
-    )
-    return f"; try --data.source {source}" if source else ""

@@ -17,7 +17,9 @@ from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import read_bytes, replacing
 from datamodules.utils.progress import progress_bar
 
-PIECE = 2**16  # characters of a document that are handled at once
+PIECE_SIZE = 2**16  # characters of a document that are handled at once
+CACHE_VERSION = "1"  # of the statistics on disk
+PROGRESS_FROM = 200_000_000  # bytes from which on reading shows a progress bar
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,16 @@ class CorpusOptions:
 
     Args:
         name: Id on the Hugging Face hub, for the source hub, such as stanfordnlp/imdb.
-        subset: Part of that data set where it has several, such as wikitext-2-raw-v1 of Salesforce/wikitext.
-        local: Folder below the one that the environment variable TESSERA_DATA names, read instead of the hub.
+        subset: Part of that data set where it has several, such as wikitext-2-raw-v1 of
+            Salesforce/wikitext.
+        local: Folder below the one that the environment variable TESSERA_DATA names, read instead
+            of the hub.
         text_column: Column with the texts; None: text, review, sentence, content or document.
-        val_share: Share of the training text, counted in characters, whose tail is held back for validation where the
-            data have no validation split.
-        blank_lines: Part plain text into documents at blank lines; else each file is a document.
-        sample: Millions of characters, from the beginning of the training text, that a tokenizer is trained from.
+        val_share: Fraction of the training text, counted in characters, whose tail is held out for
+            validation where the data have no validation split.
+        blank_lines: Split plain text into documents at blank lines; else each file is a document.
+        sample: Millions of characters, from the beginning of the training text, that a tokenizer
+            is trained from.
 
     Raises:
         UsageError: An option is out of range.
@@ -70,12 +75,13 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What was found by reading a split once.
+class TextStatistics:
+    """What reading a split once has shown.
 
     Args:
         digest: Hash of its text, and of where documents begin.
-        documents, characters: How many it has.
+        documents: How many it has.
+        characters: How many it has.
     """
 
     digest: str
@@ -88,111 +94,130 @@ class Documents:
     """The text of one split: iterating over it reads it anew, piece by piece.
 
     Args:
-        read: Begins reading all that the split is a part of.
-        survey: What that gives.
-        start, stop: The characters that belong to the split. A document that is cut by them begins there, but does
-            not end there.
+        read: Begins to read the text that the split is a part of.
+        statistics: Of that text.
+        start: First character that belongs to the split. A document that is cut there begins there.
+        stop: First character after the split; None: the end. A document that is cut there does not
+            end there.
     """
 
     read: Callable[[], Iterator[Piece]]
-    survey: Survey
+    statistics: TextStatistics
     start: int = 0
     stop: int | None = None
 
     @property
     def characters(self) -> int:
         """Length of the text."""
-        return (self.survey.characters if self.stop is None else self.stop) - self.start
+        stop = self.statistics.characters if self.stop is None else self.stop
+        return stop - self.start
 
     @property
     def digest(self) -> str:
         """Hash of the text, and of where documents begin and end."""
-        return content_key(self.survey.digest, str(self.start), str(self.stop))
+        return content_key(self.statistics.digest, str(self.start), str(self.stop))
 
     def __iter__(self) -> Iterator[Piece]:
-        place, opened = 0, False
+        position = 0
+        is_open = False
         for text, opens, closes in self.read():
-            first = max(self.start - place, 0)
-            last = len(text) if self.stop is None else min(self.stop - place, len(text))
-            place += len(text)
+            first = max(self.start - position, 0)
+            last = len(text)
+            if self.stop is not None:
+                last = min(self.stop - position, last)
+            position += len(text)
             if first < last:
-                yield Piece(text[first:last], opens or not opened, closes and last == len(text))
-                opened = True
-            if self.stop is not None and place >= self.stop:
+                yield Piece(text[first:last], opens or not is_open, closes and last == len(text))
+                is_open = True
+            if self.stop is not None and position >= self.stop:
                 return
 
     def sample(self, characters: int) -> list[str]:
         """So many characters from the beginning, as texts."""
-        return [
-            piece.text
-            for piece in replace(self, stop=self.start + min(characters, self.characters))
-        ]
+        stop = self.start + min(characters, self.characters)
+        return [piece.text for piece in replace(self, stop=stop)]
 
 
 class DocumentSource(Source[Any]):
-    """Base of the sources of documents: subclasses read a split, here it is measured and, if need be, parted.
+    """Base of the sources of documents: subclasses read a split, here it is measured and split.
 
-    Data without a validation split give the tail of their training text for it: exactly `val_share` of the characters,
-    as is the custom for tiny Shakespeare (Karpathy 2015), even where that cuts a document. Data without a test split
-    are tested on the validation split, with a warning.
+    Data without a validation split give the tail of their training text for it: exactly
+    `val_share` of the characters, as is the custom for tiny Shakespeare (Karpathy 2015), even where
+    that cuts a document. Data without a test split are tested on the validation split, with a
+    warning.
     """
 
     noun = "documents"
+    sources_by_suffix = {".txt": "files", ".parquet": "hub"}
 
     def __init__(self, path: str | None, options: CorpusOptions, skip_bad: bool = False) -> None:
         super().__init__(path, options, skip_bad)
-        self._surveys: dict[str, Survey] = {}
+        self._statistics: dict[str, TextStatistics] = {}
 
     def read(self, split: str) -> Iterator[Piece]:
         """The documents of a split that the data have; none is empty."""
         raise NotImplementedError
 
-    def stamp(self, split: str) -> str | None:
-        """What changes when the files of a split do, such as their sizes and times; None where there is no telling."""
+    def fingerprint(self, split: str) -> str | None:
+        """What changes when the files of a split do; None where there is no telling."""
         return None
 
     def size(self, split: str) -> int:
         """Bytes that have to be read for a split, about; 0 where there is no telling."""
         return 0
 
-    def survey(self, split: str) -> Survey:
-        """What a split that the data have holds. It is read once for that, and then remembered with its `stamp`.
+    def statistics(self, split: str) -> TextStatistics:
+        """What a split that the data have holds; kept on disk as long as its files do not change.
 
         Raises:
             DataError: There is no text in it, or the cache cannot be written.
         """
-        if split not in self._surveys:
-            stamp = (
-                None if self.skip_bad else self.stamp(split)
-            )  # what was skipped is to be counted again
-            path = None
-            if stamp is not None:
-                key = content_key(
-                    "1", stamp, repr(self.options.text_column), repr(self.options.blank_lines)
-                )
-                path = cache_folder("surveys") / f"{key}.json"
-            self._surveys[split] = _stored(path) or _store(path, self._surveyed(split))
-        return self._surveys[split]
+        if split not in self._statistics:
+            fingerprint = self.fingerprint(split)
+            if fingerprint is None or self.skip_bad:  # what is skipped has to be counted again
+                self._statistics[split] = self._measure(split)
+            else:
+                options = repr(self.options.text_column), repr(self.options.blank_lines)
+                key = content_key(CACHE_VERSION, fingerprint, *options)
+                path = cache_folder("statistics") / f"{key}.json"
+                self._statistics[split] = self._cached(path, split)
+        return self._statistics[split]
 
-    def _surveyed(self, split: str) -> Survey:
-        content, marks = hashlib.blake2b(), hashlib.blake2b()
-        documents = characters = 0
-        with progress_bar(
-            f"reading {self.origin}, bytes", self.size(split), least=200_000_000
-        ) as advance:
+    def _cached(self, path: Path, split: str) -> TextStatistics:
+        try:
+            return TextStatistics(**json.loads(read_bytes(path)))
+        except (OSError, TypeError, ValueError):
+            statistics = self._measure(split)
+        try:
+            with replacing(path) as partial_path:
+                partial_path.write_text(json.dumps(asdict(statistics)))
+        except OSError as error:
+            raise unwritable(path, error) from error
+        return statistics
+
+    def _measure(self, split: str) -> TextStatistics:
+        content = hashlib.blake2b()
+        starts = hashlib.blake2b()
+        documents = 0
+        characters = 0
+        title = f"reading {self.origin}, bytes"
+        with progress_bar(title, self.size(split), PROGRESS_FROM) as advance:
             for piece in self.read(split):
                 text = piece.text.encode()
                 content.update(text)
                 if piece.opens:
-                    marks.update(characters.to_bytes(8, "little"))
-                documents, characters = documents + piece.opens, characters + len(piece.text)
+                    starts.update(characters.to_bytes(8, "little"))
+                    documents += 1
+                characters += len(piece.text)
                 advance(len(text))
         if not documents:
-            parted = any(self.has(other) for other in ("train", "val", "test") if other != split)
-            raise DataError(
-                f"{f'the {split} split of ' if parted else ''}{self.origin} holds no text."
+            has_others = any(
+                self.has(other) for other in ("train", "val", "test") if other != split
             )
-        return Survey(content_key(content.hexdigest(), marks.hexdigest()), documents, characters)
+            where = f"the {split} split of " if has_others else ""
+            raise DataError(f"{where}{self.origin} holds no text.")
+        digest = content_key(content.hexdigest(), starts.hexdigest())
+        return TextStatistics(digest, documents, characters)
 
     def split(self, split: str) -> Documents:
         """The text of "train", "val" or "test".
@@ -202,55 +227,45 @@ class DocumentSource(Source[Any]):
             DataError: There is no text in it.
         """
         if self.has(split) and (split != "train" or self.has("val")):
-            return Documents(partial(self.read, split), self.survey(split))
+            return Documents(partial(self.read, split), self.statistics(split))
         if split == "test":
             rank_zero_warn("The data have no test split: the validation split is tested instead.")
             return self.split("val")
         if not self.has("train"):
             raise UsageError(f"{self.origin} has no training split.")
-        survey = self.survey("train")
-        cut = int(survey.characters * (1 - self.options.val_share))
-        part = (0, cut) if split == "train" else (cut, None)
-        return Documents(partial(self.read, "train"), survey, *part)
+        statistics = self.statistics("train")
+        cut = int(statistics.characters * (1 - self.options.val_share))
+        documents = Documents(partial(self.read, "train"), statistics)
+        if split == "train":
+            return replace(documents, stop=cut)
+        return replace(documents, start=cut)
 
     def whole(self) -> Documents:
-        """The test split where the data have one, else all that there is: the text to measure a model with.
+        """The text to measure a model with: the test split where there is one, else everything.
 
         Raises:
             DataError: There is no text in it.
         """
-        splits = (
-            ["test"]
-            if self.has("test")
-            else [split for split in ("train", "val") if self.has(split)]
+        splits = ("test",) if self.has("test") else ("train", "val")
+        parts = [
+            Documents(partial(self.read, split), self.statistics(split))
+            for split in splits
+            if self.has(split)
+        ]
+        statistics = TextStatistics(
+            content_key(*(part.digest for part in parts)),
+            sum(part.statistics.documents for part in parts),
+            sum(part.statistics.characters for part in parts),
         )
-        parts = [Documents(partial(self.read, split), self.survey(split)) for split in splits]
-        digest = content_key(*(part.digest for part in parts))
-        survey = Survey(
-            digest,
-            sum(part.survey.documents for part in parts),
-            sum(part.survey.characters for part in parts),
-        )
-        return Documents(lambda: chain.from_iterable(parts), survey)
+        return Documents(lambda: chain.from_iterable(parts), statistics)
 
 
 class ReferenceDocuments(DocumentSource):
-    """The reference of the Python language (`datamodules.embedded.reference`), a document for each topic."""
+    """The reference of the Python language, a document for each topic."""
 
     noun = "reference"
-    unused = {"name", "subset", "local", "text_column", "val_share", "blank_lines"}
-
-    def prepare(self) -> None:
-        """Nothing to download.
-
-        Raises:
-            UsageError: A path is named, which this text does not have.
-        """
-        if self.path is not None:
-            raise UsageError(
-                f"--data.path {self.path} says where, not what: the source reference has no files; try "
-                "--data.source files or hub."
-            )
+    embedded = True
+    unused_options = {"name", "subset", "local", "text_column", "val_share", "blank_lines"}
 
     def has(self, split: str) -> bool:
         return split in ("train", "val", "test")
@@ -259,56 +274,45 @@ class ReferenceDocuments(DocumentSource):
         from datamodules.embedded.reference import documents
 
         for text in documents()[split]:
-            yield from pieces([(text, True)])
+            yield from split_pieces([(text, True)])
 
 
-def _stored(path: Path | None) -> Survey | None:
-    try:
-        return Survey(**json.loads(read_bytes(path))) if path else None
-    except (OSError, TypeError, ValueError):
-        return None
-
-
-def _store(path: Path | None, survey: Survey) -> Survey:
-    if path is not None:
-        try:
-            with replacing(path) as partial:
-                partial.write_text(json.dumps(asdict(survey)))
-        except OSError as error:
-            raise unwritable(path, error) from error
-    return survey
-
-
-def pieces(parts: Iterable[tuple[str, bool]], size: int = PIECE) -> Iterator[Piece]:
-    """Documents in pieces of `size` characters at most; shorter ones of nothing but space are passed over.
+def split_pieces(parts: Iterable[tuple[str, bool]], size: int = PIECE_SIZE) -> Iterator[Piece]:
+    """Documents in pieces of at most `size` characters, without short ones of only space.
 
     Args:
         parts: Text, of any length, and whether a document ends with it.
         size: Of a piece.
     """
-    text, opens = "", True
+    text = ""
+    opens = True
     for part, ends in parts:
-        text, start = text + part, 0
+        text += part
+        start = 0
         while len(text) - start > size:
-            stop = seam(text, start, size)
+            stop = cut_position(text, start, size)
             yield Piece(text[start:stop], opens, False)
-            start, opens = stop, False
+            start = stop
+            opens = False
         text = text[start:]
         if ends:
             if text and not (opens and text.isspace()):
                 yield Piece(text, opens, True)
-            text, opens = "", True
+            text = ""
+            opens = True
 
 
-def seam(text: str, start: int, size: int) -> int:
-    """Where to cut what begins at `start` and is longer than `size`: at most so many characters further.
+def cut_position(text: str, start: int, size: int) -> int:
+    """Where to cut a text from `start` on, at most `size` characters further.
 
-    That is between two lines that both have text, which tokenizers treat as they would without the cut; else after a
+    That is between two lines that both have text, where tokenizers do not notice it; else after a
     line, else before a space, else anywhere.
     """
-    place = start + size
-    while (place := text.rfind("\n", start + 1, place)) > 0:
-        if not text[place - 1].isspace() and not text[place + 1].isspace():
-            return place + 1
-    stop = text.rfind("\n", start, start + size) + 1 or text.rfind(" ", start + 1, start + size)
-    return stop if stop > start else start + size
+    stop = start + size
+    newline = text.rfind("\n", start + 1, stop)
+    while newline > 0:
+        if not text[newline - 1].isspace() and not text[newline + 1].isspace():
+            return newline + 1
+        newline = text.rfind("\n", start + 1, newline)
+    cut = text.rfind("\n", start, stop) + 1 or text.rfind(" ", start + 1, stop)
+    return cut if cut > start else stop

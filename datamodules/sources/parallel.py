@@ -1,17 +1,22 @@
-"""Texts in two languages: what every source of them offers, and the one that needs no file."""
+"""Texts in two languages: generated dates, tables, and data sets of the hub."""
 
-import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
+import pyarrow as pa
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
-from torch import Tensor
 
-from datamodules.sources.base import Source, other_source
-from datamodules.sources.texts import WORD, arrow_texts, is_empty, is_endless, is_utf8
+from datamodules.sources.readers.labels import is_text
+from datamodules.sources.readers.tables import (
+    CSV,
+    JSON_LINES,
+    CellType,
+    FileTables,
+    HubTables,
+    Tables,
+)
+from datamodules.sources.texts import TextSamples, TextSource, arrow_strings, is_empty
 from datamodules.utils.errors import DataError, UsageError
 
 
@@ -22,14 +27,19 @@ class ParallelOptions:
     Args:
         name: Id on the Hugging Face hub, for the source hub, such as wmt/wmt16.
         subset: Part of that data set where it has several, such as de-en.
-        local: Folder below the one that the environment variable TESSERA_DATA names, read instead of the hub, or where
-            no path is named.
-        source_column: Column of the source texts, or the ending of their files; null: the name of the language.
+        local: Folder below the one that the environment variable TESSERA_DATA names, read instead
+            of the hub, or where no path is named.
+        source_column: Column of the source texts, or the suffix of their files; null: the name of
+            the language.
         target_column: The same of the target texts.
-        header: Whether the first line of a CSV or TSV file names the columns; else they are called 1, 2, ...
-        test: Name of the test files without the language, where there are several, such as test_2016_flickr.
-        val_fraction: Share of the training pairs set aside where the data have no validation split.
-        split_seed: Of the draw of that share; kept apart from the seed of training, so that runs can be compared.
+        header: Whether the first line of a CSV or TSV file names the columns; else they are called
+            1, 2, ...
+        test: Name of the test files without the language, where there are several, such as
+            test_2016_flickr.
+        val_fraction: Fraction of the training pairs that is held out where the data have no
+            validation split.
+        split_seed: Seed of that split; independent of the seed of training, so that runs can be
+            compared.
     """
 
     name: str | None = None
@@ -43,73 +53,28 @@ class ParallelOptions:
     split_seed: int = 0
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Texts of one split with their translations.
-
-    Args:
-        source, target: Arrow strings (S,): ChunkedArrays.
-        rows: (S,) int64: the number of each pair in what it was read from.
-        where: What that is: "line {} of pairs.tsv".
-    """
-
-    source: Any
-    target: Any
-    rows: Tensor
-    where: str
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def labels(self) -> Tensor:
-        """(S,) int64: all pairs are of one class when some are held back."""
-        return torch.zeros(len(self), dtype=torch.int64)
-
-    def select(self, keep: Tensor) -> "Pairs":
-        """The pairs with these indices, or where this mask is True."""
-        import pyarrow as pa
-
-        keep = keep.nonzero().flatten() if keep.dtype == torch.bool else keep
-        source, target = (side.take(pa.array(keep.numpy())) for side in (self.source, self.target))
-        return replace(self, source=source, target=target, rows=self.rows[keep])
-
-    def name(self, i: int) -> str:
-        """What to call pair i in a message."""
-        return self.where.replace("{}", str(int(self.rows[i])), 1)
-
-
-def pair_name(languages: list[str]) -> str:
+def language_pair(languages: list[str]) -> str:
     """Source and target as --data.languages takes them."""
-    return (":" if any("-" in name for name in languages) else "-").join(languages)
+    separator = ":" if any("-" in name for name in languages) else "-"
+    return separator.join(languages)
 
 
-READS = {
-    ".csv": "table",
-    ".tsv": "table",
-    ".jsonl": "table",
-    ".ndjson": "table",
-    ".parquet": "hub",
-    ".arrow": "hub",
-}
-
-
-def hint(path: Path, own: tuple[str, ...] = ()) -> str:
-    """Which source of pairs reads what lies at `path`, as the end of a sentence; empty where none but its `own`."""
-    return other_source(path, own, READS)
-
-
-class ParallelSource(Source[Pairs]):
-    """Base of the sources of pairs: subclasses read a split, here it is checked, once.
+class ParallelSource(TextSource):
+    """Base of the sources of pairs: a sample has two columns, source and target.
 
     Args:
         path: File or folder that the user named, or None.
         options: What the files do not say.
         languages: Names of the source and of the target language, as files or columns call them.
-        skip_bad: Leave out pairs that are not UTF-8, and count them.
+        skip_bad: Skip pairs that are not UTF-8, and count them.
     """
 
     noun = "pairs"
+    labelled = False
+    sources_by_suffix = {
+        **dict.fromkeys((*CSV, ".jsonl", ".ndjson"), "table"),
+        **dict.fromkeys((".parquet", ".arrow"), "hub"),
+    }
 
     def __init__(
         self,
@@ -126,65 +91,39 @@ class ParallelSource(Source[Pairs]):
         ]
         if self.columns[0] == self.columns[1]:
             raise UsageError(
-                f"--data.languages is {pair_name(languages)}, where source and target are both {self.columns[0]}: name "
-                "two languages, or set --data.dataset.source_column and target_column."
+                f"--data.languages is {language_pair(languages)}, where source and target are both "
+                f"{self.columns[0]}: name two languages, or set --data.dataset.source_column and "
+                "target_column."
             )
-        self._read: dict[str, Pairs] = {}
 
-    @property
-    def place(self) -> Path | None:
-        """The path that the user named, else the folder that TESSERA_DATA has of these data; None where neither is."""
-        if self.path is not None:
-            return Path(self.path)
-        at_hand = os.environ.get("TESSERA_DATA")
-        folder = Path(at_hand, self.options.local) if at_hand and self.options.local else None
-        return folder if folder and folder.is_dir() else None
-
-    def read(self, split: str) -> Pairs:
-        """A split that the data have: "train", "val" or "test"."""
-        raise NotImplementedError
-
-    def records(self, split: str) -> Pairs | None:
-        """The pairs of a split that have text on both sides; None where the data have no such split.
+    def usable(self, samples: TextSamples, split: str) -> TextSamples:
+        """The pairs that are UTF-8, have text on both sides, and hold no endless word.
 
         Raises:
-            DataError: A text is not UTF-8, and such are not to be skipped; or no pair is left.
+            DataError: There are none; or a text is not UTF-8, and such are not to be skipped.
         """
-        if not self.has(split):
-            return None
-        if split not in self._read:
-            self._read[split] = self._usable(self.read(split), split)
-        return self._read[split]
-
-    def _usable(self, found: Pairs, split: str) -> Pairs:
-        good = is_utf8(found.source) & is_utf8(found.target)
-        for i in (~good).nonzero().flatten().tolist():
-            self.bad(found.name(i), "holds bytes that are not UTF-8")
-        pairs = found if good.all() else found.select(good)
-        endless = is_endless(pairs.source) | is_endless(pairs.target)
-        for i in endless.nonzero().flatten().tolist():
-            self.bad(pairs.name(i), f"holds a word of more than {WORD:,} characters")
-        pairs = pairs.select(~endless) if endless.any() else pairs
-        empty = is_empty(pairs.source) | is_empty(pairs.target)
+        pairs = self.decodable(samples)
+        empty = pairs.find(is_empty)
+        where = f"the {split} split of {self.origin}"
         if empty.all():
-            raise DataError(
-                f"no pair of the {split} split of {self.origin} has text on both sides."
-            )
+            raise DataError(f"no pair of {where} has text on both sides.")
         if not empty.any():
             return pairs
         names = [pairs.name(i) for i in empty.nonzero().flatten().tolist()]
         self.skipped += names
         rank_zero_warn(
-            f"{len(names):,} of the {len(pairs):,} pairs of the {split} split of {self.origin} have an empty side and "
-            f"were left out, such as {names[0]}."
+            f"{len(names):,} of the {len(pairs):,} pairs of {where} have an empty side and were "
+            f"left out, such as {names[0]}."
         )
         return pairs.select(~empty)
 
 
 class Dates(ParallelSource):
-    """Dates and numbers, in digits and in words (`datamodules.embedded.dates`): English to French, or back."""
+    """Dates and numbers, in digits and in words: English to French, or back."""
 
-    unused = {field.name for field in fields(ParallelOptions)}
+    noun = "dates"
+    embedded = True
+    unused_options = {field.name for field in fields(ParallelOptions)}
 
     def prepare(self) -> None:
         """Nothing to download.
@@ -192,17 +131,10 @@ class Dates(ParallelSource):
         Raises:
             UsageError: A path is named, or other languages are, which these texts do not have.
         """
-        from datamodules.embedded.dates import LANGUAGES
-
-        if self.path is not None:
-            raise UsageError(
-                f"--data.path {self.path} says where, not what: the source dates has no files; try --data.source "
-                "files, table or hub."
-            )
-        if set(self.languages) != set(LANGUAGES):
-            raise UsageError(
-                f"the source dates is en-fr or fr-en, not {pair_name(self.languages)}."
-            )
+        super().prepare()
+        if set(self.languages) != {"en", "fr"}:
+            languages = language_pair(self.languages)
+            raise UsageError(f"the source dates is en-fr or fr-en, not {languages}.")
 
     @cached_property
     def _splits(self) -> dict[str, tuple[list[str], list[str]]]:
@@ -214,9 +146,100 @@ class Dates(ParallelSource):
     def has(self, split: str) -> bool:
         return split in ("train", "val", "test")
 
-    def read(self, split: str) -> Pairs:
+    def read(self, split: str) -> TextSamples:
         from datamodules.embedded.dates import LANGUAGES
 
-        sides = dict(zip(LANGUAGES, map(arrow_texts, self._splits[split]), strict=True))
-        source, target = (sides[name] for name in self.languages)
-        return Pairs(source, target, torch.arange(len(source)), f"pair {{}} of the {split} split")
+        texts = dict(zip(LANGUAGES, self._splits[split], strict=True))
+        source, target = (arrow_strings(texts[name]) for name in self.languages)
+        return pair_samples(
+            source, target, torch.arange(len(source)), f"pair {{}} of the {split} split"
+        )
+
+
+class PairTables(ParallelSource):
+    """Pairs in two columns of CSV, TSV or JSON Lines files; a single file, or one for each split.
+
+    The columns are called as the languages, or translation.en and so on, or as the options say.
+    Quotes mean nothing in TSV, as is the custom for sentences.
+    """
+
+    unused_options = {"name", "subset", "test"}
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The tables by split."""
+        sides = tuple(CellType((name, f"translation.{name}")) for name in self.columns)
+        kind = "CSV, TSV or JSON Lines"
+        return FileTables(
+            self, (*CSV, *JSON_LINES), kind, sides, self.options.header, quoted_tsv=False
+        )
+
+    @property
+    def origin(self) -> str:
+        return self.tables.origin
+
+    def prepare(self) -> None:
+        self.tables.splits()
+
+    def has(self, split: str) -> bool:
+        return split in self.tables.splits()
+
+    def read(self, split: str) -> TextSamples:
+        table = self.tables.load(split)
+        columns = table.columns.flatten()  # structs become columns
+        source = self._texts(columns, 0, "source_column")
+        target = self._texts(columns, 1, "target_column")
+        return pair_samples(source, target, table.rows, table.where)
+
+    def _texts(self, columns: pa.Table, side: int, option: str) -> pa.ChunkedArray:
+        """Arrow strings (S,): the column of the source (0) or of the target (1).
+
+        Raises:
+            UsageError: There is none, or it holds something else.
+        """
+        name = self.columns[side]
+        names = [name, f"translation.{name}"]
+        if not self.options.header:
+            names.append(str(side + 1))
+        found = [name for name in names if name in columns.column_names]
+        if not found:
+            advice = (
+                ""
+                if isinstance(self.tables, HubTables)
+                else (
+                    "; if the first line of a CSV or TSV file is a pair, too, say "
+                    "--data.dataset.header false"
+                )
+            )
+            raise UsageError(
+                f"no column {name} in {self.origin}: choose with --data.languages or "
+                f"--data.dataset.{option} among {', '.join(columns.column_names)}{advice}."
+            )
+        if columns.column_names.count(found[0]) > 1:
+            raise DataError(f"{self.origin} has several columns {found[0]}: rename or remove one.")
+        kind = columns.schema.field(found[0]).type
+        if not is_text(kind):
+            raise UsageError(
+                f"column {found[0]} of {self.origin} holds {kind}, not text: set "
+                f"--data.dataset.{option}."
+            )
+        return arrow_strings(columns.column(found[0]))
+
+
+class PairHub(PairTables):
+    """A data set of the Hugging Face hub, or a local copy, with a column translation, or one for
+    each language.
+    """
+
+    unused_options = {"header", "test"}
+
+    @cached_property
+    def tables(self) -> Tables:
+        return HubTables(self)
+
+
+def pair_samples(
+    source: pa.ChunkedArray, target: pa.ChunkedArray, rows: torch.Tensor, where: str
+) -> TextSamples:
+    """Texts with their translations; see `TextSamples`."""
+    return TextSamples((source, target), torch.zeros_like(rows), rows, where)

@@ -1,18 +1,20 @@
-"""What every source of texts offers, and the sources that need no file."""
+"""Texts with or without classes: what every source of them offers, and the embedded ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import Source, SourceOptions, other_source
+from datamodules.sources.base import Source, SourceOptions
+from datamodules.sources.readers.formats import NOT_UTF8
+from datamodules.sources.readers.labels import is_utf8
 from datamodules.utils.errors import DataError, UsageError
 
-WORD = 100_000  # characters of a word at most: the time that BPE takes to merge them grows faster than their square
+MAX_WORD = 100_000  # characters: the time that BPE takes for a word grows with their square
 
 
 @dataclass(frozen=True)
@@ -27,17 +29,17 @@ class TextDatasetOptions(SourceOptions):
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Texts of one split, with a class for each.
+class TextSamples:
+    """Texts of one split with a class for each, or texts with their translations.
 
     Args:
-        column: Arrow strings (S,): a ChunkedArray.
+        columns: Arrow strings (S,) each: the texts; or the source and the target texts.
         labels: (S,) int64; 0 where the texts have no classes.
         rows: (S,) int64: the number of each in what it was read from.
         where: What that is: "line {} of reviews.csv", or the files that `rows` counts.
     """
 
-    column: Any
+    columns: tuple[pa.ChunkedArray, ...]
     labels: Tensor
     rows: Tensor
     where: str | Sequence[Any]
@@ -45,161 +47,162 @@ class Texts:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def select(self, keep: Tensor) -> "Texts":
-        """The samples with these indices, or where this mask is True."""
-        import pyarrow as pa
+    @property
+    def column(self) -> pa.ChunkedArray:
+        """The texts where there is one column."""
+        return self.columns[0]
 
-        keep = keep.nonzero().flatten() if keep.dtype == torch.bool else keep
-        column = self.column.take(pa.array(keep.numpy()))
-        return replace(self, column=column, labels=self.labels[keep], rows=self.rows[keep])
+    def select(self, index: Tensor) -> "TextSamples":
+        """The samples with these indices, or where this mask is True."""
+        if index.dtype == torch.bool:
+            index = index.nonzero().flatten()
+        columns = tuple(column.take(pa.array(index.numpy())) for column in self.columns)
+        labels = self.labels[index]
+        return replace(self, columns=columns, labels=labels, rows=self.rows[index])
+
+    def find(self, test: Callable[[pa.ChunkedArray], Tensor]) -> Tensor:
+        """(S,) bool: for which samples a test of the texts is True in any column."""
+        return torch.stack([test(column) for column in self.columns]).any(0)
 
     def name(self, i: int) -> str:
-        """What to call text i in a message."""
+        """What to call sample i in a message."""
         row = int(self.rows[i])
-        return (
-            self.where.replace("{}", str(row), 1)
-            if isinstance(self.where, str)
-            else str(self.where[row])
-        )
+        if isinstance(self.where, str):
+            return self.where.replace("{}", str(row), 1)
+        return str(self.where[row])
 
 
-def arrow_texts(texts: Any) -> Any:
-    """Python strings or an Arrow column as Arrow strings with 64-bit offsets, which no corpus outgrows."""
-    import pyarrow as pa
+def text_samples(texts: Any, rows: Tensor, where: str, labels: Tensor | None = None) -> TextSamples:
+    """Samples of one column of texts; see `TextSamples`."""
+    if labels is None:
+        labels = torch.zeros_like(rows)
+    return TextSamples((arrow_strings(texts),), labels, rows, where)
 
+
+def arrow_strings(texts: Any) -> pa.ChunkedArray:
+    """Texts, in Python or in Arrow, as Arrow strings with 64-bit offsets."""
     if isinstance(texts, pa.ChunkedArray):
         return texts.cast(pa.large_string())
     return pa.chunked_array([pa.array(texts, pa.large_string())])
 
 
-def holds_text(kind: Any) -> bool:
-    """Whether an Arrow type is one of texts."""
-    import pyarrow as pa
-
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+def is_not_utf8(column: pa.ChunkedArray) -> Tensor:
+    """(S,) bool: which of some Arrow strings are not UTF-8."""
+    return ~is_utf8(column)
 
 
-def is_endless(column: Any) -> Tensor:
-    """(S,) bool: which of some Arrow strings hold a word that is too long to learn a vocabulary from, or null."""
+def has_long_word(column: pa.ChunkedArray) -> Tensor:
+    """(S,) bool: which of some Arrow strings hold a word that no vocabulary can be learned from."""
+
     import pyarrow.compute as pc
 
-    long = torch.from_numpy((pc.binary_length(column).fill_null(0).to_numpy() > WORD).copy())
-    for i in long.nonzero().flatten().tolist():
-        long[i] = max(map(len, column[i].as_py().split())) > WORD
-    return long
+    sizes = pc.binary_length(column).fill_null(0).to_numpy()
+    found = torch.from_numpy((sizes > MAX_WORD).copy())
+    for i in found.nonzero().flatten().tolist():
+        found[i] = max(map(len, column[i].as_py().split()), default=0) > MAX_WORD
+    return found
 
 
-def is_utf8(column: Any) -> Tensor:
-    """(S,) bool: which of some Arrow strings are UTF-8, which tables do not guarantee."""
-    import pyarrow as pa
-
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        return torch.tensor([_decodes(cell) for cell in column])
-    return torch.ones(len(column), dtype=torch.bool)
-
-
-def _decodes(cell: Any) -> bool:
-    try:
-        cell.as_py()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def is_empty(column: Any) -> Tensor:
+def is_empty(column: pa.ChunkedArray) -> Tensor:
     """(S,) bool: which of some Arrow strings are null or hold nothing but spaces."""
+
     import pyarrow.compute as pc
 
-    length = pc.binary_length(pc.utf8_trim_whitespace(column)).fill_null(0)
-    return torch.from_numpy(length.to_numpy() == 0)
+    sizes = pc.binary_length(pc.utf8_trim_whitespace(column)).fill_null(0)
+    return torch.from_numpy(sizes.to_numpy() == 0)
 
 
-class TextSource(Source[Texts]):
+class TextSource(Source[TextSamples]):
     """Base of the sources of texts: subclasses read a split, here it is checked, once.
 
-    Where `labelled` is switched off, for texts to pretrain on, classes serve to hold back the same validation texts as
-    with them, and may be missing.
+    Where `labelled` is False, for texts to pretrain on, classes only decide which validation texts
+    are held out, and may be missing.
     """
 
     noun = "texts"
+    sources_by_suffix = {
+        **dict.fromkeys((".csv", ".tsv"), "csv"),
+        **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+        **dict.fromkeys((".parquet", ".arrow"), "hub"),
+        ".txt": "txt",
+    }
     labelled = True
 
-    def __init__(
-        self, path: str | None, options: TextDatasetOptions, skip_bad: bool = False
-    ) -> None:
+    def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
         super().__init__(path, options, skip_bad)
-        self._read: dict[str, Texts] = {}
+        self._checked: dict[str, TextSamples] = {}
 
-    def read(self, split: str) -> Texts:
+    def read(self, split: str) -> TextSamples:
         """A split that the data have: "train", "val", "test" or "unlabelled"."""
         raise NotImplementedError
 
-    def records(self, split: str) -> Texts | None:
-        """The texts of a split that are not empty; None where the data have no such split.
+    def records(self, split: str) -> TextSamples | None:
+        """The usable samples of a split; None where the data have no such split.
 
         Raises:
-            DataError: A text is empty, and bad ones are not to be skipped; or none are left.
+            DataError: A text is bad, and bad ones are not to be skipped; or none are left.
             UsageError: A class is missing from the training split.
         """
         if not self.has(split):
             return None
-        if split not in self._read:
-            texts = self.usable(self.read(split))
+        if split not in self._checked:
+            samples = self.usable(self.read(split), split)
             if split == "train" and self.labelled:
-                counts = texts.labels.bincount(minlength=len(self.class_names))
-                if absent := [
-                    name
-                    for name, n in zip(self.class_names, counts.tolist(), strict=True)
-                    if n == 0
-                ]:
-                    raise UsageError(
-                        f"class {absent[0]} is missing from the training split of {self.origin}: add texts of it, or "
-                        "list the classes there are with --data.dataset.class_names."
-                    )
-            self._read[split] = texts
-        return self._read[split]
+                self._require_every_class(samples)
+            self._checked[split] = samples
+        return self._checked[split]
 
-    def corpus(self, split: str) -> Any:
-        """Arrow strings to pretrain on: "train" is the training split with all texts that have no label, or "val"."""
-        import pyarrow as pa
+    def _require_every_class(self, samples: TextSamples) -> None:
+        names = self.class_names
+        counts = samples.labels.bincount(minlength=len(names)).tolist()
+        if 0 in counts:
+            raise UsageError(
+                f"class {names[counts.index(0)]} is missing from the training split of "
+                f"{self.origin}: add texts of it, or list the classes there are with "
+                "--data.dataset.class_names."
+            )
 
-        own, more = (
-            self.split(split).column,
-            self.records("unlabelled") if split == "train" else None,
-        )
-        return own if more is None else pa.chunked_array([*own.chunks, *more.column.chunks])
+    def corpus(self, split: str) -> pa.ChunkedArray:
+        """Texts to pretrain on: those of a split; to train, those without a label, too."""
+        texts = self.split(split).column
+        more = self.records("unlabelled") if split == "train" else None
+        if more is None:
+            return texts
+        return pa.chunked_array([*texts.chunks, *more.column.chunks])
 
-    def usable(self, found: Texts) -> Texts:
-        """The texts that are UTF-8, hold more than spaces and no endless word; the others are bad.
+    def usable(self, samples: TextSamples, split: str) -> TextSamples:
+        """The samples whose texts are UTF-8, hold more than spaces and no endless word.
 
         Raises:
             DataError: There are none; or one is bad, and bad ones are not to be skipped.
         """
-        good = is_utf8(found.column)
-        for i in (~good).nonzero().flatten().tolist():
-            self.bad(found.name(i), "holds bytes that are not UTF-8")
-        texts = found if good.all() else found.select(good)
-        empty = is_empty(texts.column)
+        found = self.decodable(samples)
+        empty = found.find(is_empty)
         for i in empty.nonzero().flatten().tolist():
-            self.bad(texts.name(i), "holds no text")
-        endless = is_endless(texts.column)
-        for i in endless.nonzero().flatten().tolist():
-            self.bad(texts.name(i), f"holds a word of more than {WORD:,} characters")
-        empty |= endless
+            self.reject(found.name(i), "holds no text")
         if empty.all():
-            raise DataError(f"none of the {len(found)} texts can be used, such as {found.name(0)}.")
-        return texts.select(~empty) if empty.any() else texts
+            raise DataError(
+                f"none of the {len(samples)} texts can be used, such as {samples.name(0)}."
+            )
+        return found.select(~empty) if empty.any() else found
+
+    def decodable(self, samples: TextSamples) -> TextSamples:
+        """The samples that are UTF-8 and hold no endless word; the others are rejected."""
+        long_word = f"holds a word of more than {MAX_WORD:,} characters"
+        for is_bad, fault in ((is_not_utf8, NOT_UTF8), (has_long_word, long_word)):
+            bad = samples.find(is_bad)
+            for i in bad.nonzero().flatten().tolist():
+                self.reject(samples.name(i), fault)
+            if bad.any():
+                samples = samples.select(~bad)
+        return samples
 
 
 class EmbeddedTexts(TextSource):
     """Base of the texts that need no file, with splits of their own."""
 
-    unused = {
+    embedded = True
+    unused_options = {
         "name",
         "subset",
         "local",
@@ -209,18 +212,6 @@ class EmbeddedTexts(TextSource):
         "split_seed",
     }
 
-    def prepare(self) -> None:
-        """Nothing to download.
-
-        Raises:
-            UsageError: A path is named, which these data do not have.
-        """
-        if self.path is not None:
-            hint = other_source(Path(self.path), ()) or "; try --data.source hub, csv, jsonl or txt"
-            raise UsageError(
-                f"--data.path {self.path} says where, not what: the source {self.noun} has no files{hint}."
-            )
-
     @cached_property
     def splits(self) -> dict[str, tuple[list[str], list[int]]]:
         """Texts and labels of each split."""
@@ -229,14 +220,14 @@ class EmbeddedTexts(TextSource):
     def has(self, split: str) -> bool:
         return split in self.splits
 
-    def read(self, split: str) -> Texts:
+    def read(self, split: str) -> TextSamples:
         texts, labels = self.splits[split]
         where = f"text {{}} of the {split} split"
-        return Texts(arrow_texts(texts), torch.tensor(labels), torch.arange(len(texts)), where)
+        return text_samples(texts, torch.arange(len(texts)), where, torch.tensor(labels))
 
 
 class Reviews(EmbeddedTexts):
-    """Generated reviews, positive or negative by the order of their words (`datamodules.embedded.reviews`)."""
+    """Generated reviews, positive or negative by the order of their words."""
 
     noun = "reviews"
 
@@ -254,10 +245,10 @@ class Reviews(EmbeddedTexts):
 
 
 class Reference(EmbeddedTexts):
-    """The reference of the Python language (`datamodules.embedded.reference`): texts without classes."""
+    """The reference of the Python language: texts without classes."""
 
     noun = "reference"
-    unused = EmbeddedTexts.unused | {"class_names"}
+    unused_options = EmbeddedTexts.unused_options | {"class_names"}
     class_names = ["text"]
 
     @cached_property

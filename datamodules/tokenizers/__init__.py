@@ -1,18 +1,22 @@
-"""Text to token numbers and back: kinds of tokenizers, their training, and tokenizers that others trained."""
+"""Text to token ids and back: training tokenizers, and reading those from elsewhere."""
 
-from datamodules.tokenizers.control import CONTROL, ControlIds, Frame
-from datamodules.tokenizers.kinds import KINDS, TokenizerConfig, TokenizerName, TruncateName
-from datamodules.tokenizers.pairs import PairTokenizer, PairTokenizerConfig
-from datamodules.tokenizers.tokenizer import Built, Tokenizer
+from datamodules.tokenizers.config import (
+    PairTokenizerConfig,
+    TokenizerConfig,
+    TokenizerName,
+    TruncateName,
+)
+from datamodules.tokenizers.pairs import PairTokenizer
+from datamodules.tokenizers.special_tokens import SPECIAL_TOKENS, BoundaryTokens, SpecialTokenIds
+from datamodules.tokenizers.tokenizer import ModelInputs, Tokenizer
 
 __all__ = [
-    "CONTROL",
-    "KINDS",
-    "Built",
-    "ControlIds",
-    "Frame",
+    "SPECIAL_TOKENS",
+    "BoundaryTokens",
+    "ModelInputs",
     "PairTokenizer",
     "PairTokenizerConfig",
+    "SpecialTokenIds",
     "Tokenizer",
     "TokenizerConfig",
     "TokenizerName",

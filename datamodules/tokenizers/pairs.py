@@ -1,111 +1,68 @@
-"""Tokenizers of two languages, and the control tokens around a text and its translation."""
+"""Tokenizers of two languages, and the special tokens around a text and its translation."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from datamodules.tokenizers.kinds import TokenizerConfig, TokenizerName
+from datamodules.tokenizers.config import PairTokenizerConfig, TokenizerName
 from datamodules.tokenizers.tokenizer import Tokenizer
 from datamodules.utils.cache import Texts, content_key
 from datamodules.utils.errors import UsageError
 
 
-@dataclass(frozen=True)
-class PairTokenizerConfig(TokenizerConfig):
-    """Tokenizers to train for two languages, or files of them.
-
-    Args:
-        joint: One tokenizer for both languages, trained from both (Sennrich 2016, 3.2); false: one for each, by the
-            same options.
-        target_file: A file as `file`, for the target where that is not cut by the source's; there is no training then.
-        start: Number of the token that a decoder begins with; null: [BOS]. Marian and T5 begin with their padding,
-            BART with [EOS].
-        begin: Put [BOS] before each text, too, in source and target, as BART does.
-        prompt: Text before each source that names the task, such as T5's "translate English to German: ".
-
-    Raises:
-        UsageError: An option is out of range.
-    """
-
-    kind: TokenizerName | None = "bpe"
-    vocabulary: int = 8000
-    lowercase: bool | None = False
-    joint: bool = True
-    target_file: str | None = None
-    start: int | None = None
-    begin: bool = False
-    prompt: str = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.target_file is not None and self.file is None:
-            raise UsageError(
-                "the tokenizer's target_file needs a file for the source: give both, or train both."
-            )
-
-    def single(self, **changes: Any) -> TokenizerConfig:
-        """The options of one of the tokenizers."""
-        own = asdict(self)
-        return TokenizerConfig(
-            **{field.name: own[field.name] for field in fields(TokenizerConfig)} | changes
-        )
-
-
 class PairTokenizer:
     """The tokenizers of a source and a target language; the same one twice where they are joint.
 
-    A source is `text [EOS]`, a target `start text [EOS]`, of which a decoder reads all but the last and writes all but
-    the first; with `begin` there is a [BOS] before both texts.
+    A source is `text [EOS]`, a target `start text [EOS]`, of which a decoder reads all but the last
+    token and predicts all but the first; with `begin` there is a [BOS] before both texts.
 
     Args:
-        source, target: What cuts the texts.
-        config: What else there is to know.
+        source, target: The two tokenizers.
+        config: Their options.
 
     Raises:
-        UsageError: A tokenizer lacks a control token that is needed here.
+        UsageError: A tokenizer lacks a special token that is needed here.
     """
 
     def __init__(self, source: Tokenizer, target: Tokenizer, config: PairTokenizerConfig) -> None:
-        self.source, self.target, self.config = source, target, config
-        self.start = target.control("bos") if config.start is None else config.start
-        self.end = target.control("eos")
-        self._heads = [[side.control("bos")] if config.begin else [] for side in (source, target)]
-        if not 0 <= self.start < target.size:
+        self.source = source
+        self.target = target
+        self.config = config
+        self.decoder_start_id = target.special_id("bos") if config.start is None else config.start
+        if not 0 <= self.decoder_start_id < target.vocab_size:
             raise UsageError(
-                f"the tokenizer's start is {self.start}, but must be one of its {target.size} tokens."
+                f"the tokenizer's start is {config.start}, but must be one of its "
+                f"{target.vocab_size} tokens."
             )
-        self._source_end = source.control("eos")
+        self.eos_id = target.special_id("eos")
+        self._source_eos_id = source.special_id("eos")
+        self._source_prefix = [source.special_id("bos")] if config.begin else []
+        self._target_prefix = [target.special_id("bos")] if config.begin else []
 
     @classmethod
-    def for_texts(
+    def load_or_train(
         cls,
         sides: Callable[[], Sequence[Texts]],
         joined: Callable[[], Texts],
         config: PairTokenizerConfig,
     ) -> "PairTokenizer":
-        """Those of the files, where given; else trained, once: they are cached.
+        """Those of the files, if given; else trained from these texts, or cached before.
 
         Args:
-            sides: Gives the texts of the source and those of the target.
-            joined: Gives both as one.
+            sides: Returns the texts of the source and those of the target.
+            joined: Returns both as one.
             config: What to train.
 
         Raises:
-            UsageError, DataError: As `Tokenizer.for_texts`.
+            UsageError, DataError: As `Tokenizer.load_or_train`.
         """
-        if config.file is not None:
-            source = Tokenizer.for_texts([], config.single())
-            other = config.target_file
-            return cls(
-                source,
-                Tokenizer.for_texts([], config.single(file=other)) if other else source,
-                config,
-            )
-        if config.joint:
-            both = Tokenizer.for_texts(joined(), config.single())
-            return cls(both, both, config)
-        first, second = (Tokenizer.for_texts(texts, config.single()) for texts in sides())
-        return cls(first, second, config)
+        if config.file is not None or config.joint:
+            texts = joined() if config.file is None else []
+            source = target = Tokenizer.load_or_train(texts, config.single())
+            if config.target_file is not None:
+                target = Tokenizer.load_or_train([], config.single(file=config.target_file))
+        else:
+            source, target = (Tokenizer.load_or_train(texts, config.single()) for texts in sides())
+        return cls(source, target, config)
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> "PairTokenizer":
@@ -115,88 +72,81 @@ class PairTokenizer:
             DataError: They hold no tokenizer.
         """
         config = PairTokenizerConfig(**facts["tokenizer_options"])
-        first, second = facts["source_tokenizer"], facts["target_tokenizer"]
-        source = Tokenizer.from_json(first, config.truncate)
-        return cls(
-            source,
-            source if first == second else Tokenizer.from_json(second, config.truncate),
-            config,
-        )
+        source = target = Tokenizer.from_json(facts["source_tokenizer"], config.truncate)
+        if facts["target_tokenizer"] != facts["source_tokenizer"]:
+            target = Tokenizer.from_json(facts["target_tokenizer"], config.truncate)
+        return cls(source, target, config)
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps of them.
 
         Returns:
-            source_tokenizer, target_tokenizer (contents of their tokenizer.json), source_vocabulary, target_vocabulary
-            (their sizes), source_padding, padding, start, end (numbers of the tokens that fill up a source, fill up a
-            target, begin and end a target).
+            source_tokenizer, target_tokenizer (contents of their tokenizer.json),
+            source_vocabulary, target_vocabulary (their sizes), source_padding, padding, start, end
+            (ids of the tokens that pad a source, pad a target, begin and end a target).
         """
-        own = self.source.to_json()
         return {
-            "source_tokenizer": own,
-            "target_tokenizer": own if self.joint else self.target.to_json(),
-            "source_vocabulary": self.source.size,
-            "target_vocabulary": self.target.size,
-            "source_padding": self.source.control("pad"),
-            "padding": self.target.control("pad"),
-            "start": self.start,
-            "end": self.end,
+            "source_tokenizer": self.source.to_json(),
+            "target_tokenizer": self.target.to_json(),
+            "source_vocabulary": self.source.vocab_size,
+            "target_vocabulary": self.target.vocab_size,
+            "source_padding": self.source.special_id("pad"),
+            "padding": self.target.special_id("pad"),
+            "start": self.decoder_start_id,
+            "end": self.eos_id,
         }
 
     @property
     def joint(self) -> bool:
-        """Whether one tokenizer cuts both sides."""
+        """Whether source and target have the same tokenizer."""
         return self.source is self.target
 
     @property
     def kind(self) -> TokenizerName | None:
-        """The kind of the source's."""
+        """The kind of the source's tokenizer."""
         return self.source.kind
 
     @property
-    def size(self) -> int:
-        """Number of the target's tokens."""
-        return self.target.size
+    def vocab_size(self) -> int:
+        """Vocabulary size of the target's tokenizer."""
+        return self.target.vocab_size
 
     @property
     def digest(self) -> str:
-        """Hash of everything that decides how texts are cut."""
+        """Hash of everything that decides how texts are split."""
         return content_key(self.source.digest, self.target.digest)
 
-    def control(self, role: str) -> int:
-        """Number of a control token of the target's, such as "pad"; as `Tokenizer.control`."""
-        return self.target.control(role)
-
-    # Text to numbers, and back.
+    def special_id(self, role: str) -> int:
+        """Id of a special token of the target, such as "pad"; as `Tokenizer.special_id`."""
+        return self.target.special_id(role)
 
     @property
-    def added(self) -> int:
-        """Control tokens around a text, in the source and in what a decoder reads or writes of a target."""
+    def num_special_tokens(self) -> int:
+        """Special tokens around a source, and in what a decoder reads or predicts of a target."""
         return 1 + self.config.begin
 
-    def frame_source(self, ids: Sequence[int], max_length: int) -> list[int]:
-        """A source of at most `max_length` tokens; a longer text is cut."""
-        return [*self._heads[0], *self.source.cut(ids, max_length - self.added), self._source_end]
+    def build_source(self, ids: Sequence[int], max_length: int) -> list[int]:
+        """A source of at most `max_length` tokens, with special tokens."""
+        text = self.source.truncate(ids, max_length - self.num_special_tokens)
+        return [*self._source_prefix, *text, self._source_eos_id]
 
-    def frame_target(self, ids: Sequence[int], max_length: int) -> list[int]:
-        """A target of which a decoder reads and writes at most `max_length` tokens: one more; a longer text is cut."""
-        return [
-            self.start,
-            *self._heads[1],
-            *self.target.cut(ids, max_length - self.added),
-            self.end,
-        ]
+    def build_target(self, ids: Sequence[int], max_length: int) -> list[int]:
+        """A target of which a decoder reads and predicts `max_length` tokens at most: one more."""
+        text = self.target.truncate(ids, max_length - self.num_special_tokens)
+        return [self.decoder_start_id, *self._target_prefix, *text, self.eos_id]
 
-    def sources(self, texts: Sequence[str], max_length: int) -> tuple[list[list[int]], list[bool]]:
-        """Texts to translate as token numbers with control tokens, and of each whether it was cut.
+    def encode_sources(
+        self, texts: Sequence[str], max_length: int
+    ) -> tuple[list[list[int]], list[bool]]:
+        """Ids of texts to translate, with special tokens, and whether each was truncated.
 
         Raises:
-            UsageError: A text holds what is no character.
+            UsageError: A text has lone surrogates.
         """
         lists = self.source.encode_batch([self.config.prompt + text for text in texts])
-        rows = [self.frame_source(ids, max_length) for ids in lists]
-        return rows, [len(ids) + self.added > max_length for ids in lists]
+        sources = [self.build_source(ids, max_length) for ids in lists]
+        return sources, [len(ids) + self.num_special_tokens > max_length for ids in lists]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of a target's token numbers, without control tokens except for [UNK]."""
+        """Text of a target's token ids, without special tokens except for [UNK]."""
         return self.target.decode(ids)

@@ -1,1 +1,1 @@
-"""Tokens: files that keep them, rows that are packed, masks."""
+"""Token ids between the tokenizer and the model: cached in files, packed into rows, and masked."""

@@ -1,26 +1,27 @@
-"""Hiding tokens for masked pretraining (Devlin 2019), a batch at a time, on the device that the batch is on."""
+"""Masking tokens for masked pretraining (Devlin 2019), a batch at a time, on its device."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from datamodules.tokenizers import ControlIds
+from datamodules.tokenizers import SpecialTokenIds
 from datamodules.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
 class MaskConfig:
-    """Which tokens are hidden, and how.
+    """Which tokens are masked, and how.
 
     Args:
-        share: Chance of each token to be chosen; of each word where whole words are.
-        mask: Share of the chosen tokens that become [MASK].
-        random: Share of the chosen tokens that become any other token; what then remains stays as it is.
-        whole_words: Choose words, with all of their pieces, instead of tokens.
+        share: Probability of each token to be selected; of each word with `whole_words`.
+        mask: Fraction of the selected tokens that become [MASK].
+        random: Fraction of the selected tokens that become a random token; the rest are not
+            changed.
+        whole_words: Select words, with all of their pieces, instead of tokens.
 
     Raises:
-        UsageError: A share is out of range.
+        UsageError: An option is out of range.
     """
 
     share: float = 0.15
@@ -35,86 +36,91 @@ class MaskConfig:
             )
         if min(self.mask, self.random) < 0 or self.mask + self.random > 1 + 1e-9:
             raise UsageError(
-                f"of the chosen tokens {self.mask} become [MASK] and {self.random} random ones: both must be at "
-                "least 0, and together at most 1."
+                f"of the selected tokens {self.mask} become [MASK] and {self.random} random ones: "
+                "both must be "
+                "at least 0, and together at most 1."
             )
 
 
 class Masker:
-    """Chooses tokens anew at each call, by the generator that `torch.manual_seed` sets, or by seeds of the sequences;
-    control tokens never.
+    """Selects and replaces tokens, never special ones, with new random numbers at each call.
 
     Args:
         config: Which and how.
-        ids: Numbers of the control tokens.
-        vocabulary: Number of tokens V.
-        starts_word: Whether a token begins a word, for each of the V (`Tokenizer.starts_word`).
+        special_ids: Ids of the special tokens.
+        vocab_size: Number of tokens V.
+        starts_word: Whether each of the V tokens begins a word (`Tokenizer.starts_word`).
 
     Raises:
-        UsageError: The tokenizer has no [MASK], or nothing but control tokens.
+        UsageError: The tokenizer has no [MASK], or nothing but special tokens.
     """
 
     def __init__(
-        self, config: MaskConfig, ids: ControlIds, vocabulary: int, starts_word: list[bool]
+        self,
+        config: MaskConfig,
+        special_ids: SpecialTokenIds,
+        vocab_size: int,
+        starts_word: list[bool],
     ) -> None:
-        if ids.mask is None:
+        if special_ids.mask is None:
             raise UsageError(
-                "the tokenizer has no [MASK] token, which masked pretraining needs: use another one."
+                "the tokenizer has no [MASK] token, which masked pretraining needs: use another "
+                "one."
             )
-        self.config, self.mask = config, ids.mask
-        self._control = torch.zeros(vocabulary, dtype=torch.bool)
-        self._control[list(ids.known().values())] = True
-        self._starts = torch.tensor(starts_word) | self._control
-        self._ordinary = (~self._control).nonzero()[
-            :, 0
-        ]  # (V, 1) -> (V,): what a token may turn into
+        self.config = config
+        self.mask_id = special_ids.mask
+        self._special = torch.zeros(vocab_size, dtype=torch.bool)
+        self._special[list(special_ids.known().values())] = True
+        self._starts_word = torch.tensor(starts_word) | self._special
+        self._ordinary = (~self._special).nonzero()[:, 0]  # (V, 1) -> (V,)
         if len(self._ordinary) == 0:
-            raise UsageError("the tokenizer knows control tokens only: train one on more text.")
+            raise UsageError("the tokenizer knows special tokens only: train one on more text.")
 
     def __call__(
-        self, tokens: Tensor, keep: Tensor, seeds: list[int] | None = None
+        self, tokens: Tensor, padding_mask: Tensor, seeds: list[int] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Hides some tokens of each sequence, at least one where it has any but control tokens.
+        """Masks some tokens of each sequence, at least one unless it has only special tokens.
 
         Args:
             tokens: int64 (B, N).
-            keep: bool (B, N), False at padding.
-            seeds: Of the B sequences: what is drawn for one then follows from its seed alone, whatever the batch.
+            padding_mask: bool (B, N), False at padding.
+            seeds: Of the B sequences: the random numbers of each then depend on its seed alone,
+                whatever the batch; None: they come from torch's global generator.
 
         Returns:
-            The tokens as the model shall see them (B, N), and bool (B, N): where it has to guess.
+            The masked tokens (B, N), and bool (B, N): which positions to predict.
         """
-        self._control, self._starts, self._ordinary = (
-            table.to(tokens.device) for table in (self._control, self._starts, self._ordinary)
+        self._special = self._special.to(tokens.device)
+        self._starts_word = self._starts_word.to(tokens.device)
+        self._ordinary = self._ordinary.to(tokens.device)
+        maskable = padding_mask & ~self._special[tokens]
+        selection, replacement, random_token = self._random(tokens, seeds)
+        if self.config.whole_words:  # the pieces of a word share a random number
+            selection = selection.gather(1, self._words(tokens))  # (B, N) -> (B, N)
+        smallest = selection.masked_fill(~maskable, 2.0).amin(1, keepdim=True)
+        selected = maskable & ((selection < self.config.share) | (selection == smallest))
+        masked = torch.where(selected & (replacement < self.config.mask), self.mask_id, tokens)
+        randomised = (
+            selected
+            & (replacement >= self.config.mask)
+            & (replacement < self.config.mask + self.config.random)
         )
-        free = keep & ~self._control[tokens]
-        luck, fate, other = self._draws(tokens, seeds)
-        if self.config.whole_words:
-            luck = luck.gather(
-                1, self._words(tokens)
-            )  # (B, words) -> (B, N): pieces of a word share its luck
-        lowest = luck.masked_fill(~free, 2.0).amin(1, keepdim=True)
-        where = free & ((luck < self.config.share) | (luck == lowest))
-        hidden = torch.where(where & (fate < self.config.mask), self.mask, tokens)
-        changed = (
-            where & (fate >= self.config.mask) & (fate < self.config.mask + self.config.random)
-        )
-        others = self._ordinary[(other * len(self._ordinary)).long()]
-        return torch.where(changed, others, hidden), where
+        random_ids = self._ordinary[(random_token * len(self._ordinary)).long()]
+        return torch.where(randomised, random_ids, masked), selected
 
     @staticmethod
-    def _draws(tokens: Tensor, seeds: list[int] | None) -> Tensor:
-        """Numbers from 0 to below 1: (B, N) -> (3, B, N)."""
+    def _random(tokens: Tensor, seeds: list[int] | None) -> Tensor:
+        """Three uniform random numbers for each token: (B, N) -> (3, B, N)."""
         if seeds is None:
             return torch.rand(3, *tokens.shape, device=tokens.device)
         rows = [
             torch.rand(tokens.shape[1], 3, generator=torch.Generator().manual_seed(seed))
             for seed in seeds
         ]
-        return torch.stack(rows).to(tokens.device).movedim(2, 0)
+        return torch.stack(rows).to(tokens.device).movedim(2, 0)  # (B, N, 3) -> (3, B, N)
 
     def _words(self, tokens: Tensor) -> Tensor:
-        """Number of each token's word in its sequence: (B, N) -> (B, N). A control token begins a word, too."""
-        begins = self._starts[tokens]
-        begins[:, 0] = True
-        return begins.cumsum(1) - 1
+        """Index of each token's word: (B, N) -> (B, N). A special token is a word of its own."""
+        starts = self._starts_word[tokens]
+        starts[:, 0] = True
+        return starts.cumsum(1) - 1

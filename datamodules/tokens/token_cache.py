@@ -1,4 +1,4 @@
-"""Token numbers of many texts: computed once, kept in a token file that is named by what they were computed from."""
+"""Token ids of many texts, computed once and cached in a file that their hash names."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -8,116 +8,119 @@ from itertools import chain
 import numpy as np
 
 from datamodules.sources.documents import Documents, Piece
-from datamodules.tokenizers import Frame, Tokenizer
-from datamodules.tokens.token_file import Part, TokenFile, write_tokens
+from datamodules.tokenizers import BoundaryTokens, Tokenizer
+from datamodules.tokens.token_file import TokenChunk, TokenFile, write_tokens
 from datamodules.utils.cache import Texts, cache_folder, content_key, text_digest, unwritable
 from datamodules.utils.errors import DataError
 from datamodules.utils.progress import progress_bar
 
-LAYOUT = "3"  # of what is in the files; another number makes old ones unused
-AT_ONCE = 2**18  # characters of a stream that each core is given at once
+VERSION = "3"  # of the content of the files; another number makes old ones unused
+CHARACTERS_PER_CORE = 2**18  # of a stream, tokenised at once
 
 
-def tokenised(texts: Texts, tokenizer: Tokenizer, progress: bool = True) -> TokenFile:
-    """The tokens of all texts, from the cache where the same texts were cut by the same tokenizer before.
+def tokenised(texts: Texts, tokenizer: Tokenizer) -> TokenFile:
+    """The tokens of all texts, from the cache if the same tokenizer split the same texts before.
 
     Args:
         texts: A list, or a string column of an Arrow table. Their bytes are not counted.
-        tokenizer: What cuts them.
-        progress: Show a bar on a terminal where there are many.
+        tokenizer: What splits them.
 
     Raises:
-        UsageError: A text holds what is no character.
+        UsageError: A text is not UTF-8.
         DataError: The cache cannot be written.
     """
 
-    def parts() -> Iterator[Part]:
-        for lists in tokenizer.encode_chunks(texts, progress):
+    def token_chunks() -> Iterator[TokenChunk]:
+        for lists in tokenizer.encode_chunks(texts):
             sizes = np.array([len(ids) for ids in lists], np.int64)
             tokens = np.fromiter(chain.from_iterable(lists), np.uint32, sizes.sum())
-            none = np.zeros_like(sizes)
-            yield Part(tokens, sizes, none, np.ones(len(sizes), bool), none)
+            zeros = np.zeros_like(sizes)
+            yield TokenChunk(tokens, sizes, zeros, np.ones(len(sizes), bool), zeros)
 
-    return _kept(text_digest(texts), parts(), tokenizer)
+    return _cached(text_digest(texts), token_chunks(), tokenizer)
 
 
 def tokenised_documents(
-    documents: Documents, tokenizer: Tokenizer, frame: Frame, title: str = "text"
+    documents: Documents, tokenizer: Tokenizer, boundary: BoundaryTokens, title: str = "text"
 ) -> TokenFile:
-    """The tokens of a stream of documents, from the cache where the same text was cut by the same tokenizer before.
+    """The tokens of a stream of documents, from the cache if the same tokenizer split the same text
+    before.
 
     Args:
-        documents: The text; of a document that it only has the beginning of, the end is not marked.
-        tokenizer: What cuts it.
-        frame: Control tokens around each document.
+        documents: The text. Where it has only the beginning of a document, the end is not marked.
+        tokenizer: What splits it.
+        boundary: Special tokens around each document.
         title: What to call the text on a progress bar.
 
     Raises:
-        DataError: The cache cannot be written, or the text cannot be read, or was changed meanwhile.
+        DataError: The cache cannot be written, or the text cannot be read, or was changed
+            meanwhile.
     """
 
-    def parts() -> Iterator[Part]:
+    def token_chunks() -> Iterator[TokenChunk]:
         with progress_bar(
             f"tokenising {title}, characters", documents.characters, least=20_000_000
         ) as advance:
-            yield from _framed(documents, tokenizer, frame, advance)
+            yield from _with_boundaries(documents, tokenizer, boundary, advance)
 
-    return _kept(content_key(documents.digest, repr(frame)), parts(), tokenizer)
+    key = content_key(documents.digest, repr(boundary))
+    return _cached(key, token_chunks(), tokenizer)
 
 
-def _kept(content: str, parts: Iterable[Part], tokenizer: Tokenizer) -> TokenFile:
+def _cached(content: str, token_chunks: Iterable[TokenChunk], tokenizer: Tokenizer) -> TokenFile:
     """The file that is named by its content; written if there is none, or if it is damaged."""
     from tokenizers import __version__
 
-    path = (
-        cache_folder("tokens")
-        / f"{content_key(LAYOUT, __version__, tokenizer.digest, content)}.tokens"
-    )
+    key = content_key(VERSION, __version__, tokenizer.digest, content)
+    path = cache_folder("tokens") / f"{key}.tokens"
     if path.is_file():
-        with suppress(DataError):  # damaged: written anew
+        with suppress(DataError):  # damaged: written again
             return TokenFile(path)
-    ids = tokenizer.ids
+    ids = tokenizer.special_ids
     unknown = None if ids.unk in (ids.bos, ids.eos) else ids.unk  # GPT-2 has one token for all
     try:
-        write_tokens(path, parts, tokenizer.size, unknown)
+        write_tokens(path, token_chunks, tokenizer.vocab_size, unknown)
     except OSError as error:
         raise unwritable(path, error) from error
     return TokenFile(path)
 
 
-def _framed(
-    documents: Documents, tokenizer: Tokenizer, frame: Frame, advance: Callable[[int], None]
-) -> Iterator[Part]:
-    """The tokens of a few pieces at a time, with control tokens around each document."""
-    if frame.lead is not None:
-        one = np.ones(1, np.int64)
-        yield Part(one * frame.lead, one, one * 0, one < 0, one * 0)
+def _with_boundaries(
+    documents: Documents,
+    tokenizer: Tokenizer,
+    boundary: BoundaryTokens,
+    advance: Callable[[int], None],
+) -> Iterator[TokenChunk]:
+    """The tokens of a few pieces at a time, with special tokens around each document."""
+    if boundary.prefix is not None:
+        zero = np.zeros(1, np.int64)
+        yield TokenChunk(np.array([boundary.prefix]), zero + 1, zero, zero > 0, zero)
     characters = 0
-    for pieces in _few(documents):
+    for pieces in _batches(documents):
         texts = [piece.text for piece in pieces]
-        tokens, sizes = tokenizer.encode_joined(texts)
-        opens, closes = (
-            np.array([getattr(piece, name) for piece in pieces]) for name in ("opens", "closes")
-        )
-        bare = opens & (frame.first is None)  # then nothing foresees the first token
-        first = np.array(
-            [
-                tokenizer.first_bytes(text) if alone else 0
-                for text, alone in zip(texts, bare, strict=True)
-            ]
-        )
-        ends, places, controls = sizes.cumsum(), [], []
-        for control, where, at in ((frame.tail, closes, ends), (frame.head, opens, ends - sizes)):
-            if control is not None:
-                places.append(at[where])
-                controls.append(np.full(int(where.sum()), control))
-                sizes = sizes + where
-        if (
-            places
-        ):  # at the same place a tail comes before a head: the order of equal places is kept
-            tokens = np.insert(tokens, np.concatenate(places), np.concatenate(controls))
-        bytes_ = np.array([len(text.encode()) for text in texts], np.int64)
-        yield Part(tokens, sizes, bytes_, opens, first)
+        opens = np.array([piece.opens for piece in pieces])
+        closes = np.array([piece.closes for piece in pieces])
+        tokens, sizes = tokenizer.encode_concatenated(texts)
+        # Nothing predicts the first token of a document that no special token is before.
+        bare = opens & (boundary.first is None)
+        first = [
+            tokenizer.first_token_bytes(text) if is_bare else 0
+            for text, is_bare in zip(texts, bare, strict=True)
+        ]
+        ends = sizes.cumsum()
+        starts = ends - sizes
+        places = []
+        inserted = []
+        # At the same place [EOS] comes before [BOS]: np.insert keeps the order of equal places.
+        for token, wanted, at in ((boundary.eos, closes, ends), (boundary.bos, opens, starts)):
+            if token is not None:
+                places.append(at[wanted])
+                inserted.append(np.full(int(wanted.sum()), token))
+                sizes = sizes + wanted
+        if places:
+            tokens = np.insert(tokens, np.concatenate(places), np.concatenate(inserted))
+        text_bytes = np.array([len(text.encode()) for text in texts], np.int64)
+        yield TokenChunk(tokens, sizes, text_bytes, opens, np.array(first))
         size = sum(map(len, texts))
         characters += size
         advance(size)
@@ -125,14 +128,16 @@ def _framed(
         raise DataError("the text was changed while it was read: start again when it is complete.")
 
 
-def _few(documents: Documents) -> Iterator[list[Piece]]:
+def _batches(documents: Documents) -> Iterator[list[Piece]]:
     """As many pieces as are tokenised at once."""
-    few, characters, most = list[Piece](), 0, AT_ONCE * (os.cpu_count() or 1)
+    batch: list[Piece] = []
+    characters = 0
     for piece in documents:
-        few.append(piece)
+        batch.append(piece)
         characters += len(piece.text)
-        if characters >= most:
-            yield few
-            few, characters = [], 0
-    if few:
-        yield few
+        if characters >= CHARACTERS_PER_CORE * (os.cpu_count() or 1):
+            yield batch
+            batch = []
+            characters = 0
+    if batch:
+        yield batch

@@ -1,4 +1,4 @@
-"""What is computed from texts once and kept on disk: where it lies, and the content hash that names it."""
+"""What is computed from texts once and kept on disk: in which folder, and by which content hash."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ CHUNK = 1024  # texts that are handled at once
 
 
 class Texts(Protocol):
-    """Many texts: a list, or a string column of an Arrow table, which then is never a Python list as a whole."""
+    """Many texts: a list, or a string column of Arrow, which is never a Python list as a whole."""
 
     def __len__(self) -> int: ...
 
@@ -20,7 +20,7 @@ class Texts(Protocol):
 
 
 def cache_folder(kind: str) -> Path:
-    """`$TESSERA_CACHE/KIND`, by default `~/.cache/tessera/KIND`; made where it is missing. Safe to delete.
+    """`$TESSERA_CACHE/KIND`, by default `~/.cache/tessera/KIND`, which is safe to delete.
 
     Raises:
         DataError: It cannot be made.
@@ -35,10 +35,9 @@ def cache_folder(kind: str) -> Path:
 
 
 def unwritable(path: Path, error: OSError) -> DataError:
-    """What to tell where the cache cannot be written."""
-    return DataError(
-        f"{path} cannot be written ({error.strerror}): set TESSERA_CACHE to a folder with space for it."
-    )
+    """The error for a cache that cannot be written."""
+    advice = "set TESSERA_CACHE to a folder with space for it"
+    return DataError(f"{path} cannot be written ({error.strerror}): {advice}.")
 
 
 def chunks(texts: Texts, size: int = CHUNK) -> Iterator[list[str]]:
@@ -49,28 +48,25 @@ def chunks(texts: Texts, size: int = CHUNK) -> Iterator[list[str]]:
 
 
 def content_key(*parts: str) -> str:
-    """Hash of some strings that depends on where one ends and the next begins: 32 hexadecimal digits."""
+    """Hash of some strings and of where each ends: 32 hexadecimal digits."""
     lengths = ",".join(str(len(part)) for part in parts)
-    return hashlib.blake2b(
-        "\n".join((lengths, *parts)).encode("utf-8", "surrogateescape"), digest_size=16
-    ).hexdigest()
+    content = "\n".join((lengths, *parts)).encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def text_digest(texts: Texts) -> str:
-    """Hash of the texts and their order, the same for a list and for a column in any chunks: 32 hexadecimal digits."""
+    """Hash of texts in order, the same for a list and an Arrow column: 32 hexadecimal digits."""
     import numpy as np
     import pyarrow as pa
 
-    content, lengths = hashlib.blake2b(), hashlib.blake2b()
+    content = hashlib.blake2b()
+    lengths = hashlib.blake2b()
     for start in range(0, len(texts), CHUNK):
         part = texts[start : start + CHUNK]
         if isinstance(part, pa.ChunkedArray):
             part = part.combine_chunks()
-        array = (
-            pa.array(part, pa.large_string())
-            if not isinstance(part, pa.Array)
-            else part.cast(pa.large_string())
-        )
+        array = part if isinstance(part, pa.Array) else pa.array(part, pa.large_string())
+        array = array.cast(pa.large_string())
         _, offsets, data = array.buffers()
         ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
         lengths.update(np.diff(ends).tobytes())

@@ -1,4 +1,4 @@
-"""Files: only regular ones are read, and what is written is whole or not there at all."""
+"""Files: only regular ones are read, and each is written whole or not at all."""
 
 import errno
 import json
@@ -11,8 +11,8 @@ from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
-CLUTTER = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
-STALE = 3600  # seconds: what nobody wrote to for so long was left by a process that was killed
+IGNORED_NAMES = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
+STALE_AFTER = 3600  # seconds without a write: then a process that was killed left the file
 
 
 def open_regular(path: str | os.PathLike, follow: bool = True, append: bool = False) -> BinaryIO:
@@ -24,12 +24,14 @@ def open_regular(path: str | os.PathLike, follow: bool = True, append: bool = Fa
         append: Open it to append bytes instead; it is made where it is missing.
 
     Raises:
-        OSError: It is missing, cannot be read, is a link that is not to be followed, or no regular file.
+        OSError: It is missing, cannot be read, is a link that is not to be followed, or is not a
+            regular file.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if append else os.O_RDONLY
-    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY", *([] if follow else ["O_NOFOLLOW"])):
+        flags |= getattr(os, name, 0)  # not every system has all of them
     try:
-        number = os.open(path, flags if follow else flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        number = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
             raise OSError(errno.ELOOP, "Is a symbolic link", str(path)) from error
@@ -53,60 +55,58 @@ def printable(path: str | os.PathLike) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def problem(path: str | os.PathLike) -> str | None:
-    """What is wrong with something that is to be a file; None for a regular file, or a link to one."""
+def path_fault(path: str | os.PathLike) -> str | None:
+    """What is wrong with what should be a file; None for a regular file, or a link to one."""
+    is_link = os.path.islink(path)
     try:
         mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return "is a broken link" if is_link else "does not exist"
     except OSError as error:
-        broken = os.path.islink(path) and isinstance(error, FileNotFoundError)
-        reason = f"cannot be read ({error.strerror})" if os.path.lexists(path) else "does not exist"
-        return "is a broken link" if broken else reason
+        return f"cannot be read ({error.strerror})"
     if stat.S_ISDIR(mode):
-        return (
-            "is a link to a folder, which is not followed"
-            if os.path.islink(path)
-            else "is a folder"
-        )
+        return "is a link to a folder, which is not followed" if is_link else "is a folder"
     return None if stat.S_ISREG(mode) else "is not a regular file"
 
 
 def regular_files(
     folder: Path,
-    bad: Callable[[str, str], None],
+    reject: Callable[[str, str], None],
     wanted: Callable[[Path], bool] = lambda path: True,
 ) -> list[Path]:
-    """All regular files below a folder at any depth, and links to such, sorted; hidden ones are passed over.
+    """All regular files below a folder at any depth, and links to such, sorted; no hidden ones.
 
     Args:
         folder: Where to look.
-        bad: Told the name of a folder that cannot be read, of a link to a folder, of a wanted file that is not regular
-            and of a name that is not UTF-8, with what is wrong with it; raises, or returns where such are left out.
+        reject: Told the name of a folder that cannot be read, of a link to a folder, of a wanted
+            file that is not regular and of a name that is not UTF-8, and what is wrong with it.
         wanted: Whether a file is looked for, by its path.
     """
-    files, faults = list[Path](), list[tuple[str, str]]()
+    files = []
+    faults = []
 
-    def unreadable(error: OSError) -> None:
+    def add_unreadable(error: OSError) -> None:
         faults.append((printable(error.filename), f"cannot be read ({error.strerror})"))
 
-    for place, folders, names in os.walk(folder, onerror=unreadable):
+    for root, folders, names in os.walk(folder, onerror=add_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        links = [Path(place, name) for name in folders if Path(place, name).is_symlink()]
-        found = [
-            Path(place, name)
-            for name in names
-            if not name.startswith(".") and name.lower() not in CLUTTER
-        ]
-        for path in (*links, *filter(wanted, found)):
-            if fault := problem(path) or named(path.relative_to(folder)):
-                faults.append((printable(path), fault))
-            else:
+        paths = [Path(root, name) for name in folders if Path(root, name).is_symlink()]
+        for name in names:
+            is_hidden = name.startswith(".") or name.lower() in IGNORED_NAMES
+            if not is_hidden and wanted(Path(root, name)):
+                paths.append(Path(root, name))
+        for path in paths:
+            fault = path_fault(path) or name_fault(path.relative_to(folder))
+            if fault is None:
                 files.append(path)
+            else:
+                faults.append((printable(path), fault))
     for name, fault in sorted(faults):
-        bad(name, fault)
+        reject(name, fault)
     return sorted(files)
 
 
-def named(path: str | os.PathLike) -> str | None:
+def name_fault(path: str | os.PathLike) -> str | None:
     """What is wrong with the name of a file; None if it is UTF-8."""
     return None if printable(path) == os.fspath(path) else "has a name that is not UTF-8"
 
@@ -125,10 +125,10 @@ def parse_object(text: str) -> dict[str, Any]:
     """The object in a JSON text.
 
     Raises:
-        ValueError: It is not JSON, not an object, nested too deep, or says an entry twice.
+        ValueError: It is not JSON, not an object, or nested too deep.
     """
     try:
-        found = json.loads(text, object_pairs_hook=_distinct)
+        found = json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     if not isinstance(found, dict):
@@ -136,30 +136,21 @@ def parse_object(text: str) -> dict[str, Any]:
     return found
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, whose entries each have a name of their own."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"it says {next(name for name in names if names.count(name) > 1)!r} twice")
-    return found
-
-
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write in its stead: it takes its place at the end, or vanishes where writing fails.
+    """A temporary file to write, which replaces `path` at the end, or is removed after an error.
 
-    A symbolic link at `path` is replaced, not followed. Files that were left beside it by processes that were killed
-    are removed.
+    A symbolic link at `path` is replaced, not followed. Temporary files of processes that were
+    killed are removed.
 
     Raises:
-        OSError: the folder is missing or cannot be written; what was at `path` stays. It names `path`.
+        OSError: The folder is missing or cannot be written; what was at `path` stays.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with suppress(OSError):  # another process may be quicker
-        for left in path.parent.glob(f".{escape(path.name)}.*.tmp"):
-            if left == partial or time.time() - left.lstat().st_mtime > STALE:
-                left.unlink()
+        for leftover in path.parent.glob(f".{escape(path.name)}.*.tmp"):
+            if leftover == partial or time.time() - leftover.lstat().st_mtime > STALE_AFTER:
+                leftover.unlink()
     try:
         with errors_naming(path, partial):
             yield partial
@@ -171,19 +162,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def errors_naming(path: Path, partial: Path) -> Iterator[None]:
-    """Errors of the system about `partial`, a file or folder, or what is in it, name `path` and what is in that."""
+    """Errors about `partial`, or a file in it, name `path`, or that file in it, instead."""
     try:
         yield
     except OSError as error:
-        named = Path(str(error.filename))
-        if not named.is_relative_to(partial):
+        found = Path(str(error.filename))
+        if not found.is_relative_to(partial):
             raise
-        raise OSError(
-            error.errno, error.strerror, str(path / named.relative_to(partial))
-        ) from error
+        renamed = str(path / found.relative_to(partial))
+        raise OSError(error.errno, error.strerror, renamed) from error
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all; names of files that are not UTF-8 keep their bytes."""
+    """Writes a small file; file names in it that are not UTF-8 keep their bytes."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", errors="surrogateescape")

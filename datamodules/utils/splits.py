@@ -17,7 +17,7 @@ SPLITS = {  # what files and folders call them
 
 
 def split_of(path: Path) -> str | None:
-    """Which split a file belongs to, by the first part of its path that begins with the name of one."""
+    """Which split a file belongs to, by the first part of its path named after one."""
     for part in path.parts:
         for split, names in SPLITS.items():
             if re.match(rf"({'|'.join(names)})([-_.]|$)", part.lower()):
@@ -26,12 +26,13 @@ def split_of(path: Path) -> str | None:
 
 
 def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Splits sample indices so that each class gives the same share.
+    """Splits sample indices by the same fraction in each class.
 
     Args:
         labels: (S,) int64.
-        fraction: Share of the second part; from two samples of a class on, each part gets at least one.
-        seed: Of the draw.
+        fraction: Size of the second part; from two samples of a class on, each part gets at least
+            one.
+        seed: Of the random split.
 
     Returns:
         Indices of the first and of the second part, each sorted.
@@ -43,11 +44,11 @@ def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor
         raise UsageError(f"val_fraction is {fraction}, but must lie between 0 and 1.")
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
-    held = []
+    held_out = []
     for members in by_class.split(labels.bincount().tolist()):
-        n = len(members)
-        held.append(members[: min(max(round(n * fraction), 1), n - 1)] if n > 1 else members[:0])
-    second = torch.cat(held).sort().values
-    first = torch.ones(len(labels), dtype=torch.bool)
-    first[second] = False
-    return first.nonzero().flatten(), second
+        count = max(round(len(members) * fraction), 1)
+        held_out.append(members[: max(min(count, len(members) - 1), 0)])
+    second = torch.cat(held_out).sort().values
+    is_first = torch.ones(len(labels), dtype=torch.bool)
+    is_first[second] = False
+    return is_first.nonzero().flatten(), second

@@ -1,1 +1,1 @@
-"""Images: decoding, and random changes to whole batches."""
+"""Images: reading and decoding them, batches of pixels, and augmentation of whole batches."""

@@ -1,5 +1,6 @@
 """Labelled images that are not decoded yet: files, bytes in tables, or plain pixels."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import printable, read_bytes
-from datamodules.vision.decoding import count_channels, decode
+from datamodules.vision.decoding import count_channels, decode, resize_and_crop
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -48,8 +50,55 @@ class Records:
         """Decoded image i, uint8 (C, Y, X)."""
         return decode(self.read(i), channels)
 
+    def image_of_size(self, i: int, channels: int, size: int, resize: bool = True) -> Tensor:
+        """Decoded image i, uint8 (C, size, size).
+
+        Raises:
+            DataError: The file is corrupt, missing or not an image; the sentence names it.
+            UsageError: It has another size and may not be resized.
+        """
+        try:
+            image = self.image(i, channels)
+            if resize:
+                image = resize_and_crop(image, size)
+        except Exception as error:  # each decoder has its own kinds
+            raise DataError(
+                f"{self.name(i)} is not a readable image ({_reason(error)}): remove it, or leave "
+                "such files out "
+                "with --data.skip_bad true."
+            ) from error
+        y, x = image.shape[-2:]
+        if (y, x) != (size, size):
+            raise UsageError(
+                f"{self.name(i)} is {x} x {y} pixels where others are {size} x {size}: add "
+                "--data.image_size N."
+            )
+        return image
+
+    def common_size(self, channels: int, skip_bad: bool) -> int:
+        """Side of the first readable image, for data whose images all have one size.
+
+        Raises:
+            UsageError: It is not square.
+            DataError: It is unreadable, or all are.
+        """
+        for i in range(len(self)):
+            try:
+                y, x = self.image(i, channels).shape[-2:]
+            except Exception:
+                if skip_bad:
+                    continue
+                self.image_of_size(i, channels, 1)  # says what is wrong with it
+                raise
+            if y != x:
+                raise UsageError(
+                    f"{self.name(i)} is {x} x {y} pixels, not square: add --data.image_size N."
+                )
+            return y
+        raise DataError("none of the image files can be read.")
+
     def channels(self) -> int:
-        """1 where 16 images from all over the data are grey, else 3."""
+        """1 if 16 images from all over the data are grey, else 3."""
         counts = []
         for i in range(0, len(self), max(1, len(self) // 16)):
             try:
@@ -69,11 +118,9 @@ class PixelRecords(Records):
         image = self.items[self.rows[i]]
         if channels == len(image):
             return image
-        return (
-            image.expand(3, -1, -1)
-            if channels == 3
-            else image.float().mean(0, keepdim=True).round().to(torch.uint8)
-        )
+        if channels == 3:
+            return image.expand(3, -1, -1)
+        return image.float().mean(0, keepdim=True).round().to(torch.uint8)
 
     def channels(self) -> int:
         return self.items.shape[1]
@@ -84,7 +131,7 @@ class TableRecords(Records):
     """Images in a column of an Arrow table, as bytes or as paths.
 
     Args:
-        roots: Folders that files which rows name must lie in; a path is seen from the first.
+        roots: Folders that the files named in rows must lie in; paths are relative to the first.
     """
 
     roots: tuple[Path, ...] = ()
@@ -95,15 +142,23 @@ class TableRecords(Records):
     def read(self, i: int) -> bytes:
         cell = self.items[int(self.rows[i])].as_py()
         if isinstance(cell, dict):
-            cell = cell.get("bytes") or (cell.get("path") and self._file(cell["path"]))
+            cell = cell.get("bytes") or (cell.get("path") and self._read_file(cell["path"]))
         if not isinstance(cell, bytes):
             raise ValueError("it holds no image")
         return cell
 
-    def _file(self, path: str) -> bytes:
-        """What a file holds that a row names, which may be anybody's words."""
-        for root in self.roots:
-            file = (self.roots[0] / path).resolve()
-            if file.is_relative_to(root.resolve()):
-                return read_bytes(file, follow=False)
+    def _read_file(self, path: str) -> bytes:
+        """Content of a file that a row names; the row may come from anybody."""
+        file = (self.roots[0] / path).resolve()
+        if any(file.is_relative_to(root.resolve()) for root in self.roots):
+            return read_bytes(file, follow=False)
         raise ValueError(f"its file {path} lies outside of the data")
+
+
+def _reason(error: Exception) -> str:
+    """What the system or a decoder says, without places in torch's code."""
+    said = str(getattr(error, "strerror", None) or error).strip()
+    if not said or "BytesIO" in said:
+        return type(error).__name__
+    line = re.sub(r"\S*/\S+:\d+,? ?", "", said).splitlines()[0]
+    return line[:120] or type(error).__name__

@@ -27,7 +27,7 @@ def tokenize(
         ckpt_path: Checkpoint that `fit` wrote, whose tokenizer is shown; null takes `tokenizer`.
         tokenizer: The one to use: a file, or a kind that is trained on the embedded reviews; if nothing is said, that
             of the default run.
-        max_length: Cut to so many tokens, the control tokens among them; null does not cut.
+        max_length: Cut to so many tokens, the special tokens among them; null does not cut.
         typed: The options that the user named.
 
     Raises:
@@ -37,10 +37,10 @@ def tokenize(
         raise UsageError("--text is empty: give a text to cut into tokens")
     if max_length is not None and max_length < 3:
         raise UsageError(
-            f"--max_length {max_length} leaves no room for text between control tokens: give 3 at least"
+            f"--max_length {max_length} leaves no room for text between special tokens: give 3 at least"
         )
     if ckpt_path is None:
-        chosen = Tokenizer.for_texts(generate()["train"][0], tokenizer)
+        chosen = Tokenizer.load_or_train(generate()["train"][0], tokenizer)
     else:
         facts = read_checkpoint(ckpt_path)[KEY]["facts"]
         if "tokenizer" not in facts:
@@ -51,9 +51,11 @@ def tokenize(
             )
         chosen = Tokenizer.from_json(facts["tokenizer"], facts["tokenizer_options"]["truncate"])
     (found,) = chosen.encode_batch([text])
-    ids, _, was_cut = chosen.build(found, max_length or len(found) + chosen.added())
-    width = max(map(len, chosen.tokens(ids)))
-    for token, number in zip(chosen.tokens(ids), ids, strict=True):
+    ids, _, was_cut = chosen.build_inputs(
+        found, max_length or len(found) + chosen.num_special_tokens()
+    )
+    width = max(map(len, chosen.convert_ids_to_tokens(ids)))
+    for token, number in zip(chosen.convert_ids_to_tokens(ids), ids, strict=True):
         print(f"{token:<{width}}  {number}")
-    cut = f", cut from {len(found) + chosen.added()}" if was_cut else ""
-    print(f"{len(ids)} tokens{cut}; vocabulary {chosen.size}")
+    cut = f", cut from {len(found) + chosen.num_special_tokens()}" if was_cut else ""
+    print(f"{len(ids)} tokens{cut}; vocabulary {chosen.vocab_size}")

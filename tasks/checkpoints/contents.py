@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from datamodules.tokenizers.kinds import TokenizerConfig
-from datamodules.tokenizers.pairs import PairTokenizerConfig
+from datamodules.tokenizers.config import PairTokenizerConfig, TokenizerConfig
 from modules.config import require
 from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.models.gpt import Decoder, DecoderConfig
@@ -116,7 +115,7 @@ class MaskedTexts(Texts):
 class Documents(Texts):
     """Facts of a corpus."""
 
-    framed: bool
+    marks_documents: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,10 @@ Translate = Callable[[Any], tuple[dict[str, Any], dict[str, Tensor]]]
 def write_tokenizer(facts: dict[str, Any], folder: Path) -> None:
     """`tokenizer.json` and `tokenizer_config.json`, for `AutoTokenizer`."""
     tokenizer, content = Tokenizer.from_json(facts["tokenizer"]), json.loads(facts["tokenizer"])
-    if "framed" in facts:
-        write_opening(content, tokenizer, tokenizer.frame.head if facts["framed"] else None)
+    if "marks_documents" in facts:
+        write_opening(
+            content, tokenizer, tokenizer.boundary_tokens.bos if facts["marks_documents"] else None
+        )
     save_tokenizer(content, tokenizer, facts["max_length"], folder)
 
 
@@ -81,11 +83,11 @@ def save_tokenizer(
 ) -> None:
     """Writes the content of a `tokenizer.json`, and what it cannot say: the roles of tokens, and the longest text."""
     content.pop(
-        "control", None
+        "special_tokens", None
     )  # what a foreign tokenizer's other files said; they say it again below
     roles = {
-        f"{role}_token": tokenizer.tokens([number])[0]
-        for role, number in tokenizer.ids.known().items()
+        f"{role}_token": tokenizer.convert_ids_to_tokens([number])[0]
+        for role, number in tokenizer.special_ids.known().items()
     }
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -147,7 +149,7 @@ def write_frame(
     content: dict[str, Any], tokenizer: Tokenizer, head: list[int], tail: list[int]
 ) -> None:
     """Let a tokenizer put these tokens before and after a text; arguments as in `write_opening`."""
-    names = {number: tokenizer.tokens([number])[0] for number in (*head, *tail)}
+    names = {number: tokenizer.convert_ids_to_tokens([number])[0] for number in (*head, *tail)}
     before, after = (
         [{"SpecialToken": {"id": names[n], "type_id": 0}} for n in some] for some in (head, tail)
     )

@@ -152,7 +152,7 @@ def same_tokenizer(source: str, theirs: Tokenizer, facts: Mapping[str, Any]) -> 
         own.digest != theirs.digest
     ):  # not their texts: another version of the package may write the same otherwise
         raise UsageError(
-            f"the tokenizer of the data ({own.size} tokens) is not that of {source} ({theirs.size} tokens): leave "
+            f"the tokenizer of the data ({own.vocab_size} tokens) is not that of {source} ({theirs.vocab_size} tokens): leave "
             "--data.tokenizer out, it comes with the weights"
         )
 

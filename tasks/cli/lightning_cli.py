@@ -270,7 +270,7 @@ class TaskCLI(LightningCLI):
     def refuse_unused(self) -> None:
         """Refuse options that the chosen source of the data does not use, but for those that a checkpoint has."""
         kept = flat(self.base)
-        for name, value in self.datamodule.unused().items():
+        for name, value in self.datamodule.unused_options().items():
             if kept.get(f"data.{name}") != value:
                 source = self.config[self.command].data.source
                 raise UsageError(

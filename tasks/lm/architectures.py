@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pytorch_lightning.utilities import rank_zero_only
 
-from datamodules.tokenizers import Frame, Tokenizer, TokenizerConfig
+from datamodules.tokenizers import BoundaryTokens, Tokenizer, TokenizerConfig
 from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
 from modules.pretrained.decoder import load_weights, to_tessera
 from modules.pretrained.decoder_configs import config_from_huggingface
@@ -137,9 +137,9 @@ class Model(NamedTuple):
     folder: Path | None = None
 
     @property
-    def frame(self) -> Frame:
-        """Control tokens that it saw around documents."""
-        return self.tokenizer.frame if self.facts["framed"] else Frame()
+    def boundary_tokens(self) -> BoundaryTokens:
+        """Special tokens that it saw around documents."""
+        return self.tokenizer.boundary_tokens if self.facts["marks_documents"] else BoundaryTokens()
 
     def generation(self) -> FolderGeneration | None:
         """What its folder asks of generation.
@@ -178,13 +178,13 @@ def marks_documents(settings: Settings) -> bool:
 def _published(source: str) -> Model:
     folder = local_folder(source, CKPT_PATH)
     config, tokenizer = read_config(source, folder, CKPT_PATH), Tokenizer.from_file(folder)
-    begins = tokenizer.frame.head is not None
+    begins = tokenizer.boundary_tokens.bos is not None
     with refusals(f"{CKPT_PATH} {source}"):
         if config.vocabulary is None or config.max_length is None:
             raise UsageError("its config.json does not say how many tokens it knows or reads")
-        if tokenizer.size > config.vocabulary:
+        if tokenizer.vocab_size > config.vocabulary:
             raise UsageError(
-                f"its tokenizer has {tokenizer.size} tokens, but its config.json {config.vocabulary}"
+                f"its tokenizer has {tokenizer.vocab_size} tokens, but its config.json {config.vocabulary}"
             )
         state = folder_state(folder, converted, CKPT_PATH)
         net = Decoder(config)
@@ -192,9 +192,9 @@ def _published(source: str) -> Model:
     facts = {
         "tokenizer": tokenizer.to_json(),
         "tokenizer_options": asdict(TokenizerConfig(file=str(folder))),
-        "vocabulary": tokenizer.size,
+        "vocabulary": tokenizer.vocab_size,
         "padding": 0,
         "max_length": config.max_length,
-        "framed": begins or read_settings(folder, marks_documents, CKPT_PATH),
+        "marks_documents": begins or read_settings(folder, marks_documents, CKPT_PATH),
     }
     return Model(net.eval(), tokenizer, facts, folder)

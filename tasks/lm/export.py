@@ -32,8 +32,8 @@ def to_huggingface(net: Any, model: Model) -> tuple[dict[str, Any], dict[str, Te
         ValueError: they have no such model; says why.
     """
     family = suited_family(net.config)
-    special = model.tokenizer.ids.known()
-    if not model.facts["framed"]:
+    special = model.tokenizer.special_ids.known()
+    if not model.facts["marks_documents"]:
         special = {role: number for role, number in special.items() if role not in ("bos", "eos")}
     return config_to_huggingface(family, net.config, special), from_tessera(
         family, net.state_dict(), net.config

@@ -76,7 +76,9 @@ def score(
             f"{data.path} has one token only, which nothing can be foreseen from: give a longer text"
         )
     loss, right, tokens = total(model.net, file.tokens, stride, batch_size)
-    bytes_ = int(file.bytes[-1] - file.byte_places(np.array(1)))  # nothing foresees the first token
+    bytes_ = int(
+        file.bytes[-1] - file.bytes_before(np.array(1))
+    )  # nothing foresees the first token
     found = {
         "loss": loss / tokens,
         "perplexity": math.exp(loss / tokens),
@@ -91,7 +93,7 @@ def score(
 
 
 def corpus(text: ScoredText, facts: dict[str, Any]) -> Any:
-    """The tokens of all of the text, with control tokens as in training: a `TokenFile`."""
+    """The tokens of all of the text, with special tokens as in training: a `TokenFile`."""
     data = CorpusData(
         "files",
         text.path,
@@ -101,7 +103,7 @@ def corpus(text: ScoredText, facts: dict[str, Any]) -> Any:
         skip_bad=text.skip_bad,
     )
     data.adopt(facts)
-    data.source.prefix = "--data"
+    data.source.option_prefix = "--data"
     data.source.prepare()
     return data.tokens(data.source.whole(), "the text")
 

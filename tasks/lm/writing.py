@@ -24,14 +24,19 @@ def prompt_tokens(model: Model, prompt: str) -> list[int]:
     Raises:
         UsageError: a character is not in the model's vocabulary, or the prompt gives no token.
     """
-    tokenizer, frame = model.tokenizer, model.frame
-    if tokenizer.characters and (letter := tokenizer.first_unknown([prompt])) is not None:
+    tokenizer, boundary = model.tokenizer, model.boundary_tokens
+    if (
+        tokenizer.is_character_level
+        and (letter := tokenizer.first_unknown_character([prompt])) is not None
+    ):
         raise UsageError(
             f"the prompt has the character {letter!r} (U+{ord(letter):04X}), which is not among the "
-            f"{tokenizer.size} tokens that the model knows: leave it out"
+            f"{tokenizer.vocab_size} tokens that the model knows: leave it out"
         )
     begin = [
-        number for number in (frame.head, None if prompt else frame.lead) if number is not None
+        number
+        for number in (boundary.bos, None if prompt else boundary.prefix)
+        if number is not None
     ]
     (ids,) = tokenizer.encode_batch([prompt if prompt or begin else "\n"])
     if not begin + ids:
@@ -163,4 +168,4 @@ def end_tokens(model: Model, found: FolderGeneration | None = None) -> list[int]
     """Those that its folder asks for; else the token that ends a document, if the model was trained with one."""
     if found and found.stop:
         return [*found.stop]
-    return [] if model.frame.tail is None else [model.frame.tail]
+    return [] if model.boundary_tokens.eos is None else [model.boundary_tokens.eos]

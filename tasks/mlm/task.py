@@ -53,7 +53,9 @@ class MaskedLMTask(TextTask):
         if self.pretrained is not None and self.restored is None:
             load_pretrained(net, self.pretrained, facts)
         tokenizer = Tokenizer.from_json(facts["tokenizer"])
-        self.masker = Masker(self.mask, tokenizer.ids, tokenizer.size, tokenizer.starts_word)
+        self.masker = Masker(
+            self.mask, tokenizer.special_ids, tokenizer.vocab_size, tokenizer.starts_word
+        )
         return net
 
     def compiled(self) -> list[nn.Module]:

@@ -30,10 +30,7 @@ def fitted(config: Seq2SeqConfig, facts: Mapping[str, Any]) -> Seq2SeqConfig:
         with_vocabulary(config, facts, "source_vocabulary"), facts, "target_vocabulary"
     )
     tokenizer = PairTokenizer.from_facts(facts)
-    if (
-        config.tying in ("all", "inputs")
-        and tokenizer.source.vocabulary != tokenizer.target.vocabulary
-    ):
+    if config.tying in ("all", "inputs") and tokenizer.source.vocab != tokenizer.target.vocab:
         raise UsageError(
             f"--model.net.tying {config.tying} shares one table between source and target, whose tokenizers number "
             "their tokens otherwise: set --model.net.tying target, or use one tokenizer for both "

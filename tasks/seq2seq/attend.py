@@ -50,7 +50,7 @@ def attend(
             f"--out {out} ends in .{kind}, which is no kind of picture here: use .png, .pdf or .svg"
         )
     model = prepared(load_model(ckpt_path), device)
-    (source,), (cut,) = model.tokenizer.sources([text], model.net.max_length)
+    (source,), (cut,) = model.tokenizer.encode_sources([text], model.net.max_length)
     if cut:
         print(
             f"the text is longer than the {len(source)} tokens that the model reads, and is drawn without the rest"
@@ -83,12 +83,12 @@ def own_translation(model: Model, source: list[int], beams: int) -> Translation:
 def given_translation(model: Model, text: str) -> list[int]:
     """The tokens of a translation, as the model would write them; says if they are not all."""
     (ids,) = model.tokenizer.target.encode_batch([text])
-    if len(ids) + model.tokenizer.added > model.net.max_length:
+    if len(ids) + model.tokenizer.num_special_tokens > model.net.max_length:
         most = model.net.max_length
         print(
             f"--target is longer than the {most} tokens that the model writes, and is drawn without the rest"
         )
-    return model.tokenizer.frame_target(ids, model.net.max_length)[1:]
+    return model.tokenizer.build_target(ids, model.net.max_length)[1:]
 
 
 @torch.inference_mode()
@@ -105,7 +105,7 @@ def cross_weights(model: Model, source: Sequence[int], tokens: Sequence[int]) ->
     """
     net, record = model.net, AttentionRecord()
     where = net.embed.weight.device
-    read = torch.tensor([[model.tokenizer.start, *tokens[:-1]]], device=where)  # (1, N)
+    read = torch.tensor([[model.tokenizer.decoder_start_id, *tokens[:-1]]], device=where)  # (1, N)
     net.decode(read, net.encode(torch.tensor([source], device=where)), cache=record)
     if record.cross_attn:
         return torch.cat(record.cross_attn).cpu()
@@ -116,7 +116,7 @@ def spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Tokens as a reader knows them: their text, spaces as ␣, or the vocabulary's name where they have none."""
     texts = [tokenizer.decode([number]) for number in ids]
     shown = [text if text.strip() else "\u2423" * len(text) for text in texts]
-    pairs = zip(shown, tokenizer.tokens(ids), strict=True)
+    pairs = zip(shown, tokenizer.convert_ids_to_tokens(ids), strict=True)
     return [text if text and BROKEN not in text else name for text, name in pairs]
 
 

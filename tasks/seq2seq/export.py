@@ -34,8 +34,8 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
 
 
 def special_tokens(facts: dict[str, Any]) -> dict[str, int]:
-    """Numbers of control tokens, by the roles that a config.json has."""
-    begin = PairTokenizer.from_facts(facts).target.ids.bos
+    """Ids of special tokens, by the roles that a config.json has."""
+    begin = PairTokenizer.from_facts(facts).target.special_ids.bos
     known = {
         "decoder_start": facts["start"],
         "bos": begin,
@@ -66,8 +66,8 @@ def write_tokenizers(facts: dict[str, Any], folder: Path, ends: Ends) -> None:
     for place, tokenizer in sides.items():
         place.mkdir(exist_ok=True)
         content = json.loads(tokenizer.to_json())
-        head = [tokenizer.control("bos")] if pair.config.begin else []
-        write_frame(content, tokenizer, head, [tokenizer.control("eos")])
+        head = [tokenizer.special_id("bos")] if pair.config.begin else []
+        write_frame(content, tokenizer, head, [tokenizer.special_id("eos")])
         save_tokenizer(content, tokenizer, facts["max_length"], place)
     settings = {
         **{f"{role}_token_id": number for role, number in special_tokens(facts).items()},

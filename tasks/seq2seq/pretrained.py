@@ -38,7 +38,7 @@ FRAMES = (
     "start",
     "begin",
     "prompt",
-)  # what a network learned of the control tokens and words around texts
+)  # what a network learned of the special tokens and words around texts
 PIECES = "spiece.model"  # T5's tokenizer where there is no tokenizer.json
 TARGET = "target_tokenizer"  # the folder of the target's own tokenizer in an export
 
@@ -105,8 +105,10 @@ def opens(tokenizer: Tokenizer) -> bool:
     from tokenizers import Tokenizer as Backend
 
     content = json.loads(tokenizer.to_json())
-    content.pop("control", None)
-    return bool(Backend.from_str(json.dumps(content)).encode("").ids[:1] == [tokenizer.ids.bos])
+    content.pop("special_tokens", None)
+    return bool(
+        Backend.from_str(json.dumps(content)).encode("").ids[:1] == [tokenizer.special_ids.bos]
+    )
 
 
 def load_pretrained(net: Seq2Seq, source: str, facts: Mapping[str, Any]) -> None:
@@ -134,7 +136,7 @@ def load_pretrained(net: Seq2Seq, source: str, facts: Mapping[str, Any]) -> None
 
 def tokenizers(config: PairTokenizerConfig) -> PairTokenizer:
     """Those of files."""
-    return PairTokenizer.for_texts(list, list, config)
+    return PairTokenizer.load_or_train(list, list, config)
 
 
 def converted(settings: Settings, weights: State) -> State:

@@ -16,7 +16,7 @@ Settings = Mapping[str, Any]
 
 
 class Ends(TypedDict):
-    """What `modules.generation.translation.translate` must know of the control tokens."""
+    """What `modules.generation.translation.translate` must know of the special tokens."""
 
     start: int
     stop: list[int]
@@ -26,10 +26,10 @@ class Ends(TypedDict):
 
 def writing(tokenizer: PairTokenizer) -> Ends:
     """Tokens that translations begin with, end with, and never have inside: padding, which some models mistake."""
-    pad = tokenizer.target.control("pad")
+    pad = tokenizer.target.special_id("pad")
     return {
-        "start": tokenizer.start,
-        "stop": [tokenizer.end],
+        "start": tokenizer.decoder_start_id,
+        "stop": [tokenizer.eos_id],
         "banned": [pad],
         "rules": DecodingRules(),
     }

@@ -123,7 +123,9 @@ def translations(
     """The translations of each line, best first; an empty one of an empty line. Batches are of like lengths."""
     found = [[Translation([], 0.0, True)] for _ in lines]
     numbers = [number for number, line in enumerate(lines) if line.strip()]
-    rows, cut = model.tokenizer.sources([lines[number] for number in numbers], model.net.max_length)
+    rows, cut = model.tokenizer.encode_sources(
+        [lines[number] for number in numbers], model.net.max_length
+    )
     if any(cut):
         print(
             f"{sum(cut)} of {len(lines)} sentences are longer than the {model.net.max_length} tokens that the model "

@@ -9,7 +9,7 @@ from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.utilities import rank_zero_only
 
-from datamodules.base import position
+from datamodules.base import training_position
 from tasks.checkpoints.contents import check_like
 from tasks.errors import UsageError
 from tasks.training.seeds import States, check_random_states, random_states, set_random_states
@@ -100,7 +100,7 @@ class FitLoop(_FitLoop):
     def completed(self) -> int:
         """Number of epochs whose end is over."""
         epochs: Any = self.epoch_progress.current
-        epoch, batch = position(self.trainer)
+        epoch, batch = training_position(self.trainer)
         full = batch >= self.trainer.num_training_batches
         return epoch + (full and epochs.processed == epochs.ready) if epochs.ready else 0
 
@@ -158,7 +158,7 @@ class FitLoop(_FitLoop):
         batches: Any = self.epoch_loop.batch_progress
         if not epochs.ready:
             return state
-        epoch, batch = position(self.trainer)
+        epoch, batch = training_position(self.trainer)
         full, done = batch >= self.trainer.num_training_batches, self.completed
         over = done > epoch  # else the end of the epoch has yet to be done
         total = batches.total.processed - batches.current.processed + batch

@@ -86,7 +86,7 @@ def grouped() -> Iterator[Batch]:
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
     dataset = data(multiple=1).dataset("train")
-    lengths = dataset.own.tolist()
+    lengths = dataset.token_counts.tolist()
     order = list(
         LengthGroupedSampler(BATCH, lengths=lengths, generator=torch.Generator().manual_seed(0))
     )

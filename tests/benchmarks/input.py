@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from datamodules.images import ImageData
-from datamodules.vision.augment import Augment, AugmentConfig
+from datamodules.vision.augment import Augment, AugmentConfig, normalise
 
 BATCH = 128
 RECIPES = {
@@ -67,7 +67,7 @@ def our_batches(data: ImageData, config: AugmentConfig) -> Callable[[], Iterator
 
     def batches() -> Iterator[Tensor]:
         for batch in loader:
-            yield augment.normalise(augment(batch["image"]), facts["mean"], facts["std"])
+            yield normalise(augment(batch["image"]), facts["mean"], facts["std"])
 
     return batches
 

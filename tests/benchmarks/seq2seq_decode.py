@@ -25,7 +25,7 @@ def sentences() -> list[list[int]]:
 
     module = data()
     module.setup("test")
-    return module.tokenizer.sources(
+    return module.tokenizer.encode_sources(
         module.source.split("test").source.to_pylist()[:SENTENCES], LENGTH
     )[0]
 

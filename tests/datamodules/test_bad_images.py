@@ -1,4 +1,5 @@
-"""What is wrong with the data or the request is said in one sentence that names the place and the remedy."""
+"""What is wrong with the data or the request is said in one sentence that names the place and the
+remedy."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -78,7 +79,7 @@ def fail(
             ["/nowhere/at/all", "does not exist", "parquet"],
         ),
         ({"source": "folder", "path": __file__}, [__file__, "is a file"]),
-        ({"source": "hub", "path": __file__}, [__file__, "is a file"]),
+        ({"source": "hub", "path": __file__}, [__file__, "is not a folder of parquet"]),
         ({"dataset": DatasetOptions(val_fraction=1.0)}, ["val_fraction is 1.0"]),
         ({"dataset": DatasetOptions(class_names=["a", "b"])}, ["2 classes", "10"]),
         ({"dataset": DatasetOptions(mean=[0.5, 0.5, 0.5])}, ["mean", "1 channels"]),

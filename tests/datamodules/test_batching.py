@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from datamodules.utils.batching import DealtBatches, ResumableBatchSampler, epoch_order
+from datamodules.utils.batching import EvalBatchSampler, ResumableBatchSampler, epoch_order
 
 SHAPES = [
     (size, batch, world) for size in (1, 2, 7, 16, 33) for batch in (1, 2, 5) for world in (1, 2, 3)
@@ -83,7 +83,7 @@ def test_impossible_requests_are_refused(options: dict[str, int]) -> None:
 @pytest.mark.parametrize(("size", "batch", "world"), SHAPES)
 def test_evaluation_deals_the_batches_of_one_process(size: int, batch: int, world: int) -> None:
     whole = ResumableBatchSampler(size, batch)
-    samplers = [DealtBatches(whole, rank, world) for rank in range(world)]
+    samplers = [EvalBatchSampler(whole, rank, world) for rank in range(world)]
     assert {len(list(sampler)) for sampler in samplers} == {len(sampler) for sampler in samplers}
     rounds = enumerate(zip(*samplers, strict=True))
     dealt = [

@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from datamodules.sources import TEXT_SOURCES, TextDatasetOptions
-from datamodules.utils.batching import BucketBatchSampler, ResumableBatchSampler, cells, padded
+from datamodules.utils.batching import (
+    BucketBatchSampler,
+    ResumableBatchSampler,
+    count_tokens,
+    round_up,
+)
 
 BATCHES = [(1, None), (2, None), (4, None), (50, None), (4, 40), (4, 97)]  # samples or tokens
 CASES = list(product((3, 7, 40, 131), (1, 2, 3), BATCHES, (0, 1)))  # sizes, ranks, batches, seeds
@@ -17,13 +22,13 @@ Kind = tuple[int, int | None]
 
 def lengths_of(size: int) -> Tensor:
     """Lengths from 1 to 40, many of them equal."""
-    return padded(
+    return round_up(
         torch.randint(1, 41, (size,), generator=torch.Generator().manual_seed(size)), 4, 38
     )
 
 
 def padding_share(batches: Iterable[list[int]], lengths: Tensor, own: Tensor) -> float:
-    filled, total = cells(batches, lengths, own)
+    filled, total = count_tokens(batches, lengths, own)
     return 1 - filled / total
 
 
@@ -135,12 +140,12 @@ def test_epochs_mix_samples_anew_and_shuffle_the_steps() -> None:
 
 
 def test_a_batch_that_cannot_hold_the_longest_sample_is_refused() -> None:
-    with pytest.raises(ValueError, match="batch_tokens is 39, but the longest sample alone has 40"):
+    with pytest.raises(ValueError, match="batch_tokens is 39, but the longest sample has 40"):
         BucketBatchSampler(torch.tensor([1, 40]), 4, 39)
 
 
 def test_rounding_up_stops_at_the_most() -> None:
-    assert padded(torch.tensor([1, 8, 9, 17, 30]), 8, 30).tolist() == [8, 8, 16, 24, 30]
+    assert round_up(torch.tensor([1, 8, 9, 17, 30]), 8, 30).tolist() == [8, 8, 16, 24, 30]
 
 
 def test_padding_is_counted_cell_by_cell() -> None:
@@ -158,7 +163,7 @@ def test_real_reviews_are_hardly_padded(real_data: object) -> None:
         )
         + 2
     )
-    lengths = padded(own, 8, 512)
+    lengths = round_up(own, 8, 512)
     random = ResumableBatchSampler(len(own), 32, shuffle=True, drop_last=True)
     shares = [
         padding_share(sampler.batches(0), lengths, own)

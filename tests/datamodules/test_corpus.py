@@ -1,4 +1,5 @@
-"""Corpora for language models, as a run reads them: the same batches for any number of ranks, and from any step on."""
+"""Corpora for language models, as a run reads them: the same batches for any number of ranks, and
+from any step on."""
 
 import os
 import signal
@@ -17,7 +18,7 @@ from torch import Tensor
 from datamodules.corpus import CorpusData, CorpusLoading
 from datamodules.sources import CorpusOptions
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from datamodules.utils.batching import Shuffled, StreamBatchSampler
+from datamodules.utils.batching import LazyPermutation, StreamBatchSampler
 from datamodules.utils.errors import DataError, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -76,14 +77,14 @@ def test_the_reference(packing: str, tokenizer: TokenizerConfig) -> None:
         "vocabulary",
         "padding",
         "max_length",
-        "framed",
+        "marks_documents",
     }
     assert (
-        facts["framed"] is True
-        and facts["vocabulary"] == data.tokenizer.size
+        facts["marks_documents"] is True
+        and facts["vocabulary"] == data.tokenizer.vocab_size
         and facts["padding"] == 0
     )
-    names = ["tokens", "targets"] + ["documents", "coords"] * (packing == "documents")
+    names = ["tokens", "targets"] + ["documents", "positions"] * (packing == "documents")
     batches = list(data.train_dataloader())
     rows = len(data.dataset("train"))
     assert (
@@ -105,7 +106,9 @@ def test_the_reference(packing: str, tokenizer: TokenizerConfig) -> None:
         file = data.file(split)
         assert targets == len(file.tokens) - (len(file) if packing == "documents" else 1)
         control = [file[i][[0, -1]].tolist() for i in range(len(file))]
-        assert control == [[data.tokenizer.ids.bos, data.tokenizer.ids.eos]] * len(file)
+        assert control == [[data.tokenizer.special_ids.bos, data.tokenizer.special_ids.eos]] * len(
+            file
+        )
     padding = float(
         (torch.cat([b["targets"] for b in data.test_dataloader()]) == -100).double().mean()
     )
@@ -115,11 +118,11 @@ def test_the_reference(packing: str, tokenizer: TokenizerConfig) -> None:
     )
 
 
-def test_one_document_has_no_control_tokens_and_the_tail_is_held_back(poem: Path) -> None:
+def test_one_document_has_no_special_tokens_and_the_tail_is_held_back(poem: Path) -> None:
     """As nanoGPT prepares tiny Shakespeare."""
     data, text = corpus(poem), poem.read_text()
     data.setup("fit")
-    assert data.facts()["framed"] is False
+    assert data.facts()["marks_documents"] is False
     assert data.tokenizer.decode(data.file("train").tokens.tolist()) == text[: int(len(text) * 0.9)]
     assert data.tokenizer.decode(data.file("val").tokens.tolist()) == text[int(len(text) * 0.9) :]
     rows = torch.cat([batch["targets"] for batch in data.val_dataloader()])
@@ -142,11 +145,11 @@ def test_bytes_leave_out_a_first_token_that_nothing_foresees(
         tokenizer=TokenizerConfig(kind, 300, 1, False),
     )
     data.setup("fit")
-    assert data.facts()["framed"] is False
+    assert data.facts()["marks_documents"] is False
     held = text[int(len(text) * 0.9) :]
     assert held.startswith("été")
     first = {
-        "bpe": data.tokenizer.tokens(data.file("val").tokens[:1])[0],
+        "bpe": data.tokenizer.convert_ids_to_tokens(data.file("val").tokens[:1])[0],
         "character": "é",
         "word": "été",
     }[kind]
@@ -157,7 +160,7 @@ def test_bytes_leave_out_a_first_token_that_nothing_foresees(
     assert sum(int(batch["bytes"].sum()) for batch in batches) == len(held.encode()) - size
 
 
-def test_a_foreign_tokenizer_of_one_control_token(letters: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_of_one_special_token(letters: Path, tmp_path: Path) -> None:
     """GPT-2's <|endoftext|> is between documents, once, and before the first."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -176,15 +179,15 @@ def test_a_foreign_tokenizer_of_one_control_token(letters: Path, tmp_path: Path)
     config = TokenizerConfig(file=str(tmp_path / "tokenizer.json"))
     data = corpus(letters, "documents", tokenizer=config, max_length=1000)
     data.setup("fit")
-    end = data.tokenizer.ids.eos
-    assert end == data.tokenizer.ids.bos == data.facts()["padding"]
+    end = data.tokenizer.special_ids.eos
+    assert end == data.tokenizer.special_ids.bos == data.facts()["padding"]
     file = data.file("train")
     assert file.unknown == 0  # though the token is GPT-2's for that, too
     assert (
         file.tokens[0] == end and file.offsets[0] == 1 and (file.tokens == end).sum() == len(file)
     )
     batch = data.dataset("train")[list(range(len(data.dataset("train"))))]
-    starts = (batch["coords"] == 0) & (batch["documents"] >= 0)
+    starts = (batch["positions"] == 0) & (batch["documents"] >= 0)
     assert int(starts.sum()) == len(file) and (batch["tokens"][starts] == end).all()
 
 
@@ -300,17 +303,26 @@ def test_batches_follow_from_the_seed(letters: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 17, 1000, 4096, 4097])
 def test_shuffled_is_a_permutation_in_parts(size: int) -> None:
-    whole = Shuffled(size, 3, 1)[:]
+    whole = LazyPermutation(size, 3, 1)[:]
     assert sorted(whole) == list(range(size))
-    order = Shuffled(size, 3, 1)
+    order = LazyPermutation(size, 3, 1)
     for start in (size // 2, 0, size // 3, size - 1):
         assert order[start : start + 7] == whole[start : start + 7]
     if size > 16:
         assert (
-            len({str(Shuffled(size, seed, epoch)[:]) for seed in range(3) for epoch in range(3)})
+            len(
+                {
+                    str(LazyPermutation(size, seed, epoch)[:])
+                    for seed in range(3)
+                    for epoch in range(3)
+                }
+            )
             == 9
         )
-        places = torch.tensor([Shuffled(size, 0, epoch)[:].index(5) for epoch in range(200)]) / size
+        places = (
+            torch.tensor([LazyPermutation(size, 0, epoch)[:].index(5) for epoch in range(200)])
+            / size
+        )
         assert abs(float(places.mean()) - 0.5) < 0.1 and len(places.unique()) > min(size, 200) / 2
 
 
@@ -351,7 +363,7 @@ def test_unknown_characters_are_named(tmp_path: Path) -> None:
             match=r"3 of 4,32\d tokens in the train split .* are \[UNK\], such as .* 'ï'",
         ):
             lenient.setup("fit")
-        assert int((lenient.file("train").tokens == lenient.tokenizer.ids.unk).sum()) == 3
+        assert int((lenient.file("train").tokens == lenient.tokenizer.special_ids.unk).sum()) == 3
     corpus(tmp_path / "b.txt").setup("fit")  # its own tokenizer learns all there is
     rare = corpus(tmp_path / "b.txt", tokenizer=TokenizerConfig("character", 2000, 2, False))
     with pytest.warns(UserWarning, match="--data.tokenizer.min_frequency 1"):
@@ -363,17 +375,13 @@ def test_unknown_characters_are_named(tmp_path: Path) -> None:
 def test_the_quick_way_for_characters_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["Plain,\n words", "", "[PAD] ï 𝄞\r\n", "e\u0301\0"]
     tokenizer = Tokenizer.train(texts[:2] + ["é"], CHARACTERS)
-    assert tokenizer._numbers is not None
-    tokens, sizes = tokenizer.encode_joined(texts)
+    tokens, sizes = tokenizer.encode_concatenated(texts)
     lists = tokenizer.encode_batch(texts)
     assert tokens.tolist() == sum(lists, []) and sizes.tolist() == [len(ids) for ids in lists]
     lower = Tokenizer.train(texts, TokenizerConfig("character", 200, 1, True))
-    assert (
-        lower._numbers is None
-        and lower.encode_joined(["A"])[0].tolist() == lower.encode_batch(["a"])[0]
-    )
+    assert lower.encode_concatenated(["A"])[0].tolist() == lower.encode_batch(["a"])[0]
     with pytest.raises(UsageError, match="not UTF-8"):
-        tokenizer.encode_joined(["\ud800"])
+        tokenizer.encode_concatenated(["\ud800"])
 
 
 def test_a_tokenizer_that_does_not_match_a_checkpoint(letters: Path, tmp_path: Path) -> None:
@@ -398,7 +406,7 @@ def test_a_tokenizer_that_does_not_match_a_checkpoint(letters: Path, tmp_path: P
     alone.adopt(facts)
     own = corpus(letters, skip_bad=True, tokenizer=alone.config)
     own.tokenizer = alone.tokenizer
-    assert alone.framed and not own.framed
+    assert alone.marks_documents and not own.marks_documents
     assert alone.file("val").tokens.tolist()[1:-1] == own.file("val").tokens.tolist()
 
 
@@ -434,7 +442,7 @@ def test_options_out_of_range(poem: Path) -> None:
 
 def test_a_text_that_changes_while_it_is_read(poem: Path) -> None:
     data = corpus(poem)
-    data.source.survey("train")
+    data.source.statistics("train")
     poem.write_text(poem.read_text()[:-3000])
     with pytest.raises(DataError, match="changed while it was read"):
         data.setup("fit")
@@ -449,10 +457,10 @@ from datamodules.tokenizers import Tokenizer
 from tests.datamodules.test_corpus import Path, DataError, corpus
 
 how, path = sys.argv[1], Path(sys.argv[2])
-token_cache.AT_ONCE = 1  # a piece at a time
+token_cache.CHARACTERS_PER_CORE = 1  # a piece at a time
 data = corpus(path)
 data.tokenizer
-encode, calls = Tokenizer.encode_joined, []
+encode, calls = Tokenizer.encode_concatenated, []
 
 def slow(*args):
     calls.append(args)
@@ -461,7 +469,7 @@ def slow(*args):
         time.sleep(60)
     return encode(*args)
 
-Tokenizer.encode_joined = slow
+Tokenizer.encode_concatenated = slow
 if how == "full":
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 try:

@@ -1,4 +1,5 @@
-"""Generated dates and numbers: both sides say the same, which other code reads, and nothing is said twice."""
+"""Generated dates and numbers: both sides say the same, which other code reads, and nothing is said
+twice."""
 
 import re
 from datetime import date
@@ -59,7 +60,8 @@ def english_year(text: str) -> int:
 
 
 def read(text: str, language: str) -> date | int:
-    """What a text says. A weekday must be right, which tells days from one another that differ in a digit."""
+    """What a text says. A weekday must be right, which tells days from one another that differ in a
+    digit."""
     names = DAYS[language]
     weekday, rest = next(
         ((day, text[len(day) :].strip(" ,")) for day in names if text.startswith(day)), (None, text)
@@ -132,7 +134,7 @@ def test_every_way_of_saying_is_in_every_split(splits: Splits) -> None:
 
 def test_known_translations() -> None:
     day = date(1999, 10, 1)
-    said = {way(day, language) for way in dates._WAYS[:5] for language in dates.LANGUAGES}
+    said = {way(day, language) for way in dates.STYLES[:5] for language in dates.LANGUAGES}
     assert said == {
         "Friday, October 1, 1999",
         "vendredi 1 octobre 1999",

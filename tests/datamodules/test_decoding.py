@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from datamodules.vision.decoding import decode, fit_size
+from datamodules.vision.decoding import decode, resize_and_crop
 from tests.datamodules.test_images import picture
 
 
@@ -46,4 +46,4 @@ def test_resizing_equals_torchvision(shape: tuple[int, int]) -> None:
     expected = v2.functional.center_crop(
         v2.functional.resize(image, [12], antialias=True), [12, 12]
     )
-    assert (fit_size(image, 12).int() - expected.int()).abs().max() <= 1
+    assert (resize_and_crop(image, 12).int() - expected.int()).abs().max() <= 1

@@ -15,11 +15,11 @@ from datamodules.sources import (
     CorpusOptions,
     DocumentSource,
     Piece,
-    document_kinds,
+    document_files,
     document_source,
     documents,
 )
-from datamodules.sources.documents import PIECE, pieces
+from datamodules.sources.documents import PIECE_SIZE, split_pieces
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.errors import DataError, UsageError
 
@@ -73,9 +73,9 @@ def test_plain_text(ending: str, packed: str, tmp_path: Path) -> None:
         )
     found = source(tmp_path / "texts")
     assert joined(found.read("train")) == TEXTS
-    assert all(len(piece.text) <= PIECE for piece in found.read("train"))
-    assert found.survey("train").documents == 5
-    assert found.survey("train").characters == sum(map(len, TEXTS))
+    assert all(len(piece.text) <= PIECE_SIZE for piece in found.read("train"))
+    assert found.statistics("train").documents == 5
+    assert found.statistics("train").characters == sum(map(len, TEXTS))
     assert joined(source(tmp_path / "texts" / f"1{ending}{packed}").read("train")) == [TEXTS[1]]
 
 
@@ -119,7 +119,7 @@ def test_a_large_parquet_file_is_read_in_parts(tmp_path: Path) -> None:
 def test_blank_lines_part_documents(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_kinds, "BLOCK", block)
+    monkeypatch.setattr(document_files, "TEXT_BLOCK", block)
     (tmp_path / "a.txt").write_bytes("\n \none é\ntwo\n \t\n\n  three\n\r\nfour\n\n\n".encode())
     assert joined(source(tmp_path / "a.txt", blank_lines=True).read("train")) == [
         "one é\ntwo",
@@ -133,11 +133,11 @@ def test_blank_lines_part_documents(
 def test_pieces_do_not_depend_on_blocks() -> None:
     draw = Random(0)
     text = "".join(draw.choice("ab \n\n.é") for _ in range(5000))
-    whole = list(pieces([(text, True)], 100))
+    whole = list(split_pieces([(text, True)], 100))
     for _ in range(20):
         cuts = [0, *sorted(draw.sample(range(len(text)), draw.randrange(60))), len(text)]
         parts = [(text[a:b], False) for a, b in zip(cuts, cuts[1:], strict=False)]
-        assert list(pieces([*parts, ("", True)], 100)) == whole
+        assert list(split_pieces([*parts, ("", True)], 100)) == whole
     assert (
         "".join(piece.text for piece in whole) == text
         and max(len(piece.text) for piece in whole) == 100
@@ -157,9 +157,9 @@ def test_no_tokenizer_notices_the_cuts(kind: str) -> None:
     ]
     text = "".join(line + draw.choice(["\n", "\n", "\n\n", " \n", "\n  "]) for line in lines)
     tokenizer = Tokenizer.train([text], TokenizerConfig(kind, 400, 1, False))  # type: ignore[arg-type]
-    parts = [piece.text for piece in pieces([(text, True)], 500)]
+    parts = [piece.text for piece in split_pieces([(text, True)], 500)]
     assert len(parts) > 30
-    tokens, sizes = tokenizer.encode_joined(parts)
+    tokens, sizes = tokenizer.encode_concatenated(parts)
     assert tokens.tolist() == tokenizer.encode_batch([text])[0]
     assert sizes.tolist() == [len(ids) for ids in tokenizer.encode_batch(parts)]
 
@@ -287,24 +287,24 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
         source(None, "hub").prepare()
 
 
-def test_a_survey_is_taken_once_for_the_same_files(
+def test_statistics_are_computed_once_for_the_same_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_text("text")
-    first = source(path).survey("train")
-    read = documents.DocumentSource._surveyed
+    first = source(path).statistics("train")
+    read = documents.DocumentSource._measure
     calls: list[str] = []
     monkeypatch.setattr(
-        documents.DocumentSource, "_surveyed", lambda *args: calls.append(args[1]) or read(*args)
+        documents.DocumentSource, "_measure", lambda *args: calls.append(args[1]) or read(*args)
     )
-    assert source(path).survey("train") == first and not calls
-    (stored,) = (tmp_path / "cache" / "surveys").iterdir()
+    assert source(path).statistics("train") == first and not calls
+    (stored,) = (tmp_path / "cache" / "statistics").iterdir()
     stored.write_text("{")  # damaged
-    assert source(path).survey("train") == first and len(calls) == 1
+    assert source(path).statistics("train") == first and len(calls) == 1
     path.write_text("other text")
-    assert source(path).survey("train").characters == 10 and len(calls) == 2
-    assert source(path, blank_lines=True).survey("train").documents == 1 and len(calls) == 3
+    assert source(path).statistics("train").characters == 10 and len(calls) == 2
+    assert source(path, blank_lines=True).statistics("train").documents == 1 and len(calls) == 3
 
 
 def bad(name: str, content: bytes) -> Callable[[Path], Path]:
@@ -378,14 +378,14 @@ def test_what_cannot_be_used_is_named_or_skipped(case: str, tmp_path: Path) -> N
     make, words, rest = SKIPPABLE[case]
     path = make(tmp_path)
     with pytest.raises(DataError, match=words) as caught:
-        source(path).survey("train")
+        source(path).statistics("train")
     assert "--data.skip_bad true" in str(caught.value)
     lenient = source(path, skip_bad=True)
     for _ in range(2):
         assert joined(lenient.read("train")) == rest
     assert len(set(lenient.skipped)) == 1
     again = source(path, skip_bad=True)
-    assert again.survey("train").documents == len(rest) and again.skipped
+    assert again.statistics("train").documents == len(rest) and again.skipped
 
 
 def test_text_in_tables_that_is_not_utf8(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ DAMAGED = {
 def test_damaged_files(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(DAMAGED[name])
     with pytest.raises(DataError, match=rf"{name} cannot be read \(.*\): fetch"):
-        source(tmp_path / name).survey("train")
+        source(tmp_path / name).statistics("train")
 
 
 def empty(folder: Path) -> Path:
@@ -447,7 +447,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_what_cannot_be_read(case: str, tmp_path: Path) -> None:
     make, words = REFUSED[case]
     with pytest.raises((UsageError, DataError), match=words):
-        source(make(tmp_path)).survey("train")
+        source(make(tmp_path)).statistics("train")
 
 
 @pytest.mark.parametrize("options", [{"val_share": 0}, {"val_share": 1.0}, {"sample": 0}])

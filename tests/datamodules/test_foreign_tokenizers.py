@@ -1,4 +1,5 @@
-"""Tokenizers that others trained: read from every layout, equal to what their own library makes of a text."""
+"""Tokenizers that others trained: read from every layout, equal to what their own library makes of
+a text."""
 
 import json
 import pickle
@@ -8,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.tokenizers import KINDS, ControlIds, Tokenizer, TokenizerConfig
+from datamodules.tokenizers import SpecialTokenIds, Tokenizer, TokenizerConfig
 from datamodules.utils.errors import DataError, UsageError
-from tests.datamodules.test_tokenizers import TEXTS, numbers, trained
+from tests.datamodules.test_tokenizers import KINDS, TEXTS, numbers, trained
 
 
 def bert_folder(folder: Path) -> "object":
@@ -18,7 +19,7 @@ def bert_folder(folder: Path) -> "object":
 
     ours = [
         token
-        for token in sorted(trained().vocabulary, key=trained().vocabulary.get)
+        for token in sorted(trained().vocab, key=trained().vocab.get)
         if token not in ("[BOS]", "[EOS]")
     ]
     theirs = BertTokenizer(vocab={token: number for number, token in enumerate(ours)})
@@ -43,36 +44,41 @@ def roberta_folder(folder: Path) -> "object":
     return theirs
 
 
+def older(folder: Path) -> None:
+    """Puts the files from before `tokenizer.json` in its place."""
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "tokenizer.json").unlink()
+    if model["type"] == "WordPiece":
+        (folder / "vocab.txt").write_text(
+            "\n".join(sorted(model["vocab"], key=model["vocab"].get)) + "\n"
+        )
+    else:
+        (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+        (folder / "merges.txt").write_text(
+            "#version\n" + "\n".join(" ".join(pair) for pair in model["merges"])
+        )
+
+
 @pytest.mark.parametrize("make", [bert_folder, roberta_folder])
-@pytest.mark.parametrize("older", [False, True], ids=["tokenizer.json", "older files"])
+@pytest.mark.parametrize("has_older_files", [False, True], ids=["tokenizer.json", "older files"])
 def test_inputs_equal_those_of_transformers(
-    make: Callable[[Path], object], older: bool, tmp_path: Path
+    make: Callable[[Path], object], has_older_files: bool, tmp_path: Path
 ) -> None:
     theirs = make(tmp_path)
-    if older:
-        model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
-        (tmp_path / "tokenizer.json").unlink()
-        if make is bert_folder:
-            (tmp_path / "vocab.txt").write_text(
-                "\n".join(sorted(model["vocab"], key=model["vocab"].get)) + "\n"
-            )
-        else:
-            (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
-            (tmp_path / "merges.txt").write_text(
-                "#version\n" + "\n".join(" ".join(pair) for pair in model["merges"])
-            )
+    if has_older_files:
+        older(tmp_path)
     ours = Tokenizer.from_json(Tokenizer.from_file(tmp_path).to_json())
-    assert (ours.ids.pad, ours.ids.unk, ours.ids.cls, ours.ids.sep, ours.ids.mask) == (
-        0,
-        1,
-        2,
-        3,
-        4,
-    )
-    assert ours.size >= len(theirs)  # type: ignore[arg-type]
+    assert (
+        ours.special_ids.pad,
+        ours.special_ids.unk,
+        ours.special_ids.cls,
+        ours.special_ids.sep,
+        ours.special_ids.mask,
+    ) == (0, 1, 2, 3, 4)
+    assert ours.vocab_size >= len(theirs)  # type: ignore[arg-type]
     for text, other in zip(TEXTS[:3], TEXTS[1:3] + ["Déjà vu ж 👩‍👩‍👧"], strict=True):
         a, b = ours.encode_batch([text, other])
-        assert ours.build(a, 512).ids == theirs(text)["input_ids"]  # type: ignore[operator]
+        assert ours.build_inputs(a, 512).ids == theirs(text)["input_ids"]  # type: ignore[operator]
         for length in (9, 12, 512):
             pair = theirs(
                 text,
@@ -81,11 +87,13 @@ def test_inputs_equal_those_of_transformers(
                 max_length=length,
                 return_token_type_ids=True,
             )  # type: ignore[operator]
-            built = ours.build(a, length, b)
+            built = ours.build_inputs(a, length, b)
             assert len(built.ids) == len(pair["input_ids"]) == len(built.segments)
-            if not built.cut:
+            if not built.truncated:
                 assert built.ids == pair["input_ids"] and built.segments == pair["token_type_ids"]
-        assert ours.build(a, 9).ids == theirs(text, truncation=True, max_length=9)["input_ids"]  # type: ignore[operator]
+        assert (
+            ours.build_inputs(a, 9).ids == theirs(text, truncation=True, max_length=9)["input_ids"]
+        )  # type: ignore[operator]
 
 
 def test_a_file_that_we_write_is_read_by_others(tmp_path: Path) -> None:
@@ -95,7 +103,7 @@ def test_a_file_that_we_write_is_read_by_others(tmp_path: Path) -> None:
         ours = trained(kind)
         theirs = tokenizers.Tokenizer.from_str(ours.to_json())
         for text in TEXTS[:3]:
-            assert theirs.encode(text).ids == ours.build(numbers(ours, text), 512).ids
+            assert theirs.encode(text).ids == ours.build_inputs(numbers(ours, text), 512).ids
     folder = tmp_path / "bert"
     bert_folder(folder)
     tokenizers.Tokenizer.from_str(Tokenizer.from_file(folder).to_json())  # no key of ours
@@ -107,11 +115,11 @@ def test_odd_names_are_taken_from_the_files_beside(tmp_path: Path) -> None:
         text = text.replace(f'"{ours}"', f'"{odd}"')
     (tmp_path / "tokenizer.json").write_text(text)
     without = Tokenizer.from_file(tmp_path / "tokenizer.json")
-    assert without.ids == replace(ControlIds(*range(7)), cls=None, mask=None, bos=None)
+    assert without.special_ids == replace(SpecialTokenIds(*range(7)), cls=None, mask=None, bos=None)
     with pytest.raises(UsageError, match=r"no \[MASK\] token"):
-        without.control("mask")
+        without.special_id("mask")
     with pytest.raises(UsageError, match=r"no \[CLS\] token"):
-        without.build([9], 5)
+        without.build_inputs([9], 5)
     (tmp_path / "special_tokens_map.json").write_text(
         '{"cls_token": {"content": "<begin>"}, "bos_token": null}'
     )
@@ -121,7 +129,9 @@ def test_odd_names_are_taken_from_the_files_beside(tmp_path: Path) -> None:
     for file in (tmp_path, tmp_path / "tokenizer.json"):
         named = Tokenizer.from_file(file)
         again = pickle.loads(pickle.dumps(named))
-        assert named.ids == again.ids == replace(ControlIds(*range(7)), bos=None)
+        assert (
+            named.special_ids == again.special_ids == replace(SpecialTokenIds(*range(7)), bos=None)
+        )
         assert again.digest == named.digest != without.digest
 
 
@@ -137,7 +147,7 @@ def test_cutting_and_filling_of_a_file_are_ours(tmp_path: Path) -> None:
 
 def test_files_that_are_no_tokenizers(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="missing.json does not exist"):
-        Tokenizer.for_texts([], TokenizerConfig(file=str(tmp_path / "missing.json")))
+        Tokenizer.load_or_train([], TokenizerConfig(file=str(tmp_path / "missing.json")))
     with pytest.raises(UsageError, match="holds no tokenizer: it needs tokenizer.json"):
         Tokenizer.from_file(tmp_path)
     for content in ("hello", "", "[1]", "{}", '{"model": 1}', '{"model": {}}', "\ud800"):
@@ -157,7 +167,7 @@ TEXT_END, TURN_END = "<|endoftext|>", "<|im_end|>"
 
 
 def decoders_tokenizer(
-    folder: Path, opens: bool, settings: dict[str, object], older: bool = False
+    folder: Path, opens: bool, settings: dict[str, object], has_older_files: bool
 ) -> Tokenizer:
     """A folder as decoders have it, whose tokenizer puts <|endoftext|> before a text or nothing."""
     content = (
@@ -183,12 +193,9 @@ def decoders_tokenizer(
     }
     content["post_processor"] = template if opens else plain
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    if older:
-        merges = "\n".join(" ".join(pair) for pair in content["model"]["merges"])
-        (folder / "vocab.json").write_text(json.dumps(content["model"]["vocab"]))
-        (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
-    else:
-        (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    if has_older_files:
+        older(folder)
     return Tokenizer.from_file(folder)
 
 
@@ -208,7 +215,7 @@ GPT2 = {
 
 
 @pytest.mark.parametrize(
-    "settings, opens, older",
+    "settings, opens, has_older_files",
     [
         (QWEN, False, False),
         (LLAMA, True, False),
@@ -220,16 +227,18 @@ GPT2 = {
     ],
 )
 def test_a_document_begins_as_the_tokenizer_says(
-    settings: dict[str, object], opens: bool, older: bool, tmp_path: Path
+    settings: dict[str, object], opens: bool, has_older_files: bool, tmp_path: Path
 ) -> None:
     import transformers
 
-    ours = decoders_tokenizer(tmp_path, opens, settings, older)
+    ours = decoders_tokenizer(tmp_path, opens, settings, has_older_files)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     (ids,) = ours.encode_batch(["the value"])
-    begin = [] if ours.frame.head is None else [ours.frame.head]
+    begin = [] if ours.boundary_tokens.bos is None else [ours.boundary_tokens.bos]
     assert begin + ids == theirs("the value")["input_ids"]
     assert bool(begin) == (opens or "add_bos_token" in settings and settings is not QWEN)
-    end = ours.vocabulary[str(settings["eos_token"])]
-    assert ours.frame.tail == end and ours.frame.lead == (None if begin else end)
-    assert Tokenizer.from_json(ours.to_json()).frame == ours.frame
+    end = ours.vocab[str(settings["eos_token"])]
+    assert ours.boundary_tokens.eos == end and ours.boundary_tokens.prefix == (
+        None if begin else end
+    )
+    assert Tokenizer.from_json(ours.to_json()).boundary_tokens == ours.boundary_tokens

@@ -336,7 +336,6 @@ def test_importing_adds_no_heavy_package_to_those_of_lightning() -> None:
         "datasets",
         "sklearn",
         "PIL",
-        "pyarrow",
         "pandas",
         "scipy",
         "tokenizers",

@@ -1,4 +1,5 @@
-"""Texts to pretrain on: every token once, pairs drawn anew in each epoch, nothing of the validation texts."""
+"""Texts to pretrain on: every token once, pairs drawn anew in each epoch, nothing of the validation
+texts."""
 
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from datamodules.masked_text import MaskedTextData, Pairs, Pieces
+from datamodules.masked_text import Chunks, MaskedTextData, NextSentencePairs
 from datamodules.reviews import ReviewData
 from datamodules.sources import CORPORA, TextDatasetOptions
 from datamodules.text import TextLoading, TokenLists
@@ -19,7 +20,7 @@ from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.errors import UsageError
 
 WORDS = TokenizerConfig("whitespace", min_frequency=1)
-CONTROL = 7  # numbers below are control tokens
+NUM_SPECIAL = 7  # ids below are special tokens
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def table() -> TokenLists:
     """Documents of 0 to 60 tokens, no token twice: each says where it is from."""
-    lists, first = TokenLists(), CONTROL
+    lists, first = TokenLists(), NUM_SPECIAL
     for size in (21, 1, 0, 60, 7, 22, 2, 40, 14, 13):
         lists.append(list(range(first, first + size)))
         first += size
@@ -46,12 +47,12 @@ def table() -> TokenLists:
 def test_pieces_hold_every_token_once_and_are_full(
     tokenizer: Tokenizer, table: TokenLists, max_length: int
 ) -> None:
-    dataset = Pieces(table, tokenizer, max_length, multiple=1)
+    dataset = Chunks(table, tokenizer, max_length, multiple=1)
     pieces = [dataset[[i]]["tokens"][0].tolist() for i in range(len(dataset))]
     assert all(piece[0] == 2 and piece[-1] == 3 and len(piece) <= max_length for piece in pieces)
     assert sum((piece[1:-1] for piece in pieces), []) == sum(table, [])
     assert len(pieces) == sum(-(-len(ids) // (max_length - 2)) for ids in table)
-    assert dataset.own.tolist() == [len(piece) for piece in pieces]
+    assert dataset.token_counts.tolist() == [len(piece) for piece in pieces]
 
 
 def spans(batch: dict[str, Tensor], row: int) -> tuple[list[int], list[int]]:
@@ -65,7 +66,7 @@ def spans(batch: dict[str, Tensor], row: int) -> tuple[list[int], list[int]]:
 def test_pairs_follow_each_other_or_are_of_two_documents(
     tokenizer: Tokenizer, table: TokenLists
 ) -> None:
-    dataset = Pairs(table, tokenizer, 17, multiple=4, seed=3)
+    dataset = NextSentencePairs(table, tokenizer, 17, multiple=4, seed=3)
     owner = {token: number for number, ids in enumerate(table) for token in ids}
     follows, cuts, others, inner = [], set(), set(), 0
     for epoch in range(40):
@@ -92,7 +93,7 @@ def test_pairs_follow_each_other_or_are_of_two_documents(
             if len(piece) > 1:
                 follows.append(int(batch["is_next"][row]))
                 cuts.add((row, len(first)))
-            assert len(first) + len(second) + 3 <= int(dataset.own[row])
+            assert len(first) + len(second) + 3 <= int(dataset.token_counts[row])
     share, sigma = np.mean(follows), 0.5 / len(follows) ** 0.5
     assert abs(share - 0.5) < 4 * sigma
     assert inner > len(follows) / 8  # spans from the middle of another document
@@ -105,7 +106,7 @@ def test_pairs_follow_each_other_or_are_of_two_documents(
 
 def test_pairs_follow_from_seed_epoch_and_number(tokenizer: Tokenizer, table: TokenLists) -> None:
     def draws(seed: int, epoch: int, rows: list[int]) -> list[Any]:
-        dataset = Pairs(table, tokenizer, 17, multiple=4, seed=seed)
+        dataset = NextSentencePairs(table, tokenizer, 17, multiple=4, seed=seed)
         dataset.sampler = type("Epoch", (), {"epoch": epoch})()
         return [spans(dataset[rows], i) for i in range(len(rows))]
 
@@ -116,7 +117,7 @@ def test_pairs_follow_from_seed_epoch_and_number(tokenizer: Tokenizer, table: To
 
 def test_one_document_makes_no_pairs(tokenizer: Tokenizer) -> None:
     with pytest.raises(UsageError, match="two documents"):
-        Pairs(TokenLists([[8, 9, 10], []]), tokenizer, 17, 4, 0)
+        NextSentencePairs(TokenLists([[8, 9, 10], []]), tokenizer, 17, 4, 0)
 
 
 class IncrementalDecoder(LightningModule):
@@ -231,7 +232,8 @@ def test_corpora(source: str, tmp_path: Path) -> None:
     data.prepare_data()
     data.setup("fit")
     assert (
-        data.facts()["next_sentence"] is False and data.facts()["vocabulary"] == data.tokenizer.size
+        data.facts()["next_sentence"] is False
+        and data.facts()["vocabulary"] == data.tokenizer.vocab_size
     )
     batch = next(iter(data.train_dataloader()))
     assert set(batch) == {"tokens", "keep", "index"} and torch.equal(

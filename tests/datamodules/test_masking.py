@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.tokenizers import ControlIds, Tokenizer, TokenizerConfig
+from datamodules.tokenizers import SpecialTokenIds, Tokenizer, TokenizerConfig
 from datamodules.tokens.masking import MaskConfig, Masker
 from datamodules.utils.errors import UsageError
 
-V, CONTROL_IDS = 500, ControlIds(*range(7))
+V, SPECIAL_IDS = 500, SpecialTokenIds(*range(7))
 STARTS = [
     number % 3 > 0 or number < 7 for number in range(V)
 ]  # a third of the tokens continue a word
@@ -32,7 +32,7 @@ def within(count: int, total: int, share: float) -> bool:
 @pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize("share", [0.15, 0.4])
 def test_shares(whole_words: bool, share: float) -> None:
-    masker = Masker(MaskConfig(share, 0.7, 0.2, whole_words), CONTROL_IDS, V, STARTS)
+    masker = Masker(MaskConfig(share, 0.7, 0.2, whole_words), SPECIAL_IDS, V, STARTS)
     tokens = torch.randint(7, V, (1000, 202))
     tokens[:, 0], tokens[:, -1] = 2, 3
     masked, where = masker(tokens, torch.ones_like(tokens, dtype=torch.bool))
@@ -59,7 +59,7 @@ def test_shares(whole_words: bool, share: float) -> None:
 
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_only_text_is_hidden(whole_words: bool) -> None:
-    masker = Masker(MaskConfig(0.5, 0.2, 0.8, whole_words), CONTROL_IDS, V, STARTS)
+    masker = Masker(MaskConfig(0.5, 0.2, 0.8, whole_words), SPECIAL_IDS, V, STARTS)
     tokens, keep = batch()
     tokens[5, 7], tokens[9, 3] = 1, 4  # [UNK] and a [MASK] that was there
     before = tokens.clone()
@@ -75,7 +75,7 @@ def test_only_text_is_hidden(whole_words: bool) -> None:
         assert torch.equal(masked[~where], tokens[~where])
         assert not ((masked < 7) & (masked != 4) & where).any()
         assert where[1:].any(1).all() and not where[0].any()  # the first sequence is [CLS] [SEP]
-    nothing = Masker(MaskConfig(1e-6, whole_words=whole_words), CONTROL_IDS, V, STARTS)
+    nothing = Masker(MaskConfig(1e-6, whole_words=whole_words), SPECIAL_IDS, V, STARTS)
     words = [nothing(tokens, keep)[1] for _ in range(20)]
     assert all(where[1:].any(1).all() for where in words)
     assert whole_words or all((where.sum(1) <= 1).all() for where in words)
@@ -87,14 +87,14 @@ def test_only_text_is_hidden(whole_words: bool) -> None:
 
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_any_text_goes_and_padding_is_left_alone_whatever_it_holds(whole_words: bool) -> None:
-    masker = Masker(MaskConfig(0.99, whole_words=whole_words), CONTROL_IDS, V, STARTS)
+    masker = Masker(MaskConfig(0.99, whole_words=whole_words), SPECIAL_IDS, V, STARTS)
     tokens, keep = torch.randint(7, V, (50, 20)), torch.rand(50, 20) < 0.5
     masked, where = masker(tokens, keep)
     assert not where[~keep].any() and torch.equal(masked[~keep], tokens[~keep])
 
 
 def test_words_are_hidden_whole() -> None:
-    masker = Masker(MaskConfig(0.3, whole_words=True), CONTROL_IDS, V, STARTS)
+    masker = Masker(MaskConfig(0.3, whole_words=True), SPECIAL_IDS, V, STARTS)
     tokens, keep = batch()
     _, where = masker(tokens, keep)
     several = 0
@@ -114,16 +114,21 @@ def test_words_of_a_real_tokenizer() -> None:
     text = "unbelievably good acting, unbelievably bad story"
     config = TokenizerConfig(vocabulary=60, min_frequency=1)
     tokenizer = Tokenizer.train([text.replace("unbelievably", "un believ ably")], config)
-    tokens = torch.tensor([tokenizer.build(tokenizer.encode_batch([text])[0], 99).ids])
+    tokens = torch.tensor([tokenizer.build_inputs(tokenizer.encode_batch([text])[0], 99).ids])
     masker = Masker(
-        MaskConfig(0.4, 1.0, 0.0, True), tokenizer.ids, tokenizer.size, tokenizer.starts_word
+        MaskConfig(0.4, 1.0, 0.0, True),
+        tokenizer.special_ids,
+        tokenizer.vocab_size,
+        tokenizer.starts_word,
     )
     seen = set()
     for _ in range(200):
         masked, where = masker(tokens, torch.ones_like(tokens, dtype=torch.bool))
         pieces = [
             ("_" if hidden else token)
-            for hidden, token in zip(where[0], tokenizer.tokens(tokens[0]), strict=True)
+            for hidden, token in zip(
+                where[0], tokenizer.convert_ids_to_tokens(tokens[0]), strict=True
+            )
         ]
         seen |= set(pieces)
         kept = tokenizer.decode(masked[0][~where[0]]).split()
@@ -142,11 +147,11 @@ def test_words_of_a_real_tokenizer() -> None:
 
 
 def test_the_seed_fixes_the_draws() -> None:
-    masker, (tokens, keep) = Masker(MaskConfig(), CONTROL_IDS, V, STARTS), batch()
+    masker, (tokens, keep) = Masker(MaskConfig(), SPECIAL_IDS, V, STARTS), batch()
     torch.manual_seed(5)
     first, second = masker(tokens, keep), masker(tokens, keep)
     torch.manual_seed(5)
-    again = Masker(MaskConfig(), CONTROL_IDS, V, STARTS)(tokens, keep)
+    again = Masker(MaskConfig(), SPECIAL_IDS, V, STARTS)(tokens, keep)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[1], second[1])  # another epoch hides other tokens
 
@@ -154,7 +159,7 @@ def test_the_seed_fixes_the_draws() -> None:
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_seeds_fix_the_draws_of_each_sequence_whatever_the_batch(whole_words: bool) -> None:
     masker, (tokens, keep) = (
-        Masker(MaskConfig(whole_words=whole_words), CONTROL_IDS, V, STARTS),
+        Masker(MaskConfig(whole_words=whole_words), SPECIAL_IDS, V, STARTS),
         batch(),
     )
     seeds = list(range(100, 164))
@@ -170,9 +175,9 @@ def test_seeds_fix_the_draws_of_each_sequence_whatever_the_batch(whole_words: bo
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match=r"no \[MASK\] token"):
-        Masker(MaskConfig(), ControlIds(pad=0), V, STARTS)
-    with pytest.raises(UsageError, match="control tokens only"):
-        Masker(MaskConfig(), CONTROL_IDS, 7, STARTS[:7])
+        Masker(MaskConfig(), SpecialTokenIds(pad=0), V, STARTS)
+    with pytest.raises(UsageError, match="special tokens only"):
+        Masker(MaskConfig(), SPECIAL_IDS, 7, STARTS[:7])
     for share in (0.0, 1.0, -0.1):
         with pytest.raises(UsageError, match="share of masked tokens"):
             MaskConfig(share)

@@ -1,4 +1,5 @@
-"""Rows of tokens: every target once an epoch, documents apart from each other, and no byte of text uncounted."""
+"""Rows of tokens: every target once an epoch, documents apart from each other, and no byte of text
+uncounted."""
 
 import time
 from pathlib import Path
@@ -9,46 +10,46 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.tokens.packing import PackedDocuments, RandomWindows, Rows, Windows, best_fit
-from datamodules.tokens.token_file import Part, TokenFile, write_tokens
+from datamodules.tokens.packing import PackedDocuments, RandomWindows, Windows, best_fit_decreasing
+from datamodules.tokens.token_file import TokenChunk, TokenFile, write_tokens
 
 BOS, EOS, PAD = 1, 2, 0
-NAMES = ("tokens", "targets", "documents", "coords")
-SIZES = [5, 0, 33, 8, 1, 64, 17, 2, 40, 9, 3, 7, 12, 31]  # of documents, without control tokens
+NAMES = ("tokens", "targets", "documents", "positions")
+SIZES = [5, 0, 33, 8, 1, 64, 17, 2, 40, 9, 3, 7, 12, 31]  # of documents, without special tokens
 
 
 def file(
-    path: Path, sizes: list[int] = SIZES, head: bool = True, tail: bool = True, lead: bool = False
+    path: Path, sizes: list[int] = SIZES, bos: bool = True, eos: bool = True, prefix: bool = False
 ) -> TokenFile:
-    """Documents of which no token but the control tokens occurs twice; each stands for three bytes of text, but of text
-    that begins with no control token the first for seven."""
+    """Documents of which no token but the special tokens occurs twice; each stands for three bytes
+    of text, but of text that begins with no special token the first for seven."""
     none = np.zeros(1, int)
     parts, first = (
-        [Part(np.array([EOS]), np.ones(1, int), none, np.zeros(1, bool), none)] * lead,
+        [TokenChunk(np.array([EOS]), np.ones(1, int), none, np.zeros(1, bool), none)] * prefix,
         10,
     )
     for size in sizes:
-        tokens = np.array([BOS] * head + list(range(first, first + size)) + [EOS] * tail)
-        bare = 7 * (size > 0 and not head and not lead)
+        tokens = np.array([BOS] * bos + list(range(first, first + size)) + [EOS] * eos)
+        bare = 7 * (size > 0 and not bos and not prefix)
         bytes_ = np.array([3 * size + bare - 3 * (bare > 0)])
         parts.append(
-            Part(tokens, np.array([len(tokens)]), bytes_, np.ones(1, bool), np.array([bare]))
+            TokenChunk(tokens, np.array([len(tokens)]), bytes_, np.ones(1, bool), np.array([bare]))
         )
         first += size
     write_tokens(path, parts, 70_000)
     return TokenFile(path)
 
 
-FRAMES: dict[str, dict[str, bool]] = {
+BOUNDARIES: dict[str, dict[str, bool]] = {
     "both": {},
-    "one between": {"head": False, "lead": True},
-    "none": {"head": False, "tail": False},
+    "one between": {"bos": False, "prefix": True},
+    "none": {"bos": False, "eos": False},
 }
 
 
-@pytest.fixture(params=FRAMES)
-def framed(request: pytest.FixtureRequest, tmp_path: Path) -> TokenFile:
-    return file(tmp_path / "a.tokens", **FRAMES[request.param])
+@pytest.fixture(params=BOUNDARIES)
+def token_file(request: pytest.FixtureRequest, tmp_path: Path) -> TokenFile:
+    return file(tmp_path / "a.tokens", **BOUNDARIES[request.param])
 
 
 def whole(dataset: Any, batch: int = 4) -> dict[str, torch.Tensor]:
@@ -60,9 +61,9 @@ def whole(dataset: Any, batch: int = 4) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("length", [1, 8, 16, 100, 1000])
-def test_windows_hold_every_target_once_in_order(framed: TokenFile, length: int) -> None:
-    rows = whole(Windows(framed, length, PAD))
-    stream, counted = framed.tokens.astype(np.int64).tolist(), rows["targets"] != -100
+def test_windows_hold_every_target_once_in_order(token_file: TokenFile, length: int) -> None:
+    rows = whole(Windows(token_file, length, PAD))
+    stream, counted = token_file.tokens.astype(np.int64).tolist(), rows["targets"] != -100
     assert (
         rows["tokens"].shape == rows["targets"].shape == (-(-(len(stream) - 1) // length), length)
     )
@@ -73,33 +74,37 @@ def test_windows_hold_every_target_once_in_order(framed: TokenFile, length: int)
     assert (rows["tokens"][~counted] == PAD).all()
     assert (
         rows["bytes"].dtype == torch.int64
-        and int(rows["bytes"].sum()) == framed.bytes[-1] - framed.first[0]
+        and int(rows["bytes"].sum()) == token_file.bytes[-1] - token_file.first[0]
     )
-    assert Windows(framed, length, PAD).padding_share() == pytest.approx(
+    assert Windows(token_file, length, PAD).padding_share() == pytest.approx(
         1 - float(counted.double().mean())
     )
 
 
 @pytest.mark.parametrize("length", [1, 8, 16, 100, 1000])
 def test_packed_documents_hold_every_target_once_and_are_apart(
-    framed: TokenFile, length: int
+    token_file: TokenFile, length: int
 ) -> None:
-    dataset = PackedDocuments(framed, length, PAD)
+    dataset = PackedDocuments(token_file, length, PAD)
     rows = whole(dataset)
     assert all(rows[name].dtype == torch.int64 for name in rows) and rows["tokens"].shape == (
         len(dataset),
         length,
     )
-    stream, lead = framed.tokens.astype(np.int64).tolist(), int(framed.offsets[0])
-    texts = [stream[a - lead : b] for a, b in zip(framed.offsets, framed.offsets[1:], strict=False)]
+    stream = token_file.tokens.astype(np.int64).tolist()
+    prefix = int(token_file.offsets[0])
+    texts = [
+        stream[a - prefix : b]
+        for a, b in zip(token_file.offsets, token_file.offsets[1:], strict=False)
+    ]
     counted = rows["documents"] >= 0
     assert sorted(rows["targets"][counted].tolist()) == sorted(
         token for text in texts for token in text[1:]
     )
     assert torch.equal(counted, rows["targets"] != -100)
-    assert (rows["tokens"][~counted] == PAD).all() and (rows["coords"][~counted] == 0).all()
+    assert (rows["tokens"][~counted] == PAD).all() and (rows["positions"][~counted] == 0).all()
     found = []
-    for tokens, targets, documents, coords in zip(*(rows[name] for name in NAMES), strict=True):
+    for tokens, targets, documents, positions in zip(*(rows[name] for name in NAMES), strict=True):
         ids = documents[documents >= 0].tolist()
         assert ids == sorted(ids) and documents.tolist() == ids + [-1] * (
             length - len(ids)
@@ -107,17 +112,17 @@ def test_packed_documents_hold_every_target_once_and_are_apart(
         assert sorted(set(ids)) == list(range(ids[-1] + 1))
         for number in set(ids):
             span, aims = tokens[documents == number].tolist(), targets[documents == number].tolist()
-            assert coords[documents == number].tolist() == list(range(len(span)))
+            assert positions[documents == number].tolist() == list(range(len(span)))
             assert span[1:] == aims[:-1]
             found.append([*span, aims[-1]])
     pieces = [text[i : i + length + 1] for text in texts for i in range(0, len(text) - 1, length)]
     assert sorted(found) == sorted(pieces)  # a document that fits into a row is in one piece
     assert dataset.padding_share() == pytest.approx(1 - float(counted.double().mean()))
-    assert int(rows["bytes"].sum()) == framed.bytes[-1] - framed.first.sum()
+    assert int(rows["bytes"].sum()) == token_file.bytes[-1] - token_file.first.sum()
 
 
-def test_bytes_of_a_text_without_control_tokens_leave_out_its_first_token(tmp_path: Path) -> None:
-    table = file(tmp_path / "a.tokens", SIZES, head=False, tail=False)
+def test_bytes_of_a_text_without_special_tokens_leave_out_its_first_token(tmp_path: Path) -> None:
+    table = file(tmp_path / "a.tokens", SIZES, bos=False, eos=False)
     assert (table.first[:-1] == [7 * (size > 0) for size in SIZES]).all()
     for rows in (Windows(table, 8, PAD), PackedDocuments(table, 8, PAD)):
         batch = whole(rows)
@@ -136,9 +141,9 @@ def test_bytes_are_those_of_the_documents(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [3, 8, 50])
-def test_random_windows_lie_side_by_side(framed: TokenFile, length: int) -> None:
-    stream = framed.tokens.astype(np.int64).tolist()
-    dataset = RandomWindows(framed, length, seed=4)
+def test_random_windows_lie_side_by_side(token_file: TokenFile, length: int) -> None:
+    stream = token_file.tokens.astype(np.int64).tolist()
+    dataset = RandomWindows(token_file, length, seed=4)
     assert len(dataset) == (len(stream) - 1) // length
     shifts = set()
     for epoch in range(40):
@@ -146,17 +151,17 @@ def test_random_windows_lie_side_by_side(framed: TokenFile, length: int) -> None
         rows = dataset[list(range(len(dataset)))]
         assert rows["tokens"].shape == (len(dataset), length) and rows["targets"].is_contiguous()
         assert torch.equal(rows["tokens"][:, 1:], rows["targets"][:, :-1])
-        shift = dataset.shift()
+        shift = dataset.offset()
         starts = [min(shift + i * length, len(stream) - length - 1) for i in range(len(dataset))]
         assert rows["tokens"].tolist() == [stream[s : s + length] for s in starts]
-        places = [framed.byte_places(np.array([s + 1, s + length + 1])) for s in starts]
+        places = [token_file.bytes_before(np.array([s + 1, s + length + 1])) for s in starts]
         assert rows["bytes"].tolist() == [int(last - first) for first, last in places]
         assert rows["targets"].tolist() == [stream[s + 1 : s + length + 1] for s in starts]
         missing = set(range(1, len(stream))) - {s + 1 + i for s in starts for i in range(length)}
         assert len(missing) < length and all(i <= shift or i > starts[-1] + length for i in missing)
         shifts.add(shift)
     assert len(shifts) > min(length, 20) - 2
-    assert len({RandomWindows(framed, length, seed).shift() for seed in range(20)}) > 2 - (
+    assert len({RandomWindows(token_file, length, seed).offset() for seed in range(20)}) > 2 - (
         length == 3
     )
 
@@ -166,13 +171,13 @@ def test_best_fit(room: int) -> None:
     draw = np.random.default_rng(0)
     for count in (1, 2, 50, 3000):
         sizes = np.minimum(draw.geometric(3 / room if room > 3 else 0.9, count), room)
-        rows = best_fit(sizes, room)
+        rows = best_fit_decreasing(sizes, room)
         used = np.bincount(rows, sizes)
         assert used.max() <= room and used.min() > 0 and len(rows) == count
         assert (
             len(used) <= np.ceil(sizes.sum() / room) * 1.02 + 1
         )  # next to nothing is lost on such sizes
-        assert (best_fit(sizes, room) == rows).all()
+        assert (best_fit_decreasing(sizes, room) == rows).all()
         halves = np.sort(used)[:2]
         assert len(used) == 1 or halves.sum() > room  # no two rows fit into one
 
@@ -180,7 +185,7 @@ def test_best_fit(room: int) -> None:
 def test_packing_a_million_documents_takes_seconds() -> None:
     sizes = np.random.default_rng(0).integers(1, 1025, 1_000_000)
     start = time.process_time()
-    rows = best_fit(sizes, 1024)
+    rows = best_fit_decreasing(sizes, 1024)
     assert time.process_time() - start < 10
     assert sizes.sum() / (rows.max() + 1) / 1024 > 0.998
 
@@ -200,10 +205,3 @@ def test_a_batch_costs_far_less_than_a_step(kind: str, tmp_path: Path) -> None:
         dataset[indices]
         seconds.append(time.perf_counter() - start)
     assert np.quantile(seconds, 0.2) < 0.5e-3  # of about 8 ms; the machine may be busy otherwise
-
-
-def test_rows_are_abstract(tmp_path: Path) -> None:
-    rows = Rows(file(tmp_path / "a.tokens"), 8, PAD)
-    for call in (rows.__len__, rows.padding_share, lambda: rows.spans(np.array([0]))):
-        with pytest.raises(NotImplementedError):
-            call()

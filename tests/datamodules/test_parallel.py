@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from datamodules.sources import PARALLEL, Pairs, ParallelOptions, ParallelSource
+from datamodules.sources import PARALLEL, ParallelOptions, ParallelSource, TextSamples
 from datamodules.utils.errors import DataError, UsageError
 
 ROWS = [(f'the dog, "number" {i}', f"der Hund,\u2028 „Nummer“ {i}\x85") for i in range(40)]
@@ -88,8 +88,8 @@ def source(
     return found
 
 
-def rows_of(pairs: Pairs) -> list[tuple[str, str]]:
-    return list(zip(pairs.source.to_pylist(), pairs.target.to_pylist(), strict=True))
+def rows_of(pairs: TextSamples) -> list[tuple[str, str]]:
+    return list(zip(*(column.to_pylist() for column in pairs.columns), strict=True))
 
 
 def refused(error: type[Exception], *words: str, **options: Any) -> None:
@@ -354,7 +354,7 @@ def test_byte_order_marks_and_ends_of_lines_are_no_text(tmp_path: Path) -> None:
         ),
         (
             {"folder": "{}", "kind": "dates", "pair": "en-fr"},
-            ["has no files", "--data.source files, table or hub"],
+            ["has no files", "try --data.source table"],
         ),
         ({"folder": None, "kind": "dates"}, ["en-fr or fr-en, not en-de"]),
     ],

@@ -1,4 +1,5 @@
-"""Files beside a tokenizer.json that contradict it: ids are those of transformers, or the entry is refused by name."""
+"""Files beside a tokenizer.json that contradict it: ids are those of transformers, or the entry is
+refused by name."""
 
 import json
 import re
@@ -10,7 +11,7 @@ import pytest
 
 from datamodules.tokenizers import Tokenizer
 from datamodules.utils.errors import DataError
-from tests.datamodules.test_foreign_tokenizers import bert_folder, roberta_folder
+from tests.datamodules.test_foreign_tokenizers import bert_folder, older, roberta_folder
 from tests.datamodules.test_sentencepiece import marian
 from tests.datamodules.test_tokenizers import TEXTS, trained
 
@@ -32,21 +33,6 @@ NEW = {
     "normalized": True,
     "special": False,
 }
-
-
-def older(folder: Path) -> None:
-    """Puts the files from before `tokenizer.json` in its place."""
-    model = json.loads((folder / "tokenizer.json").read_text())["model"]
-    (folder / "tokenizer.json").unlink()
-    if model["type"] == "WordPiece":
-        (folder / "vocab.txt").write_text(
-            "\n".join(sorted(model["vocab"], key=model["vocab"].get)) + "\n"
-        )
-    else:
-        (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
-        (folder / "merges.txt").write_text(
-            "#version\n" + "\n".join(" ".join(pair) for pair in model["merges"])
-        )
 
 
 def bert(folder: Path) -> None:
@@ -181,7 +167,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "older known token elsewhere": {"added_tokens.json": {"KNOWN": "LAST"}},
 }
 REFUSED = ("of another number", "far away", "elsewhere")
-# What cannot be followed: a pipeline that has no place for it, and classes of transformers that cut otherwise.
+# What cannot be followed: a pipeline that has no place for it, and classes of transformers that cut
+# otherwise.
 MAY_BE_REFUSED = {("llama", "add_prefix_space False")} | {
     ("marian", name)
     for name in CHANGES
@@ -193,7 +180,7 @@ def apply(folder: Path, changes: dict[str, Any]) -> None:
     """Makes the changes, with the numbers of tokens of this folder."""
     vocabulary = Tokenizer.from_file(
         file if (file := folder / "source.spm").exists() else folder
-    ).vocabulary
+    ).vocab
     last = max(vocabulary.values()) + 1
     known = next(token for token, number in vocabulary.items() if number == last - 3)
     text = json.dumps(changes | {key: "..." for key, value in changes.items() if value is ...})
@@ -338,7 +325,7 @@ def test_a_token_of_the_file_that_the_settings_lack_is_refused(tmp_path: Path) -
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     content["added_tokens"].append(NEW | {"id": len(content["model"]["vocab"])})
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    assert "<new>" in Tokenizer.from_file(tmp_path).vocabulary
+    assert "<new>" in Tokenizer.from_file(tmp_path).vocab
     change(tmp_path, "tokenizer_config.json", added_tokens_decoder={})
     with pytest.raises(DataError, match="added_tokens_decoder lacks '<new>'"):
         Tokenizer.from_file(tmp_path)
@@ -390,10 +377,10 @@ def test_entries_of_a_wrong_kind(number: int, tmp_path: Path) -> None:
     assert name == "tokenizer.json" or entry in said
 
 
-@pytest.mark.parametrize("control", [5, [], "x", {"cls": 5}, {"cls": ["[CLS]"]}, {"cls": None}])
-def test_names_of_control_tokens_are_texts(control: Any) -> None:
+@pytest.mark.parametrize("named", [5, [], "x", {"cls": 5}, {"cls": ["[CLS]"]}, {"cls": None}])
+def test_names_of_special_tokens_are_strings(named: Any) -> None:
     with pytest.raises(DataError, match="is not a tokenizer"):
-        Tokenizer.from_json(json.dumps(json.loads(trained().to_json()) | {"control": control}))
+        Tokenizer.from_json(json.dumps(json.loads(trained().to_json()) | {"special_tokens": named}))
 
 
 @pytest.mark.parametrize(
@@ -453,4 +440,4 @@ def test_few_gaps_are_no_mistake(tmp_path: Path) -> None:
     content = json.loads(trained("word").to_json())
     content["model"]["vocab"]["more"] = 900
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    assert Tokenizer.from_file(tmp_path).size == 901
+    assert Tokenizer.from_file(tmp_path).vocab_size == 901

@@ -1,4 +1,5 @@
-"""Batches of pairs: what is in them, that they are exact, resumable and hardly padded, and what a checkpoint keeps."""
+"""Batches of pairs: what is in them, that they are exact, resumable and hardly padded, and what a
+checkpoint keeps."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -92,7 +93,7 @@ def test_batches(joint: bool, folder: Path) -> None:
         )
         assert batch["source"].shape == batch["source_keep"].shape and "reference" not in batch
         for source, tokens, targets, index in rows(batch):
-            text, translation = pairs.source[index].as_py(), pairs.target[index].as_py()
+            text, translation = (column[index].as_py() for column in pairs.columns)
             assert source == [*tokenizer.source.encode_batch([text])[0], EOS]
             assert targets == [*tokenizer.target.encode_batch([translation])[0], EOS]
             assert tokens == [BOS, *targets[:-1]]
@@ -152,15 +153,15 @@ def test_batches_follow_from_seed_and_step_and_can_be_entered_anywhere(
         data = data_of(folder, max_length=64, loading=replace(loading, **changes))
         if place is not None:
             data._samples = 240
-            data.load_state_dict({**data.counted(1), **place})
+            data.load_state_dict({**data.batch_layout(1), **place})
         return [batch["index"].tolist() for batch in data.train_dataloader()]
 
     whole = batches()
     assert batches() == whole and batches(seed=4) != whole
     read: list[int] = []
-    real = PairTokenizer.frame_source
+    real = PairTokenizer.build_source
     monkeypatch.setattr(
-        PairTokenizer, "frame_source", lambda *given: read.append(1) or real(*given)
+        PairTokenizer, "build_source", lambda *given: read.append(1) or real(*given)
     )
     for number in (1, 7, len(whole) - 1):
         read.clear()
@@ -188,9 +189,10 @@ def test_ranks_share_each_step(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert all(max(map(len, step)) - min(map(len, step)) <= 1 for step in zip(*taken, strict=True))
 
 
-def test_long_sides_are_cut_counted_and_said_once(folder: Path) -> None:
+def test_long_sides_are_truncated_counted_and_said_once(folder: Path) -> None:
     with pytest.warns(
-        UserWarning, match=r"^\d+ of 261 pairs have a side of more than 8 tokens, which was cut"
+        UserWarning,
+        match=r"^\d+ of 261 pairs have a side of more than 8 tokens, which was truncated",
     ):
         data = data_of(folder, max_length=8)
     for dataset in (data.dataset("train"), data.dataset("val")):
@@ -225,13 +227,13 @@ def test_what_other_models_have_around_a_text(folder: Path) -> None:
         and batch["targets"][:, 0].tolist() == [BOS] * 2
     )
     assert data.tokenizer.decode(batch["tokens"][1].tolist()) == f"{DE[1]} 1"
-    (row,), (cut,) = data.tokenizer.sources([f"{EN[0]} 4"], 128)
+    (row,), (cut,) = data.tokenizer.encode_sources([f"{EN[0]} 4"], 128)
     assert row == batch["source"][0][batch["source_keep"][0]].tolist() and not cut
     assert (
-        dataset.own[[4, 1]]
+        dataset.token_counts[[4, 1]]
         == torch.stack([batch["source_keep"].sum(1), (batch["targets"] >= 0).sum(1)], 1)
     ).all()
-    rows, cut = data.tokenizer.sources(["a man", "a man " * 30], 30)
+    rows, cut = data.tokenizer.encode_sources(["a man", "a man " * 30], 30)
     assert cut == [False, True] and len(rows[1]) == 30 and rows[1][-1] == EOS
 
 
@@ -254,8 +256,11 @@ def test_tokenizers_from_files(folder: Path, tmp_path: Path) -> None:
         second.digest,
     )
     facts = two.facts()
-    assert (facts["source_vocabulary"], facts["target_vocabulary"]) == (first.size, second.size)
-    assert facts["tokenizer_options"]["vocabulary"] == first.size
+    assert (facts["source_vocabulary"], facts["target_vocabulary"]) == (
+        first.vocab_size,
+        second.vocab_size,
+    )
+    assert facts["tokenizer_options"]["vocabulary"] == first.vocab_size
     for file in files:
         file.unlink()  # a checkpoint needs none
     data = TranslationData(
@@ -288,8 +293,12 @@ def test_facts_are_primitives_that_make_the_tokenizers_again(folder: Path, tmp_p
         }
         assert facts["languages"] == ["en", "de"]
         again = PairTokenizer.from_facts(facts)
-        assert again.digest == data.tokenizer.digest and again.joint == joint and again.start == BOS
-        assert again.sources(EN, 9) == data.tokenizer.sources(EN, 9)
+        assert (
+            again.digest == data.tokenizer.digest
+            and again.joint == joint
+            and again.decoder_start_id == BOS
+        )
+        assert again.encode_sources(EN, 9) == data.tokenizer.encode_sources(EN, 9)
 
 
 def test_data_and_checkpoint_must_agree(folder: Path, tmp_path: Path) -> None:
@@ -330,7 +339,7 @@ def test_data_and_checkpoint_must_agree(folder: Path, tmp_path: Path) -> None:
         ({"max_length": 3}, "max_length is 3"),
         (
             {"loading": TextLoading(batch_tokens=100)},
-            "batch_tokens is 100, but must hold a text of max_length",
+            "batch_tokens is 100, but must be at least max_length",
         ),
         ({"tokenizer": PairTokenizerConfig(start=8000)}, "start is 8000, but must be one of its"),
     ],

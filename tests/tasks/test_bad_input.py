@@ -87,7 +87,7 @@ CASES: dict[str, tuple[int, str]] = {
     "fit --config configs/vit/cifar10.yaml --data.path nowhere": (USER, "nowhere"),
     "fit --config configs/vit/cifar10.yaml": (FAILED, "--data.path FOLDER"),
     "fit --data.source hub": (USER, "--data.dataset.name"),
-    "fit --data.path my_images": (USER, "add --data.source folder"),
+    "fit --data.path my_images": (USER, "try --data.source folder"),
     "fit --trainer.num_nodes 2": (USER, "torchrun or srun"),
     "fit --trainer.accumulate_grad_batches 0": (USER, "--trainer.accumulate_grad_batches is 0"),
     "fit --trainer.limit_train_batches 0.0": (USER, "--trainer.limit_train_batches is 0.0"),

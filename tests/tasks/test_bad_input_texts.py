@@ -68,24 +68,11 @@ SKIPPABLE: dict[
     str, tuple[str, Callable[[], None], tuple[str, ...]]
 ] = {  # what is wrong: source, file, words
     "empty": ("csv", write("csv", b",good\n"), (f"line 12 of {CSV}", "holds no text")),
-    "spaces": ("csv", write("csv", b'" \t ",good\n'), (f"line 12 of {CSV}", "holds no text")),
-    "latin-1 in csv": ("csv", write("csv", b"caf\xe9,good\n"), (f"line 12 of {CSV}", "UTF-8")),
-    "latin-1 in jsonl": (
-        "jsonl",
-        write("jsonl", b'{"text": "caf\xe9", "label": "good"}\n'),
-        (f"line 11 of {JSONL}", "UTF-8"),
-    ),
     "latin-1 in txt": ("txt", files(LATIN), ("texts/train/good/19.txt", "UTF-8 in line 3")),
-    "empty txt": ("txt", files(b"\n"), ("texts/train/good/19.txt", "holds no text")),
     "not JSON": (
         "jsonl",
         write("jsonl", b'{"text": "fine", "label"\n'),
         (f"line 11 of {JSONL}", "not JSON"),
-    ),
-    "too many cells": (
-        "csv",
-        write("csv", b"fine, but long,good\n"),
-        (f"line 12 of {CSV}", "3 cells"),
     ),
 }
 NO_TEXT = ("no column text in texts", "--data.dataset.text_column to one of body, label.")

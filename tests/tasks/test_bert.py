@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from datamodules.embedded.reviews import generate
 from datamodules.reviews import ReviewData
-from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
+from datamodules.tokenizers import SPECIAL_TOKENS, Tokenizer, TokenizerConfig
 from datamodules.utils.files import write_text
 from modules.models.bert import BERT_PRESETS, BertClassifier
 from tasks.bert.task import BertTask, divergence
@@ -85,7 +85,7 @@ def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(
     assert run(f"{BERT} --run_dir r", "bert") == 0
     kept = checkpoint("r", "best")["tessera"]["facts"]
     assert Path("r/tokenizer.json").read_text() == kept["tokenizer"]
-    assert Tokenizer.from_file("r/tokenizer.json").size == kept["vocabulary"]
+    assert Tokenizer.from_file("r/tokenizer.json").vocab_size == kept["vocabulary"]
     texts, labels = generate()["test"]
     Path("texts.txt").write_text("\n".join(texts))
     assert (
@@ -168,7 +168,7 @@ def test_the_tokens_shown_are_those_of_the_run(capsys: pytest.CaptureFixture[str
     tokens, end = shown(f"--text '{words}'")
     assert (
         tokens == ["[CLS]", *words.split(), "[SEP]"]
-        and end == f"9 tokens; vocabulary {learned.size}"
+        and end == f"9 tokens; vocabulary {learned.vocab_size}"
     )
     assert shown(f"--text '{words}' --tokenizer.vocabulary 100")[1] == "9 tokens; vocabulary 100"
 
@@ -269,7 +269,9 @@ def test_the_padding_of_a_tokenizer_is_that_of_the_network(
     learned = Tokenizer.train(generate()["train"][0][:500], TokenizerConfig("bpe", 300))
     names = dict(
         zip(
-            CONTROL.values(), ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<a>", "<b>"), strict=True
+            SPECIAL_TOKENS.values(),
+            ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<a>", "<b>"),
+            strict=True,
         )
     )
     model = json.loads(learned.to_json())["model"]

@@ -16,7 +16,7 @@ from datamodules.images import ImageData, LoadingOptions
 from datamodules.reviews import ReviewData
 from datamodules.text import TextLoading
 from datamodules.tokenizers import TokenizerConfig
-from datamodules.utils.batching import cells
+from datamodules.utils.batching import count_tokens
 from datamodules.vision.augment import normalise
 from modules.models.bert import BertClassifier, BertConfig
 from modules.models.vit import ViT, ViTConfig
@@ -176,7 +176,7 @@ def test_two_processes_share_all_texts(tmp_path: Path) -> None:
     data.setup("fit")
     dataset = data.dataset("train")
     (share,) = (float(row["train/padding"]) for row in rows if "train/padding" in row)
-    filled, total = cells([*seen[0], *seen[1]], dataset.lengths, dataset.own)
+    filled, total = count_tokens([*seen[0], *seen[1]], dataset.lengths, dataset.token_counts)
     assert share == pytest.approx(1 - filled / total, rel=1e-6)
     assert "tested 1000\n" in done.stdout
     for name, value in figures_of_texts(folder).items():

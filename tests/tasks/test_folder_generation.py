@@ -50,7 +50,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         folder = tmp_path_factory.mktemp(kind)
         torch.manual_seed(1)
         options = transformers.AutoConfig.for_model(
-            kind, vocab_size=tokenizer.size, bos_token_id=5, eos_token_id=6, **SIZES[kind]
+            kind, vocab_size=tokenizer.vocab_size, bos_token_id=5, eos_token_id=6, **SIZES[kind]
         )
         model = transformers.AutoModelForCausalLM.from_config(options)
         with torch.no_grad():
@@ -74,7 +74,7 @@ def folder(request: pytest.FixtureRequest, published: Callable[[str], Path]) -> 
 def words(folder: Path) -> torch.Tensor:
     """Tokens of the prompt."""
     tokenizer = Tokenizer.from_file(folder)
-    return torch.tensor([[tokenizer.control("bos"), *tokenizer.encode_batch([PROMPT])[0]]])
+    return torch.tensor([[tokenizer.special_id("bos"), *tokenizer.encode_batch([PROMPT])[0]]])
 
 
 def theirs(folder: Path, **options: Any) -> list[int]:
@@ -349,7 +349,7 @@ def test_a_run_from_such_a_folder_ends_texts_by_its_own_token(
     assert run(f"{line} --model.samples.generation.max_new_tokens 2", "lm") == 0
     model = load_model("r/checkpoints/last.ckpt")
     assert (
-        model.frame.tail == 6
+        model.boundary_tokens.eos == 6
         and model.generation() is None
         and checkpoint("r")["tessera"]["task"] == "lm"
     )

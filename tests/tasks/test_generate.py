@@ -71,16 +71,20 @@ def test_greedy_and_beams_are_those_of_the_library(
 ) -> None:
     model = load_model(str(lm_bytes))
     ids = prompt_tokens(model, "The object")
-    assert ids[0] == model.tokenizer.ids.bos  # each document began with it
+    assert ids[0] == model.tokenizer.special_ids.bos  # each document began with it
     made = generate(model.net, [ids], GenerationConfig(40, temperature=0))
     greedy = [int(token) for token in made]
     assert len(greedy) == 40 > model.net.max_length - len(ids)  # the context is outgrown
     line = f'--ckpt_path {lm_bytes} --prompt "The object"'
     (found,) = objects(f"{line} --temperature 0 --max_new_tokens 40", capsys)
-    ends = greedy.index(model.tokenizer.ids.eos) if model.tokenizer.ids.eos in greedy else 40
+    ends = (
+        greedy.index(model.tokenizer.special_ids.eos)
+        if model.tokenizer.special_ids.eos in greedy
+        else 40
+    )
     assert found["text"] == model.tokenizer.decode(greedy[:ends])
     config = GenerationConfig(6, beams=3, length_penalty=0.5)
-    (best,) = beam_search(model.net, [ids], config, [model.tokenizer.ids.eos])
+    (best,) = beam_search(model.net, [ids], config, [model.tokenizer.special_ids.eos])
     rows = objects(
         f"{line} --beams 3 --length_penalty 0.5 --max_new_tokens 6 --num_samples 3", capsys
     )
@@ -97,13 +101,13 @@ def test_int8_weights_are_those_of_the_library(
     rounded = prepare(model.net, "int8").logits(model.net(torch.tensor(prompt)))  # in place
     assert 0 < (exact - rounded).abs().max() < 0.1 * exact.abs().max()
     made = generate(
-        model.net, prompt, GenerationConfig(24, temperature=0), [model.tokenizer.ids.eos]
+        model.net, prompt, GenerationConfig(24, temperature=0), [model.tokenizer.special_ids.eos]
     )
     expected = [int(token) for token in made]
     line = f'--ckpt_path {lm_bytes} --prompt "The object" --temperature 0 --max_new_tokens 24 --quantize int8'
     (found,) = objects(line, capsys)
     assert found["text"] == model.tokenizer.decode(
-        [token for token in expected if token != model.tokenizer.ids.eos]
+        [token for token in expected if token != model.tokenizer.special_ids.eos]
     )
 
 
@@ -122,7 +126,9 @@ def test_no_prompt_begins_a_document_or_a_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert prompt_tokens(model := load_model(str(lm_bytes)), "") == [model.tokenizer.ids.bos]
+    assert prompt_tokens(model := load_model(str(lm_bytes)), "") == [
+        model.tokenizer.special_ids.bos
+    ]
     assert (
         prompt_tokens(model := load_model(str(lm_letters)), "")
         == model.tokenizer.encode_batch(["\n"])[0]
@@ -223,7 +229,7 @@ def test_a_text_goes_on_from_its_prompt_as_it_is_spelled(kind: Any) -> None:
 def test_end_tokens_end_a_text_and_others_go_on(lm_bytes: Path) -> None:
     tokenizer = load_model(str(lm_bytes)).tokenizer
     (ids,) = tokenizer.encode_batch(["The object"])
-    end = tokenizer.control("eos")
+    end = tokenizer.special_id("eos")
     writer = Writer(tokenizer, [], ends=[end])
     parts_of(writer, [*ids, end, *ids])
     assert (writer.text, writer.ended, writer.tokens) == ("The object", "end", len(ids) + 1)

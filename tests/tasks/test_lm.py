@@ -62,7 +62,7 @@ def by_hand(net: Decoder, data: CorpusData) -> tuple[float, int, int]:
         for row in range(len(batch["tokens"])):
             one = {
                 name: batch[name][row : row + 1]
-                for name in ("tokens", "coords", "documents")
+                for name in ("tokens", "positions", "documents")
                 if name in batch
             }
             logits = net.logits(net(**one)).flatten(0, 1)  # (T, V)
@@ -328,7 +328,9 @@ def test_hugging_face_and_back(kind: str, capsys: pytest.CaptureFixture[str]) ->
     texts = [path.read_text() for path in write_corpus(Path("texts")).iterdir()]
     tokenizer = Tokenizer.train(texts, TokenizerConfig("bpe", 400, lowercase=False))
     torch.manual_seed(0)
-    options = transformers.AutoConfig.for_model(kind, vocab_size=tokenizer.size, **MODELS[kind])
+    options = transformers.AutoConfig.for_model(
+        kind, vocab_size=tokenizer.vocab_size, **MODELS[kind]
+    )
     theirs = transformers.AutoModelForCausalLM.from_config(options).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():
@@ -363,7 +365,7 @@ def test_hugging_face_and_back(kind: str, capsys: pytest.CaptureFixture[str]) ->
         torch.testing.assert_close(logits, theirs(**words).logits, atol=1e-4, rtol=0)
     read = words["input_ids"][0].tolist()
     assert read == [
-        tokenizer.control("bos"),
+        tokenizer.special_id("bos"),
         *tokenizer.encode_batch(["The value of a"])[0],
     ]  # as in training
     greedy = theirs.generate(
@@ -406,9 +408,9 @@ def test_an_exported_model_writes_and_scores_what_its_checkpoint_does(
     assert said[0] == said[1]
     ours, theirs = load_model("theirs"), transformers.AutoTokenizer.from_pretrained("theirs")
     assert prompt_tokens(ours, prompt) == theirs(prompt)["input_ids"]
-    assert (prompt_tokens(ours, prompt)[0] == ours.tokenizer.control("bos")) == (documents > 1)
+    assert (prompt_tokens(ours, prompt)[0] == ours.tokenizer.special_id("bos")) == (documents > 1)
     end = transformers.AutoConfig.from_pretrained("theirs").eos_token_id
-    assert end == (ours.tokenizer.control("eos") if documents > 1 else None)
+    assert end == (ours.tokenizer.special_id("eos") if documents > 1 else None)
     assert run("export --ckpt_path theirs --output again", "lm") == 0
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         assert json.loads(Path("again", name).read_text()) == json.loads(
@@ -428,7 +430,7 @@ def test_safetensors(lm_bytes: Path) -> None:
     net = Decoder(load_config(DecoderConfig, config))
     net.load_state_dict(weights)
     assert same(dict(net.state_dict()), dict(load_model(str(lm_bytes)).net.state_dict()))
-    assert Tokenizer.from_json(facts["tokenizer"]).size == net.vocabulary
+    assert Tokenizer.from_json(facts["tokenizer"]).vocab_size == net.vocabulary
 
 
 def test_what_the_default_run_suggests_works(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import yaml
 from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.embedded.reviews import generate
-from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
+from datamodules.tokenizers import SPECIAL_TOKENS, Tokenizer, TokenizerConfig
 from datamodules.utils.cache import content_key
 from modules.models.bert import BertClassifier, BertConfig
 from modules.pretrained.bert_configs import FAMILIES
@@ -47,7 +47,9 @@ def save_tokenizer(folder: Path, family: str) -> Tokenizer:
     learned = Tokenizer.train(texts, TokenizerConfig("bpe", 300))
     names = dict(
         zip(
-            CONTROL.values(), ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<a>", "<b>"), strict=True
+            SPECIAL_TOKENS.values(),
+            ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<a>", "<b>"),
+            strict=True,
         )
     )
     model = json.loads(learned.to_json())["model"]
@@ -66,7 +68,7 @@ def hugging_face(
     folder.mkdir(exist_ok=True)
     tokenizer, kind = save_tokenizer(folder, family), FAMILIES[family].model
     torch.manual_seed(0)
-    sizes = SIZES[family] | {"vocab_size": tokenizer.size, "max_position_embeddings": 64}
+    sizes = SIZES[family] | {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": 64}
     sizes["id2label"] = dict(enumerate(names))
     model = getattr(transformers, kind + head)(
         getattr(transformers, f"{kind}Config")(**sizes)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from datamodules.tokenizers import CONTROL, Tokenizer, TokenizerConfig
+from datamodules.tokenizers import SPECIAL_TOKENS, Tokenizer, TokenizerConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from tasks.seq2seq.pretrained import published, read_folder
@@ -35,7 +35,7 @@ T5_SIZES = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads":
 
 def ours(model: Model, texts: list[str] = TEXTS, beams: int = 5) -> list[str]:
     """Our translations, the best of beam search."""
-    rows, _ = model.tokenizer.sources(texts, 24)
+    rows, _ = model.tokenizer.encode_sources(texts, 24)
     config = GenerationConfig(20, temperature=0, beams=beams, early_stopping="likely")
     start, end, pad = (model.facts[name] for name in ("start", "end", "padding"))
     return [
@@ -96,7 +96,9 @@ def bart_folder(folder: Path) -> Any:
     """With the tokenizer's older files."""
     names = dict(
         zip(
-            CONTROL.values(), ("<a>", "<unk>", "<s>", "</s>", "<mask>", "<pad>", "<b>"), strict=True
+            SPECIAL_TOKENS.values(),
+            ("<a>", "<unk>", "<s>", "</s>", "<mask>", "<pad>", "<b>"),
+            strict=True,
         )
     )
     model = json.loads(Tokenizer.train(TEXTS, TokenizerConfig("bpe", 300, 1)).to_json())["model"]
@@ -172,7 +174,7 @@ def test_hugging_face_and_back(family: str, capsys: pytest.CaptureFixture[str]) 
     again = load_model("back")
     best = Model.of(*published("theirs"))
     assert ours(again) == ours(best) == ours(load_model("r/checkpoints/best.ckpt"))
-    assert again.tokenizer.sources(TEXTS, 24) == best.tokenizer.sources(TEXTS, 24)
+    assert again.tokenizer.encode_sources(TEXTS, 24) == best.tokenizer.encode_sources(TEXTS, 24)
 
 
 @pytest.mark.parametrize("said_in", ["generation_config.json", "config.json"])
@@ -253,7 +255,7 @@ def test_others_translate_with_ours_as_we_do(translator: Path) -> None:
     assert len(set(expected)) == 3
     assert run(f"export --ckpt_path {translator} --output out", "seq2seq") == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained("out")
-    assert tokenizer(TEXTS)["input_ids"] == model.tokenizer.sources(TEXTS, 24)[0]
+    assert tokenizer(TEXTS)["input_ids"] == model.tokenizer.encode_sources(TEXTS, 24)[0]
     found = transformers.AutoModelForSeq2SeqLM.from_pretrained("out")
     assert (type(found).__name__, found.generation_config.num_beams) == ("MarianMTModel", 5)
     assert theirs(found, tokenizer, tokenizer) == expected
@@ -314,7 +316,7 @@ def test_a_run_goes_on_from_another(translator: Path, capsys: pytest.CaptureFixt
     other = Tokenizer.train(TEXTS * 3, TokenizerConfig("word", 12, 1))
     Path("other.json").write_text(other.to_json())
     said = refused(f"{line} --data.tokenizer.file other.json", capsys)
-    assert f"({other.size} tokens) is not that of" in said
+    assert f"({other.vocab_size} tokens) is not that of" in said
 
 
 def test_what_they_have_no_model_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -362,10 +364,12 @@ def test_pieces_where_there_is_no_tokenizer_json() -> None:
     special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
     random_model(Path("theirs").resolve(), "t5", {**T5_SIZES, "vocab_size": 128, **special})
     model = load_model("theirs")
-    assert model.tokenizer.sources(ENGLISH[:3], 99)[0] == [
+    assert model.tokenizer.encode_sources(ENGLISH[:3], 99)[0] == [
         [*pieces.encode(text), 1] for text in ENGLISH[:3]
     ]
-    assert (model.tokenizer.start, model.tokenizer.end) == (0, 1) and ours(model, ENGLISH[:2])
+    assert (model.tokenizer.decoder_start_id, model.tokenizer.eos_id) == (0, 1) and ours(
+        model, ENGLISH[:2]
+    )
 
 
 def test_older_files_of_weights(capsys: pytest.CaptureFixture[str]) -> None:

@@ -559,9 +559,9 @@ def test_texts_that_expand_beyond_measure(ending: str, capsys: pytest.CaptureFix
 
 def test_texts_that_are_merely_dull_are_read() -> None:
     Path("t.txt.gz").write_bytes(gzip.compress(b"again and again\n" * 2**18))
-    from datamodules.sources.compressed import opened
+    from datamodules.sources.readers.formats import open_decompressed
 
-    with opened(Path("t.txt.gz")) as file:
+    with open_decompressed(Path("t.txt.gz")) as file:
         assert len(file.read()) == 2**22
 
 

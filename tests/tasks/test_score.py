@@ -67,9 +67,9 @@ def test_a_file_from_the_command_line(lm_bytes: Path, capsys: pytest.CaptureFixt
     model = load_model(str(lm_bytes))
     (ids,) = model.tokenizer.encode_batch([text])
     ids = [
-        model.tokenizer.control("bos"),
+        model.tokenizer.special_id("bos"),
         *ids,
-        model.tokenizer.control("eos"),
+        model.tokenizer.special_id("eos"),
     ]  # as a document in training
     assert run(f"score --ckpt_path {lm_bytes} --data.path text.txt.gz --json", "lm") == 0
     found = json.loads(capsys.readouterr().out)

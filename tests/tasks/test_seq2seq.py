@@ -60,8 +60,8 @@ def by_hand(model: Model, folder: Path) -> tuple[float, int, int]:
     total, right, count, tokenizer = 0.0, 0, 0, model.tokenizer
     sides = [(folder / f"test.{name}").read_text().splitlines() for name in ("en", "up")]
     for source, target in zip(*sides, strict=True):
-        (read,), _ = tokenizer.sources([source], 24)
-        written = tokenizer.frame_target(tokenizer.target.encode_batch([target])[0], 24)
+        (read,), _ = tokenizer.encode_sources([source], 24)
+        written = tokenizer.build_target(tokenizer.target.encode_batch([target])[0], 24)
         with torch.no_grad():
             hidden = model.net(torch.tensor([read]), torch.tensor([written[:-1]]))
             logits = model.net.logits(hidden)[0]  # (N, V)
@@ -83,7 +83,7 @@ def test_figures_are_those_of_the_texts(
     sources, references = (
         (pairs / f"test.{name}").read_text().splitlines() for name in ("en", "up")
     )
-    rows, _ = model.tokenizer.sources(sources, 24)
+    rows, _ = model.tokenizer.encode_sources(sources, 24)
     config = GenerationConfig(24, beams=2, early_stopping="likely")
     texts = [
         model.tokenizer.decode(best.tokens)

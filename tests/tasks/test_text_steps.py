@@ -130,4 +130,4 @@ def test_how_tokens_are_masked(drawn: Drawn) -> None:
     tokenizer = Tokenizer.from_file("r/tokenizer.json")
     assert partly_masked(drawn, tokenizer.starts_word) == 0
     assert sum(int(where.sum()) for *_, where in drawn) > 0
-    assert all((masked[where] == tokenizer.ids.mask).all() for _, masked, where in drawn)
+    assert all((masked[where] == tokenizer.special_ids.mask).all() for _, masked, where in drawn)

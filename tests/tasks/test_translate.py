@@ -49,7 +49,7 @@ def objects(line: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any
 
 def by_library(model: Model, text: str, **options: Any) -> list[tuple[str, float]]:
     """Translations and scores of one sentence alone."""
-    (row,), _ = model.tokenizer.sources([text], model.net.max_length)
+    (row,), _ = model.tokenizer.encode_sources([text], model.net.max_length)
     config = GenerationConfig(model.net.max_length, **{"early_stopping": "likely", **options})
     (found,) = translate(model.net, [row], config, **writing(model.tokenizer))
     return [(model.tokenizer.decode(one.tokens), one.score) for one in found]
@@ -173,7 +173,7 @@ def test_what_is_not_finished_is_marked(
 
 
 def test_weights_are_those_of_the_steps(model: Model) -> None:
-    (source,), _ = model.tokenizer.sources(["six five four"], model.net.max_length)
+    (source,), _ = model.tokenizer.encode_sources(["six five four"], model.net.max_length)
     tokens = own_translation(model, source, 2).tokens
     weights = cross_weights(model, source, tokens)
     assert weights.shape == (2, 2, len(tokens), len(source))  # layers, heads, target, source
@@ -190,7 +190,7 @@ def test_labels_are_what_tokens_say() -> None:
         ["a é"], TokenizerConfig("bpe", 263, lowercase=False)
     )  # single bytes
     (ids,) = tokenizer.encode_batch(["a é"])
-    assert spelled(tokenizer, [*ids, tokenizer.control("eos")]) == [
+    assert spelled(tokenizer, [*ids, tokenizer.special_id("eos")]) == [
         "a",
         "\u2423",
         "Ã",
@@ -258,7 +258,7 @@ def test_one_stack_that_reads_and_writes(capsys: pytest.CaptureFixture[str]) -> 
     assert run(line, "seq2seq") == 0
     best = "r/checkpoints/best.ckpt"
     model = load_model(best)
-    (source,), _ = model.tokenizer.sources(["six five four"], model.net.max_length)
+    (source,), _ = model.tokenizer.encode_sources(["six five four"], model.net.max_length)
     weights = cross_weights(model, source, [7, 8, 9])
     assert (
         weights.shape == (2, 2, 3, 4) and (weights.sum(-1) < 1).all()

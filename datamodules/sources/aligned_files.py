@@ -1,0 +1,160 @@
+"""Texts in two languages in aligned files: line 5 of train.de translates line 5 of train.en."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+
+from datamodules.sources.base import shortened
+from datamodules.sources.parallel import ParallelSource, pair_samples
+from datamodules.sources.readers.formats import COMPRESSION, NOT_UTF8, read_lines
+from datamodules.sources.texts import TextSamples
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.files import path_fault, regular_files
+from datamodules.utils.splits import split_of
+
+LINES_AT_ONCE = 2**16  # lines that exist as Python objects at a time
+
+
+class AlignedFiles(ParallelSource):
+    """A folder with a file for each split and language.
+
+    Validation and test files are called val, valid, dev, test_2016_flickr, ...; all may be
+    compressed as .gz or .zst, and folders may be named by split instead.
+    """
+
+    unused_options = {"name", "subset", "header"}
+
+    @property
+    def origin(self) -> str:
+        return str(self._folder)
+
+    @cached_property
+    def _folder(self) -> Path:
+        """The folder of the files.
+
+        Raises:
+            UsageError: There is none.
+        """
+        first, second = self.columns
+        wanted = f"a folder of aligned files, such as train.{first} and train.{second}"
+        folder = self.local_path
+        if folder is None:
+            raise UsageError(f"the source files needs --data.path: --data.path takes {wanted}.")
+        if not folder.is_dir():
+            fault = path_fault(folder) or f"is a file{self.suggest_source(folder)}"
+            raise UsageError(f"{folder} {fault}: --data.path takes {wanted}.")
+        return folder
+
+    @cached_property
+    def files(self) -> dict[str, tuple[Path, Path]]:
+        """The source file and the target file of each split.
+
+        Raises:
+            UsageError: There are none; or one has no counterpart; or a split has several.
+        """
+        files: dict[str, tuple[Path, Path]] = {}
+        found = self._files_by_stem()
+        for stem, by_language in found.items():
+            split = split_of(Path(stem))
+            present = [name for name in self.columns if name in by_language]
+            if not present or split not in ("train", "val", "test"):
+                continue
+            if split == "test" and self.options.test not in (None, stem):
+                continue
+            if len(present) == 1:
+                (missing,) = set(self.columns) - set(present)
+                raise UsageError(
+                    f"{self._folder} holds {stem}.{present[0]} but no {stem}.{missing}: there are "
+                    f"{stem}.{{{','.join(by_language)}}}; choose with --data.languages."
+                )
+            source, target = (by_language[name] for name in self.columns)
+            if split in files:
+                advice = "join them"
+                if split == "test":
+                    advice = f"choose with --data.dataset.test {stem}"
+                raise UsageError(
+                    f"{files[split][0]} and {source} are both of the {split} split: {advice}."
+                )
+            files[split] = (source, target)
+        if not files:
+            names = sorted(f"{stem}.{name}" for stem in found for name in found[stem])
+            only = f", only {shortened(names)}" if names else ""
+            hint = self.suggest_source(self._folder)
+            raise UsageError(
+                f"{self._folder} holds no train.{self.columns[0]} and train.{self.columns[1]}"
+                f"{only}{hint or ': choose with --data.path and --data.languages'}."
+            )
+        if self.options.test is not None and "test" not in files:
+            name = f"{self.options.test}.{self.columns[0]}"
+            raise UsageError(f"{self._folder} holds no {name}: set --data.dataset.test.")
+        return files
+
+    def _files_by_stem(self) -> dict[str, dict[str, Path]]:
+        """The files below the folder by their name without the language, and by the language.
+
+        Raises:
+            UsageError: One is there twice, plain and compressed.
+        """
+        stems: dict[str, dict[str, Path]] = {}
+        for path in regular_files(self._folder, self.reject, lambda path: bool(path.suffix)):
+            name = path.relative_to(self._folder)
+            if name.suffix.lower() in COMPRESSION:
+                name = name.with_suffix("")
+            files = stems.setdefault(str(name.with_suffix("")), {})
+            language = name.suffix[1:]
+            if language in files and language in self.columns:
+                raise UsageError(
+                    f"{files[language]} and {path} are the same side of the same texts: remove one."
+                )
+            files[language] = path
+        return stems
+
+    def prepare(self) -> None:
+        """Nothing to download, but checks whether there are files."""
+        _ = self.files
+
+    def has(self, split: str) -> bool:
+        return split in self.files
+
+    def read(self, split: str) -> TextSamples:
+        """The lines of a split's files.
+
+        Raises:
+            DataError: The files differ in their number of lines, are empty or damaged.
+        """
+        first, second = self.files[split]
+        source = self._read_column(first)
+        target = self._read_column(second)
+        if len(source) != len(target):
+            raise DataError(
+                f"{first} has {len(source):,} lines and {second} {len(target):,}: line by line the "
+                "one must translate the other."
+            )
+        if not len(source):
+            raise DataError(f"{first} is empty.")
+        rows = torch.arange(1, len(source) + 1)
+        pairs = pair_samples(source, target, rows, f"line {{}} of {first} and {second.name}")
+        if source.null_count + target.null_count == 0:
+            return pairs
+        return pairs.select(~pairs.find(lambda column: torch.tensor(column.is_null().to_pylist())))
+
+    def _read_column(self, path: Path) -> pa.ChunkedArray:
+        """Arrow strings, one for each line; null for a rejected line that is not UTF-8."""
+        lines = self._read_lines(path)
+        chunks = []
+        while part := list(islice(lines, LINES_AT_ONCE)):
+            chunks.append(pa.array(part, pa.large_string()))
+        return pa.chunked_array(chunks, pa.large_string())
+
+    def _read_lines(self, path: Path) -> Iterator[str | None]:
+        not_utf8: list[int] = []
+        for line in read_lines(path, not_utf8):
+            if not_utf8:
+                self.reject(f"line {not_utf8.pop()} of {path}", NOT_UTF8)
+                yield None
+            else:
+                yield line.rstrip("\r\n")

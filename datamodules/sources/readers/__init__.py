@@ -1,0 +1,1 @@
+"""How sources read: single files, tables by split, columns of classes, folders of classes."""

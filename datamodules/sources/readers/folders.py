@@ -1,0 +1,133 @@
+"""Folders of files, one folder for each class."""
+
+import os
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from datamodules.sources.base import S, Source, shortened
+from datamodules.sources.readers.formats import Reject
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.files import name_fault, path_fault, printable, regular_files
+from datamodules.utils.splits import SPLITS
+
+
+class ClassFolders(Source[S]):
+    """Base of sources that are files in `train/CLASS/`, at any depth; likewise val/ and test/."""
+
+    suffixes: tuple[str, ...]  # of the files, in lower case
+    example: str  # of a file, for messages
+    unused_options = {"name", "subset", "local", "label_column", "image_column", "text_column"}
+    no_classes: tuple[str, ...] = ()  # folders beside those of the classes
+
+    @cached_property
+    def root(self) -> Path:
+        """The folder that holds train/."""
+        wanted = f"a folder with train/CLASS/{self.example}"
+        if self.path is None:
+            raise UsageError(f"this source needs --data.path: {wanted}.")
+        root = Path(self.path)
+        if not root.is_dir():
+            fault = path_fault(root) or "is a file"
+            hint = self.suggest_source(root, self.suffixes)
+            raise UsageError(f"{root} {fault}: --data.path takes {wanted}{hint}.")
+        return root
+
+    def split_folder(self, split: str) -> Path | None:
+        """The folder of a split, where there is one."""
+        folders = [self.root / name for name in SPLITS[split]]
+        return next((folder for folder in folders if folder.is_dir()), None)
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        folder = self.split_folder("train")
+        if self.options.class_names:
+            return list(self.options.class_names)
+        if folder is None and self.checkpoint_classes:
+            return self.checkpoint_classes
+        advice = f"put {self.noun} into train/CLASS/, one folder for each class"
+        if folder is None:
+            hint = self.suggest_source(self.root, self.suffixes)
+            raise UsageError(f"{self.root} has no folder train/: {advice}{hint}.")
+        names = self._class_folders(folder)
+        if not names:
+            raise UsageError(f"{folder} has no class folders: {advice}.")
+        return names
+
+    def has(self, split: str) -> bool:
+        return self.split_folder(split) is not None
+
+    def _class_folders(self, folder: Path) -> list[str]:
+        try:
+            names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        except OSError as error:
+            advice = "allow it, or remove the folder"
+            raise DataError(f"{folder} cannot be read ({error.strerror}): {advice}.") from error
+        classes = []
+        for name in names:
+            path = folder / name
+            if not path.is_dir():
+                fault = path_fault(path)
+                if fault:  # such as a broken link, which may have been a class
+                    self.reject(printable(path), fault)
+            elif name_fault(name):
+                raise DataError(
+                    f"the class folder {printable(path)} {name_fault(name)}: rename it."
+                )
+            elif name not in self.no_classes:
+                classes.append(name)
+        return classes
+
+    def labelled_files(self, folder: Path) -> tuple[list[Path], Tensor]:
+        """The files of a split's folder, class by class, and their labels (S,).
+
+        Raises:
+            UsageError: There are no files, or a folder that is no class; in the training split, a
+                class without files.
+            DataError: A file is of another kind, unless bad files are skipped.
+        """
+        names = self.class_names
+        unknown = [name for name in self._class_folders(folder) if name not in names]
+        if unknown:
+            similar = get_close_matches(unknown[0], names, 1)
+            hint = f"did you mean {similar[0]}?" if similar else f"they are {shortened(names)}."
+            raise UsageError(
+                f"{folder / unknown[0]} is not one of the {len(names)} classes; {hint}"
+            )
+        paths = []
+        labels = []
+        for label, name in enumerate(names):
+            files = []
+            if (folder / name).is_dir():
+                files = files_below(folder / name, self.suffixes, self.reject)
+            if not files and folder == self.split_folder("train"):
+                raise UsageError(
+                    f"class {name} is empty: put {self.noun} into {folder / name}, or remove the "
+                    "folder."
+                )
+            paths += files
+            labels += [label] * len(files)
+        if not paths:
+            raise UsageError(f"{folder} holds no {self.noun}.")
+        return paths, torch.tensor(labels, dtype=torch.int64)
+
+
+def files_below(folder: Path, suffixes: tuple[str, ...], reject: Reject) -> list[Path]:
+    """All files with these suffixes below a folder at any depth, sorted, except hidden ones.
+
+    Args:
+        folder: Where to look.
+        suffixes: In lower case, such as (".txt",).
+        reject: Told the name of whatever else there is, and what is wrong with it.
+    """
+    files = []
+    kinds = ", ".join(suffix[1:] for suffix in suffixes)
+    for path in regular_files(folder, reject):
+        if path.suffix.lower() in suffixes:
+            files.append(path)
+        else:
+            reject(str(path), f"is not one of the kinds {kinds}")
+    return files

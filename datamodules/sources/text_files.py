@@ -1,0 +1,180 @@
+"""Texts in tables of the hub, in CSV and JSON Lines files, and in folders of .txt files."""
+
+import re
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from datamodules.sources.base import Source
+from datamodules.sources.readers.folders import ClassFolders, files_below
+from datamodules.sources.readers.formats import NOT_UTF8
+from datamodules.sources.readers.labels import LabelledTables, is_text, may_be_classes
+from datamodules.sources.readers.tables import CSV, JSON_LINES, CellType, FileTables, Tables
+from datamodules.sources.texts import TextSamples, TextSource, arrow_strings, text_samples
+from datamodules.utils.errors import UsageError
+from datamodules.utils.files import path_fault, printable, read_bytes
+from datamodules.utils.splits import SPLITS
+
+TEXT_COLUMNS = ("text", "review", "sentence", "content", "document")
+
+
+def text_column(source: Source[TextSamples], columns: pa.Table) -> str:
+    """Name of the column of texts in a table of this source.
+
+    Raises:
+        UsageError: There is none, or it holds something else.
+    """
+    names = columns.column_names
+    candidates = [name for name in TEXT_COLUMNS if name in names]
+    name = source.find_column(names, "text_column", candidates)
+    kind = columns.schema.field(name).type
+    if not is_text(kind):
+        others = [field.name for field in columns.schema if is_text(field.type)]
+        raise UsageError(
+            f"column {name} of {source.origin} holds {kind}, not text: set "
+            f"{source.option_prefix}.text_column to one of "
+            f"{', '.join(others) or 'those that hold text (there are none)'}."
+        )
+    return name
+
+
+class TextHub(LabelledTables[TextSamples], TextSource):
+    """Texts in a column of a data set of the hub or a local copy, their classes in another."""
+
+    def read(self, split: str) -> TextSamples:
+        table = self.tables.load(split)
+        texts = table.columns.column(text_column(self, table.columns))
+        labels = None if split == "unlabelled" else self.labels(split)
+        return text_samples(texts, table.rows, table.where, labels)
+
+    def labels(self, split: str) -> Tensor:
+        if self.labelled:
+            return super().labels(split)
+        columns = self.tables.load(split).columns
+        if self.options.label_column is not None or self.label_candidates(columns):
+            return self.class_indices(split)
+        return torch.zeros(columns.num_rows, dtype=torch.int64)
+
+    def label_candidates(self, columns: pa.Table) -> list[str]:
+        found = super().label_candidates(columns)
+        if self.labelled:
+            return found
+        return [name for name in found if may_be_classes(columns.schema.field(name).type)]
+
+
+class TextTables(TextHub):
+    """Base of texts in a column of files; a single file, or one for each split."""
+
+    unused_options = {"name", "subset", "local"}
+    suffixes: tuple[str, ...]
+    kind: str
+
+    @cached_property
+    def tables(self) -> Tables:
+        texts, labels = self.options.text_column, self.options.label_column
+        cell_types = [CellType((texts,) if texts else TEXT_COLUMNS)]
+        if self.labelled:
+            cell_types.append(CellType((labels,) if labels else ("label", "labels"), (str, int)))
+        return FileTables(self, self.suffixes, self.kind, tuple(cell_types))
+
+
+class CsvTexts(TextTables):
+    """Texts in CSV or TSV files."""
+
+    suffixes = CSV
+    kind = "CSV"
+
+
+class JsonTexts(TextTables):
+    """Texts in JSON Lines files."""
+
+    suffixes = JSON_LINES
+    kind = "JSON Lines"
+
+
+class TextFolder(ClassFolders[TextSamples], TextSource):
+    """A text in each file, a folder for each class: `train/CLASS/*.txt`; likewise val/ and test/.
+
+    Texts without a class may lie in `unsupervised/`, or below train/ in a folder of that name
+    (unsup, unlabelled).
+    """
+
+    suffixes = (".txt",)
+    example = "*.txt"
+    no_classes = SPLITS["unlabelled"]
+
+    def split_folder(self, split: str) -> Path | None:
+        folder = super().split_folder(split)
+        train = super().split_folder("train")
+        if folder is None and split == "unlabelled" and train is not None:
+            return next((train / name for name in self.no_classes if (train / name).is_dir()), None)
+        return folder
+
+    def read(self, split: str) -> TextSamples:
+        folder = self.split_folder(split)
+        assert folder is not None
+        if split == "unlabelled":
+            return self.read_files(files_below(folder, self.suffixes, self.reject))
+        return self.read_files(*self.labelled_files(folder))
+
+    def read_files(self, paths: list[Path], labels: Tensor | None = None) -> TextSamples:
+        """The texts in some files; those that are not UTF-8 are rejected."""
+        texts = []
+        rows = []
+        for row, path in enumerate(paths):
+            text = self.read_file(path)
+            if text is not None:
+                texts.append(text)
+                rows.append(row)
+        index = torch.tensor(rows, dtype=torch.int64)
+        labels = torch.zeros_like(index) if labels is None else labels[index]
+        return TextSamples((arrow_strings(texts),), labels, index, paths)
+
+    def read_file(self, path: Path) -> str | None:
+        """The text of a file; None where it is rejected."""
+        try:
+            content = read_bytes(path)
+            return content.decode("utf-8-sig")
+        except OSError as error:
+            self.reject(printable(path), f"cannot be read ({error.strerror})")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            self.reject(printable(path), f"{NOT_UTF8} in line {line}")
+        return None
+
+
+class PlainTexts(TextFolder):
+    """Texts to pretrain on: a file of documents between empty lines, or a folder of documents.
+
+    A folder with `train/CLASS/` is read as `TextFolder` reads it, with the same validation texts.
+    """
+
+    @cached_property
+    def _unsplit(self) -> Path | None:
+        """The file or folder, where it is not one of splits and classes."""
+        path = Path(self.path or "")
+        fault = None if path.is_dir() else path_fault(path)
+        if self.path is None:
+            fault = "needs --data.path"
+        if fault is not None:
+            wanted = "a .txt file, or a folder of such files"
+            raise UsageError(f"{self.path or 'this source'} {fault}: --data.path takes {wanted}.")
+        return path if path.is_file() or super().split_folder("train") is None else None
+
+    def has(self, split: str) -> bool:
+        return split == "train" if self._unsplit else super().has(split)
+
+    def read(self, split: str) -> TextSamples:
+        path = self._unsplit
+        if path is None:
+            return super().read(split)
+        if path.is_dir():
+            paths = files_below(path, self.suffixes, self.reject)
+            if not paths:
+                raise UsageError(f"{path} holds no {', '.join(self.suffixes)} files.")
+            return self.read_files(paths)
+        texts = re.split(r"\n\s*\n", (self.read_file(path) or "").strip())
+        return text_samples(texts, torch.arange(1, len(texts) + 1), f"document {{}} of {path}")

@@ -1,0 +1,101 @@
+"""Which tokenizers to train, or to read from files."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from datamodules.tokenizers.special_tokens import SPECIAL_TOKENS
+from datamodules.utils.errors import UsageError
+
+TokenizerName = Literal["whitespace", "word", "character", "bpe", "wordpiece"]
+TruncateName = Literal["head", "tail", "both"]
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """A tokenizer to train, or a file of one.
+
+    Args:
+        kind: whitespace: words separated by spaces; word: words and runs of punctuation; character:
+            single characters; bpe: byte-level BPE, for which nothing is unknown (Radford 2019);
+            wordpiece: pieces of words (Schuster 2012, Devlin 2019). With a file this and the next
+            three are what that file says, null where it does not.
+        vocabulary: Number of tokens at most, the 7 special tokens among them.
+        min_frequency: Words, pieces or characters that occur less often are not learned.
+        lowercase: Whether A and a are the same; wordpiece then drops accents, too.
+        file: A `tokenizer.json`, or a folder in Hugging Face's layout, to use instead of training
+            one.
+        truncate: What is kept of a text that is too long: its head, its tail, or half of each.
+
+    Raises:
+        UsageError: An option is out of range.
+    """
+
+    kind: TokenizerName | None = "wordpiece"
+    vocabulary: int = 16_000
+    min_frequency: int | None = 2
+    lowercase: bool | None = True
+    file: str | None = None
+    truncate: TruncateName = "head"
+
+    def __post_init__(self) -> None:
+        if self.file is None and None in (self.kind, self.min_frequency, self.lowercase):
+            raise UsageError(
+                "the tokenizer's kind, min_frequency or lowercase is null: set it, or give a file "
+                "of a tokenizer."
+            )
+        if self.kind is not None and self.kind not in get_args(TokenizerName):
+            raise UsageError(
+                f"the tokenizer's kind is {self.kind}, but must be one of "
+                f"{', '.join(get_args(TokenizerName))}."
+            )
+        if self.vocabulary <= len(SPECIAL_TOKENS):
+            raise UsageError(
+                f"the tokenizer's vocabulary is {self.vocabulary}, but must be more than its "
+                f"{len(SPECIAL_TOKENS)} special tokens."
+            )
+        if self.min_frequency is not None and self.min_frequency < 1:
+            raise UsageError(
+                f"the tokenizer's min_frequency is {self.min_frequency}, but must be at least 1."
+            )
+
+
+@dataclass(frozen=True)
+class PairTokenizerConfig(TokenizerConfig):
+    """Tokenizers to train for two languages, or files of them.
+
+    Args:
+        joint: One tokenizer for both languages, trained from both (Sennrich 2016, 3.2); false: one
+            for each, with the same options.
+        target_file: A file as `file`, for the target if it has a tokenizer of its own; there is no
+            training then.
+        start: Id of the token that a decoder begins with; null: [BOS]. Marian and T5 begin with
+            their padding, BART with [EOS].
+        begin: Put [BOS] before each text, too, in source and target, as BART does.
+        prompt: Text before each source that names the task, such as T5's "translate English to
+            German: ".
+
+    Raises:
+        UsageError: An option is out of range.
+    """
+
+    kind: TokenizerName | None = "bpe"
+    vocabulary: int = 8000
+    lowercase: bool | None = False
+    joint: bool = True
+    target_file: str | None = None
+    start: int | None = None
+    begin: bool = False
+    prompt: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target_file is not None and self.file is None:
+            raise UsageError(
+                "the tokenizer's target_file needs a file for the source: give both, or train both."
+            )
+
+    def single(self, **changes: Any) -> TokenizerConfig:
+        """The options of one of the two tokenizers."""
+        options = asdict(self)
+        own = {field.name: options[field.name] for field in fields(TokenizerConfig)}
+        return TokenizerConfig(**own | changes)

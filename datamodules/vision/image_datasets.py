@@ -1,0 +1,179 @@
+"""A split as whole batches of pixels: decoded into memory, or streamed."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from datamodules.base import BatchedDataset
+from datamodules.utils.batching import epoch_order
+from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.progress import progress_bar
+from datamodules.vision.records import Records
+
+IMAGES_PER_JOB = 256  # of a thread
+STATISTICS_SAMPLE = 2048  # images that mean and standard deviation of a stream are taken from
+
+
+class MemoryImages:
+    """A decoded split: a batch is one indexing operation.
+
+    Args:
+        pixels: uint8 (S, C, Y, X).
+        labels: int64 (S,), or None where there are none (prediction).
+        names: Of the files, for prediction.
+    """
+
+    in_memory = True
+
+    def __init__(self, pixels: Tensor, labels: Tensor | None, names: Sequence[str] = ()) -> None:
+        self.pixels = pixels
+        self.labels = labels
+        self.names = names
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, indices: list[int]) -> dict[str, Any]:
+        index = torch.tensor(indices)
+        batch: dict[str, Any] = {"image": self.pixels.index_select(0, index), "index": index}
+        return batch | _labels_or_paths(self.labels, self.names, index)
+
+
+class StreamedImages:
+    """A split that is decoded batch by batch, in workers; the batches equal those of
+    `MemoryImages`.
+
+    What a worker has to report travels in the batch ("error", "skipped"): an exception would arrive
+    with its traceback.
+
+    Args:
+        records: The split.
+        labelled: Whether batches have labels, else paths (prediction).
+        channels, size: Of the images.
+        skip_bad: Leave unreadable images out.
+        resize: Whether images of another size are resized or refused.
+    """
+
+    in_memory = False
+
+    def __init__(
+        self,
+        records: Records,
+        labelled: bool,
+        channels: int,
+        size: int,
+        skip_bad: bool,
+        resize: bool = True,
+    ) -> None:
+        self.records = records
+        self.labels = records.labels if labelled else None
+        self.names = [] if labelled else [records.name(i) for i in range(len(records))]
+        self.channels = channels
+        self.size = size
+        self.skip_bad = skip_bad
+        self.resize = resize
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, indices: list[int]) -> dict[str, Any]:
+        images = []
+        good = []
+        skipped = []
+        for i in indices:
+            try:
+                image = self.records.image_of_size(i, self.channels, self.size, self.resize)
+                images.append(image)
+                good.append(i)
+            except (DataError, UsageError) as error:
+                skipped.append(self.records.name(i))
+                skippable = self.skip_bad and isinstance(error, DataError)
+                if not skippable or len(skipped) == len(indices):
+                    if get_worker_info() is None:
+                        raise
+                    return {"error": str(error)}
+        batch: dict[str, Any] = {"image": torch.stack(images), "index": torch.tensor(good)}
+        if skipped:
+            batch["skipped"] = skipped
+        return batch | _labels_or_paths(self.labels, self.names, batch["index"])
+
+
+def _labels_or_paths(labels: Tensor | None, names: Sequence[str], index: Tensor) -> dict[str, Any]:
+    if labels is None:
+        return {"path": [names[i] for i in index.tolist()]}
+    return {"label": labels[index]}
+
+
+def decode_all(
+    records: Records, channels: int, size: int, resize: bool, skip_bad: bool
+) -> tuple[Tensor, list[int]]:
+    """Decodes a whole split in threads.
+
+    Args:
+        records: The split.
+        channels, size: Of the result.
+        resize: Whether images of another size are resized or refused.
+        skip_bad: Leave unreadable images out instead of stopping at the first.
+
+    Returns:
+        Pixels uint8 (S, C, size, size), and the indices of the S images that were read.
+    """
+    pixels = torch.empty(len(records), channels, size, size, dtype=torch.uint8)
+    bad: set[int] = set()
+
+    def decode_some(indices: range) -> int:
+        for i in indices:
+            try:
+                pixels[i] = records.image_of_size(i, channels, size, resize)
+            except DataError:
+                if not skip_bad:
+                    raise
+                bad.add(i)
+        return len(indices)
+
+    starts = range(0, len(records), IMAGES_PER_JOB)
+    with (
+        ThreadPoolExecutor(usable_cores()) as pool,
+        progress_bar("decoding images", len(records)) as advance,
+    ):
+        jobs = [
+            pool.submit(decode_some, range(i, min(i + IMAGES_PER_JOB, len(records))))
+            for i in starts
+        ]
+        try:
+            for job in jobs:
+                advance(job.result())
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    good = [i for i in range(len(records)) if i not in bad]
+    return pixels[good] if bad else pixels, good
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def channel_statistics(dataset: BatchedDataset) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel in [0, 1]; of a stream, of a sample of it."""
+    order: Sequence[int] = range(len(dataset))
+    if not dataset.in_memory:
+        order = epoch_order(len(dataset), seed=0, epoch=0)[:STATISTICS_SAMPLE]
+    counts = []  # of each of the 256 values, per channel: exact, and fast on bytes
+    for start in range(0, len(order), 1024):
+        images = dataset[list(order[start : start + 1024])]["image"]
+        # each channel: (B, Y, X) -> (B * Y * X,) -> (256,)
+        counts.append([channel.flatten().bincount(minlength=256) for channel in images.unbind(1)])
+    probability = torch.stack([torch.stack(some) for some in counts]).sum(0).double()  # (C, 256)
+    probability /= probability.sum(1, keepdim=True)
+    values = torch.arange(256, dtype=torch.float64) / 255
+    mean = probability @ values
+    variance = (probability @ values.square() - mean.square()).clamp(min=0)
+    std = variance.sqrt().clamp(min=1 / 255)
+    return [round(v, 4) for v in mean.tolist()], [round(v, 4) for v in std.tolist()]
