@@ -1,4 +1,4 @@
-"""The order of samples: complete, repeatable, shared fairly among ranks, and entered anywhere at no cost."""
+"""The order of samples: complete, repeatable, shared evenly among ranks, resumed at no cost."""
 
 import time
 

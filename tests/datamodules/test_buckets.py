@@ -1,4 +1,4 @@
-"""Batches of like length: each sample once, as many for every rank, entered anywhere, and little padding."""
+"""Batches of similar length: each sample once, as many for every rank, and little padding."""
 
 from collections.abc import Iterable
 from itertools import product

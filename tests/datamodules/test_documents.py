@@ -1,4 +1,4 @@
-"""Documents from every kind of file: the same text however it is stored, and nothing that is bad goes unsaid."""
+"""Documents are the same text however they are stored, and nothing bad goes unsaid."""
 
 import gzip
 import json

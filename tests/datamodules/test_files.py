@@ -1,4 +1,4 @@
-"""Files: what is no regular file is never waited for; what is written replaces a link instead of following it."""
+"""Only regular files are read; what is written replaces a link instead of following it."""
 
 import os
 from pathlib import Path

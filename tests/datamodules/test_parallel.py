@@ -1,4 +1,4 @@
-"""Texts in two languages from every source: the same pairs, and what is said of those that cannot be used."""
+"""Pairs of texts from every source, and what is said of those that cannot be used."""
 
 import csv
 import gzip

@@ -1,4 +1,4 @@
-"""Texts from every source: the right words, labels, splits and facts; and what is said of those that cannot be used."""
+"""Texts from every source, and what is said of those that cannot be used."""
 
 import csv
 import io
@@ -160,7 +160,7 @@ def test_batches_by_tokens_and_without_buckets(folders: dict[str, Path]) -> None
 
 @pytest.mark.parametrize("kind", [ReviewData, MaskedTextData])
 def test_only_training_texts_teach_the_tokenizer(kind: Any, tmp_path: Path) -> None:
-    """`val` and `test` are the words that only those splits have, `unlabelled` the one of texts to pretrain on."""
+    """Only the splits val, test and unlabelled have the words `val`, `test` and `unlabelled`."""
     for split, count in (("train", 20), ("val", 4), ("test", 4), ("unlabelled", 4)):
         rows = "".join(f"a {('bad', 'good')[i % 2]} {split} film,{i % 2}\n" for i in range(count))
         (tmp_path / f"{split}.csv").write_text(f"text,label\n{rows}")
