@@ -144,8 +144,6 @@ def add_tokens(
     Raises:
         DataError: An entry is not a token, or contradicts the file.
     """
-    from tokenizers import AddedToken, Tokenizer
-
     has_decoder = "added_tokens_decoder" in settings
     special = {*named_special_tokens(settings).values(), *_extra_special_tokens(settings)}
     if has_decoder:
@@ -155,42 +153,52 @@ def add_tokens(
         origin = str(folder / "added_tokens.json")
         listed = _added_tokens(older, special, origin, ids_are_values=True)
     own = {
-        token.get("content"): token
+        token["content"]: token
         for token in content.get("added_tokens") or []
         if isinstance(token, dict)
     }
-    if has_decoder and name not in (*AS_IS, MARIAN):  # a class that builds the tokenizer anew
-        for token in own:
-            if not own[token].get("special") and token not in special | listed.keys():
-                raise DataError(
-                    f"{origin} lacks {token!r}, which tokenizer.json adds: add it there, too."
-                )
-    if name == MARIAN:
-        for token in listed.keys() - own.keys():
-            if not listed[token]["special"]:
-                raise DataError(
-                    f"{origin}: {ascii(token)} is added to SentencePiece, which is not supported: "
-                    "leave it out."
-                )
-    new = [
+    extra = {token for token in listed.keys() - own.keys() if not listed[token]["special"]}
+    lost = {token for token in own if not own[token].get("special")} - special - listed.keys()
+    if has_decoder and lost and name not in (*AS_IS, MARIAN):  # the class builds its tokenizer anew
+        raise DataError(
+            f"{origin} lacks {min(lost)!r}, which tokenizer.json adds: add it there, too."
+        )
+    if extra and name == MARIAN:
+        raise DataError(
+            f"{origin}: {ascii(min(extra))} is added to SentencePiece, which is not supported: "
+            "leave it out."
+        )
+    changed = [
         token
         for token in listed
         if token not in own or (has_decoder and own[token] != listed[token])
     ]
-    backend = Tokenizer.from_str(json.dumps(content)) if new else None
+    content, ids = _with_tokens(content, [listed[token] for token in changed])
     for token, entry in listed.items():
-        number = own.get(token, entry)["id"]
-        if backend is not None and token in new:
-            options = {key: value for key, value in entry.items() if key != "id"}
-            backend.add_tokens([AddedToken(**options)])
-            number = backend.token_to_id(token)
+        number = ids[token] if token in ids else own[token]["id"]
         if number != entry["id"]:
             raise DataError(
                 f"{origin} says that {ascii(token)} is token {entry['id']}, but the other files "
-                "have it as "
-                f"{number}: write the tokenizer's files again."
+                "have "
+                f"it as {number}: write the tokenizer's files again."
             )
-    return content if backend is None else dict(json.loads(backend.to_str()))
+    return content
+
+
+def _with_tokens(
+    content: dict[str, Any], entries: list[dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, int | None]]:
+    """A `tokenizer.json` with these tokens added or changed, and the ids that they have in it."""
+    from tokenizers import AddedToken, Tokenizer
+
+    if not entries:
+        return content, {}
+    backend = Tokenizer.from_str(json.dumps(content))
+    for entry in entries:
+        flags = {key: value for key, value in entry.items() if key != "id"}
+        backend.add_tokens([AddedToken(**flags)])
+    ids = {entry["content"]: backend.token_to_id(entry["content"]) for entry in entries}
+    return json.loads(backend.to_str()), ids
 
 
 def _extra_special_tokens(settings: Settings) -> Iterator[str]:
