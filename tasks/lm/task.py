@@ -122,7 +122,7 @@ class LMTask(TextTask):
         """Returns loss (), means and their numbers of tokens, for a batch of tokens (B, T)."""
         targets = batch["targets"]
         hidden = self.net(
-            batch["tokens"], coords=batch.get("coords"), documents=batch.get("documents")
+            batch["tokens"], positions=batch.get("coords"), documents=batch.get("documents")
         )
         loss, right = self.net.loss(hidden, targets, z_loss=self.z_loss if training else 0.0)
         count = (targets != IGNORE_INDEX).sum()

@@ -344,7 +344,7 @@ def test_files_are_utf_8_wherever_they_are_written(monkeypatch: pytest.MonkeyPat
         ('tokenize --text " "', 2, "--text is empty"),
         ("tokenize --text x --tokenizer.file nowhere.json", 2, "nowhere.json does not exist"),
         ("tokenize --text x --max_length 0", 2, "--max_length 0 leaves no room"),
-        ("fit --preset tiny --model.net.next_sentence true", 2, "needs pairs of texts"),
+        ("fit --preset tiny --model.net.next_sentence true", 2, "needs pairs of sentences"),
     ],
 )
 def test_bad_input(line: str, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:

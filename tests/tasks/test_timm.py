@@ -401,8 +401,6 @@ GOES = {  # option: values that timm has, too
     "pool": ["mean", "max"],
     "class_token": [True],
     "register_tokens": [3],
-    "position_base": [50.0],  # of positions that are not learned
-    "rotary_fraction": [0.5],
     "norm_after_pool": [True],
     "head_dropout": [0.1],
     "stack.width": [64],
