@@ -437,6 +437,7 @@ STAYS = {  # option: values that it does not have
     "stack.mlp_bias": [False],
 }
 NEVER = {
+    "position_options",
     "stack",
     "stack.causal",
     "stack.cross_attention",
