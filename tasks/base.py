@@ -1,4 +1,4 @@
-"""What every task shares: building, stepping, logging and what its checkpoints hold."""
+"""What all tasks share: building, training steps, evaluation and checkpoints."""
 
 import math
 from abc import abstractmethod
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from tasks import __version__
+from tasks.checkpoints.contents import VERSION
 from tasks.checkpoints.reading import KEY, Checkpoint, net_weights
 from tasks.checkpoints.weights import load_weights
 from tasks.cli.parsing import merged
@@ -27,26 +27,21 @@ Batch = dict[str, Any]
 
 
 class Task(pl.LightningModule):
-    """A network, its loss and its optimizer; subclasses say how to build the network and what one step is.
+    """A network, its loss and its optimizer; subclasses build the network and define a step.
 
-    The network is built in `configure_model`, after the data are known: from the data's facts (class names, channels,
-    normalisation) in a new run, from the checkpoint's in any other.
+    The network is built in `configure_model`, from the metadata of the data (class names, channels,
+    normalisation) in a new run, and from those of the checkpoint in any other.
 
     Args:
-        optimizer: optimizer, schedule and clipping.
-        ema: decay of the running average of weights, per optimizer step (0.999); None for none.
-        compile: compile the network with `torch.compile`, in place, so that checkpoint keys keep their names.
+        optimizer: Optimizer, schedule and clipping.
+        ema: Decay of the running average of weights, per optimizer step (0.999); None: no average.
+        compile: Whether to compile the network in place, so that names of weights stay.
     """
 
     name: str  # of the task, as in `python -m tasks.NAME`
     monitor: str = "val/loss"  # decides which checkpoint is best
     monitor_mode: str = "min"
-    train_names: tuple[str, ...] = (
-        "loss",
-        "grad_norm",
-        "lr",
-        "samples_per_s",
-    )  # logged as train/loss
+    train_names: tuple[str, ...] = ("loss", "grad_norm", "lr", "samples_per_s")  # as train/loss
     net: Any  # nn.Module with a `config`, a dataclass of primitives; None until built
     metrics: Any  # nn.ModuleDict: "val" and "test", "val_loss" and "test_loss"
     first_bad_step: Tensor
@@ -57,54 +52,62 @@ class Task(pl.LightningModule):
         super().__init__()
         if ema is not None and not 0 < ema < 1:
             raise ValueError(f"ema {ema} must lie between 0 and 1, as in 0.999")
-        self.optimizer_config, self.ema, self.compile_net = optimizer, ema, compile
+        self.optimizer_config = optimizer
+        self.ema = ema
+        self.compile_net = compile
         self.net = None
-        self.facts: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
         self.run_config: dict[str, Any] = {}  # the command line's options, kept in checkpoints
         self.restored: Checkpoint | None = None
-        self.aside = (
-            0.0  # seconds that training stood still, for samples or the like; rates leave them out
-        )
-        self.metrics, self.step_mean = nn.ModuleDict(), StepMean()
+        self.untimed_seconds = 0.0  # of samples and the like; rates leave them out
+        self.metrics = nn.ModuleDict()
+        self.step_mean = StepMean()
         self.register_buffer("first_bad_step", torch.tensor(-1), persistent=False)
 
-    # What a task is -------------------------------------------------------------------------------------------------
+    # What a task is -------------------------------------------------------------------------------
 
     @abstractmethod
-    def build(self, facts: Mapping[str, Any]) -> nn.Module:
-        """The network for data with these facts; its `config` is a dataclass of primitives."""
+    def build(self, metadata: Mapping[str, Any]) -> nn.Module:
+        """Builds the network for these metadata; its `config` is a dataclass of primitives."""
 
     @abstractmethod
     def step(self, batch: Batch, training: bool) -> tuple[Tensor, Any, Any]:
-        """Loss (scalar), outputs and targets of one batch, as the metrics want them."""
+        """Returns loss (scalar), outputs and targets of one batch, for the metrics."""
 
     @abstractmethod
     def make_metrics(self) -> dict[str, Metric]:
-        """The evaluation metrics by their short names, such as {"acc": ...}."""
+        """Returns the metrics of evaluation by short names, such as {"acc": ...}."""
 
     @staticmethod
     def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
-        """Refuse options that cannot go together: `typed` are on the command line, `named` there or in a config."""
+        """Refuses options that contradict each other.
 
-    # Building -------------------------------------------------------------------------------------------------------
+        Args:
+            options: Of the run.
+            typed: Names of those on the command line.
+            named: The same, and of those in a config file.
+        """
+
+    # Building -------------------------------------------------------------------------------------
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Take facts and weights from a checkpoint when the network is built."""
-        self.restored, self.facts = checkpoint, checkpoint[KEY]["facts"]
+        """Takes metadata and weights from a checkpoint when the network is built."""
+        self.restored = checkpoint
+        self.metadata = checkpoint[KEY]["metadata"]
 
     def compiled(self) -> list[nn.Module]:
-        """Parts of the network that a step calls, which `--compile` compiles in place."""
+        """Returns the parts of the network that a step calls, to be compiled in place."""
         return [self.net]
 
     @float32_by_default()
     def configure_model(self) -> None:
-        """Build the network, once the data are set up."""
+        """Builds the network, once the data are set up."""
         if self.net is not None:
             return
-        self.facts = self.facts or self.datamodule.facts()
+        self.metadata = self.metadata or self.datamodule.facts()
         torch.manual_seed(run_seed())  # initial weights follow from the seed alone
         with refusals():
-            self.net = self.build(self.facts)
+            self.net = self.build(self.metadata)
             optim.freeze(self.net, self.optimizer_config.freeze)
         if self.restored is not None:
             load_weights(self.net, net_weights(self.restored), self.restored[KEY]["net"])
@@ -113,10 +116,11 @@ class Task(pl.LightningModule):
             for part in self.compiled():
                 part.compile()
         for split in ("val", "test"):
-            found = MetricCollection(
-                dict(self.make_metrics()), prefix=f"{split}/", compute_groups=False
+            metrics: Any = dict(self.make_metrics())
+            # Without compute groups: metrics with equal first states would share one.
+            self.metrics[split] = MetricCollection(
+                metrics, prefix=f"{split}/", compute_groups=False
             )
-            self.metrics[split] = found  # without groups, which means that begin alike would share
             self.metrics[f"{split}_loss"] = MeanMetric()
 
     @property
@@ -125,7 +129,7 @@ class Task(pl.LightningModule):
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """The running average of weights, where asked for."""
+        """Returns the running average of weights, if there is one."""
         if self.ema is None:
             return []
         from tasks.training.ema import EMA
@@ -133,13 +137,14 @@ class Task(pl.LightningModule):
         return [EMA(self.ema)]
 
     def configure_optimizers(self) -> Any:
-        """Optimizer and schedule, counted in optimizer steps."""
+        """Builds optimizer and schedule, counted in optimizer steps."""
         return optim.build(self.net, self.optimizer_config, self.total_steps())
 
     def total_steps(self) -> float:
-        """Optimizer steps of the whole run, from the data's size alone; infinite where the run has no end."""
+        """Returns the optimizer steps of the whole run; infinity if it has no end."""
         trainer = self.trainer
-        batches, limit = self.datamodule.train_batches(), trainer.limit_train_batches
+        batches = self.datamodule.train_batches()
+        limit = trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         ends = [trainer.max_steps] if trainer.max_steps > 0 else []
         if trainer.max_epochs and trainer.max_epochs > 0:
@@ -147,7 +152,7 @@ class Task(pl.LightningModule):
         return min(ends, default=math.inf)
 
     def logged(self) -> list[str]:
-        """Names of all that training and its validations log, which callbacks may monitor."""
+        """Returns the names of everything that training and validation log, for callbacks."""
         metrics = self.metrics["val"].items(keep_base=True)
         names = [
             "loss",
@@ -167,20 +172,20 @@ class Task(pl.LightningModule):
             {*values, *self.derived(values, "val"), *(f"train/{name}" for name in trained)}
         )
 
-    # Training -------------------------------------------------------------------------------------------------------
+    # Training -------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Let gradients lose no digits between processes."""
+        """Lets processes sum gradients in float32."""
         sum_in_float32(self.trainer.strategy.model)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Let every random draw of this step follow from the seed and the position in training."""
+        """Seeds this step from the run's seed and the position in training."""
         torch.manual_seed(
             position_seed(run_seed(), self.current_epoch, batch_idx, self.global_rank)
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Loss (scalar) of one micro-batch, weighted where a step has several."""
+        """Returns the loss (scalar) of one micro-batch, weighted if a step has several."""
         with float32_by_default():
             loss, outputs, targets = self.step(batch, training=True)
         return self.step_mean.add(
@@ -188,16 +193,16 @@ class Task(pl.LightningModule):
         )
 
     def training_figures(self, outputs: Any) -> Mapping[str, Tensor]:
-        """What else to take means of in training, by name, given a step's outputs."""
+        """Returns more values to average in training, by name, given a step's outputs."""
         return {}
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
-        """Log an optimizer step's means over all its targets: `train/loss`."""
+        """Logs an optimizer step's means over all its targets: `train/loss`."""
         self.log("train/loss", means["loss"], prog_bar=True)
 
     @staticmethod
     def samples(batch: Batch) -> int:
-        """Number of samples in a batch."""
+        """Returns the number of samples in a batch."""
         return len(next(iter(batch.values())))
 
     def configure_gradient_clipping(
@@ -206,46 +211,45 @@ class Task(pl.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Finish the gradients of a step, clip them to the total norm asked for, and log the norm before it."""
+        """Finishes the gradients of a step, clips them, and logs the norm before that."""
         parameters = [p for p in self.net.parameters() if p.grad is not None]
-        means = self.step_mean.finish(
-            self.trainer, [p.grad for p in parameters if p.grad is not None]
-        )
-        self._watch(means["loss"])
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        means = self.step_mean.finish(self.trainer, gradients)
+        self._record_bad_loss(means["loss"])
         self.log_step(means)
-        limit = (
-            self.optimizer_config.gradient_clip if gradient_clip_val is None else gradient_clip_val
-        )
+        limit = gradient_clip_val
+        if limit is None:
+            limit = self.optimizer_config.gradient_clip
         if limit and gradient_clip_algorithm == "value":
             nn.utils.clip_grad_value_(parameters, limit)
         norm = total_norm([p.grad for p in parameters if p.grad is not None])
         if limit and gradient_clip_algorithm != "value":
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        self.log(
-            "train/grad_norm", getattr(norm, "full_tensor", lambda: norm)()
-        )  # of gradients in parts: over all
+        self.log("train/grad_norm", getattr(norm, "full_tensor", lambda: norm)())  # if sharded
         self.log("train/lr", max(group["lr"] for group in optimizer.param_groups))
 
-    def _watch(self, loss: Tensor) -> None:
-        """Remember the first step whose loss is not a number, looking only now and then where looking stalls."""
+    def _record_bad_loss(self, loss: Tensor) -> None:
+        """Records the first step whose loss is not finite; on a GPU checks only now and then."""
         bad = ~torch.isfinite(loss.detach()) & (self.first_bad_step < 0)
         self.first_bad_step.masked_fill_(bad, self.global_step)
         if loss.device.type == "cpu" or self.global_step % 50 == 0:
             self.check_finite()
 
     def check_finite(self) -> None:
-        """Stop a run whose loss became NaN or infinite.
+        """Stops a run whose loss became NaN or infinite.
 
         Raises:
-            RunError: names the step, and the checkpoint that is still good.
+            RunError: Names the step.
         """
-        if (step := int(self.first_bad_step)) >= 0:
+        step = int(self.first_bad_step)
+        if step >= 0:
             raise RunError(
-                f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): try a lower "
-                "--model.optimizer.lr or --model.optimizer.gradient_clip; checkpoints before it are kept"
+                f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): "
+                "try a lower --model.optimizer.lr or --model.optimizer.gradient_clip; "
+                "checkpoints before it are kept"
             )
 
-    # Evaluation -----------------------------------------------------------------------------------------------------
+    # Evaluation -----------------------------------------------------------------------------------
 
     def _evaluate(self, batch: Batch, split: str, batch_idx: int) -> Any:
         loader: Any = getattr(self.trainer, f"{split}_dataloaders")
@@ -259,90 +263,89 @@ class Task(pl.LightningModule):
 
     @staticmethod
     def weight(targets: Any) -> Any:
-        """How many targets a batch's loss is the mean of."""
+        """Returns how many targets a batch's loss is the mean of."""
         return len(targets)
 
     def _log_evaluation(self, split: str) -> None:
-        values = self.metrics[split].compute() | {
-            f"{split}/loss": self.metrics[f"{split}_loss"].compute()
-        }
+        values = self.metrics[split].compute()
+        values[f"{split}/loss"] = self.metrics[f"{split}_loss"].compute()
         values = {name: value.float() for name, value in values.items() if value.ndim == 0}
         self.log_dict(values | self.derived(values, split), prog_bar=split == "val")
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Metrics that follow from others once those are reduced over all samples, such as perplexity."""
+        """Returns metrics that follow from others over all samples, such as perplexity."""
         return {}
 
     def _start_evaluation(self, split: str) -> None:
-        exact = (
-            torch.float32 if self.device.type == "mps" else torch.float64
-        )  # sums then do not depend on their order
-        self.metrics.to(exact)
+        # In float64 sums do not depend on their order.
+        self.metrics.to(torch.float32 if self.device.type == "mps" else torch.float64)
         self.metrics[split].reset()
         self.metrics[f"{split}_loss"].reset()
 
     def on_validation_epoch_start(self) -> None:
-        """Start the `val/` metrics afresh."""
+        """Resets the `val/` metrics."""
         self._start_evaluation("val")
 
     def on_test_epoch_start(self) -> None:
-        """Start the `test/` metrics afresh."""
+        """Resets the `test/` metrics."""
         self._start_evaluation("test")
 
     def on_validation_epoch_end(self) -> None:
-        """Log the `val/` metrics, reduced over ranks."""
+        """Logs the `val/` metrics, reduced over ranks."""
         self._log_evaluation("val")
 
     def on_test_epoch_end(self) -> None:
-        """Log the `test/` metrics, reduced over ranks."""
+        """Logs the `test/` metrics, reduced over ranks."""
         self._log_evaluation("test")
 
     def validation_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Update the `val/` metrics; the step's outputs."""
+        """Updates the `val/` metrics and returns the step's outputs."""
         return self._evaluate(batch, "val", batch_idx)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Update the `test/` metrics; the step's outputs."""
+        """Updates the `test/` metrics and returns the step's outputs."""
         return self._evaluate(batch, "test", batch_idx)
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
-        """Figures that follow from samples/s over all devices, by the names they are logged under."""
+        """Returns metrics that follow from samples/s over all devices, such as train/mfu."""
         return {}
 
     def notes(self) -> dict[str, str]:
-        """What to say beside the figures of an evaluation by name, such as how a score was computed."""
+        """Returns notes on the metrics of an evaluation, such as how a score was computed."""
         return {}
 
     def draw_results(self, folder: Path) -> None:
-        """Draw into the run folder what the test found, such as a confusion matrix."""
+        """Writes results of the test into the run folder, such as a confusion matrix."""
 
     def closing_texts(self, folder: Path) -> dict[str, str]:
-        """Texts to end the run with, by name, such as a generated one; files of them go into the run folder."""
+        """Returns texts to print at the end of the run, by name, such as a sample."""
         return {}
 
     def keep_files(self, folder: Path) -> None:
-        """Write into the run folder, at its start, what other programs may want, such as a tokenizer."""
+        """Writes files into the new run folder, such as a tokenizer."""
 
-    # Checkpoints ----------------------------------------------------------------------------------------------------
+    # Checkpoints ----------------------------------------------------------------------------------
 
     def resolved(self) -> dict[str, Any]:
-        """The run's options with the network filled in, primitives only; tasks add what the data decided."""
+        """Returns the run's options with those that the data decided; primitives only."""
         return merged(self.run_config, {"model": {"net": asdict(self.net.config)}})
 
     def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Make the checkpoint self-contained; never write one that holds or met what is not a number."""
+        """Adds our entry to the checkpoint; refuses to save one with NaN or infinity."""
         self.check_finite()
         if not all(torch.isfinite(parameter).all() for parameter in self.net.parameters()):
             raise RunError(
-                f"the weights became NaN or infinite by step {self.global_step} (epoch {self.current_epoch}): try a "
-                "lower --model.optimizer.lr; checkpoints before it are kept"
+                f"the weights became NaN or infinite by step {self.global_step} "
+                f"(epoch {self.current_epoch}): try a lower --model.optimizer.lr; "
+                "checkpoints before it are kept"
             )
-        checkpoint["epoch"] = self.trainer.fit_loop.completed  # type: ignore[attr-defined]  # as the loops have it
+        completed = self.trainer.fit_loop.completed  # type: ignore[attr-defined]
+        checkpoint["epoch"] = completed  # as the loops have it
         config = self.resolved()
         checkpoint[KEY] = {
             "task": self.name,
-            "version": __version__,
-            "facts": self.facts,
+            "version": VERSION,
+            "metadata": self.metadata,
             "net": asdict(self.net.config),
             "config": {name: config.get(name, {}) for name in ("model", "data")},
         }

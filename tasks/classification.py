@@ -1,4 +1,4 @@
-"""What tasks that sort things into classes share: targets, confusion matrix, tables of predictions."""
+"""What classification tasks share: metrics, confusion matrix, tables of predictions."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ from tasks.training.optim import OptimConfig
 
 
 class ConfusionMatrix(MulticlassConfusionMatrix):
-    """The same, which is drawn instead of being logged."""
+    """A confusion matrix, which is drawn instead of being logged."""
 
     names: tuple[str, ...] = ()
 
@@ -28,14 +28,16 @@ class ClassifierTask(Exhibits, Task):
     """A task whose data have class names; arguments as `Task`, and:
 
     Args:
-        label_smoothing: share of the target spread evenly over all classes (Szegedy 2016), 0 to below 1.
+        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), 0 to below
+            1.
 
     Raises:
         ValueError: `label_smoothing` out of range.
     """
 
-    monitor, monitor_mode = "val/acc", "max"
-    known: tuple[str, ...] = ("class_names",)  # facts that `config.yaml` names under `data.dataset`
+    monitor = "val/acc"
+    monitor_mode = "max"
+    dataset_metadata: tuple[str, ...] = ("class_names",)  # options of `data.dataset`, too
 
     def __init__(
         self,
@@ -52,10 +54,10 @@ class ClassifierTask(Exhibits, Task):
     @property
     def class_names(self) -> list[str]:
         """Names of the K classes, in the order of the logits."""
-        return list(self.facts["class_names"])
+        return list(self.metadata["class_names"])
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Accuracy and the confusion matrix over all samples."""
+        """Returns accuracy and the confusion matrix over all samples."""
         classes = len(self.class_names)
         return {
             "acc": MulticlassAccuracy(classes, average="micro"),
@@ -63,35 +65,32 @@ class ClassifierTask(Exhibits, Task):
         }
 
     def resolved(self) -> dict[str, Any]:
-        """The run's options with the network and what the data decided filled in."""
-        known = {name: self.facts[name] for name in self.known}
+        """Returns the run's options with those that the data decided."""
+        known = {name: self.metadata[name] for name in self.dataset_metadata}
         return merged(super().resolved(), {"data": {"dataset": known}})
 
     def exhibits(self, split: str) -> dict[str, Table | Picture]:
-        """The confusion matrix."""
+        """Returns the confusion matrix."""
         counts = self.metrics[split]["confusion"].compute().cpu()
         return {"confusion": drawn(lambda file: draw_confusion(counts, self.class_names, file))}
 
     def draw_results(self, folder: Path) -> None:
-        """Draw `confusion.png` from the test just done."""
+        """Writes `confusion.png` of the test."""
+        counts = self.metrics["test"]["confusion"].compute().cpu()
         with replacing(folder / "confusion.png") as partial:
-            draw_confusion(
-                self.metrics["test"]["confusion"].compute().cpu(), self.class_names, partial
-            )
+            draw_confusion(counts, self.class_names, partial)
 
     def table(self, what: str, rows: Iterable[tuple[str, Tensor]]) -> str:
-        """CSV: a sample, its most probable class, and the probability of each class.
+        """Returns CSV: a sample, its most probable class, and the probability of each class.
 
         Args:
-            what: head of the first column.
-            rows: samples as text, with their probabilities (K,).
+            what: Name of the first column.
+            rows: Samples as text, with their probabilities (K,).
         """
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow([what, "label", *self.class_names])
         for sample, probabilities in rows:
-            shares = probabilities.tolist()
-            table.writerow(
-                [sample, self.class_names[shares.index(max(shares))], *(f"{p:.6f}" for p in shares)]
-            )
+            label = self.class_names[int(probabilities.argmax())]
+            table.writerow([sample, label, *(f"{p:.6f}" for p in probabilities.tolist())])
         return text.getvalue()

@@ -1,4 +1,4 @@
-"""What tasks on texts share: sizes that fit the tokenizer, figures of their steps, and what their run folders keep."""
+"""What tasks on text share: vocabulary, tokenizer files, padding, and means of metrics."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -15,12 +15,7 @@ from tasks.cli.parsing import merged
 from tasks.errors import UsageError
 
 Config = TypeVar("Config")
-TRAINED_BY = (
-    "kind",
-    "vocabulary",
-    "min_frequency",
-    "lowercase",
-)  # the options that training a tokenizer goes by
+TRAINING_OPTIONS = ("kind", "vocabulary", "min_frequency", "lowercase")  # of a tokenizer
 
 
 class TextTask(Task):
@@ -30,76 +25,89 @@ class TextTask(Task):
 
     @staticmethod
     def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
-        """Refuse what would train a tokenizer beside a file of one, unless it is in a config.
+        """Refuses typed options of training a tokenizer if there is one already.
 
         Raises:
-            UsageError: names the option, and the sizes of both vocabularies.
+            UsageError: Names the option, and the sizes of both vocabularies.
         """
-        asked, pretrained = options.data.tokenizer, options.model.pretrained
-        name = next((name for name in TRAINED_BY if f"--data.tokenizer.{name}" in typed), None)
-        if name is not None and asked.file is not None:
-            origin = (
-                f"that of --model.pretrained {pretrained}"
-                if pretrained
-                else f"the file {asked.file}"
-            )
-            raise UsageError(
-                f"--data.tokenizer.{name} {asked[name]} (vocabulary {asked.vocabulary}) cannot go with a tokenizer "
-                f"that is there already, {origin} ({Tokenizer.from_file(asked.file).vocab_size} tokens): leave it out"
-            )
+        config = options.data.tokenizer
+        name = next(
+            (name for name in TRAINING_OPTIONS if f"--data.tokenizer.{name}" in typed), None
+        )
+        if name is None or config.file is None:
+            return
+        origin = f"the file {config.file}"
+        if options.model.pretrained:
+            origin = f"that of --model.pretrained {options.model.pretrained}"
+        raise UsageError(
+            f"--data.tokenizer.{name} {config[name]} (vocabulary {config.vocabulary}) cannot go "
+            f"with "
+            f"a tokenizer that is there already, {origin} "
+            f"({Tokenizer.from_file(config.file).vocab_size} tokens): leave it out"
+        )
 
     def resolved(self) -> dict[str, Any]:
-        """The run's options with what the data decided filled in, the tokenizer among it."""
-        return merged(super().resolved(), {"data": {"tokenizer": self.facts["tokenizer_options"]}})
+        """Returns the run's options with those that the data decided, the tokenizer included."""
+        return merged(
+            super().resolved(), {"data": {"tokenizer": self.metadata["tokenizer_options"]}}
+        )
 
     def keep_files(self, folder: Path) -> None:
-        """Write `tokenizer.json`."""
-        write_text(folder / "tokenizer.json", self.facts["tokenizer"])
+        """Writes `tokenizer.json`."""
+        write_text(folder / "tokenizer.json", self.metadata["tokenizer"])
 
     def on_train_epoch_end(self) -> None:
-        """Log the fraction of the epoch's tokens that are padding, over all ranks."""
+        """Logs the fraction of padding among the tokens of an epoch, over all ranks."""
         tokens, padded = self.datamodule.count_tokens()
-        fraction = 1 - tokens / padded
-        self.log("train/padding", fraction, sync_dist=True, batch_size=padded)
+        # The batch size is the weight of a rank in the mean.
+        self.log("train/padding", 1 - tokens / padded, sync_dist=True, batch_size=padded)
 
 
-def with_vocabulary(config: Config, facts: Mapping[str, Any], name: str = "vocabulary") -> Config:
-    """A network's configuration with its number of tokens filled in.
+def fill_vocabulary(
+    config: Config, metadata: Mapping[str, Any], name: str = "vocabulary"
+) -> Config:
+    """Returns a network's config with the vocabulary size of the data.
 
     Args:
-        config: As asked for; pretrained tables may have a few rows more than the tokenizer has tokens.
-        facts: Of the data: the number of tokens, and `max_length`, in tokens.
-        name: Of the number of tokens, in both.
+        config: As asked for; a pretrained table may have more rows than the tokenizer has tokens.
+        metadata: Of the data: the vocabulary size, and `max_length`, in tokens.
+        name: Of the vocabulary size, in both.
 
     Raises:
-        UsageError: the tokenizer has more tokens than the network, or texts are longer than it can read.
+        UsageError: The tokenizer has more tokens than the network, or texts are longer than it
+            reads.
     """
-    asked: Any = config
-    tokens, known, most = facts[name], getattr(asked, name), asked.max_length
-    if (known or tokens) < tokens:
+    net: Any = config
+    tokens = metadata[name]
+    known = getattr(net, name) or tokens
+    if known < tokens:
         raise UsageError(
-            f"the tokenizer has {tokens} tokens and the network {known}: use the tokenizer that the network was "
-            f"trained with, or leave --model.net.{name} out"
+            f"the tokenizer has {tokens} tokens and the network {known}: use the tokenizer that "
+            f"the "
+            f"network was trained with, or leave --model.net.{name} out"
         )
-    if asked.position == "learned" and most is not None and facts["max_length"] > most:
+    length = metadata["max_length"]
+    limit = net.max_length
+    if net.position == "learned" and limit is not None and length > limit:
         raise UsageError(
-            f"--data.max_length {facts['max_length']} is more than the {most} learned positions of the network: lower "
-            "it, or, where the network has none as yet, raise --model.net.max_length"
+            f"--data.max_length {length} is more than the {limit} learned positions of the "
+            f"network: "
+            "lower it, or raise --model.net.max_length of a new network"
         )
-    return replace(asked, **{name: known or tokens})
+    return replace(net, **{name: known})
 
 
 class MeanOf(MeanMetric):
-    """Mean of one of the figures that a step gives.
+    """Mean of one of the values that a step returns.
 
     Args:
-        name: Of the figure.
+        name: Of the value.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.figure = name
+        self.value_name = name
 
-    def update(self, figures: Mapping[str, Tensor], counts: Mapping[str, Any]) -> None:  # type: ignore[override]
-        """Adds a batch's mean, which stands for so many guesses."""
-        super().update(figures[self.figure], counts[self.figure])
+    def update(self, means: Mapping[str, Tensor], counts: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Adds a batch's mean, weighted by its number of targets."""
+        super().update(means[self.value_name], counts[self.value_name])

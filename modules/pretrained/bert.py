@@ -1,229 +1,357 @@
-"""BERT, DistilBERT and RoBERTa weights from and to Hugging Face: one table of names per family, read both ways."""
+"""BERT, DistilBERT and RoBERTa of transformers: weights and configs, converted both ways."""
 
 import re
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from modules.config import PoolerName, StackConfig, require
 from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
-from modules.pretrained.bert_configs import FAMILIES, check_expressible
-from modules.pretrained.names import (
-    Layers,
-    Names,
-    State,
-    check_fit,
-    check_given,
-    drop_copies,
-    full_names,
-    give,
-    load_fitting,
-    state_of,
-    take,
+from modules.pretrained.family import TransformersFamily
+from modules.pretrained.settings import (
+    ACTIVATIONS,
+    Settings,
+    build_config,
+    check_feedforward,
+    check_heads,
+    check_options,
+    check_settings,
+    quoted,
+    write_options,
 )
+from modules.pretrained.weights import Layers, Names, State, weight_names
+from modules.schema import checked
 
-HEADS = ("pool.", "pooler.", "head.", "sentence.")
-PLACES = "encoder.position.table"
+HEADS = ("pool.", "pooler.", "head.", "sentence.")  # need not be in a file
+POSITIONS = "encoder.position.table"
+SEGMENTS = "encoder.segment.weight"
+# What all models of these families have.
+COMMON = {
+    "position": "learned",
+    "embedding_norm": True,
+    "order": "post",
+    "norm": "layernorm",
+    "final_norm": False,
+    "attention": "dot",
+    "bias": True,
+    "qkv_bias": True,
+    "mlp_bias": True,
+}
+DEFAULTS = {
+    "max_length": 512,
+    "segments": 2,
+    "feedforward": "gelu",
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "norm_eps": 1e-12,
+}
+ONLY = {
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+    "pruned_heads": {},
+}
 
 
-@dataclass(frozen=True)
-class Table:
-    """How Hugging Face names the weights of one family.
+@dataclass(frozen=True, kw_only=True)
+class BertFamily(TransformersFamily[BertConfig]):
+    """One of the three; arguments as `TransformersFamily`, and:
 
     Args:
-        block: Their name of a block.
-        parts: Our name of a part of a block -> theirs; "q", "k" and "v" are rows of ours one below the other.
-        heads: Our name of a layer of a head -> theirs, without ".weight" / ".bias".
-        bias: Their bias of each token in the masked language model.
-        copies: Names of theirs that repeat another one.
-        ignored: What no model here uses.
-        segments: Whether there are segments.
+        pooler: The layer before the classifier.
+        token_bias: Their name of the masked language model's bias of each token.
+        tied: Their names of tied weights, each with the name of the original.
+        padding: The padding token if the file does not say.
+        offset_positions: Whether positions start after the number of the padding token, not at 0.
     """
 
-    block: str
-    parts: dict[str, str]
-    heads: dict[str, str]
-    bias: str
-    copies: dict[str, str]
-    ignored: tuple[str, ...] = ()
-    segments: bool = True
+    pooler: PoolerName
+    token_bias: str
+    tied: dict[str, str]
+    padding: int = 0
+    offset_positions: bool = False
+    optional: tuple[str, ...] = HEADS
+    required: tuple[str, ...] = ("vocabulary", "width", "depth", "heads", "mlp_width")
+    activations: Any = field(default_factory=lambda: ACTIVATIONS)
 
     @property
     def embeddings(self) -> str:
-        """What the names of their embeddings begin with."""
-        return self.block.partition(".")[0] + ".embeddings"
+        """Prefix of their embeddings."""
+        return f"{self.name}.embeddings"
+
+    def first_position(self, config: BertConfig) -> int:
+        """Returns the row of their table where positions start."""
+        return config.padding + 1 if self.offset_positions else 0
+
+    # Weights --------------------------------------------------------------------------------------
 
     def names(self, config: BertConfig) -> Names:
-        """All of our names with theirs."""
-        ours = "encoder.stack.blocks.{i}"
-        layers: Layers = {"encoder.embed": f"{self.embeddings}.word_embeddings", **self.heads}
-        layers["encoder.norm"] = f"{self.embeddings}.LayerNorm"
-        layers[f"{ours}.attention.qkv"] = tuple(
-            f"{self.block}.{self.parts[part]}" for part in "qkv"
+        """Returns all of our names with theirs."""
+        layers: Layers = {
+            "encoder.embed": f"{self.embeddings}.word_embeddings",
+            "encoder.norm": f"{self.embeddings}.LayerNorm",
+            **self.layers,
+        }
+        tensors = {
+            POSITIONS: f"{self.embeddings}.position_embeddings.weight",
+            SEGMENTS: f"{self.embeddings}.token_type_embeddings.weight",
+            "head.tokens.bias": self.token_bias,
+        }
+        return weight_names(layers, config.stack.depth, tensors)
+
+    def networks(self, config: BertConfig) -> list[nn.Module]:
+        """Builds both models, with all heads that a file may hold."""
+        full = replace(
+            config,
+            num_classes=config.num_classes or 1,
+            pooler=self.pooler,
+            next_sentence=config.segments > 1,
         )
-        layers |= {
-            f"{ours}.{part}": f"{self.block}.{name}"
-            for part, name in self.parts.items()
-            if part not in "qkv"
+        return [BertClassifier(full), BertMaskedLM(full)]
+
+    def copies(self, config: BertConfig) -> dict[str, str]:
+        """Returns their names of tied weights, each with the name of the original."""
+        return self.tied
+
+    def full_name(self, name: str) -> str:
+        """Adds the prefix of a bare encoder; norms of old files have gamma and beta."""
+        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+        bare = re.match(r"(embeddings|encoder|transformer|pooler)\.", name)
+        return f"{self.name}.{name}" if bare else name
+
+    def import_tensor(self, name: str, value: Tensor, config: BertConfig) -> Tensor:
+        """Drops the positions that no token has."""
+        return value[self.first_position(config) :] if name == POSITIONS else value  # (N, E)
+
+    def export_tensor(self, name: str, value: Tensor, config: BertConfig) -> Tensor:
+        """Adds zeros for the positions that no token has."""
+        if name != POSITIONS:
+            return value
+        unused = value.new_zeros(self.first_position(config), value.shape[1])
+        return torch.cat((unused, value))  # (first + N, E)
+
+    def weights_from_external(self, state: State, config: BertConfig) -> State:
+        """As in the base class; a classifier for another number of classes is left out."""
+        ours = super().weights_from_external(state, config)
+        bias = ours.get("head.linear.bias")
+        if bias is None or bias.shape == (config.num_classes,):
+            return ours
+        return {name: value for name, value in ours.items() if not name.startswith("head.linear.")}
+
+    def weights_to_external(self, state: State, config: BertConfig) -> State:
+        """As in the base class, and the copies of tied weights."""
+        self.check(config)
+        if "head.linear.weight" in state:
+            self.check_classifier(config)
+        has_segments = config.segments or "segments" in self.fixed
+        if not has_segments:
+            state = {**state, SEGMENTS: state[POSITIONS].new_zeros(1, config.stack.width)}
+        theirs = super().weights_to_external(state, config)
+        if self.token_bias in theirs:
+            theirs |= {copy: theirs[original].clone() for copy, original in self.tied.items()}
+        return theirs
+
+    # Configs --------------------------------------------------------------------------------------
+
+    def config_from_external(self, settings: Settings) -> BertConfig:
+        """Returns our config; `num_classes` is null unless the file describes a classifier."""
+        kind = settings.get("position_embedding_type") or "absolute"
+        require(
+            kind == "absolute",
+            f"position_embedding_type {quoted(kind)} is not supported; "
+            'choose a model with "absolute".',
+        )
+        check_settings(settings, ONLY)
+        options = {"padding": self.padding, **self.read(settings, StackConfig, BertConfig)}
+        options.setdefault("head_dropout", options["dropout"])
+        if self.offset_positions:
+            options["max_length"] -= options["padding"] + 1
+            options["pooler_dropout"] = options["head_dropout"]
+        options |= {
+            "num_classes": count_classes(settings),
+            "embedding_norm": True,
+            "pooler": self.pooler,
+            "order": "post",
+            "mlp_dropout": 0.0,
         }
-        raw = {
-            PLACES: f"{self.embeddings}.position_embeddings.weight",
-            "head.tokens.bias": self.bias,
-        }
-        if self.segments:
-            raw["encoder.segment.weight"] = f"{self.embeddings}.token_type_embeddings.weight"
-        return full_names(layers, config.stack.depth, raw)
+        return build_config(BertConfig, options)
+
+    def config_to_external(
+        self, config: BertConfig, class_names: list[str] | None = None
+    ) -> Settings:
+        """Returns the config.json of a model of ours.
+
+        Args:
+            config: Our model.
+            class_names: One name per class; None: it is a masked language model.
+
+        Raises:
+            ValueError: No model of theirs can equal ours, with the reason.
+        """
+        self.check(config)
+        settings = write_options(config, self.options, self.activations)
+        settings["max_position_embeddings"] += self.first_position(config)
+        settings["model_type"] = self.name
+        if "type_vocab_size" in settings:
+            settings["type_vocab_size"] = max(1, config.segments)
+        task = "PreTraining" if config.next_sentence else "MaskedLM"
+        if class_names is not None:
+            self.check_classifier(config)
+            task = "SequenceClassification"
+            settings["id2label"] = {str(i): name for i, name in enumerate(class_names)}
+            settings["label2id"] = {name: i for i, name in enumerate(class_names)}
+        settings["architectures"] = [f"{self.architecture}For{task}"]
+        return settings
+
+    def check(self, config: BertConfig) -> None:
+        """Raises `ValueError` if no model of this family can equal ours, with the reason."""
+        check_options(self.name, config, COMMON | self.fixed)
+        check_feedforward(self.name, config, self.activations)
+        check_heads(self.name, config.stack)
+
+    def check_classifier(self, config: BertConfig) -> None:
+        """The same for what comes after the encoder in a classifier."""
+        check_options(self.name, config, {"pool": "cls", "pooler": self.pooler})
 
 
-BERT_PARTS = {
-    "q": "attention.self.query",
-    "k": "attention.self.key",
-    "v": "attention.self.value",
-    "attention.output": "attention.output.dense",
-    "norm1": "attention.output.LayerNorm",
-    "feedforward.up": "intermediate.dense",
-    "feedforward.down": "output.dense",
-    "norm2": "output.LayerNorm",
+def count_classes(settings: Settings) -> int | None:
+    """Returns the number of classes of a classifier; files leave it out if it is 2."""
+    count = checked(int | None, settings.get("num_labels"), "num_labels")
+    names = checked(dict[Any, Any] | None, settings.get("id2label"), "id2label")
+    architectures = settings.get("architectures") or ()
+    if not any("SequenceClassification" in name for name in architectures):
+        return None
+    return count or len(names or (0, 1))
+
+
+# Names --------------------------------------------------------------------------------------------
+
+BLOCK = "encoder.stack.blocks.{i}"
+COMMON_OPTIONS = {
+    "vocab_size": "vocabulary",
+    "max_position_embeddings": "max_length",
+    "pad_token_id": "padding",
 }
-DISTILBERT_PARTS = {
-    "q": "attention.q_lin",
-    "k": "attention.k_lin",
-    "v": "attention.v_lin",
-    "attention.output": "attention.out_lin",
-    "norm1": "sa_layer_norm",
-    "feedforward.up": "ffn.lin1",
-    "feedforward.down": "ffn.lin2",
-    "norm2": "output_layer_norm",
+BERT_OPTIONS = COMMON_OPTIONS | {
+    "type_vocab_size": "segments",
+    "hidden_size": "width",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "heads",
+    "intermediate_size": "mlp_width",
+    "hidden_act": "feedforward",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "norm_eps",
+    "classifier_dropout": "head_dropout",
 }
-TABLES: dict[str, Table] = {
-    "bert": Table(
-        "bert.encoder.layer.{i}",
-        BERT_PARTS,
-        {
-            "pooler.dense": "bert.pooler.dense",
-            "head.linear": "classifier",
-            "head.dense": "cls.predictions.transform.dense",
-            "head.norm": "cls.predictions.transform.LayerNorm",
-            "sentence.linear": "cls.seq_relationship",
-        },
-        "cls.predictions.bias",
-        {
-            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-            "cls.predictions.decoder.bias": "cls.predictions.bias",
-        },
-    ),
-    "distilbert": Table(
-        "distilbert.transformer.layer.{i}",
-        DISTILBERT_PARTS,
-        {
-            "pooler.dense": "pre_classifier",
-            "head.linear": "classifier",
-            "head.dense": "vocab_transform",
-            "head.norm": "vocab_layer_norm",
-        },
-        "vocab_projector.bias",
-        {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
-        segments=False,
-    ),
-    "roberta": Table(
-        "roberta.encoder.layer.{i}",
-        BERT_PARTS,
-        {
-            "pooler.dense": "classifier.dense",
-            "head.linear": "classifier.out_proj",
-            "head.dense": "lm_head.dense",
-            "head.norm": "lm_head.layer_norm",
-        },
-        "lm_head.bias",
-        {
-            "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-            "lm_head.decoder.bias": "lm_head.bias",
-        },
-        (
-            "roberta.pooler.dense.weight",
-            "roberta.pooler.dense.bias",
-        ),  # its own classifier has another layer instead
-    ),
+DISTILBERT_OPTIONS = COMMON_OPTIONS | {
+    "dim": "width",
+    "n_layers": "depth",
+    "n_heads": "heads",
+    "hidden_dim": "mlp_width",
+    "activation": "feedforward",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "seq_classif_dropout": "head_dropout",
 }
 
 
-def to_tessera(family: str, state: State, config: BertConfig) -> State:
-    """Hugging Face's weights under our names, those of all heads that `state` has.
-
-    Args:
-        family: Entry of `TABLES`.
-        state: Their `state_dict()` or file; old files' `gamma` and `beta`, and names without prefix, are understood.
-        config: Our model; a classifier for another number of classes is left out.
-
-    Returns:
-        What `load_weights` puts into `BertClassifier(config)` or `BertMaskedLM(config)`.
-
-    Raises:
-        ValueError: Weights that our models have no place for, or weights of the encoder that are missing, by name.
-    """
-    table = TABLES[family]
-    rest = {_modern(name, family): value for name, value in state.items()}
-    for name in (f"{table.embeddings}.position_ids", *table.ignored):
-        rest.pop(name, None)
-    drop_copies(table.copies, rest, "models with two separate tables are not supported")
-    first = FAMILIES[family].first_position(config)
-
-    def change(name: str, value: Tensor) -> Tensor:
-        return value[first:] if name == PLACES else value  # (positions, E)
-
-    ours = take(table.names(config), rest, change)
-    heads = {"pooler": FAMILIES[family].pooler, "next_sentence": config.segments > 1}
-    full = replace(config, num_classes=config.num_classes or 1, **heads)  # type: ignore[arg-type]
-    wanted = state_of(partial(BertClassifier, full), partial(BertMaskedLM, full))
-    check_fit(family, ours, rest, wanted, HEADS)
-    if "head.linear.bias" in ours and ours["head.linear.bias"].shape != (config.num_classes,):
-        ours = {name: value for name, value in ours.items() if not name.startswith("head.linear.")}
-    return ours
+def bert_blocks(block: str) -> Layers:
+    """Returns the layers of a block of BERT and RoBERTa; `block` is their name of it."""
+    attention = f"{block}.attention.self"
+    return {
+        f"{BLOCK}.attention.qkv": (
+            f"{attention}.query",
+            f"{attention}.key",
+            f"{attention}.value",
+        ),
+        f"{BLOCK}.attention.output": f"{block}.attention.output.dense",
+        f"{BLOCK}.norm1": f"{block}.attention.output.LayerNorm",
+        f"{BLOCK}.feedforward.up": f"{block}.intermediate.dense",
+        f"{BLOCK}.feedforward.down": f"{block}.output.dense",
+        f"{BLOCK}.norm2": f"{block}.output.LayerNorm",
+    }
 
 
-def _modern(name: str, prefix: str) -> str:
-    """A name as today's files have it: with the prefix, and with `weight` and `bias` in norms."""
-    name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
-    return (
-        f"{prefix}.{name}" if re.match(r"(embeddings|encoder|transformer|pooler)\.", name) else name
-    )
+def distilbert_blocks(block: str) -> Layers:
+    """The same of DistilBERT."""
+    return {
+        f"{BLOCK}.attention.qkv": (
+            f"{block}.attention.q_lin",
+            f"{block}.attention.k_lin",
+            f"{block}.attention.v_lin",
+        ),
+        f"{BLOCK}.attention.output": f"{block}.attention.out_lin",
+        f"{BLOCK}.norm1": f"{block}.sa_layer_norm",
+        f"{BLOCK}.feedforward.up": f"{block}.ffn.lin1",
+        f"{BLOCK}.feedforward.down": f"{block}.ffn.lin2",
+        f"{BLOCK}.norm2": f"{block}.output_layer_norm",
+    }
 
 
-def load_weights(net: nn.Module, state: State) -> list[str]:
-    """Puts weights under our names into a model: all of its encoder, and what fits of its heads.
-
-    Args:
-        net: `BertClassifier` or `BertMaskedLM`.
-        state: What `to_tessera` returned, or the `state_dict()` of either model with the same encoder.
-
-    Returns:
-        Names of the weights that keep their start values, all of them in heads.
-
-    Raises:
-        ValueError: Weights of the encoder that are missing, left over or of another shape, by name.
-    """
-    return load_fitting(net, state, HEADS)
-
-
-def from_tessera(family: str, state: State, config: BertConfig) -> State:
-    """Our weights under Hugging Face's names, for its classifier or masked language model of the same sizes.
-
-    Args:
-        family: Entry of `TABLES`.
-        state: `state_dict()` of `BertClassifier` or `BertMaskedLM`.
-        config: Our model.
-
-    Raises:
-        ValueError: Their model cannot be like ours, with the reason.
-    """
-    table, rest = TABLES[family], dict(state)
-    check_expressible(family, config, classifies="head.linear.weight" in state)
-    unused = rest[PLACES].new_zeros(FAMILIES[family].first_position(config), config.stack.width)
-    rest[PLACES] = torch.cat((unused, rest[PLACES]))  # (first + positions, E)
-    if table.segments and not config.segments:
-        rest["encoder.segment.weight"] = rest[PLACES].new_zeros(1, config.stack.width)
-    theirs = give(table.names(config), rest)
-    check_given(family, rest)
-    copies = table.copies if table.bias in theirs else {}
-    return theirs | {copy: theirs[original].clone() for copy, original in copies.items()}
+BERT = BertFamily(
+    name="bert",
+    architecture="Bert",
+    layers={
+        **bert_blocks("bert.encoder.layer.{i}"),
+        "pooler.dense": "bert.pooler.dense",
+        "head.linear": "classifier",
+        "head.dense": "cls.predictions.transform.dense",
+        "head.norm": "cls.predictions.transform.LayerNorm",
+        "sentence.linear": "cls.seq_relationship",
+    },
+    unused=r"embeddings\.position_ids$",
+    token_bias="cls.predictions.bias",
+    tied={
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    pooler="tanh",
+    options=BERT_OPTIONS,
+    defaults=DEFAULTS,
+)
+DISTILBERT = BertFamily(
+    name="distilbert",
+    architecture="DistilBert",
+    layers={
+        **distilbert_blocks("distilbert.transformer.layer.{i}"),
+        "pooler.dense": "pre_classifier",
+        "head.linear": "classifier",
+        "head.dense": "vocab_transform",
+        "head.norm": "vocab_layer_norm",
+    },
+    unused=r"embeddings\.position_ids$",
+    token_bias="vocab_projector.bias",
+    tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+    pooler="relu",
+    options=DISTILBERT_OPTIONS,
+    defaults=DEFAULTS,
+    fixed={"segments": 0, "norm_eps": 1e-12},
+)
+ROBERTA = BertFamily(
+    name="roberta",
+    architecture="Roberta",
+    layers={
+        **bert_blocks("roberta.encoder.layer.{i}"),
+        "pooler.dense": "classifier.dense",
+        "head.linear": "classifier.out_proj",
+        "head.dense": "lm_head.dense",
+        "head.norm": "lm_head.layer_norm",
+    },
+    unused=r"embeddings\.position_ids$|^(roberta\.)?pooler\.",  # its classifier has its own layer
+    token_bias="lm_head.bias",
+    tied={
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+    pooler="tanh",
+    options=BERT_OPTIONS,
+    defaults=DEFAULTS,
+    fixed={"feedforward": "gelu"},
+    only={"hidden_act": "gelu"},  # its head for masked tokens has this activation in any case
+    padding=1,
+    offset_positions=True,
+)
+FAMILIES = {family.name: family for family in (BERT, DISTILBERT, ROBERTA)}

@@ -1,164 +1,370 @@
-"""GPT-2, Llama, Mistral and Qwen weights from and to Hugging Face: tables of names, read both ways."""
+"""GPT-2, Llama, Mistral and Qwen of transformers: weights and configs, converted both ways."""
 
-import re
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from modules.config import StackConfig, require
 from modules.models.gpt import Decoder, DecoderConfig
-from modules.pretrained.decoder_configs import check_expressible
-from modules.pretrained.names import (
-    Layers,
-    Names,
-    State,
-    check_fit,
-    check_given,
-    drop_copies,
-    full_names,
-    give,
-    load_fitting,
-    state_of,
-    take,
+from modules.position import RotaryScaling
+from modules.pretrained.family import TransformersFamily
+from modules.pretrained.family import matching_family as first_matching
+from modules.pretrained.settings import (
+    ACTIVATIONS,
+    GATED_ACTIVATIONS,
+    Settings,
+    build_config,
+    check_feedforward,
+    check_heads,
+    check_options,
+    check_position_options,
+    check_settings,
+    quoted,
+    read_options,
+    write_options,
 )
+from modules.pretrained.weights import Layers, Names, weight_names
+from modules.schema import checked, from_dict
 
 HEAD = "lm_head"
-BUFFERS = (
-    r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$"  # masks and frequencies in old files
-)
+# What all models of these families have.
+COMMON = {
+    "order": "pre",
+    "final_norm": True,
+    "attention": "dot",
+    "layer_scale": None,
+}
+WINDOW = 4096  # tokens, where files of Mistral and Qwen do not say
+FIRST_WINDOW_LAYER = 28  # where files of Qwen do not say
+ROPE = ("rope_scaling", "rope_parameters")  # the first counts if both are given
+# Kind of scaling of rotary positions: their option -> ours.
+SCALING = {
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_max_position_embeddings": "original_max_length",
+    },
+}
 
 
-@dataclass(frozen=True)
-class Table:
-    """How Hugging Face names the weights of one family.
+@dataclass(frozen=True, kw_only=True)
+class DecoderFamily(TransformersFamily[DecoderConfig]):
+    """One of the families; arguments as `TransformersFamily`, and:
 
     Args:
-        prefix: What all names but those of the output layer begin with; files of bare models leave it out.
+        prefix: Of all names but those of the output layer; files of bare models leave it out.
         embed: Their table of tokens.
-        layers: Our name of a layer -> theirs, without ".weight" / ".bias"; several of theirs are rows of ours one
-            below the other; "{i}" stands for the number of a block.
-        positions: Their table of positions; None: they are rotary.
-        turned: Ends of our names of layers whose matrices they keep as (inputs, outputs).
+        transposed: Ends of our names of layers whose matrices they keep as (inputs, outputs).
+        window: Whether attention looks back over a window only: never, always, or in "some" layers
+            of some models.
     """
 
     prefix: str
     embed: str
-    layers: Layers
-    positions: str | None = None
-    turned: tuple[str, ...] = ()
+    transposed: tuple[str, ...] = ()
+    window: Literal["never", "always", "some"] = "never"
+    unused: str = r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$"  # buffers of old files
+
+    # Weights --------------------------------------------------------------------------------------
 
     def names(self, config: DecoderConfig) -> Names:
-        """All of our names with theirs."""
-        raw = {} if self.positions is None else {"position.table": self.positions}
+        """Returns all of our names with theirs."""
         layers: Layers = {"embed": self.embed, "unembed": HEAD, **self.layers}
-        return full_names(layers, config.stack.depth, raw)
+        return weight_names(layers, config.stack.depth, self.tensors)
 
-    def turn(self, name: str, value: Tensor) -> Tensor:
-        """A weight under our name, a `turned` matrix the other way round, theirs to ours or ours to theirs."""
-        turned = name.endswith(tuple(f"{layer}.weight" for layer in self.turned))
-        return value.t() if turned else value
+    def networks(self, config: DecoderConfig) -> list[nn.Module]:
+        """Builds the decoder."""
+        return [Decoder(config)]
+
+    def copies(self, config: DecoderConfig) -> dict[str, str]:
+        """Returns the output layer, if it is the table of tokens."""
+        return {f"{HEAD}.weight": f"{self.embed}.weight"} if config.tied else {}
+
+    def qkv_rows(self, config: DecoderConfig) -> tuple[int, int, int]:
+        """Returns the rows of queries, keys and values in one of our weights."""
+        sizes = config.stack.resolved
+        shared = sizes.kv_heads * sizes.head_dim
+        return config.stack.heads * sizes.head_dim, shared, shared
+
+    def full_name(self, name: str) -> str:
+        """Adds the prefix of a bare model."""
+        full = name.startswith((self.prefix, f"{HEAD}."))
+        return name if full else self.prefix + name
+
+    def import_tensor(self, name: str, value: Tensor, config: DecoderConfig) -> Tensor:
+        """Transposes matrices of `transposed` layers, in either direction."""
+        layer, _, end = name.rpartition(".")
+        return value.t() if end == "weight" and layer.endswith(self.transposed) else value
+
+    export_tensor = import_tensor
+
+    # Configs --------------------------------------------------------------------------------------
+
+    def config_from_external(self, settings: Settings) -> DecoderConfig:
+        """Returns our config, whose context is at most the window of attention."""
+        check_settings(settings, {"is_causal": True})
+        options = self.read(settings, StackConfig, DecoderConfig) | {"causal": True}
+        options.setdefault("bias", options["qkv_bias"])
+        if self.fixed["position"] == "rotary":
+            options |= read_rotary(settings, options["max_length"])
+        window = self.read_window(settings, options["depth"])
+        if window is not None:
+            options["sliding_window"] = window
+            options["max_length"] = min(options["max_length"], window)
+        return build_config(DecoderConfig, options)
+
+    def read_window(self, settings: Settings, depth: int) -> int | None:
+        """Returns the window of attention in tokens, or None if all layers see everything."""
+        if self.window == "never":
+            return None
+        width = checked(int | None, settings.get("sliding_window", WINDOW), "sliding_window")
+        if self.window == "always":
+            return width
+        used = checked(bool | None, settings.get("use_sliding_window"), "use_sliding_window")
+        first = settings.get("max_window_layers", FIRST_WINDOW_LAYER)
+        has_window = checked(int, first, "max_window_layers") < depth
+        default = "sliding_attention" if has_window else "full_attention"
+        kinds = checked(list[str] | None, settings.get("layer_types"), "layer_types") or [default]
+        unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+        require(
+            not unknown,
+            f"layer_types {', '.join(unknown)} are not supported; choose a model without them.",
+        )
+        return width if used and "sliding_attention" in kinds else None
+
+    def config_to_external(
+        self, config: DecoderConfig, special_tokens: Mapping[str, int] | None = None
+    ) -> Settings:
+        """Returns the config.json of a model of ours, without dropout rates that the family lacks.
+
+        Args:
+            config: Our model.
+            special_tokens: Ids of those of "bos", "eos" and "pad" that there are.
+
+        Raises:
+            ValueError: No model of theirs can equal ours, with the reason.
+        """
+        self.check(config)
+        settings = write_options(config, self.options, self.activations) | self.only
+        if self.window != "never":
+            settings["sliding_window"] = config.sliding_window
+        if self.window == "some" and config.sliding_window is not None:
+            settings |= {"use_sliding_window": True, "max_window_layers": 0}
+        if config.position == "rotary":
+            settings |= write_rotary(config)
+        for role in ("bos", "eos", "pad"):
+            settings[f"{role}_token_id"] = (special_tokens or {}).get(role)
+        return settings | {"model_type": self.name, "architectures": [self.architecture]}
+
+    def check(self, config: DecoderConfig) -> None:
+        """Raises `ValueError` if no model of this family can equal ours, with the reason."""
+        stack = config.stack
+        check_options(self.name, config, {**COMMON, "bias": stack.qkv_bias, **self.fixed})
+        check_position_options(self.name, config, {"fraction": 1}, free=("base", "scaling"))
+        check_feedforward(self.name, config, self.activations)
+        if self.window == "never":
+            check_options(self.name, config, {"sliding_window": None})
+        if self.name == "gpt2":
+            check_heads(self.name, stack)
+        if self.name == "llama":
+            require(
+                stack.width % stack.heads == 0,
+                f"llama models have a width that heads divide, but {stack.heads} does not divide "
+                f"{stack.width}.",
+            )
 
 
-GPT2 = Table(
-    "transformer.",
-    "transformer.wte",
-    {
-        "stack.blocks.{i}.norm1": "transformer.h.{i}.ln_1",
-        "stack.blocks.{i}.attention.qkv": "transformer.h.{i}.attn.c_attn",
-        "stack.blocks.{i}.attention.output": "transformer.h.{i}.attn.c_proj",
-        "stack.blocks.{i}.norm2": "transformer.h.{i}.ln_2",
-        "stack.blocks.{i}.feedforward.up": "transformer.h.{i}.mlp.c_fc",
-        "stack.blocks.{i}.feedforward.down": "transformer.h.{i}.mlp.c_proj",
+def read_rotary(settings: Settings, length: int) -> Settings:
+    """Returns our options of rotary positions, from `rope_parameters` or older spellings."""
+    said = [checked(dict[str, Any] | None, settings.get(name), name) for name in ROPE]
+    rope: Settings = said[0] or said[1] or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    nested = any(isinstance(value, dict) for value in rope.values())
+    require(
+        not nested,
+        "rope_parameters that differ from layer to layer are not supported; "
+        "choose a model without them.",
+    )
+    known = ("default", *SCALING)
+    require(
+        isinstance(kind, str) and kind in known,
+        f"rope_type {quoted(kind)} is not supported; choose a model with {' or '.join(known)}.",
+    )
+    name = "partial_rotary_factor"
+    check_settings({name: rope.get(name) or settings.get(name) or 1}, {name: 1})
+    base = rope.get("rope_theta")
+    if base is None:
+        base = settings.get("rope_theta")
+    base = float(checked(float, 10000.0 if base is None else base, "rope_theta"))
+    require(base > 0, f"rope_theta is {base}; it must be above 0.")
+    if kind == "default":
+        return {"position_options": {"base": base}}
+    names = SCALING[kind]
+    rope = {"original_max_position_embeddings": length, **rope}
+    options = read_options(rope, names, names.values(), RotaryScaling)
+    scaling = RotaryScaling(**{"kind": kind, **options})
+    return {"position_options": {"base": base, "scaling": asdict(scaling)}}
+
+
+def write_rotary(config: DecoderConfig) -> Settings:
+    """Returns rotary positions as transformers writes them now and did before version 5."""
+    base = config.position_options.get("base", 10000.0)
+    found: Settings = {}
+    if config.position_options.get("scaling") is not None:
+        scaling = from_dict(RotaryScaling, config.position_options["scaling"])
+        found = {theirs: getattr(scaling, ours) for theirs, ours in SCALING[scaling.kind].items()}
+        found["rope_type"] = scaling.kind
+    parameters = {"rope_type": "default", "rope_theta": base, **found}
+    return {"rope_theta": base, "rope_scaling": found or None, "rope_parameters": parameters}
+
+
+def matching_family(config: DecoderConfig) -> DecoderFamily:
+    """Returns the first family with a model that equals ours.
+
+    Raises:
+        ValueError: None has one; with the reason of the nearest.
+    """
+    nearest = "qwen3" if config.stack.qk_norm else "llama"
+    return first_matching(config, FAMILIES, "gpt2" if config.position == "learned" else nearest)
+
+
+# Names --------------------------------------------------------------------------------------------
+
+SIZES = ("vocabulary", "max_length", "width", "depth", "heads")
+WITH_BIAS = {"bias": True, "qkv_bias": True, "mlp_bias": True}
+WITHOUT_BIAS = {"bias": False, "qkv_bias": False, "mlp_bias": False}
+BLOCK = "stack.blocks.{i}"
+GPT2 = DecoderFamily(
+    name="gpt2",
+    architecture="GPT2LMHeadModel",
+    prefix="transformer.",
+    embed="transformer.wte",
+    layers={
+        f"{BLOCK}.norm1": "transformer.h.{i}.ln_1",
+        f"{BLOCK}.attention.qkv": "transformer.h.{i}.attn.c_attn",
+        f"{BLOCK}.attention.output": "transformer.h.{i}.attn.c_proj",
+        f"{BLOCK}.norm2": "transformer.h.{i}.ln_2",
+        f"{BLOCK}.feedforward.up": "transformer.h.{i}.mlp.c_fc",
+        f"{BLOCK}.feedforward.down": "transformer.h.{i}.mlp.c_proj",
         "stack.norm": "transformer.ln_f",
     },
-    "transformer.wpe.weight",
-    ("attention.qkv", "attention.output", "feedforward.up", "feedforward.down"),
-)
-LLAMA = Table(
-    "model.",
-    "model.embed_tokens",
-    {
-        "stack.blocks.{i}.norm1": "model.layers.{i}.input_layernorm",
-        "stack.blocks.{i}.attention.qkv": (
-            "model.layers.{i}.self_attn.q_proj",
-            "model.layers.{i}.self_attn.k_proj",
-            "model.layers.{i}.self_attn.v_proj",
-        ),
-        "stack.blocks.{i}.attention.q_norm": "model.layers.{i}.self_attn.q_norm",
-        "stack.blocks.{i}.attention.k_norm": "model.layers.{i}.self_attn.k_norm",
-        "stack.blocks.{i}.attention.output": "model.layers.{i}.self_attn.o_proj",
-        "stack.blocks.{i}.norm2": "model.layers.{i}.post_attention_layernorm",
-        "stack.blocks.{i}.feedforward.gate": "model.layers.{i}.mlp.gate_proj",
-        "stack.blocks.{i}.feedforward.up": "model.layers.{i}.mlp.up_proj",
-        "stack.blocks.{i}.feedforward.down": "model.layers.{i}.mlp.down_proj",
-        "stack.norm": "model.norm",
+    tensors={"position.table": "transformer.wpe.weight"},
+    transposed=("attention.qkv", "attention.output", "feedforward.up", "feedforward.down"),
+    options={
+        "vocab_size": "vocabulary",
+        "n_positions": "max_length",
+        "n_embd": "width",
+        "n_layer": "depth",
+        "n_head": "heads",
+        "n_inner": "mlp_width",
+        "activation_function": "feedforward",
+        "layer_norm_epsilon": "norm_eps",
+        "embd_pdrop": "dropout",
+        "resid_pdrop": "dropout",  # this one counts if the two differ
+        "attn_pdrop": "attention_dropout",
+        "tie_word_embeddings": "tied",
     },
+    required=SIZES,
+    defaults={
+        "norm_eps": 1e-5,
+        "feedforward": "gelu_new",
+        "dropout": 0.1,
+        "mlp_dropout": 0.0,
+        "attention_dropout": 0.1,
+        "init": "gpt2",
+    },
+    fixed={"position": "learned", "norm": "layernorm", "qk_norm": False, **WITH_BIAS},
+    only={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    activations=ACTIVATIONS,
 )
-TABLES: dict[str, Table] = {
-    "gpt2": GPT2,
-    "llama": LLAMA,
-    "mistral": LLAMA,
-    "qwen2": LLAMA,
-    "qwen3": LLAMA,
+LLAMA_LAYERS: Layers = {
+    f"{BLOCK}.norm1": "model.layers.{i}.input_layernorm",
+    f"{BLOCK}.attention.qkv": (
+        "model.layers.{i}.self_attn.q_proj",
+        "model.layers.{i}.self_attn.k_proj",
+        "model.layers.{i}.self_attn.v_proj",
+    ),
+    f"{BLOCK}.attention.q_norm": "model.layers.{i}.self_attn.q_norm",
+    f"{BLOCK}.attention.k_norm": "model.layers.{i}.self_attn.k_norm",
+    f"{BLOCK}.attention.output": "model.layers.{i}.self_attn.o_proj",
+    f"{BLOCK}.norm2": "model.layers.{i}.post_attention_layernorm",
+    f"{BLOCK}.feedforward.gate": "model.layers.{i}.mlp.gate_proj",
+    f"{BLOCK}.feedforward.up": "model.layers.{i}.mlp.up_proj",
+    f"{BLOCK}.feedforward.down": "model.layers.{i}.mlp.down_proj",
+    "stack.norm": "model.norm",
+}
+LLAMA_OPTIONS = {
+    "vocab_size": "vocabulary",
+    "max_position_embeddings": "max_length",
+    "hidden_size": "width",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "mlp_width",
+    "hidden_act": "feedforward",
+    "rms_norm_eps": "norm_eps",
+    "attention_dropout": "attention_dropout",
+    "tie_word_embeddings": "tied",
 }
 
 
-def to_tessera(family: str, state: State, config: DecoderConfig) -> State:
-    """Hugging Face's weights under our names.
+def llama(
+    name: str,
+    architecture: str,
+    fixed: Settings,
+    options: Mapping[str, str] | None = None,
+    window: Literal["never", "always", "some"] = "never",
+) -> DecoderFamily:
+    """Returns a family with the RMSNorm, rotary positions and gates of Llama (Touvron 2023).
 
     Args:
-        family: Entry of `TABLES`.
-        state: Their `state_dict()` or file; names without prefix are understood, buffers of old files left out.
-        config: Our model.
-
-    Returns:
-        What `load_weights` puts into `Decoder(config)`; matrices that are theirs as they stand are shared, not copied.
-
-    Raises:
-        ValueError: Weights that our model has no place for, or that are missing or of another shape, by name.
+        name, architecture, window: As in `DecoderFamily`.
+        fixed, options: The same, but only what not all of these families have.
     """
-    table = TABLES[family]
-    whole = (table.prefix, f"{HEAD}.")
-    rest = {
-        name if name.startswith(whole) else table.prefix + name: value
-        for name, value in state.items()
-        if not re.search(BUFFERS, name)
-    }
-    if config.tied:
-        copies = {f"{HEAD}.weight": f"{table.embed}.weight"}
-        drop_copies(
-            copies, rest, "two separate tables need tie_word_embeddings false in config.json"
-        )
-    ours = take(table.names(config), rest, table.turn)
-    check_fit(family, ours, rest, state_of(partial(Decoder, config)), ())
-    return ours
+    return DecoderFamily(
+        name=name,
+        architecture=architecture,
+        prefix="model.",
+        embed="model.embed_tokens",
+        layers=LLAMA_LAYERS,
+        options={**LLAMA_OPTIONS, **(options or {})},
+        required=(*SIZES, "mlp_width"),
+        defaults={
+            "norm_eps": 1e-6,
+            "feedforward": "silu",
+            "tied": False,
+            "qkv_bias": False,
+            "mlp_bias": False,
+        },
+        fixed={"position": "rotary", "norm": "rmsnorm", "qk_norm": False, **fixed},
+        activations=GATED_ACTIVATIONS,
+        window=window,
+    )
 
 
-def load_weights(net: nn.Module, state: State) -> None:
-    """Puts weights under our names into a `Decoder`, all of them.
-
-    Raises:
-        ValueError: Weights that are missing, left over or of another shape, by name.
-    """
-    load_fitting(net, state)
-
-
-def from_tessera(family: str, state: State, config: DecoderConfig) -> State:
-    """Our weights under Hugging Face's names, for its decoder of the same sizes; a tied table is there once.
-
-    Args:
-        family: Entry of `TABLES`.
-        state: `state_dict()` of `Decoder(config)`.
-        config: Our model.
-
-    Raises:
-        ValueError: Their model cannot be like ours, with the reason.
-    """
-    check_expressible(family, config)
-    table, stack = TABLES[family], config.stack
-    sizes = stack.resolved
-    shared = sizes.kv_heads * sizes.head_dim
-    rest = {name: table.turn(name, value) for name, value in state.items()}
-    theirs = give(table.names(config), rest, (stack.heads * sizes.head_dim, shared, shared))
-    check_given(family, rest)
-    return theirs
+BIAS_OPTIONS = {"attention_bias": "qkv_bias", "mlp_bias": "mlp_bias"}
+FAMILIES = {
+    family.name: family
+    for family in (
+        GPT2,
+        llama("llama", "LlamaForCausalLM", {}, BIAS_OPTIONS),
+        llama("mistral", "MistralForCausalLM", WITHOUT_BIAS, window="always"),
+        llama("qwen2", "Qwen2ForCausalLM", {**WITHOUT_BIAS, "qkv_bias": True}, window="some"),
+        llama(
+            "qwen3",
+            "Qwen3ForCausalLM",
+            {"mlp_bias": False, "qk_norm": True},
+            {"attention_bias": "qkv_bias"},
+            "some",
+        ),
+    )
+}

@@ -1,14 +1,15 @@
-"""What translating the `config.json` of all families shares: options looked up, renamed, checked and put together."""
+"""Options of a `config.json` of transformers: read, checked and written."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar, get_type_hints
 
 from modules.config import FeedForwardName, ResolvedOptions, StackConfig, require
 from modules.schema import checked, shown
 
-Settings = dict[str, Any]  # a config.json
-Built = TypeVar("Built")
+Settings = dict[str, Any]  # the content of a config.json
+Activations = Mapping[str, FeedForwardName]  # their name -> ours
+Config = TypeVar("Config")
 
 ACTIVATIONS: dict[str, FeedForwardName] = {
     "gelu": "gelu",
@@ -24,7 +25,7 @@ GATED_ACTIVATIONS: dict[str, FeedForwardName] = {
     "gelu": "geglu",
 }
 MAX_SIZE = 2**31 - 1  # of a vocabulary, a width, a context
-# Names that options of ours have in transformers, whatever else a family calls them.
+# Names that our options have in every config of transformers, beside the family's own.
 ALIASES = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
@@ -34,18 +35,16 @@ ALIASES = {
 }
 
 
-def known_family(settings: Settings, families: Collection[str]) -> str:
-    """The family that a config.json names.
+def check_model_type(settings: Settings, families: Collection[str]) -> str:
+    """Returns the family that a config.json names.
 
     Raises:
         ValueError: It is none of `families`, or the weights are quantised or in another file.
     """
     name = settings.get("model_type")
     known = isinstance(name, str) and name in families
-    require(
-        known,
-        f"model_type {quoted(name)} is not supported; choose a model of {', '.join(families)}.",
-    )
+    names = ", ".join(families)
+    require(known, f"model_type {quoted(name)} is not supported; choose a model of {names}.")
     quantised = settings.get("quantization_config")
     require(not quantised, "The weights are quantised; choose a model with plain weights.")
     check_settings(settings, {"per_layer_config": None, "transformers_weights": None})
@@ -54,42 +53,41 @@ def known_family(settings: Settings, families: Collection[str]) -> str:
 
 
 def quoted(value: Any) -> str:
-    """A value in quotes for a message, cut where it is long."""
-    return f'"{value[:60] if isinstance(value, str) else shown(value)}"'
+    """Returns a value in quotes for a message, cut if it is long."""
+    return f'"{value[:60]}"' if isinstance(value, str) else f'"{shown(value)}"'
 
 
-def renamed(
-    settings: Settings, names: Mapping[str, str], needed: Sequence[str], *kinds: type
+def read_options(
+    settings: Settings, names: Mapping[str, str], required: Collection[str], *kinds: type
 ) -> dict[str, Any]:
-    """Options of a config.json that are not null, under our names.
+    """Returns the options of a config.json that are not null, under our names.
 
     Args:
         settings: The config.json.
         names: Their option -> ours.
-        needed: Options of ours that have no usual value.
-        kinds: The dataclasses that say which type each option has.
+        required: Options of ours that have no default.
+        kinds: Dataclasses that say which type each option has.
 
     Raises:
-        ValueError: One is of another type or beyond any model, or one of those needed is missing; by their
-            names.
+        ValueError: An option has another type, is too large or is missing; by their name.
     """
-    types = {ours: kind for each in kinds for ours, kind in get_type_hints(each).items()}
-    types["feedforward"] = str  # their name of it
-    given = {
-        ours: checked(types[ours], settings[theirs], theirs)
-        for theirs, ours in names.items()
-        if settings.get(theirs) is not None
-    }
+    types = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
+    types["feedforward"] = str  # a name of theirs
+    options = {}
     for theirs, ours in names.items():
-        huge = isinstance(given.get(ours), int) and given[ours] > MAX_SIZE
-        require(not huge, f"{theirs} is {shown(given.get(ours))}, which is beyond any model.")
-    missing = [theirs for theirs, ours in names.items() if ours in needed and ours not in given]
+        if settings.get(theirs) is None:
+            continue
+        value = checked(types[ours], settings[theirs], theirs)
+        huge = isinstance(value, int) and value > MAX_SIZE
+        require(not huge, f"{theirs} is {shown(value)}, which is beyond any model.")
+        options[ours] = value
+    missing = [theirs for theirs, ours in names.items() if ours in required and ours not in options]
     require(not missing, f"config.json lacks {', '.join(missing)}.")
-    return given
+    return options
 
 
-def activation(name: str, known: Mapping[str, FeedForwardName]) -> FeedForwardName:
-    """Our name of an activation.
+def read_activation(name: str, known: Activations) -> FeedForwardName:
+    """Returns our name of an activation.
 
     Raises:
         ValueError: It is none of `known`.
@@ -98,38 +96,39 @@ def activation(name: str, known: Mapping[str, FeedForwardName]) -> FeedForwardNa
     return known[name]
 
 
-def built(
-    kind: Callable[..., Built],
+def build_config(
+    kind: Callable[..., Config],
     options: Mapping[str, Any],
     stacks: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Built:
-    """A config of a model.
+) -> Config:
+    """Builds the config of a network.
 
     Args:
-        kind: Of the config.
-        options: Its own options and those of its stacks.
-        stacks: Name of a stack: what is its alone; None: there is one, `stack`.
+        kind: Its dataclass.
+        options: Its own options and those that all its stacks have.
+        stacks: Name of a stack -> its own options; None: there is one, `stack`.
     """
-    own = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    common = {option: value for option, value in options.items() if option not in own}
-    made = {
-        name: shortened(StackConfig(**{**common, **more}))
-        for name, more in (stacks or {"stack": {}}).items()
-    }
-    return kind(**{option: value for option, value in options.items() if option in own}, **made)
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    own = {name: value for name, value in options.items() if name in names}
+    common = {name: value for name, value in options.items() if name not in names}
+    for name, more in (stacks or {"stack": {}}).items():
+        own[name] = drop_defaults(StackConfig(**{**common, **more}))
+    return kind(**own)
 
 
-def shortened(stack: StackConfig) -> StackConfig:
-    """The same stack, with null for options that say what null means anyway."""
+def drop_defaults(stack: StackConfig) -> StackConfig:
+    """Returns an equal stack with null for each option whose null means the same."""
     for name in ("mlp_width", "mlp_bias", "head_dim", "kv_heads"):
-        if name != "head_dim" or stack.width % stack.heads == 0:
-            plain = replace(stack, **dict[str, Any]({name: None}))
-            stack = plain if plain.resolved == stack.resolved else stack
+        if name == "head_dim" and stack.width % stack.heads:
+            continue
+        plain = replace(stack, **dict[str, Any]({name: None}))
+        if plain.resolved == stack.resolved:
+            stack = plain
     return stack
 
 
-def option(config: Any, name: str) -> Any:
-    """An option of a stack, or of a model's config or its stack, with what stands for null."""
+def get_option(config: Any, name: str) -> Any:
+    """Returns an option of a config or its stack, with what null means."""
     if hasattr(config, "stack") and not hasattr(config, name):
         config = config.stack
     if isinstance(config, StackConfig) and name in ResolvedOptions._fields:
@@ -137,76 +136,80 @@ def option(config: Any, name: str) -> Any:
     return getattr(config, name)
 
 
-def written(
-    config: Any, names: Mapping[str, str], activations: Mapping[str, FeedForwardName]
-) -> Settings:
-    """Options of ours for a config.json, under their names.
+def write_options(config: Any, names: Mapping[str, str], activations: Activations) -> Settings:
+    """Returns our options under their names.
 
     Args:
-        config: Of a model, or of a stack.
+        config: Of a network or of a stack.
         names: Their option -> ours.
         activations: Their name of an activation -> ours.
     """
-    settings = {theirs: option(config, ours) for theirs, ours in names.items()}
-    for theirs in (theirs for theirs, ours in names.items() if ours == "feedforward"):
-        settings[theirs] = next(
-            name for name, ours in activations.items() if ours == settings[theirs]
-        )
+    settings = {theirs: get_option(config, ours) for theirs, ours in names.items()}
+    for theirs, ours in names.items():
+        if ours == "feedforward":
+            known = (name for name, own in activations.items() if own == settings[theirs])
+            settings[theirs] = next(known)
     return settings
 
 
 def check_settings(settings: Settings, wanted: Mapping[str, Any]) -> None:
-    """Raises `ValueError` where an option of a config.json is given and not as it must be.
+    """Raises `ValueError` if an option of a config.json is given and is not as it must be.
 
-    What is off may be null or empty as well.
+    Null and empty values count as false.
     """
     for name, value in wanted.items():
         got = settings.get(name, value)
         same = got == value or not (got or value)
-        sentence = f"{name} is {shown(got)}, which is not supported; choose a model where it is"
-        require(same, f"{sentence} {value}.")
+        reason = f"{name} is {shown(got)}, which is not supported"
+        require(same, f"{reason}; choose a model where it is {value}.")
 
 
-def check_aliases(settings: Settings, names: Mapping[str, str]) -> None:
-    """Raises `ValueError` where an option and its other name differ; `names` as in `renamed`."""
-    for theirs, ours in names.items():
-        if ours in ALIASES and settings.get(theirs) is not None:
-            check_settings(settings, {ALIASES[ours]: settings[theirs]})
+def check_aliases(settings: Settings, names: Collection[str], options: Mapping[str, Any]) -> None:
+    """Raises `ValueError` if the second name of an option says something else.
+
+    Args:
+        settings: The config.json.
+        names: Options of ours to compare.
+        options: Their values.
+    """
+    for name in names:
+        if name in ALIASES and options.get(name) is not None:
+            check_settings(settings, {ALIASES[name]: options[name]})
 
 
 def check_options(family: str, config: Any, wanted: Mapping[str, Any]) -> None:
-    """Raises `ValueError` where an option of a model or stack of ours is not what all models of `family` have."""
+    """Raises `ValueError` if an option of ours is not what all models of `family` have."""
     for name, value in wanted.items():
-        got = option(config, name)
+        got = get_option(config, name)
         require(got == value, f"{family} models have {name} {value}, but this one has {got}.")
 
 
 def check_position_options(
-    family: str, config: Any, usual: Mapping[str, Any], free: Collection[str] = ()
+    family: str, config: Any, fixed: Mapping[str, Any], free: Collection[str] = ()
 ) -> None:
-    """Raises `ValueError` where models of `family` have no such options of positions.
+    """Raises `ValueError` if models of `family` have no such options of positions.
 
     Args:
-        family: Of published models.
-        config: Of a model of ours.
-        usual: Options that always have one value.
+        family: Name of the family.
+        config: Of our model.
+        fixed: Options that have one value in the family.
         free: Options that may have any.
     """
     for name, value in config.position_options.items():
         require(
-            name in free or usual.get(name) == value,
-            f"{family} models have position_options {name} {usual.get(name)}, not {value}.",
+            name in free or fixed.get(name) == value,
+            f"{family} models have position_options {name} {fixed.get(name)}, not {value}.",
         )
 
 
-def check_feedforward(family: str, config: Any, known: Mapping[str, FeedForwardName]) -> None:
-    """Raises `ValueError` where models of `family` have no such feed-forward part."""
-    name = option(config, "feedforward")
-    require(name in known.values(), f'{family} models have no feedforward "{name}".')
+def check_feedforward(family: str, config: Any, activations: Activations) -> None:
+    """Raises `ValueError` if models of `family` have no such feed-forward layer."""
+    name = get_option(config, "feedforward")
+    require(name in activations.values(), f'{family} models have no feedforward "{name}".')
 
 
 def check_heads(family: str, stack: StackConfig) -> None:
-    """Raises `ValueError` unless all heads have keys of their own and share the width among them."""
+    """Raises `ValueError` unless each head has its own keys and an equal part of the width."""
     sizes = stack.resolved
     plain = sizes.kv_heads == stack.heads and stack.heads * sizes.head_dim == stack.width
     require(plain, f"{family} models have as many kv_heads as heads, each of size width / heads.")

@@ -1,109 +1,108 @@
-"""Which encoder to build: presets by name, or what goes with pretrained weights; and loading those weights."""
+"""Which encoder to build: presets, sizes that fit the data, and pretrained weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
 
 from modules.models.bert import BERT_PRESETS, BertConfig
-from modules.pretrained.bert import load_weights, to_tessera
-from modules.pretrained.bert_configs import config_from_huggingface
+from modules.pretrained.bert import FAMILIES, HEADS
+from modules.pretrained.family import config_from_huggingface
+from modules.pretrained.weights import load_weights
 from tasks.checkpoints.pretrained import (
-    Settings,
     checkpoint_options,
-    folder_options,
-    folder_state,
-    local_folder,
-    pretrained_state,
+    model_folder,
+    model_options,
+    pretrained_weights,
     read_settings,
 )
-from tasks.checkpoints.weights import State, filled
+from tasks.checkpoints.weights import fill_config
 from tasks.cli.parsing import Options
 from tasks.errors import UsageError, refusals
-from tasks.text import with_vocabulary
+from tasks.text import fill_vocabulary
 
+Net = TypeVar("Net", bound=nn.Module)
 TASKS = ("mlm", "bert")  # whose checkpoints hold an encoder
 
 
 def presets() -> dict[str, Options]:
-    """The named sizes as options; tokens and classes come from the data."""
+    """Returns the named sizes as options; tokens and classes come from the data."""
     return {name: asdict(config) for name, config in BERT_PRESETS.items()}
 
 
-def fitted(
-    config: BertConfig, facts: Mapping[str, Any], pretrained: str | None = None, **found: Any
+def fit_to_data(
+    config: BertConfig, metadata: Mapping[str, Any], pretrained: str | None = None, **sizes: Any
 ) -> BertConfig:
-    """The configuration for data with these facts.
+    """Returns a config with the sizes of the data.
 
     Args:
         config: As asked for.
-        facts: Of the data: `vocabulary`, the number of tokens, `padding`, the number of that token, `max_length`, in
-            tokens, and whether there are pairs of texts, `next_sentence`.
-        pretrained: Where weights come from that decided the configuration; None: weights are new.
-        found: What else the data decide.
+        metadata: Of the data: `vocabulary`, `padding`, `max_length` in tokens, and maybe
+            `next_sentence`, whether there are pairs of sentences.
+        pretrained: Where the weights come from that decided the config; None: weights are new.
+        sizes: Other sizes of the data.
 
     Raises:
-        UsageError: the tokenizer has more tokens than the network or pads with another one, texts are longer than it
-            can read, or what was asked for contradicts the data.
+        UsageError: The tokenizer has more tokens than the network or another padding token, texts
+            are longer than the network can read, or an option contradicts the data.
     """
-    config = with_vocabulary(config, facts)
-    padding = facts.get("padding", config.padding)  # older checkpoints do not say
+    config = fill_vocabulary(config, metadata)
+    padding = metadata["padding"]
     if config.padding != padding and (pretrained or config.padding != BertConfig.padding):
         raise UsageError(
-            f"the tokenizer pads with token {padding} and the network with token {config.padding}: use the tokenizer "
-            "that the network was trained with, or leave --model.net.padding out"
+            f"the tokenizer pads with token {padding} and the network with token {config.padding}: "
+            "use the tokenizer that the network was trained with, or leave --model.net.padding out"
         )
-    if config.next_sentence and not facts.get("next_sentence"):
+    if config.next_sentence and not metadata.get("next_sentence"):
         raise UsageError(
-            "--model.net.next_sentence true needs pairs of texts: add --data.next_sentence true to pretraining, or "
-            "leave it out"
+            "--model.net.next_sentence true needs pairs of sentences: "
+            "add --data.next_sentence true to pretraining, or leave it out"
         )
-    return filled(replace(config, padding=padding), found)
+    return fill_config(replace(config, padding=padding), sizes)
 
 
 def pretrained_options(source: str) -> Options:
-    """The network and the tokenizer that go with pretrained weights; a checkpoint decides on no rates of dropout.
+    """Returns the network and the tokenizer of a pretrained model as options.
 
     Args:
-        source: a checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
+        source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
 
     Raises:
-        UsageError: no such model, folder or checkpoint, or one that is not an encoder of ours.
-        DataError: the hub cannot be reached.
+        UsageError: There is no such model, or it is no encoder of ours.
     """
     if source.endswith(".ckpt"):
         return checkpoint_options(source, TASKS, num_classes=None, next_sentence=False)
-    folder = local_folder(source)
-    _, config = read_settings(folder, config_from_huggingface)
-    folder_state(folder, converted, meta=True)
-    return folder_options(folder, asdict(replace(config, num_classes=None)))
+    folder = model_folder(source)
+    _, config = read_settings(folder, lambda settings: config_from_huggingface(settings, FAMILIES))
+    return model_options(folder, asdict(replace(config, num_classes=None)))
 
 
 def load_pretrained(
-    net: nn.Module, source: str, facts: Mapping[str, Any], fresh: tuple[str, ...] = ()
-) -> None:
-    """Load pretrained weights into `net`; parts that they lack or that have another size start anew, and are named.
+    build: Callable[[], Net],
+    source: str,
+    metadata: Mapping[str, Any],
+    reset: tuple[str, ...] = (),
+) -> Net:
+    """Builds a network with pretrained weights; says which parts of heads are initialised anew.
 
     Args:
-        net: A `BertClassifier` or `BertMaskedLM`.
+        build: Builds a `BertClassifier` or `BertMaskedLM`, once the weights fit their config.
         source: As in `pretrained_options`.
-        facts: Of the data, with their `tokenizer`.
-        fresh: Parts of the network that are to start anew.
+        metadata: Of the data, with their `tokenizer`.
+        reset: Parts of the network not to load.
 
     Raises:
-        UsageError: the encoder's weights do not fit the network, or its tokenizer is another one.
+        UsageError: The encoder's weights do not fit the network, or its tokenizer is another one.
     """
-    state = pretrained_state(source, TASKS, facts, converted)
-    state = {name: value for name, value in state.items() if not name.startswith(fresh)}
+    state = pretrained_weights(source, TASKS, metadata, FAMILIES)
+    state = {name: value for name, value in state.items() if not name.startswith(reset)}
+    net = build()
     with refusals(f"--model.pretrained {source}"):
-        left = load_weights(net, state)
-    if anew := sorted({name.partition(".")[0] for name in left}):
-        rank_zero_only(print)(f"--model.pretrained {source}: starts anew with {' and '.join(anew)}")
-
-
-def converted(settings: Settings, weights: State) -> State:
-    """Weights of Hugging Face under our names."""
-    family, config = config_from_huggingface(settings)
-    return to_tessera(family, weights, config)
+        missing = load_weights(net, state, HEADS)
+    parts = sorted({name.partition(".")[0] for name in missing})
+    if parts:
+        print_once = rank_zero_only(print)
+        print_once(f"--model.pretrained {source}: initialised anew: {', '.join(parts)}")
+    return net

@@ -6,13 +6,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
-from modules.pretrained.bert import TABLES, from_tessera
-from modules.pretrained.bert_configs import config_to_huggingface
-from tasks.checkpoints.exporting import TextFormat, export_texts
+from modules.pretrained.bert import FAMILIES
+from tasks.checkpoints.exporting import TextFormat, export_text_model
 from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
 
-MODELS: dict[str, type[nn.Module]] = {"bert": BertClassifier, "mlm": BertMaskedLM}
+NETWORKS: dict[str, type[nn.Module]] = {"bert": BertClassifier, "mlm": BertMaskedLM}
 
 
 def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:
@@ -20,37 +19,39 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote.
-        format: hf: a folder with weights, configuration and tokenizer, for `from_pretrained`, as a model of BERT's kind
-            (what came from RoBERTa, too) or, for what only that has, of DistilBERT's; safetensors: a file with our own
-            names, configuration and the data's facts in the header.
+        format: hf: a folder with weights, config and tokenizer for `from_pretrained`, as a BERT
+            model (what came from RoBERTa, too) or, for what only that has, as DistilBERT;
+            safetensors: a file with our own names, config and the data's metadata in the header.
         output: Folder or file to write; null puts it beside the checkpoint.
     """
     checkpoint = read_checkpoint(ckpt_path)
     saved = checkpoint[KEY]
-    if saved["task"] not in MODELS:
+    task = saved["task"]
+    if task not in NETWORKS:
         raise UsageError(
-            f"checkpoint '{ckpt_path}' is of task '{saved['task']}': use python -m tasks.{saved['task']}"
+            f"checkpoint '{ckpt_path}' is of task '{task}': use python -m tasks.{task}"
         )
-    net = MODELS[saved["task"]](load_config(BertConfig, saved["net"]))
+    net = NETWORKS[task](load_config(BertConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
-    translate = partial(to_huggingface, class_names=saved["facts"].get("class_names"))
-    export_texts(net, saved["facts"], ckpt_path, format, output, translate)
+    metadata = saved["metadata"]
+    convert = partial(to_huggingface, class_names=metadata.get("class_names"))
+    export_text_model(net, metadata, ckpt_path, format, output, convert)
 
 
 def to_huggingface(
     net: Any, class_names: list[str] | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Content of `config.json` and the weights by their names, of the first family that has such a model.
+    """Returns `config.json` and weights of the first family with such a model.
 
     Raises:
-        ValueError: none has; the first one's reason.
+        ValueError: None has one; with the first one's reason.
     """
     reasons = []
-    for family in TABLES:
+    for family in FAMILIES.values():
         try:
-            state = from_tessera(family, net.state_dict(), net.config)
+            state = family.weights_to_external(net.state_dict(), net.config)
         except ValueError as error:
             reasons.append(error)
         else:
-            return config_to_huggingface(family, net.config, class_names), state
+            return family.config_to_external(net.config, class_names), state
     raise reasons[0]

@@ -1,6 +1,7 @@
 """Text classification with a BERT-style encoder: the network, its recipe and its results."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from datamodules.reviews import ReviewData
 from datamodules.utils.files import write_text
 from modules.models.bert import BertClassifier, BertConfig
 from tasks.base import Batch
-from tasks.bert.architectures import fitted, load_pretrained
+from tasks.bert.architectures import fit_to_data, load_pretrained
 from tasks.classification import ClassifierTask
 from tasks.errors import UsageError
 from tasks.text import TextTask
@@ -29,10 +30,10 @@ from tasks.training.optim import OptimConfig
 
 
 class CalibrationError(MulticlassCalibrationError):
-    """The same, summed in the metric's own type: in float64 the order of the samples does not show."""
+    """Expected calibration error, summed in the metric's own type (float64)."""
 
     def compute(self) -> Tensor:
-        """The error over all samples, ()."""
+        """Returns the error over all samples, ()."""
         self.confidences = [dim_zero_cat(self.confidences).to(self.dtype)]
         return super().compute()
 
@@ -42,15 +43,18 @@ class BertTask(TextTask, ClassifierTask):
 
     Args:
         net: The network. Numbers of classes and tokens come from the data where they are null.
-        optimizer: Optimizer, schedule, clipping; layer-wise learning rates and frozen layers for fine-tuning.
-        label_smoothing: Share of the target spread evenly over all classes (Szegedy 2016), 0 to 1.
-        r_drop: Weight of the distance between two passes with different dropout (Liang 2021, there 1 to 5); 0: one
-            pass. Doubles the time of a step.
-        pretrained: Weights to start from, tokenizer included: a checkpoint of `python -m tasks.mlm`, `hf/<model>` of
-            the Hugging Face hub, or a local folder of its layout; null starts from random weights.
-        reset_head: Start with a new classifier even where the pretrained weights have one that fits.
-        ema: Decay of a running average of the weights, per optimizer step, such as 0.999; evaluation and the saved
-            weights use the average. Null keeps none.
+        optimizer: Optimizer, schedule, clipping; layer-wise learning rates and frozen layers for
+            fine-tuning.
+        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), 0 to 1.
+        r_drop: Weight of the distance between two passes with different dropout (Liang 2021, there
+            1 to 5); 0: one pass. Doubles the time of a step.
+        pretrained: Weights to start from, tokenizer included: a checkpoint of `python -m
+            tasks.mlm`, `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null
+            starts from random weights.
+        reset_head: Initialise the classifier anew even if the pretrained weights have one that
+            fits.
+        ema: Decay of a running average of the weights, per optimizer step, such as 0.999;
+            evaluation and the saved weights use the average. Null keeps none.
         compile: Compile the network with torch.compile, in place.
     """
 
@@ -70,22 +74,23 @@ class BertTask(TextTask, ClassifierTask):
         super().__init__(optimizer, label_smoothing, ema, compile)
         if r_drop < 0:
             raise ValueError(f"r_drop {r_drop} must not be negative")
-        self.net_config, self.r_drop = net, r_drop
-        self.pretrained, self.reset_head = pretrained, reset_head
+        self.net_config = net
+        self.r_drop = r_drop
+        self.pretrained = pretrained
+        self.reset_head = reset_head
 
-    def build(self, facts: Mapping[str, Any]) -> BertClassifier:
-        """An encoder and a classifier for the data's tokens and classes."""
-        net = BertClassifier(
-            fitted(self.net_config, facts, self.pretrained, num_classes=len(facts["class_names"]))
-        )
-        if self.pretrained is not None and self.restored is None:
-            load_pretrained(
-                net, self.pretrained, facts, ("head", "pooler", "pool") if self.reset_head else ()
-            )
-        return net
+    def build(self, metadata: Mapping[str, Any]) -> BertClassifier:
+        """Builds an encoder and a classifier for the data's tokens and classes."""
+        classes = len(metadata["class_names"])
+        config = fit_to_data(self.net_config, metadata, self.pretrained, num_classes=classes)
+        build = partial(BertClassifier, config)
+        if self.pretrained is None or self.restored is not None:
+            return build()
+        reset = ("head", "pooler", "pool") if self.reset_head else ()
+        return load_pretrained(build, self.pretrained, metadata, reset)
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Also macro F1, area under the ROC curve, and expected calibration error in 15 bins (Guo 2017)."""
+        """Returns also macro F1, AUROC, and expected calibration error in 15 bins (Guo 2017)."""
         classes = len(self.class_names)
         return {
             **super().make_metrics(),
@@ -95,8 +100,9 @@ class BertTask(TextTask, ClassifierTask):
         }
 
     def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss (), probabilities (B, K) and labels (B,) of a batch of tokens (B, N)."""
-        labels, smoothing = batch["label"], self.label_smoothing if training else 0.0
+        """Returns loss (), probabilities (B, K) and labels (B,) of a batch of tokens (B, N)."""
+        labels = batch["label"]
+        smoothing = self.label_smoothing if training else 0.0
         logits = self.net(batch["tokens"], batch["keep"])
         loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
         if training and self.r_drop:
@@ -106,11 +112,11 @@ class BertTask(TextTask, ClassifierTask):
         return loss, logits.softmax(-1), labels
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor]:
-        """Numbers of the texts (B,) and their class probabilities (B, K)."""
+        """Returns indices of the texts (B,) and their class probabilities (B, K)."""
         return batch["index"], self.net(batch["tokens"], batch["keep"]).softmax(-1)
 
     def write_predictions(self, trainer: pl.Trainer, datamodule: ReviewData, folder: Path) -> None:
-        """Write `predictions.csv`: text, label and the probability of each class; a single text's answer is printed."""
+        """Writes `predictions.csv`: text, label, probability of each class; or prints them."""
         if datamodule.predict_text is not None and datamodule.predict_path is not None:
             raise UsageError(
                 "--text and --data.predict_path cannot go together: leave one of them out"
@@ -119,9 +125,9 @@ class BertTask(TextTask, ClassifierTask):
         numbers, found = (torch.cat(parts) for parts in zip(*batches, strict=True))  # (S,), (S, K)
         found = found[numbers.argsort()]  # as the texts were given, where batches go by length
         if datamodule.predict_text is not None:
-            shares = dict(zip(self.class_names, found[0].tolist(), strict=True))
-            listed = ", ".join(f"{name} {share:.4f}" for name, share in shares.items())
-            print(f"{max(shares, key=shares.__getitem__)} ({listed})")
+            probabilities = dict(zip(self.class_names, found[0].tolist(), strict=True))
+            listed = ", ".join(f"{name} {value:.4f}" for name, value in probabilities.items())
+            print(f"{max(probabilities, key=probabilities.__getitem__)} ({listed})")
             return
         make_folder(folder)
         write_text(
@@ -133,6 +139,6 @@ class BertTask(TextTask, ClassifierTask):
 
 
 def divergence(one: Tensor, two: Tensor) -> Tensor:
-    """Mean of both Kullback-Leibler divergences between softmax(one) and softmax(two), (B, K) each (Liang 2021)."""
+    """Returns the mean of both KL divergences between the softmax of two logits (B, K)."""
     p, q = one.log_softmax(-1), two.log_softmax(-1)
     return ((p.exp() - q.exp()) * (p - q)).sum(-1).mean() / 2

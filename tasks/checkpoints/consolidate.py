@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from tasks.checkpoints.exporting import new_file
-from tasks.checkpoints.reading import KEY, META, aside, in_parts, read_checkpoint, recover
+from tasks.checkpoints.reading import KEY, META, is_sharded, old_path, read_checkpoint, recover
 from tasks.checkpoints.sharded import gathered
 from tasks.errors import UsageError
 
@@ -36,9 +36,9 @@ def consolidate(ckpt_path: str, output: str | None = None) -> None:
     with new_file(target) as partial:
         torch.save(checkpoint, partial)
     if not output:
-        folder.replace(aside(folder))
+        folder.replace(old_path(folder))
         target = target.replace(folder)
-        aside(folder).replace(kept)
+        old_path(folder).replace(kept)
     print(f"wrote {target}\npython -m tasks.{checkpoint[KEY]['task']} test --ckpt_path {target}")
 
 
@@ -58,7 +58,7 @@ def refuse(path: Path) -> None:
         raise UsageError(
             f"--ckpt_path {path} is one file already: `python -m tasks.{task} test --ckpt_path {path}`"
         )
-    if not in_parts(path):
+    if not is_sharded(path):
         names = sorted(str(found.parent) for found in path.glob(f"**/*.ckpt/{META}"))
         there = (
             f"there is {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Weights that a model of texts goes on from, and the tokenizer that comes with them: checkpoints, folders, the hub."""
+"""Pretrained models of text and their tokenizers: checkpoints, folders of Hugging Face, the hub."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -7,31 +7,37 @@ from typing import Any, TypeVar
 from datamodules.tokenizers import Tokenizer
 from datamodules.utils.cache import cache_folder, content_key, unwritable
 from datamodules.utils.files import read_object, replacing
+from modules.pretrained.family import TransformersFamily, weights_from_huggingface
+from modules.pretrained.settings import Settings
 from modules.schema import checked
 from tasks.checkpoints.reading import KEY, Checkpoint, net_weights, read_checkpoint
-from tasks.checkpoints.weights import State, read_weights, with_classes
+from tasks.checkpoints.weights import OPTION, State, match_classes, read_weights
 from tasks.cli.parsing import Options
 from tasks.errors import DataError, UsageError, refusals
 
-FILES = (
-    *("config.json", "generation_config.json", "tokenizer.json"),
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *(
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "model-*.safetensors",
-    ),  # whole, or in parts
-    *("vocab.txt", "vocab.json", "merges.txt"),  # of tokenizers from before tokenizer.json
-    *("source.spm", "target.spm", "target_vocab.json", "spiece.model"),  # Marian's, T5's
+Families = Mapping[str, TransformersFamily[Any]]
+DOWNLOADED_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*.safetensors",
+    "vocab.txt",  # tokenizers older than tokenizer.json
+    "vocab.json",
+    "merges.txt",
+    "source.spm",  # Marian
+    "target.spm",
+    "target_vocab.json",
+    "spiece.model",  # T5
 )
-# Fetched where there are no others.
-OLDER = (
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "pytorch_model-*.bin",
-)
-# Each run chooses these for itself: what suits pretraining on much text overfits few labels.
-RATES = (
+# Downloaded if there are no safetensors.
+PYTORCH_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
+# Each run chooses these itself: what suits pretraining on much text overfits few labels.
+DROPOUTS = (
     "dropout",
     "mlp_dropout",
     "attention_dropout",
@@ -40,246 +46,231 @@ RATES = (
     "pooler_dropout",
     "token_dropout",
 )
-OPTION = "--model.pretrained"  # which names such weights to train on
-CKPT_PATH = "--ckpt_path"  # which names a model to use
-BEST = Path("checkpoints", "best.ckpt")  # in the folder of a run
-Settings = dict[str, Any]  # content of a config.json
-Made = TypeVar("Made")
+CKPT_PATH = "--ckpt_path"  # names a model to use, as OPTION names one to train
+BEST = Path("checkpoints", "best.ckpt")  # in a run folder
+Value = TypeVar("Value")
 
 
-def checkpoint_options(source: str, tasks: Sequence[str], **anew: Any) -> Options:
-    """The network and the tokenizer of a checkpoint, as options; it decides on no rates of dropout.
+def checkpoint_options(source: str, tasks: Sequence[str], **open_options: Any) -> Options:
+    """Returns the network and the tokenizer of a checkpoint as options, without dropout rates.
 
     Args:
         source: A checkpoint of `fit`.
-        tasks: Those whose networks will do.
-        anew: Options of the network that the new data decide, with the value that leaves them open.
+        tasks: Tasks whose networks will do.
+        open_options: Options that the new data decide, with the value that leaves them open.
 
     Raises:
         UsageError: There is no such checkpoint, or it is of another task.
     """
-    saved = checkpoint_of(source, tasks)[KEY]
-    return folder_options(
-        tokenizer_file(source, saved["facts"]), without_rates({**saved["net"], **anew})
-    )
+    saved = read_task_checkpoint(source, tasks)[KEY]
+    tokenizer = tokenizer_file(source, saved["metadata"]["tokenizer"])
+    return model_options(tokenizer, without_dropout({**saved["net"], **open_options}))
 
 
-def folder_options(tokenizer: Path, net: Options) -> Options:
-    """A network and its tokenizer, a file or a folder with one, as options."""
+def model_options(tokenizer: Path, net: Options) -> Options:
+    """Returns a network and its tokenizer, a file or folder, as options."""
     return {"model": {"net": net}, "data": {"tokenizer": {"file": str(tokenizer)}}}
 
 
-def without_rates(net: Options) -> Options:
-    """Options of a network without the rates of dropout, for which a preset, a config or the defaults then stand."""
-    nested = {name: without_rates(value) for name, value in net.items() if isinstance(value, dict)}
-    return {name: value for name, value in {**net, **nested}.items() if name not in RATES}
+def without_dropout(net: Options) -> Options:
+    """Returns options of a network without dropout rates, so that those of the run count."""
+    kept = {name: value for name, value in net.items() if name not in DROPOUTS}
+    for name, value in kept.items():
+        if isinstance(value, dict):
+            kept[name] = without_dropout(value)
+    return kept
 
 
-def pretrained_state(
-    source: str,
-    tasks: Sequence[str],
-    facts: Mapping[str, Any],
-    convert: Callable[[Settings, State], State],
+def pretrained_weights(
+    source: str, tasks: Sequence[str], metadata: Mapping[str, Any], families: Families
 ) -> State:
-    """The weights of `source` under our names, the rows of a classifier as the data's classes, see `with_classes`.
+    """Returns weights under our names; the classifier has the classes of the data, in order.
 
     Args:
         source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
-        tasks: Those whose networks will do.
-        facts: Of the data, with their `tokenizer`, and `class_names` where they have classes.
-        convert: Gives weights of Hugging Face, with the content of their `config.json`, our names.
+        tasks: Tasks whose networks will do.
+        metadata: Of the data, with their `tokenizer`, and `class_names` if they have classes.
+        families: Of models of Hugging Face that will do.
 
     Raises:
         UsageError: The tokenizer of the data is another one, or there are no such weights.
     """
     if source.endswith(".ckpt"):
-        checkpoint = checkpoint_of(source, tasks)
-        same_tokenizer(source, Tokenizer.from_json(checkpoint[KEY]["facts"]["tokenizer"]), facts)
-        names = checkpoint[KEY]["facts"].get("class_names")
-        return with_classes(source, net_weights(checkpoint), names, facts.get("class_names"))
-    folder = local_folder(source)
-    same_tokenizer(source, Tokenizer.from_file(folder), facts)
-    names = read_settings(folder, class_names)
-    return with_classes(source, folder_state(folder, convert), names, facts.get("class_names"))
+        checkpoint = read_task_checkpoint(source, tasks)
+        saved = checkpoint[KEY]["metadata"]
+        tokenizer = Tokenizer.from_json(saved["tokenizer"])
+        names = saved.get("class_names")
+        state = net_weights(checkpoint)
+    else:
+        folder = model_folder(source)
+        tokenizer = Tokenizer.from_file(folder)
+        names = read_settings(folder, read_class_names)
+        state = folder_weights(folder, families)
+    check_tokenizer(source, tokenizer, metadata["tokenizer"])
+    return match_classes(source, state, names, metadata.get("class_names"))
 
 
-def class_names(settings: Settings) -> list[str] | None:
-    """Names of a classifier's classes in the order of its rows, by `id2label`; None where it does not name each.
+def read_class_names(settings: Settings) -> list[str] | None:
+    """Returns the classes by row of a classifier, by `id2label`; None if it does not name each.
 
     Raises:
         ValueError: `id2label` is no dict of names.
     """
-    usual = {"0": "LABEL_0", "1": "LABEL_1"}  # which transformers leaves out of the file
-    names = checked(dict[str, str], settings.get("id2label") or usual, "id2label")
+    default = {"0": "LABEL_0", "1": "LABEL_1"}  # transformers leaves it out of the file
+    names = checked(dict[str, str], settings.get("id2label") or default, "id2label")
     rows = [str(row) for row in range(len(names))]
     return [names[row] for row in rows] if names.keys() == set(rows) else None
 
 
-def folder_state(
-    folder: Path,
-    convert: Callable[[Settings, State], State],
-    option: str = OPTION,
-    meta: bool = False,
-) -> State:
-    """The weights in a folder of Hugging Face's layout under our names.
-
-    Args:
-        folder: The folder.
-        convert: As in `pretrained_state`.
-        option: What named the folder.
-        meta: Only see whether names and shapes fit the `config.json`.
-    """
+def folder_weights(folder: Path, families: Families, option: str = OPTION) -> State:
+    """Returns the weights of a Hugging Face folder under our names; `option` named it."""
     weights: State = {}
     for file in weight_files(folder):
-        weights |= read_weights(str(file), option, meta)
-    return read_settings(folder, lambda settings: convert(settings, weights), option)
+        weights |= read_weights(str(file), option)
+    return read_settings(
+        folder, lambda settings: weights_from_huggingface(settings, weights, families), option
+    )
 
 
-def checkpoint_of(source: str, tasks: Sequence[str]) -> Checkpoint:
-    """The checkpoint, if it is of one of these tasks."""
+def read_task_checkpoint(source: str, tasks: Sequence[str]) -> Checkpoint:
+    """Returns the checkpoint, if it is of one of these tasks; else raises `UsageError`."""
     checkpoint = read_checkpoint(source)
-    if (task := checkpoint[KEY]["task"]) not in tasks:
-        raise UsageError(
-            f"--model.pretrained {source} is of task '{task}': give one of {' or '.join(tasks)}"
-        )
+    task = checkpoint[KEY]["task"]
+    if task not in tasks:
+        raise UsageError(f"{OPTION} {source} is of task '{task}': give one of {' or '.join(tasks)}")
     return checkpoint
 
 
-def same_tokenizer(source: str, theirs: Tokenizer, facts: Mapping[str, Any]) -> None:
-    """Refuse data whose tokenizer cuts texts otherwise than the one that the weights were trained with."""
-    own = Tokenizer.from_json(facts["tokenizer"])
-    if (
-        own.digest != theirs.digest
-    ):  # not their texts: another version of the package may write the same otherwise
+def check_tokenizer(source: str, theirs: Tokenizer, own: str) -> None:
+    """Refuses data whose tokenizer is not the one that the weights were trained with."""
+    tokenizer = Tokenizer.from_json(own)
+    if tokenizer.digest != theirs.digest:
         raise UsageError(
-            f"the tokenizer of the data ({own.vocab_size} tokens) is not that of {source} ({theirs.vocab_size} tokens): leave "
-            "--data.tokenizer out, it comes with the weights"
+            f"the tokenizer of the data ({tokenizer.vocab_size} tokens) is not that of {source} "
+            f"({theirs.vocab_size} tokens): leave --data.tokenizer out, it comes with the weights"
         )
 
 
-def tokenizer_file(source: str, facts: Mapping[str, Any]) -> Path:
-    """A file with the tokenizer of a checkpoint: the run folder's own, else one in the cache.
+def tokenizer_file(source: str, content: str) -> Path:
+    """Returns a file with the tokenizer of a checkpoint: in its run folder, else in the cache.
 
     Raises:
         DataError: The cache cannot be written.
     """
     beside = Path(source).resolve().parent.parent / "tokenizer.json"
-    if beside.is_file() and beside.read_bytes() == facts["tokenizer"].encode():
+    if beside.is_file() and beside.read_bytes() == content.encode():
         return beside
-    path = cache_folder("tokenizers") / f"{content_key(facts['tokenizer'])}.tokenizer.json"
+    path = cache_folder("tokenizers") / f"{content_key(content)}.tokenizer.json"
     try:
         with replacing(path) as partial:
-            partial.write_bytes(facts["tokenizer"].encode())
+            partial.write_bytes(content.encode())
     except OSError as error:
         raise unwritable(path, error) from error
     return path
 
 
-def read_settings(
-    folder: Path, understand: Callable[[Settings], Made], option: str = OPTION
-) -> Made:
-    """What `understand` makes of a folder's `config.json`; `option` is what named the folder.
+def read_settings(folder: Path, read: Callable[[Settings], Value], option: str = OPTION) -> Value:
+    """Returns what `read` makes of a folder's `config.json`; `option` named the folder.
 
     Raises:
-        UsageError: There is none, or it describes a model that is not known here.
+        UsageError: There is none, or it describes a model that is not supported.
     """
     try:
         settings = read_object(folder / "config.json")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{folder} has no readable config.json ({reason}): give a folder of Hugging Face's layout"
+            f"{folder} has no readable config.json ({reason}): "
+            "give a folder of Hugging Face's layout"
         ) from error
     with refusals(f"{option} {folder / 'config.json'}"):
-        return understand(settings)
+        return read(settings)
 
 
-def local_folder(source: str, option: str = OPTION) -> Path:
-    """The folder with the model's files, downloaded where it is on the hub.
+def model_folder(source: str, option: str = OPTION) -> Path:
+    """Returns the folder with the files of a model, downloaded if it is on the hub.
 
     Args:
         source: `hf/<model>`, or a local folder.
-        option: What named it, for errors.
+        option: The option that names it.
 
     Raises:
-        UsageError: no such folder, or none with weights.
-        DataError: it could not be downloaded.
+        UsageError: There is no such folder, or none with weights.
+        DataError: It could not be downloaded.
     """
+    wanted = "a checkpoint (.ckpt) or a folder with config.json, model.safetensors, tokenizer.json"
     if source.startswith("hf/"):
-        folder = downloaded(source.removeprefix("hf/"), option)
+        folder = download(source.removeprefix("hf/"), option)
     elif Path(source).is_dir():
         folder = Path(source).resolve()
     else:
-        raise UsageError(
-            f"{option} {source}: no such folder; give a checkpoint (.ckpt), a folder with config.json, "
-            "model.safetensors and tokenizer.json, or hf/<model>"
-        )
+        raise UsageError(f"{option} {source}: no such folder; give {wanted}, or hf/<model>")
     if weight_files(folder):
         return folder
     if (folder / BEST).is_file():
-        raise UsageError(
-            f"{option} {source} is the folder of a run: give its checkpoint, {Path(source) / BEST}"
-        )
+        best = Path(source) / BEST
+        raise UsageError(f"{option} {source} is a run folder: give its checkpoint, {best}")
     if not (folder / "config.json").is_file():
-        raise UsageError(
-            f"{option} {source} holds no model: give a checkpoint (.ckpt) or a folder with config.json, "
-            "model.safetensors and tokenizer.json"
-        )
+        raise UsageError(f"{option} {source} holds no model: give {wanted}")
     raise UsageError(
-        f"{option} {source} has neither model.safetensors nor pytorch_model.bin: choose a model that has, or write "
-        "this one anew with save_pretrained(FOLDER) of transformers and give that FOLDER"
+        f"{option} {source} has neither model.safetensors nor pytorch_model.bin: choose a model "
+        f"that "
+        "has, or write this one anew with save_pretrained(FOLDER) of transformers and give that "
+        "FOLDER"
     )
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of safetensors in a folder, else of PyTorch: one, or those that the index names.
+    """Returns the weight files of a folder: safetensors if there are any, else PyTorch's.
 
     Raises:
         DataError: One of those is missing.
     """
-    kinds = (
-        (folder / name, folder / f"{name}.index.json")
-        for name in ("model.safetensors", "pytorch_model.bin")
-    )
-    whole, index = next(
-        (kind for kind in kinds if kind[0].is_file() or kind[1].is_file()), (None, None)
-    )
-    if whole is None or index is None:
-        return []
-    if whole.is_file():
-        return [whole]
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return [folder / name]
+        if index.is_file():
+            return indexed_files(index)
+    return []
+
+
+def indexed_files(index: Path) -> list[Path]:
+    """Returns the files that an index names; raises `DataError` if one is missing."""
     try:
-        named = checked(dict[str, str], read_object(index).get("weight_map"), "weight_map")
+        names = checked(dict[str, str], read_object(index).get("weight_map"), "weight_map")
     except (OSError, ValueError) as error:
         raise DataError(
             f"{index} does not say which files hold the weights ({error}): download the model again"
         ) from error
-    files = [folder / Path(name).name for name in sorted(set(named.values()))]
-    if absent := [file for file in files if not file.is_file()]:
-        raise DataError(f"{absent[0]} is missing: download the model again")
+    files = [index.parent / Path(name).name for name in sorted(set(names.values()))]
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"{file} is missing: download the model again")
     return files
 
 
-def downloaded(model: str, option: str = OPTION) -> Path:
-    """The folder with the files of a model on the hub; `option` is what named it.
+def download(model: str, option: str = OPTION) -> Path:
+    """Returns the folder with the files of a model on the hub; `option` named it.
 
     Raises:
-        DataError: it could not be downloaded.
+        DataError: It could not be downloaded.
     """
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(model, allow_patterns=list(FILES)))
-        return (
-            folder
-            if weight_files(folder)
-            else Path(snapshot_download(model, allow_patterns=[*FILES, *OLDER]))
-        )
+        folder = Path(snapshot_download(model, allow_patterns=list(DOWNLOADED_FILES)))
+        if not weight_files(folder):
+            patterns = [*DOWNLOADED_FILES, *PYTORCH_FILES]
+            folder = Path(snapshot_download(model, allow_patterns=patterns))
     except DataError:
         raise
-    except Exception as error:  # of the download: urllib's, huggingface_hub's
+    except Exception as error:  # of urllib, huggingface_hub, ...
         raise DataError(
-            f"hf/{model} could not be downloaded ({type(error).__name__}): fetch its files elsewhere (config.json, "
-            "model.safetensors, and tokenizer.json or, of Marian, source.spm, target.spm and vocab.json) and give "
-            f"their folder as {option} FOLDER"
+            f"hf/{model} could not be downloaded ({type(error).__name__}): fetch its files "
+            f"elsewhere "
+            "(config.json, model.safetensors, and tokenizer.json or, of Marian, source.spm, "
+            "target.spm "
+            f"and vocab.json) and give their folder as {option} FOLDER"
         ) from error
+    return folder

@@ -1,4 +1,4 @@
-"""Checkpoints, read without running code. Imports no Lightning, so that `export` starts without it."""
+"""Checkpoints, read without running code; imports no Lightning, so that `export` starts fast."""
 
 import os
 import pickle
@@ -13,76 +13,76 @@ import torch
 
 from datamodules.utils.files import open_regular
 from modules.schema import from_dict
-from tasks.checkpoints.contents import KEY, check_entry, check_model
+from tasks.checkpoints.contents import KEY, check_entry, check_model, check_version
 from tasks.errors import RunError, UsageError
 
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
-CODE = "GLOBAL|allowlisted|reduce"  # of torch's complaints, those about objects; others are about the bytes
-META = "meta.pt"  # in a folder of a checkpoint's parts: all that is neither weights nor the optimizer's
+CODE = "GLOBAL|allowlisted|reduce"  # in torch's messages about objects; others are about bytes
+META = "meta.pt"  # of a sharded checkpoint: everything but weights and optimizer states
 
 
 def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:
-    """Load a checkpoint's tensors and primitives; a pickle with code in it is refused, never run.
+    """Loads a checkpoint's tensors and primitives; a pickle with code in it is refused, never run.
 
     Args:
-        path: file written by `fit`.
-        task: task it must belong to, such as "vit"; None for any.
+        path: File written by `fit`.
+        task: Task that it must belong to, such as "vit"; None for any.
 
     Raises:
-        UsageError: no such file, not a checkpoint of this project or of another task, or it holds code.
-        RunError: truncated or corrupt, an entry is missing or wrong, or a weight is not finite.
-        OSError: no regular file.
+        UsageError: There is no such file, it is of another program, version or task, or it holds
+            code.
+        RunError: It is truncated or corrupt, an entry is missing or wrong, or a weight is not
+            finite.
+        OSError: It is no regular file.
     """
     file = Path(path)
-    if in_parts(file):
+    if is_sharded(file):
         command = f"python -m tasks.{task or 'TASK'} consolidate --ckpt_path {path}"
         raise UsageError(
             f"checkpoint '{path}' is a folder of parts: make one file of it with `{command}`"
         )
     if file.is_dir() or not file.exists():
         names = sorted(found.name for found in file.parent.glob("*.ckpt"))
-        there = (
-            f"there is {', '.join(names)}"
-            if names
-            else "`fit` writes RUN_DIR/checkpoints/best.ckpt and last.ckpt"
-        )
-        raise UsageError(f"no checkpoint '{path}': {there}")
-    checkpoint = belonging(load_tensors(file, f"checkpoint '{path}'"), file, task)
+        hint = "`fit` writes RUN_DIR/checkpoints/best.ckpt and last.ckpt"
+        if names:
+            hint = f"there is {', '.join(names)}"
+        raise UsageError(f"no checkpoint '{path}': {hint}")
+    checkpoint = check_checkpoint(load_tensors(file, f"checkpoint '{path}'"), file, task)
     check_finite(checkpoint["state_dict"], f"checkpoint '{path}'")
     return checkpoint
 
 
-def belonging(checkpoint: Checkpoint, path: Path, task: str | None) -> Checkpoint:
-    """The same checkpoint, read from `path`.
+def check_checkpoint(checkpoint: Checkpoint, path: Path, task: str | None) -> Checkpoint:
+    """Returns a checkpoint that was read from `path`, if it can be used.
 
     Raises:
-        UsageError: it is not of this project, or of another task (None: any is right).
-        RunError: an entry is missing, unknown or wrong, by name.
+        UsageError: It is of another program, version or task (None: any task will do).
+        RunError: An entry is missing, unknown or wrong; by name.
     """
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(
             f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; "
             "weights of other libraries load through --model.pretrained"
         )
-    with entries(path):
+    try:
+        check_version(checkpoint[KEY])
+    except ValueError as error:
+        raise UsageError(f"checkpoint '{path}' cannot be read: {error}") from error
+    with checkpoint_errors(path):
         found = check_entry(checkpoint[KEY])
     if task is not None and found != task:
         raise UsageError(
             f"checkpoint '{path}' is of task '{found}', not '{task}': use python -m tasks.{found}"
         )
-    with entries(path):
+    with checkpoint_errors(path):
         check_model(checkpoint)
     return checkpoint
 
 
 @contextmanager
-def entries(path: Path) -> Iterator[None]:
-    """What is found wrong inside is about the entries of the checkpoint at `path`.
-
-    Raises:
-        RunError: names both.
-    """
+def checkpoint_errors(path: Path) -> Iterator[None]:
+    """Turns a `ValueError` about an entry of the checkpoint at `path` into a `RunError`."""
     try:
         yield
     except ValueError as error:
@@ -90,7 +90,7 @@ def entries(path: Path) -> Iterator[None]:
 
 
 def check_finite(state: Mapping[str, torch.Tensor], what: str) -> None:
-    """Refuse weights that hold NaN or infinity.
+    """Refuses weights that hold NaN or infinity.
 
     Args:
         state: Tensors by name.
@@ -102,76 +102,74 @@ def check_finite(state: Mapping[str, torch.Tensor], what: str) -> None:
     for name, value in state.items():
         if not value.isfinite().all():
             raise RunError(
-                f"{what} cannot be used: {name} holds NaN or infinity; take an earlier or another file"
+                f"{what} cannot be used: {name} holds NaN or infinity; "
+                "take an earlier or another file"
             )
 
 
-def in_parts(path: Path) -> bool:
-    """Whether this is the folder of a checkpoint that several processes wrote in parts."""
+def is_sharded(path: Path) -> bool:
+    """Tells whether this is the folder of a checkpoint that several processes wrote in parts."""
     return (path / META).is_file()
 
 
-def aside(path: Path) -> Path:
-    """The name that a checkpoint has while another takes its own, where that cannot be done at once."""
+def old_path(path: Path) -> Path:
+    """Returns the name of the previous checkpoint while a new one takes the name `path`."""
     return path.with_name(f".{path.name}.old")
 
 
 def recover(path: Path) -> None:
-    """Give a checkpoint of a run that has ended its name back, where the run was killed before another had taken it."""
-    with suppress(OSError):  # there is none, or another process was quicker
+    """Restores the name of a checkpoint if the run was killed before a new one had taken it."""
+    with suppress(OSError):  # there is none, or another process was faster
         if not path.exists():
-            aside(path).rename(path)
+            old_path(path).rename(path)
 
 
-def numbered(state: Checkpoint) -> Checkpoint:
-    """An optimizer's state with numbers for the names of parameters, as torch's optimizers save it."""
-    names = [name for group in state.get("param_groups", ()) for name in group["params"]]
-    numbers = {name: number for number, name in enumerate(names)}
-    groups = [
-        group | {"params": [numbers[name] for name in group["params"]]}
-        for group in state.get("param_groups", ())
-    ]
+def by_index(state: Checkpoint) -> Checkpoint:
+    """Returns an optimizer's state with indices of parameters for their names, as torch has it."""
+    groups = state.get("param_groups", ())
+    names = [name for group in groups for name in group["params"]]
+    return rename_parameters(state, {name: index for index, name in enumerate(names)})
+
+
+def by_name(state: Checkpoint, names: list[str]) -> Checkpoint:
+    """Reverses `by_index`, given the names of the parameters of all groups in order."""
+    indices = [index for group in state["param_groups"] for index in group["params"]]
+    return rename_parameters(state, dict(zip(indices, names, strict=True)))
+
+
+def rename_parameters(state: Checkpoint, keys: Mapping[Any, Any]) -> Checkpoint:
+    """Returns an optimizer's state with other keys of parameters."""
     return {
-        "state": {numbers[name]: one for name, one in state.get("state", {}).items()},
-        "param_groups": groups,
-    }
-
-
-def named(state: Checkpoint, names: list[str]) -> Checkpoint:
-    """The reverse of `numbered`: `names` of the parameters of all groups, in their order."""
-    numbers = [number for group in state["param_groups"] for number in group["params"]]
-    by_number = dict(zip(numbers, names, strict=True))
-    groups = [
-        group | {"params": [by_number[number] for number in group["params"]]}
-        for group in state["param_groups"]
-    ]
-    return {
-        "state": {by_number[number]: one for number, one in state["state"].items()},
-        "param_groups": groups,
+        "state": {keys[key]: value for key, value in state.get("state", {}).items()},
+        "param_groups": [
+            group | {"params": [keys[key] for key in group["params"]]}
+            for group in state.get("param_groups", ())
+        ],
     }
 
 
 def load_tensors(file: Path, what: str) -> Any:
-    """What `torch.save` wrote, if it is tensors and primitives.
+    """Returns what `torch.save` wrote, if it is tensors and primitives.
 
     Args:
-        file: the file.
-        what: what to call it in a message.
+        file: The file.
+        what: What to call it in a message.
 
     Raises:
-        UsageError: it holds other objects.
-        RunError: truncated, corrupt or of another format.
-        OSError: it is no regular file, or cannot be read.
+        UsageError: It holds other objects.
+        RunError: It is truncated, corrupt or of another format.
+        OSError: It is no regular file, or cannot be read.
     """
-    open_regular(file).close()  # nothing waits for a pipe
+    open_regular(file).close()  # a pipe would wait
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-        damaged = altered(file) if zipfile.is_zipfile(file) else None  # not of an older torch
+        damaged = damaged_part(file) if zipfile.is_zipfile(file) else None  # not of old torch
     except Exception as error:  # whatever bytes make of the unpickler
         pickled = re.search(CODE, str(error)) or file.open("rb").read(1) == b"\x80"
         if isinstance(error, pickle.UnpicklingError) and pickled:
             raise UsageError(
-                f"{what} holds objects other than tensors and primitives; loading them could run code, so it is refused"
+                f"{what} holds objects other than tensors and primitives; "
+                "loading them could run code, so it is refused"
             ) from error
         raise RunError(f"{what} is truncated or not a checkpoint") from error
     if damaged:
@@ -179,29 +177,29 @@ def load_tensors(file: Path, what: str) -> Any:
     return content
 
 
-def altered(file: Path | IO[bytes]) -> str | None:
-    """The first part of what `torch.save` wrote that changed on the disk, which torch reads without a word.
+def damaged_part(file: Path | IO[bytes]) -> str | None:
+    """Returns the first part of what `torch.save` wrote whose checksum is wrong; torch checks none.
 
     Raises:
-        BadZipFile: it is not whole.
+        BadZipFile: The file is not whole.
     """
     with zipfile.ZipFile(file) as archive:
         return archive.testzip()
 
 
 def net_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """The network's own weights, names as in the plain module (averaged ones where the run averaged them)."""
+    """Returns the weights of the network, averaged ones if the run averaged them."""
     return {
-        name[4:]: value
+        name.removeprefix("net."): value
         for name, value in checkpoint["state_dict"].items()
         if name.startswith("net.")
     }
 
 
 def load_config(kind: type[Config], options: Mapping[str, Any]) -> Config:
-    """The configuration of a checkpoint's network.
+    """Returns the config of a checkpoint's network.
 
     Raises:
-        ValueError: an entry is unknown, missing or of another type, by name.
+        ValueError: An entry is unknown, missing or of another type; by name.
     """
     return from_dict(kind, options, f"{KEY}.net.")

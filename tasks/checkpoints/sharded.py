@@ -22,12 +22,12 @@ from datamodules.utils.files import open_regular
 from tasks.checkpoints.reading import (
     META,
     Checkpoint,
-    altered,
-    belonging,
+    by_index,
+    check_checkpoint,
     check_finite,
-    in_parts,
+    damaged_part,
+    is_sharded,
     load_tensors,
-    numbered,
 )
 from tasks.errors import RunError, UsageError
 
@@ -137,7 +137,7 @@ def read_parts(folder: Path, task: str | None = None) -> Checkpoint:
         UsageError: not a checkpoint of this project or of another task, or it holds code.
         RunError: a part is missing or damaged.
     """
-    if not in_parts(folder):
+    if not is_sharded(folder):
         raise RunError(f"checkpoint '{folder}' lacks its {META}")
     checkpoint: Checkpoint = load_tensors(folder / META, f"checkpoint '{folder}'")
     with reading(folder):
@@ -145,7 +145,7 @@ def read_parts(folder: Path, task: str | None = None) -> Checkpoint:
         for place in metadata.storage_data.values():
             with open_regular(folder / place.relative_path) as file:
                 file.seek(place.offset)
-                if altered(BytesIO(file.read(place.length))):
+                if damaged_part(BytesIO(file.read(place.length))):
                     raise RunError(f"{place.relative_path} is not what was written")
         zeros = {
             name.removeprefix("state_dict."): torch.zeros((), dtype=found.properties.dtype).expand(
@@ -154,7 +154,7 @@ def read_parts(folder: Path, task: str | None = None) -> Checkpoint:
             for name, found in metadata.state_dict_metadata.items()
             if isinstance(found, TensorStorageMetadata) and not name.startswith("optimizer_")
         }
-    return belonging(checkpoint | {"state_dict": zeros}, folder, task)
+    return check_checkpoint(checkpoint | {"state_dict": zeros}, folder, task)
 
 
 def load_parts(folder: Path, state: dict[str, Any]) -> None:
@@ -185,5 +185,5 @@ def gathered(folder: Path) -> Checkpoint:
     check_finite(weights, f"checkpoint '{folder}'")
     return checkpoint | {
         "state_dict": weights,
-        "optimizer_states": [numbered(one) for one in optimizers],
+        "optimizer_states": [by_index(one) for one in optimizers],
     }

@@ -1,4 +1,4 @@
-"""Weights: files that others wrote, read without running code, and those of checkpoints; configurations that fit."""
+"""Files of weights, read without running code, and weights and configs fitted to the data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
 from tasks.checkpoints.reading import check_finite, load_tensors
@@ -14,78 +15,71 @@ from tasks.errors import DataError, UsageError
 
 State = dict[str, Tensor]
 Config = TypeVar("Config")
+OPTION = "--model.pretrained"
 
 
-def read_weights(source: str, option: str = "--model.pretrained", meta: bool = False) -> State:
-    """Tensors of a .safetensors file, or of a .pth or .bin file that holds nothing else.
+def read_weights(source: str, option: str = OPTION) -> State:
+    """Returns the tensors of a .safetensors file, or of a .pth or .bin file of tensors only.
 
     Args:
         source: The file.
-        option: What named it.
-        meta: Their names and shapes only, as tensors on the meta device; values are not checked.
+        option: The option that names it.
 
     Raises:
-        UsageError: no such file, or it holds objects other than tensors.
-        DataError, RunError: it is truncated, of another format, or holds no weights; or one of them holds
-            NaN or infinity, by name.
+        UsageError: There is no such file, it holds objects other than tensors, or quantised
+            weights.
+        DataError, RunError: It is truncated, of another format, or holds no weights; or one of them
+            holds NaN or infinity, by name.
     """
-    state = _tensors(source, option)
-    if meta:
-        return {name: value.to("meta") for name, value in state.items()}
-    check_finite(state, f"{option} {source}")
-    return state
-
-
-def _tensors(source: str, option: str) -> State:
-    """As `read_weights`, whatever the values."""
-    path = regular(source, option)
-    what, state = f"{option} {source}", dict[str, Any]()
+    path = check_file(source, option)
+    what = f"{option} {source}"
+    state: Any = {}
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
         try:
             state = load_file(path)
-        except Exception as error:  # safetensors has kinds of its own
+        except Exception as error:  # safetensors raises its own kinds
             raise DataError(f"{what} is truncated or not a file of weights") from error
     else:
         state = load_tensors(path, what)
         for name in ("state_dict", "model"):  # where training scripts put the weights
             state = state.get(name, state) if isinstance(state, dict) else {}
-    if not state or not all(
-        isinstance(name, str) and _plain(value) for name, value in state.items()
-    ):
+    if not state or not all(isinstance(name, str) and is_dense(state[name]) for name in state):
         raise DataError(
-            f"{what} holds no weights by name: give what `torch.save(model.state_dict(), FILE)` wrote"
+            f"{what} holds no weights by name: "
+            "give what `torch.save(model.state_dict(), FILE)` wrote"
         )
     for name, value in state.items():
         if value.is_floating_point() and value.element_size() == 1:
             raise UsageError(
                 f"{what}: {name} is {value.dtype}: give weights that are not quantised"
             )
+    check_finite(state, what)
     return state
 
 
-def _plain(value: Any) -> bool:
-    """Whether this is a tensor that holds each of its values."""
+def is_dense(value: Any) -> bool:
+    """Tells whether this is a tensor that stores each of its values."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
         return False
     return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
-def regular(source: str, option: str) -> Path:
-    """The path of a file; raises `UsageError` where there is none."""
+def check_file(source: str, option: str) -> Path:
+    """Returns the path of a file; raises `UsageError` if there is none."""
     if not Path(source).is_file():
         raise UsageError(f"{option} {source}: no such file; give one, or timm/<model name>")
     return Path(source)
 
 
-def read_header(source: str, option: str = "--model.pretrained") -> dict[str, str]:
-    """What the header of a .safetensors file says beside its tensors; nothing for other files.
+def read_header(source: str, option: str = OPTION) -> dict[str, str]:
+    """Returns the metadata in the header of a .safetensors file; nothing for other files.
 
     Raises:
-        UsageError, DataError: as `read_weights`.
+        UsageError, DataError: As in `read_weights`.
     """
-    path = regular(source, option)
+    path = check_file(source, option)
     if path.suffix != ".safetensors":
         return {}
     from safetensors import SafetensorError, safe_open
@@ -97,64 +91,62 @@ def read_header(source: str, option: str = "--model.pretrained") -> dict[str, st
         raise DataError(f"{option} {source} is truncated or not a file of weights") from error
 
 
-def with_classes(
+def match_classes(
     source: str, state: State, names: Sequence[str] | None, wanted: Sequence[str] | None
 ) -> State:
-    """Weights whose classifier, if there is one, has a row for each class of the data, in their order, or is left out.
+    """Returns weights whose classifier has the classes of the data, in order, or is left out.
 
     Args:
-        source: Where the weights are from, for the sentence that says why the classifier is left out.
+        source: Where the weights come from, for a message if the classifier is left out.
         state: Weights under our names.
-        names: Of the classifier's rows; None: not known.
-        wanted: Of the data's classes; None: they have no classes, and all weights are kept.
+        names: Class of each row of the classifier; None: not known.
+        wanted: Classes of the data; None: they have no classes, and all weights are kept.
     """
     head = {name: value for name, value in state.items() if name.startswith("head.linear.")}
     if wanted is None or not head:
         return state
     names = names or []
-    if set(names) == set(wanted) and all(
-        len(value) == len(names) == len(wanted) for value in head.values()
-    ):
+    complete = all(len(value) == len(names) == len(wanted) for value in head.values())
+    if complete and set(names) == set(wanted):
         rows = torch.tensor([names.index(name) for name in wanted])
         return state | {name: value[rows] for name, value in head.items()}
-    from pytorch_lightning.utilities import rank_zero_only
-
     known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "without names"
     rank_zero_only(print)(
-        f"--model.pretrained {source}: its classes ({known}) are not those of the data, so the head starts anew"
+        f"{OPTION} {source}: its classes ({known}) are not those of the data, "
+        "so the head is initialised anew"
     )
     return {name: value for name, value in state.items() if name not in head}
 
 
 def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
-    """Load `weights` saved with the configuration `saved`, all of them.
+    """Loads `weights` that were saved with the config `saved`, all of them.
 
     Raises:
-        UsageError: the network was asked for otherwise than it was saved; names the options that differ.
+        UsageError: The network has other options than the saved one, which are named.
     """
     try:
         net.load_state_dict(weights)
     except RuntimeError as error:
-        asked, had = flat(asdict(net.config)), flat(dict(saved))
+        had = flat(dict(saved))
         differ = [
-            f"--model.net.{k} {v} (checkpoint: {had.get(k)})"
-            for k, v in asked.items()
-            if had.get(k) != v
+            f"--model.net.{name} {value} (checkpoint: {had.get(name)})"
+            for name, value in flat(asdict(net.config)).items()
+            if had.get(name) != value
         ]
         reason = "; ".join(differ) or str(error).splitlines()[0]
         raise UsageError(f"these options do not fit the checkpoint's weights: {reason}") from error
 
 
-def filled(config: Config, found: Mapping[str, Any]) -> Config:
-    """A network's configuration with what the data decide filled in.
+def fill_config(config: Config, sizes: Mapping[str, Any]) -> Config:
+    """Returns a network's config with the sizes that the data decide.
 
     Raises:
-        UsageError: a number that was asked for contradicts the data.
+        UsageError: The config has another size already.
     """
-    for name, value in found.items():
+    for name, value in sizes.items():
         asked = getattr(config, name)
         if asked not in (None, value):
             raise UsageError(
                 f"--model.net.{name} {asked} contradicts the data, which have {value}: leave it out"
             )
-    return replace(config, **found)  # type: ignore[type-var]
+    return replace(config, **sizes)  # type: ignore[type-var]

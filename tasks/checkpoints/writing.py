@@ -1,4 +1,4 @@
-"""Checkpoint files of a run: written whole or not at all, the latest two kept, and the newest whole one found."""
+"""Checkpoint files of a run: atomic writing, the latest two, the newest whole one."""
 
 import os
 import shutil
@@ -15,9 +15,9 @@ from tasks.checkpoints.contents import check_training
 from tasks.checkpoints.reading import (
     META,
     Checkpoint,
-    aside,
-    entries,
-    in_parts,
+    checkpoint_errors,
+    is_sharded,
+    old_path,
     read_checkpoint,
     recover,
 )
@@ -27,13 +27,13 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write beside the target, sync, rename: a kill or a full disk leaves the previous checkpoint whole.
+    """Writes beside the target, syncs and renames, so that a kill leaves the previous file whole.
 
-    The `last.ckpt` before the present one stays as `previous.ckpt`. Lightning's own goes through the system's temporary
-    folder, unsynced, with a second copy in memory.
+    The `last.ckpt` before stays as `previous.ckpt`. Lightning's own class writes through the
+    system's temporary folder, unsynced, with a second copy in memory.
 
     Args:
-        damaged: a file that is not worth keeping.
+        damaged: A file that is not worth keeping.
     """
 
     def __init__(self, damaged: Path | None = None) -> None:
@@ -42,10 +42,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None
     ) -> None:
-        """Save `checkpoint` at `path`.
+        """Saves `checkpoint` at `path`.
 
         Raises:
-            RunError: it cannot be written; names the path. What was there before stays.
+            RunError: It cannot be written; what was there before stays.
         """
         target = Path(path)
         try:
@@ -56,52 +56,50 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                     torch.save(checkpoint, file)
                     file.flush()
                     os.fsync(file.fileno())
-                self.make_way(target)
-            self.named(target)
+                self.keep_previous(target)
+            self.finish(target)
         except (OSError, RuntimeError) as error:
-            hint = (
-                " (is the disk full?)" if "inline_container" in str(error) else ""
-            )  # all that torch says
+            full = "inline_container" in str(error)  # torch says no more
+            hint = " (is the disk full?)" if full else ""
             raise RunError(f"checkpoint {target} could not be written: {error}{hint}") from error
 
-    def name_parts(self, partial: Path, target: Path) -> None:
-        """Give a folder of parts, which all processes have written, its name.
+    def rename_sharded(self, partial: Path, target: Path) -> None:
+        """Renames a sharded checkpoint, which all processes have written.
 
         Raises:
-            OSError: that cannot be done; what was there before stays.
+            OSError: That cannot be done; what was there before stays.
         """
         with open(partial / META, "rb") as file:
             os.fsync(file.fileno())
         sync_folder(partial)
-        self.make_way(target, for_parts=True)
+        self.keep_previous(target, is_folder=True)
         partial.replace(target)
-        self.named(target)
+        self.finish(target)
 
-    def make_way(self, target: Path, for_parts: bool = False) -> None:
-        """Keep the present checkpoint under the name that it is found by from now on.
+    def keep_previous(self, target: Path, is_folder: bool = False) -> None:
+        """Gives the present checkpoint the name of the previous one.
 
-        A file keeps its own, too, until another file takes it; a folder cannot be replaced, nor can it replace a file.
+        A file keeps its own as well until a new file replaces it; a folder cannot be replaced.
         """
-        kept = (
-            target.with_name(PREVIOUS)
-            if target.name == LAST and target != self.damaged
-            else aside(target)
-        )
-        if target.is_dir() or (for_parts and target.exists()):
+        kept = old_path(target)
+        if target.name == LAST and target != self.damaged:
+            kept = target.with_name(PREVIOUS)
+        if target.is_dir() or (is_folder and target.exists()):
             discard(kept)
             target.replace(kept)
         elif kept.name == PREVIOUS:
-            keep(target, kept)
+            link(target, kept)
 
-    def named(self, target: Path) -> None:
-        """Clear up: there is a new checkpoint of this name."""
-        discard(aside(target))
+    def finish(self, target: Path) -> None:
+        """Cleans up once there is a new checkpoint."""
+        discard(old_path(target))
         sync_folder(target.parent)
-        self.damaged = None if target == self.damaged else self.damaged
+        if target == self.damaged:
+            self.damaged = None
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> Checkpoint:
-        """Load a checkpoint; one in parts whole."""
-        if in_parts(Path(path)):
+        """Loads a checkpoint, a sharded one as a whole."""
+        if is_sharded(Path(path)):
             from tasks.checkpoints.sharded import gathered
 
             return gathered(Path(path))
@@ -109,22 +107,22 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def clear(target: Path) -> None:
-    """Remove what a process that was killed, or failed, had begun to write beside `target`."""
+    """Removes what a killed process had begun to write beside `target`."""
     for name in (target.name, PREVIOUS):
         for begun in target.parent.glob(f".{name}.*.tmp"):
             discard(begun)
 
 
 def discard(path: Path) -> None:
-    """Remove a file or folder, if it is there; of a link to a folder the link."""
+    """Removes a file, a folder or a link, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
 
 
-def keep(file: Path, name: Path) -> None:
-    """Give a file, if there is one, a second name; where the file system knows no such thing, in place of the first."""
+def link(file: Path, name: Path) -> None:
+    """Gives a file a second name, or another name on file systems without hard links."""
     if not file.is_file():
         return
     if name.is_dir():
@@ -138,7 +136,7 @@ def keep(file: Path, name: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the folder's names on the disk, where the system can do that."""
+    """Flushes a folder to the disk, if the system can."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:
@@ -150,19 +148,19 @@ def sync_folder(folder: Path) -> None:
 def newest_checkpoint(
     folder: Path, task: str, say: Callable[[str], object]
 ) -> tuple[Path | None, Checkpoint | None]:
-    """The checkpoint to go on from: `last.ckpt`, or where that is damaged the newest of the others.
+    """Returns the checkpoint to resume from: `last.ckpt`, or another if that is damaged.
 
     Args:
-        folder: folder of checkpoints.
-        task: task that they must belong to.
-        say: told of a damaged one, and of what is used instead.
+        folder: Folder of checkpoints.
+        task: Task that they must belong to.
+        say: Told of a damaged one, and of what is used instead.
 
     Returns:
-        Path and content, without its weights where it is in parts; None and None where there is no checkpoint yet.
+        Path and content, without the weights of a sharded one; None and None if there is none yet.
 
     Raises:
-        UsageError: one holds code, or is of another task.
-        RunError: all are damaged; names them.
+        UsageError: One holds code, or is of another task.
+        RunError: All are damaged; names them.
     """
     damaged: list[str] = []
     found: list[tuple[Path, Checkpoint]] = []
@@ -171,7 +169,7 @@ def newest_checkpoint(
         if not path.exists():
             continue
         try:
-            found.append((path, read_to_go_on(path, task)))
+            found.append((path, read_for_resume(path, task)))
         except RunError as error:
             damaged.append(str(error))
         if path.name == LAST and found:
@@ -182,16 +180,16 @@ def newest_checkpoint(
         return None, None
     path, checkpoint = max(found, key=lambda one: one[1]["global_step"])
     reason = damaged[0] if damaged else f"there is no {folder / LAST}"
-    say(f"{reason}: going on from {path.name}, step {checkpoint['global_step']}")
+    say(f"{reason}: resuming from {path.name}, step {checkpoint['global_step']}")
     return path, checkpoint
 
 
-def read_to_go_on(path: Path, task: str) -> Checkpoint:
-    """A checkpoint of this task; of one in parts all but those, which Lightning's strategy reads.
+def read_for_resume(path: Path, task: str) -> Checkpoint:
+    """Returns a checkpoint of this task; Lightning's strategy reads the parts of a sharded one.
 
     Raises:
-        UsageError: it holds code, or is of another task.
-        RunError: it is damaged.
+        UsageError: It holds code, or is of another task.
+        RunError: It is damaged.
     """
     if path.is_dir():
         from tasks.checkpoints.sharded import read_parts
@@ -199,6 +197,6 @@ def read_to_go_on(path: Path, task: str) -> Checkpoint:
         checkpoint = read_parts(path, task)
     else:
         checkpoint = read_checkpoint(path, task)
-    with entries(path):
+    with checkpoint_errors(path):
         check_training(checkpoint, path.is_dir())
     return checkpoint

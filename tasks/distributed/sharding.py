@@ -27,7 +27,7 @@ from torch.distributed.fsdp import (
 )
 
 from modules.transformer import Block
-from tasks.checkpoints.reading import META, Checkpoint, in_parts, load_tensors, named, numbered
+from tasks.checkpoints.reading import META, Checkpoint, by_index, by_name, is_sharded, load_tensors
 from tasks.checkpoints.sharded import causes, load_parts
 from tasks.checkpoints.writing import clear
 from tasks.errors import RunError, UsageError
@@ -126,7 +126,7 @@ class Sharded(ModelParallelStrategy):
         state = get_optimizer_state_dict(
             self.model, getattr(optimizer, "_optimizer", optimizer), options=options
         )
-        return state if parts else numbered(state)
+        return state if parts else by_index(state)
 
     def save_checkpoint(
         self, checkpoint: Checkpoint, filepath: Any, storage_options: Any = None
@@ -145,7 +145,7 @@ class Sharded(ModelParallelStrategy):
             super().save_checkpoint(checkpoint, partial, storage_options)
             self.barrier()
             if self.is_global_zero:
-                files.name_parts(partial, target)  # type: ignore[attr-defined]  # of ours
+                files.rename_sharded(partial, target)  # type: ignore[attr-defined]  # of ours
         except (OSError, CheckpointException) as error:
             if self.is_global_zero:
                 clear(target)
@@ -155,7 +155,7 @@ class Sharded(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Checkpoint:
         """Load a checkpoint into network and optimizers, whichever strategy wrote it."""
         assert isinstance(self.model, nn.Module)
-        if in_parts(Path(checkpoint_path)):
+        if is_sharded(Path(checkpoint_path)):
             return self.load_parts(Path(checkpoint_path))
         checkpoint: Checkpoint = torch.load(
             checkpoint_path, map_location="cpu", mmap=True, weights_only=True
@@ -166,7 +166,7 @@ class Sharded(ModelParallelStrategy):
             self.optimizers, checkpoint["optimizer_states"], strict=False
         ):  # none in a test
             groups: Any = get_optimizer_state_dict(self.model, optimizer)["param_groups"]
-            state = named(saved, [name for group in groups for name in group["params"]])
+            state = by_name(saved, [name for group in groups for name in group["params"]])
             set_optimizer_state_dict(self.model, optimizer, state, options=options)
         return checkpoint
 

@@ -33,7 +33,8 @@ APP = App(
         "fit",
         "fit --config configs/lm/shakespeare_char.yaml --data.path FILE_OR_FOLDER_OR_HUB_ID",
         "fit --model.pretrained hf/gpt2 --data.source files --data.path my_texts",
-        'generate --ckpt_path runs/lm/latest/checkpoints/best.ckpt --prompt "The" --temperature 0.8 --top_p 0.95',
+        "generate --ckpt_path runs/lm/latest/checkpoints/best.ckpt "
+        '--prompt "The" --temperature 0.8 --top_p 0.95',
         "score --ckpt_path runs/lm/latest/checkpoints/best.ckpt --data.path FILE",
     ),
     follow=(

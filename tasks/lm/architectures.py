@@ -1,4 +1,4 @@
-"""Which decoder to build: presets by name, or what goes with pretrained weights; and loading those weights."""
+"""Which decoder to build: presets, sizes that fit the data, and pretrained weights."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -9,143 +9,143 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.tokenizers import BoundaryTokens, Tokenizer, TokenizerConfig
 from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
-from modules.pretrained.decoder import load_weights, to_tessera
-from modules.pretrained.decoder_configs import config_from_huggingface
+from modules.pretrained.decoder import FAMILIES
+from modules.pretrained.family import config_from_huggingface
+from modules.pretrained.settings import Settings
+from modules.pretrained.weights import load_weights
 from tasks.checkpoints.generation_config import FolderGeneration, read_generation
 from tasks.checkpoints.pretrained import (
     CKPT_PATH,
-    OPTION,
-    Settings,
     checkpoint_options,
-    folder_options,
-    folder_state,
-    local_folder,
-    pretrained_state,
+    folder_weights,
+    model_folder,
+    model_options,
+    pretrained_weights,
     read_settings,
 )
 from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
-from tasks.checkpoints.weights import State
-from tasks.cli.config_files import Options
-from tasks.cli.parsing import merged
+from tasks.checkpoints.weights import OPTION
+from tasks.cli.parsing import Options, merged
 from tasks.errors import UsageError, refusals
-from tasks.text import with_vocabulary
+from tasks.text import fill_vocabulary
 
 TASKS = ("lm",)  # whose checkpoints hold a decoder
-ROW = 256  # tokens of a row where nobody says how many
+DEFAULT_LENGTH = 256  # tokens of a row of the data
 
 
 def presets() -> dict[str, Options]:
-    """The named sizes as options; tokens and context come from the data."""
+    """Returns the named sizes as options; tokens and context come from the data."""
     return {
         name: asdict(replace(config, max_length=None)) for name, config in DECODER_PRESETS.items()
     }
 
 
-def fitted(config: DecoderConfig, facts: Mapping[str, Any]) -> DecoderConfig:
-    """The configuration for data with these facts: `vocabulary`, the number of tokens, and `max_length`, in tokens.
+def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderConfig:
+    """Returns a config with `vocabulary` and `max_length`, in tokens, of the data.
 
-    The context is that of the data where it is not given, and grows to it where positions need no learning.
+    A context that is given grows to that of the data, if positions are not learned.
 
     Raises:
-        UsageError: the tokenizer has more tokens than the network, or rows are longer than it has learned
-            positions or a sliding window.
+        UsageError: The tokenizer has more tokens than the network, or rows are longer than its
+            learned positions or its sliding window.
     """
-    config = with_vocabulary(config, facts)
-    length, window = facts["max_length"], config.sliding_window
+    config = fill_vocabulary(config, metadata)
+    length = metadata["max_length"]
+    window = config.sliding_window
     if window is not None and length > window:
         raise UsageError(
-            f"--data.max_length {length} is more than the {window} tokens that the weights attend to "
-            f"(sliding_window), and there is no attention within a window here: lower it to {window}"
+            f"--data.max_length {length} is more than the {window} tokens that the weights attend "
+            f"to "
+            f"(sliding_window), and there is no attention within a window here: lower it to "
+            f"{window}"
         )
-    return replace(config, max_length=max(config.max_length or 0, facts["max_length"]))
+    return replace(config, max_length=max(config.max_length or 0, length))
 
 
 def pretrained_options(source: str) -> Options:
-    """Network and tokenizer that go with pretrained weights, and rows for a short context; no dropout of checkpoints.
+    """Returns network and tokenizer of a pretrained model, and rows for a short context.
 
     Args:
-        source: a checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
+        source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
 
     Raises:
-        UsageError: no such model, folder or checkpoint, or one that is not a decoder of ours.
-        DataError: the hub cannot be reached.
+        UsageError: There is no such model, or it is no decoder of ours.
+        DataError: The hub cannot be reached.
     """
     if source.endswith(".ckpt"):
         options = checkpoint_options(source, TASKS)
     else:
-        folder = local_folder(source)
-        options = folder_options(folder, asdict(read_config(source, folder)))
-        folder_state(folder, converted, meta=True)
+        folder = model_folder(source)
+        options = model_options(folder, asdict(read_config(source, folder)))
     context = options["model"]["net"]["max_length"]
-    return (
-        merged(options, {"data": {"max_length": context}}) if context and context < ROW else options
-    )
+    if context and context < DEFAULT_LENGTH:
+        return merged(options, {"data": {"max_length": context}})
+    return options
 
 
 def read_config(source: str, folder: Path, option: str = OPTION) -> DecoderConfig:
-    """Sizes of the model in a folder of Hugging Face's layout; says where its window makes the context shorter."""
-    (_, config), positions = read_settings(
-        folder,
-        lambda settings: (
-            config_from_huggingface(settings),
-            settings.get("max_position_embeddings"),
-        ),
-        option,
-    )
-    if positions and config.max_length and positions > config.max_length:
-        rank_zero_only(print)(
-            f"{source}: its attention looks back {config.max_length} tokens, so that is the context, not {positions}"
+    """Returns the config of the model in a folder; says if its window makes the context shorter."""
+
+    def read(settings: Settings) -> tuple[DecoderConfig, int]:
+        _, config = config_from_huggingface(settings, FAMILIES)
+        return config, settings.get("max_position_embeddings") or 0
+
+    config, positions = read_settings(folder, read, option)
+    if config.max_length and positions > config.max_length:
+        print_once = rank_zero_only(print)
+        print_once(
+            f"{source}: its attention looks back {config.max_length} tokens, so that is the "
+            f"context, "
+            f"not {positions}"
         )
     return config
 
 
-def load_pretrained(net: Decoder, source: str, facts: Mapping[str, Any]) -> None:
-    """Load pretrained weights into `net`, all of them.
+def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, Any]) -> Decoder:
+    """Builds a decoder with pretrained weights, once they fit their own config.
 
     Args:
-        net: The network.
+        config: Of the decoder.
         source: As in `pretrained_options`.
-        facts: Of the data, with their `tokenizer`.
+        metadata: Of the data, with their `tokenizer`.
 
     Raises:
-        UsageError: the weights do not fit the network, or its tokenizer is another one.
+        UsageError: The weights do not fit the network, or its tokenizer is another one.
     """
-    state = pretrained_state(source, TASKS, facts, converted)
-    with refusals(f"--model.pretrained {source}"):
+    state = pretrained_weights(source, TASKS, metadata, FAMILIES)
+    net = Decoder(config)
+    with refusals(f"{OPTION} {source}"):
         load_weights(net, state)
+    return net
 
 
-def converted(settings: Settings, weights: State) -> State:
-    """Weights of Hugging Face under our names."""
-    family, config = config_from_huggingface(settings)
-    return to_tessera(family, weights, config)
-
-
-class Model(NamedTuple):
+class LanguageModel(NamedTuple):
     """A language model to use.
 
     Args:
         net: The network, in evaluation mode.
         tokenizer: Its tokenizer.
-        facts: Of the data that it was trained on.
-        folder: That it was published in; None: it is one of ours.
+        metadata: Of the data that it was trained on.
+        folder: Of Hugging Face that it comes from; None: it is one of ours.
     """
 
     net: Decoder
     tokenizer: Tokenizer
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     folder: Path | None = None
 
     @property
     def boundary_tokens(self) -> BoundaryTokens:
         """Special tokens that it saw around documents."""
-        return self.tokenizer.boundary_tokens if self.facts["marks_documents"] else BoundaryTokens()
+        return (
+            self.tokenizer.boundary_tokens if self.metadata["marks_documents"] else BoundaryTokens()
+        )
 
     def generation(self) -> FolderGeneration | None:
-        """What its folder asks of generation.
+        """Returns the generation settings of its folder.
 
         Raises:
-            UsageError: The folder says it in a way that cannot be understood.
+            UsageError: They are wrong.
         """
         if self.folder is None:
             return None
@@ -154,47 +154,51 @@ class Model(NamedTuple):
         return read_generation(self.folder, settings, self.net.vocabulary, forced)
 
 
-def load_model(source: str) -> Model:
-    """The language model of a checkpoint of `fit`, of `hf/<model>`, or of a folder of Hugging Face's layout.
+def load_model(source: str) -> LanguageModel:
+    """Loads the language model of a checkpoint of `fit`, of `hf/<model>`, or of a folder.
 
     Raises:
-        UsageError: there is no such model, or it is not a language model.
-        RunError, DataError: it is damaged, or the hub cannot be reached.
+        UsageError: There is no such model, or it is no language model.
+        RunError, DataError: It is damaged, or the hub cannot be reached.
     """
     if source.startswith("hf/") or Path(source).is_dir():
-        return _published(source)
+        return load_folder(source)
     checkpoint = read_checkpoint(source, "lm")
     saved = checkpoint[KEY]
     net = Decoder(load_config(DecoderConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
-    return Model(net.eval(), Tokenizer.from_json(saved["facts"]["tokenizer"]), saved["facts"])
+    tokenizer = Tokenizer.from_json(saved["metadata"]["tokenizer"])
+    return LanguageModel(net.eval(), tokenizer, saved["metadata"])
 
 
-def marks_documents(settings: Settings) -> bool:
-    """Whether a model saw where documents begin or end: not if its `config.json` says that there are no such tokens."""
-    return any(settings.get(f"{role}_token_id", 0) is not None for role in ("bos", "eos"))
-
-
-def _published(source: str) -> Model:
-    folder = local_folder(source, CKPT_PATH)
-    config, tokenizer = read_config(source, folder, CKPT_PATH), Tokenizer.from_file(folder)
-    begins = tokenizer.boundary_tokens.bos is not None
+def load_folder(source: str) -> LanguageModel:
+    """Loads a language model of Hugging Face; errors as in `load_model`."""
+    folder = model_folder(source, CKPT_PATH)
+    config = read_config(source, folder, CKPT_PATH)
+    tokenizer = Tokenizer.from_file(folder)
     with refusals(f"{CKPT_PATH} {source}"):
         if config.vocabulary is None or config.max_length is None:
             raise UsageError("its config.json does not say how many tokens it knows or reads")
         if tokenizer.vocab_size > config.vocabulary:
             raise UsageError(
-                f"its tokenizer has {tokenizer.vocab_size} tokens, but its config.json {config.vocabulary}"
+                f"its tokenizer has {tokenizer.vocab_size} tokens, but its config.json "
+                f"{config.vocabulary}"
             )
-        state = folder_state(folder, converted, CKPT_PATH)
+        state = folder_weights(folder, FAMILIES, CKPT_PATH)
         net = Decoder(config)
         load_weights(net, state)
-    facts = {
+    has_bos = tokenizer.boundary_tokens.bos is not None
+    metadata = {
         "tokenizer": tokenizer.to_json(),
         "tokenizer_options": asdict(TokenizerConfig(file=str(folder))),
         "vocabulary": tokenizer.vocab_size,
         "padding": 0,
         "max_length": config.max_length,
-        "marks_documents": begins or read_settings(folder, marks_documents, CKPT_PATH),
+        "marks_documents": has_bos or read_settings(folder, separates_documents, CKPT_PATH),
     }
-    return Model(net.eval(), tokenizer, facts, folder)
+    return LanguageModel(net.eval(), tokenizer, metadata, folder)
+
+
+def separates_documents(settings: Settings) -> bool:
+    """Tells whether a model saw bos or eos tokens: not if `config.json` has null for both."""
+    return any(settings.get(f"{role}_token_id", 0) is not None for role in ("bos", "eos"))

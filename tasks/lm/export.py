@@ -4,10 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from modules.pretrained.decoder import from_tessera
-from modules.pretrained.decoder_configs import config_to_huggingface, suited_family
-from tasks.checkpoints.exporting import TextFormat, export_texts
-from tasks.lm.architectures import Model, load_model
+from modules.pretrained.decoder import matching_family
+from tasks.checkpoints.exporting import TextFormat, export_text_model
+from tasks.lm.architectures import load_model
 
 
 def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:
@@ -15,26 +14,18 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote.
-        format: hf: a folder with weights, configuration and tokenizer, for `from_pretrained`; safetensors: a file with
-            our own names, configuration and the data's facts in the header.
+        format: hf: a folder with weights, config and tokenizer for `from_pretrained`; safetensors:
+            a file with our own names, config and the data's metadata in the header.
         output: Folder or file to write; null puts it beside the checkpoint.
     """
     model = load_model(ckpt_path)
-    export_texts(
-        model.net, model.facts, ckpt_path, format, output, lambda net: to_huggingface(net, model)
-    )
+    special_tokens = model.tokenizer.special_ids.known()
+    if not model.metadata["marks_documents"]:  # it never saw bos or eos
+        special_tokens = {role: special_tokens[role] for role in special_tokens if role == "pad"}
 
+    def convert(net: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        family = matching_family(net.config)
+        state = family.weights_to_external(net.state_dict(), net.config)
+        return family.config_to_external(net.config, special_tokens), state
 
-def to_huggingface(net: Any, model: Model) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Content of `config.json` and the weights by their names; it names no begin and end that the model never saw.
-
-    Raises:
-        ValueError: they have no such model; says why.
-    """
-    family = suited_family(net.config)
-    special = model.tokenizer.special_ids.known()
-    if not model.facts["marks_documents"]:
-        special = {role: number for role, number in special.items() if role not in ("bos", "eos")}
-    return config_to_huggingface(family, net.config, special), from_tessera(
-        family, net.state_dict(), net.config
-    )
+    export_text_model(model.net, model.metadata, ckpt_path, format, output, convert)

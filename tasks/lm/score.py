@@ -1,4 +1,4 @@
-"""`python -m tasks.lm score`: how well a model foresees a text."""
+"""`python -m tasks.lm score`: how well a model predicts a text."""
 
 import json as json_text
 import math
@@ -28,7 +28,8 @@ class ScoredText:
     """A text to score.
 
     Args:
-        path: File or folder, or the id of a data set of the hub; its test split where it has one, else all of it.
+        path: File or folder, or the id of a data set of the hub; its test split where it has one,
+            else all of it.
         text_column: Column with the texts; null: text, review, sentence, content or document.
         blank_lines: Part plain text into documents at blank lines; else each file is a document.
         skip_bad: Leave out texts that cannot be used, instead of stopping at the first.
@@ -51,16 +52,19 @@ def score(
 ) -> None:
     """Print loss, perplexity and bits per byte of a text.
 
-    The context slides over the text in steps of the stride. Each token counts once: in the first window that it is in,
-    so that it is foreseen from at least context - stride tokens before it, where there are so many.
+    The context slides over the text in steps of the stride. Each token counts once, in the first
+    window that has it, so it is predicted from at least context - stride tokens, if there are so
+    many.
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
         data: The text.
-        stride: Tokens by which windows are apart, from 1 (slow, exact) to the context; null: half the context.
+        stride: Tokens between the starts of windows, from 1 (slow, exact) to the context; null:
+            half the context.
         batch_size: Windows at a time.
         json: Print an object on a line instead of a table.
-        quantize: int8: weights in a quarter of the bytes, on a CPU, a little less exact; null: as they are.
+        quantize: int8: weights in a quarter of the bytes, on a CPU, a little less exact; null: as
+            they are.
         device: Where to compute; auto: on a GPU if there is one.
     """
     model = prepared(load_model(ckpt_path), device, quantize)
@@ -70,91 +74,99 @@ def score(
         raise UsageError(f"--stride {stride} must be from 1 to the context of the model, {length}")
     if batch_size < 1:
         raise UsageError(f"--batch_size {batch_size} must be at least 1")
-    file = corpus(data, model.facts)
+    file = load_tokens(data, model.metadata)
     if len(file.tokens) < 2:
         raise UsageError(
-            f"{data.path} has one token only, which nothing can be foreseen from: give a longer text"
+            f"{data.path} has one token only, so there is nothing to predict: give a longer text"
         )
-    loss, right, tokens = total(model.net, file.tokens, stride, batch_size)
-    bytes_ = int(
-        file.bytes[-1] - file.bytes_before(np.array(1))
-    )  # nothing foresees the first token
-    found = {
+    loss, correct, tokens = total_loss(model.net, file.tokens, stride, batch_size)
+    size = int(file.bytes[-1] - file.bytes_before(np.array(1)))  # bytes, without the first token
+    scores = {
         "loss": loss / tokens,
         "perplexity": math.exp(loss / tokens),
-        "bits_per_byte": loss / math.log(2) / bytes_,
-        "accuracy": right / tokens,
+        "bits_per_byte": loss / math.log(2) / size,
+        "accuracy": correct / tokens,
         "tokens": tokens,
-        "bytes": bytes_,
+        "bytes": size,
         "context": length,
         "stride": stride,
     }
-    print(json_text.dumps(found)) if json else table(data.path, found)
+    if json:
+        print(json_text.dumps(scores))
+    else:
+        table(data.path, scores)
 
 
-def corpus(text: ScoredText, facts: dict[str, Any]) -> Any:
-    """The tokens of all of the text, with special tokens as in training: a `TokenFile`."""
+def load_tokens(text: ScoredText, metadata: dict[str, Any]) -> Any:
+    """Returns the tokens of the whole text, special tokens as in training, as a `TokenFile`."""
     data = CorpusData(
         "files",
         text.path,
-        max_length=facts["max_length"],
+        max_length=metadata["max_length"],
         dataset=CorpusOptions(text_column=text.text_column, blank_lines=text.blank_lines),
-        tokenizer=TokenizerConfig(**facts["tokenizer_options"]),
+        tokenizer=TokenizerConfig(**metadata["tokenizer_options"]),
         skip_bad=text.skip_bad,
     )
-    data.adopt(facts)
+    data.adopt(metadata)
     data.source.option_prefix = "--data"
     data.source.prepare()
     return data.tokens(data.source.whole(), "the text")
 
 
 @torch.inference_mode()
-def total(net: Decoder, tokens: np.ndarray, stride: int, batch_size: int) -> tuple[float, int, int]:
-    """Sum of the losses of all tokens but the first, how many were foreseen rightly, and how many there are.
+def total_loss(
+    net: Decoder, tokens: np.ndarray, stride: int, batch_size: int
+) -> tuple[float, int, int]:
+    """Returns the sum of losses over all tokens but the first, correct predictions, and tokens.
 
     Args:
         net: The network, in evaluation mode.
         tokens: Integers (N,).
         stride, batch_size: As in `score`.
     """
-    device, loss, right, count = net.embed.weight.device, 0.0, 0, 0
-    windows = -(-max(0, len(tokens) - 1 - net.max_length) // stride) + 1
-    with progress_bar("scoring", windows, least=100) as advance:
-        for inputs, targets in batches(tokens, net.max_length, stride, batch_size):
+    device = net.embed.weight.device
+    loss = 0.0
+    correct = 0
+    count = 0
+    total = -(-max(0, len(tokens) - 1 - net.max_length) // stride) + 1
+    with progress_bar("scoring", total, least=100) as advance:
+        for inputs, targets in windows(tokens, net.max_length, stride, batch_size):
             mean, hits = net.loss(net(inputs.to(device)), targets.to(device))
             counted = int((targets != IGNORE_INDEX).sum())
-            loss, right, count = loss + float(mean) * counted, right + int(hits), count + counted
+            loss += float(mean) * counted
+            correct += int(hits)
+            count += counted
             advance(len(inputs))
-    return loss, right, count
+    return loss, correct, count
 
 
-def batches(
+def windows(
     tokens: np.ndarray, length: int, stride: int, batch_size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Windows over a text and their targets, (B, T) each, -100 where one was a target before.
+    """Yields windows of a text and their targets, (B, T) each, -100 if an earlier window has them.
 
     Args:
         tokens: Integers (N,), at least 2.
         length: Tokens T of a window at most.
-        stride: Tokens by which windows are apart.
-        batch_size: Windows B at a time; those that the text ends in stand alone.
+        stride: Tokens between the starts of windows.
+        batch_size: Windows B at a time; the last, shorter one is alone.
     """
     last = len(tokens) - 1  # nothing follows it
     whole = max(0, (last - length) // stride + 1)  # windows of full length
     starts = np.arange(whole) * stride
     for part in np.split(starts, range(batch_size, whole, batch_size)) if whole else []:
         rows = part[:, None] + np.arange(length + 1)  # (B, T + 1)
-        yield _counted(tokens[rows], length, stride, part)
+        yield mask_context(tokens[rows], length, stride, part)
     done = (whole - 1) * stride + length if whole else 0  # targets so far
     if done < last:
         start = np.array([whole * stride])
-        yield _counted(tokens[None, start[0] :], length, stride, start)
+        yield mask_context(tokens[None, start[0] :], length, stride, start)
 
 
-def _counted(
+def mask_context(
     rows: np.ndarray, length: int, stride: int, starts: np.ndarray
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of windows (B, N + 1) that begin at `starts` (B,): all count in the first, else new ones."""
+    """Returns inputs and targets of windows (B, N + 1); all but the first have only new targets."""
     numbers = torch.from_numpy(rows.astype(np.int64))
     inputs, targets = numbers[:, :-1], numbers[:, 1:].clone()  # (B, N)
     targets[torch.from_numpy(starts) > 0, : length - stride] = IGNORE_INDEX

@@ -15,8 +15,8 @@ from modules.generation.sampling import GenerationConfig
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder, DecoderConfig
 from tasks.base import Batch
-from tasks.lm.architectures import Model, fitted, load_pretrained
-from tasks.lm.writing import prompt_tokens, writers
+from tasks.lm.architectures import LanguageModel, fit_to_data, load_pretrained
+from tasks.lm.streaming import prompt_tokens, stream_texts
 from tasks.text import MeanOf, TextTask
 from tasks.tracking.samples import Sample, Samples, write_samples
 from tasks.training.optim import OptimConfig
@@ -25,12 +25,12 @@ from tasks.training.throughput import TokenCount, flops_per_token, matmul_peak
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """Texts that the model writes while it is trained, and one at the end.
+    """Texts that the model generates during training, and one at the end.
 
     Args:
-        every: Number of optimizer steps between them; null: none but the last.
+        every: Optimizer steps between them; null: only the last one.
         prompts: Their beginnings; empty: the beginning of a document, or of a line.
-        generation: How tokens are drawn, and how many.
+        generation: How tokens are sampled, and how many.
     """
 
     every: int | None = 500
@@ -43,7 +43,7 @@ class SampleConfig:
         if not self.prompts:
             raise ValueError("samples.prompts is empty; leave it out, or give one.")
         if self.generation.beams > 1:
-            raise ValueError("samples are drawn; leave samples.generation.beams out.")
+            raise ValueError("samples need no beam search; leave samples.generation.beams out.")
 
 
 class LMTask(TextTask):
@@ -52,13 +52,14 @@ class LMTask(TextTask):
     Args:
         net: The network. Number of tokens and context come from the data where they are null.
         optimizer: Optimizer, schedule and clipping.
-        z_loss: Weight in training of the mean square of the logarithm of the softmax's denominator, which keeps it near
-            1 (Chowdhery 2022, there 1e-4).
-        samples: Texts that the model writes now and then.
-        pretrained: Weights to go on from, tokenizer included: a checkpoint of `python -m tasks.lm`, `hf/<model>` of
-            the Hugging Face hub, or a local folder of its layout; null starts from random weights.
-        ema: Decay of a running average of the weights, per optimizer step, such as 0.999; evaluation and the saved
-            weights use the average. Null keeps none.
+        z_loss: Weight in training of the mean square of the logarithm of the softmax's denominator,
+            which keeps it near 1 (Chowdhery 2022, there 1e-4).
+        samples: Texts that the model generates now and then.
+        pretrained: Weights to start from, tokenizer included: a checkpoint of `python -m tasks.lm`,
+            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null starts from
+            random weights.
+        ema: Decay of a running average of the weights, per optimizer step, such as 0.999;
+            evaluation and the saved weights use the average. Null keeps none.
         compile: Compile the network with torch.compile, in place.
     """
 
@@ -79,38 +80,37 @@ class LMTask(TextTask):
         super().__init__(optimizer, ema, compile)
         if z_loss < 0:
             raise ValueError(f"z_loss {z_loss} must not be negative")
-        self.net_config, self.z_loss, self.sample_config, self.pretrained = (
-            net,
-            z_loss,
-            samples,
-            pretrained,
-        )
+        self.net_config = net
+        self.z_loss = z_loss
+        self.sample_config = samples
+        self.pretrained = pretrained
         self.trained = TokenCount()
 
-    def build(self, facts: Mapping[str, Any]) -> Decoder:
-        """A decoder for the data's tokens and context."""
-        net = Decoder(fitted(self.net_config, facts))
-        if self.pretrained is not None and self.restored is None:
-            load_pretrained(net, self.pretrained, facts)
-        return net
+    def build(self, metadata: Mapping[str, Any]) -> Decoder:
+        """Builds a decoder for the data's tokens and context."""
+        config = fit_to_data(self.net_config, metadata)
+        if self.pretrained is None or self.restored is not None:
+            return Decoder(config)
+        return load_pretrained(config, self.pretrained, metadata)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """The shared ones, and texts every so many steps."""
+        """Adds samples of text every so many steps."""
         every = self.sample_config.every
         return [*super().configure_callbacks(), *([Samples(every)] if every else [])]
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Share of the tokens foreseen rightly, and how many bytes of text a token stands for."""
+        """Returns the accuracy of predicted tokens, and the bytes of text per token."""
         return {name: MeanOf(name) for name in ("acc", "bytes_per_token")}
 
     @staticmethod
     def weight(targets: dict[str, Tensor]) -> Tensor:
-        """Tokens of the batch that count, ()."""
+        """Returns the number of target tokens, ()."""
         return targets["acc"]
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Perplexity, e to the mean loss of a token; and bits per byte of text, whatever the tokens are."""
-        loss, size = values[f"{split}/loss"], values[f"{split}/bytes_per_token"]
+        """Returns perplexity, and bits per byte of text, which do not depend on the tokenizer."""
+        loss = values[f"{split}/loss"]
+        size = values[f"{split}/bytes_per_token"]
         return {
             f"{split}/perplexity": loss.exp(),
             f"{split}/bits_per_byte": loss / size / torch.log(torch.tensor(2.0)),
@@ -119,7 +119,7 @@ class LMTask(TextTask):
     def step(
         self, batch: Batch, training: bool
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Loss (), figures by name and how many tokens each is the mean of, for a batch of tokens (B, T)."""
+        """Returns loss (), means and their numbers of tokens, for a batch of tokens (B, T)."""
         targets = batch["targets"]
         hidden = self.net(
             batch["tokens"], positions=batch.get("positions"), documents=batch.get("documents")
@@ -135,45 +135,48 @@ class LMTask(TextTask):
         return loss, means, dict.fromkeys(("acc", *figures), count)
 
     def training_figures(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """How many bytes of text a token stands for."""
+        """Returns the bytes of text per token."""
         return outputs
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
-        """As in the base class, and what follows from the loss, z-loss included."""
+        """Logs also what follows from the loss, z-loss included."""
         super().log_step(means)
         self.log_dict(
             self.derived({f"train/{name}": value for name, value in means.items()}, "train")
         )
 
-    # Rates ----------------------------------------------------------------------------------------------------------
+    # Rates ----------------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
-        """Measure what the device can do."""
+        """Measures the device's FLOP/s."""
         self.peak = matmul_peak(self.device, str(self.trainer.precision))
-        self.flops = flops_per_token(self.net, self.facts["max_length"])
+        self.flops = flops_per_token(self.net, self.metadata["max_length"])
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
-        """Tokens/s without padding, and the share of the peak that their arithmetic is (model FLOP utilisation)."""
+        """Returns tokens/s without padding, and model FLOP utilisation."""
         tokens = samples_per_s * self.trained.per_sample()
         return {
             "train/tokens_per_s": tokens,
             "train/mfu": tokens * self.flops / self.peak / self.trainer.world_size,
         }
 
-    # Samples --------------------------------------------------------------------------------------------------------
+    # Samples --------------------------------------------------------------------------------------
 
     def sample_texts(self) -> list[Sample]:
-        """Each prompt, and how the network as it is now goes on; not compiled, whose texts grow."""
-        config, training = self.sample_config, self.net.training
-        model = Model(self.net.eval(), Tokenizer.from_json(self.facts["tokenizer"]), self.facts)
+        """Returns each prompt with the text that the network generates now."""
+        config = self.sample_config
+        training = self.net.training
+        model = LanguageModel(
+            self.net.eval(), Tokenizer.from_json(self.metadata["tokenizer"]), self.metadata
+        )
         tokens = [prompt_tokens(model, prompt)[-self.net.max_length :] for prompt in config.prompts]
         with torch.compiler.set_stance("force_eager"):
-            texts = writers(model, tokens, config.generation).finish()
+            texts = stream_texts(model, tokens, config.generation).finish()
         self.net.train(training)
         return list(zip(config.prompts, texts, strict=True))
 
     def closing_texts(self, folder: Path) -> dict[str, str]:
-        """A text by the tested network, kept as `samples/best.txt`; none where this process has a part of it only."""
+        """Returns a sample of the tested network, and writes it; none if the network is sharded."""
         if hasattr(self.net, "unshard"):
             return {}
         self.net.to(self.trainer.strategy.root_device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,23 +13,24 @@ from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.masking import MaskConfig, Masker
 from modules.models.bert import BertConfig, BertMaskedLM
 from tasks.base import Batch
-from tasks.bert.architectures import fitted, load_pretrained
+from tasks.bert.architectures import fit_to_data, load_pretrained
 from tasks.text import MeanOf, TextTask
 from tasks.training.optim import OptimConfig
 from tasks.training.seeds import position_seed, run_seed
 
 
 class MaskedLMTask(TextTask):
-    """Guessing masked tokens and, if wanted, whether one sentence follows another (Devlin 2019).
+    """Prediction of masked tokens and, if wanted, of the next sentence (Devlin 2019).
 
     Args:
         net: The network. The number of tokens comes from the data where it is null.
         optimizer: Optimizer, schedule and clipping.
-        mask: Which tokens are masked, anew in each epoch; in evaluation always the same of a sample.
-        pretrained: Weights to go on from, tokenizer included: a checkpoint of `python -m tasks.mlm`, `hf/<model>` of
-            the Hugging Face hub, or a local folder of its layout; null starts from random weights.
-        ema: Decay of a running average of the weights, per optimizer step, such as 0.999; evaluation and the saved
-            weights use the average. Null keeps none.
+        mask: Which tokens are masked, anew in each epoch; always the same in evaluation.
+        pretrained: Weights to start from, tokenizer included: a checkpoint of `python -m
+            tasks.mlm`, `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null
+            starts from random weights.
+        ema: Decay of a running average of the weights, per optimizer step, such as 0.999;
+            evaluation and the saved weights use the average. Null keeps none.
         compile: Compile the network with torch.compile, in place.
     """
 
@@ -44,36 +46,38 @@ class MaskedLMTask(TextTask):
         compile: bool = False,
     ) -> None:
         super().__init__(optimizer, ema, compile)
-        self.net_config, self.mask, self.pretrained = net, mask, pretrained
+        self.net_config = net
+        self.mask = mask
+        self.pretrained = pretrained
 
-    def build(self, facts: Mapping[str, Any]) -> BertMaskedLM:
-        """An encoder with heads for masked tokens and, where the data have pairs, for sentences."""
-        config = fitted(self.net_config, facts, self.pretrained)
-        net = BertMaskedLM(replace(config, next_sentence=facts["next_sentence"]))
-        if self.pretrained is not None and self.restored is None:
-            load_pretrained(net, self.pretrained, facts)
-        tokenizer = Tokenizer.from_json(facts["tokenizer"])
+    def build(self, metadata: Mapping[str, Any]) -> BertMaskedLM:
+        """Builds an encoder with heads for masked tokens and, if there are pairs, for sentences."""
+        tokenizer = Tokenizer.from_json(metadata["tokenizer"])
         self.masker = Masker(
             self.mask, tokenizer.special_ids, tokenizer.vocab_size, tokenizer.starts_word
         )
-        return net
+        config = fit_to_data(self.net_config, metadata, self.pretrained)
+        build = partial(BertMaskedLM, replace(config, next_sentence=metadata["next_sentence"]))
+        if self.pretrained is None or self.restored is not None:
+            return build()
+        return load_pretrained(build, self.pretrained, metadata)
 
     def compiled(self) -> list[nn.Module]:
-        """The encoder: a step has it run and then the loss, not the network as a whole."""
+        """Returns the encoder; a step calls it and then the loss, not the network."""
         return [self.net.encoder]
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Share of the masked tokens guessed rightly; with sentence pairs, each guess's own figures."""
-        names = ("acc", "token_loss", "next_acc") if self.facts["next_sentence"] else ("acc",)
+        """Returns accuracy of masked tokens; with sentence pairs, also what concerns them."""
+        names = ("acc", "token_loss", "next_acc") if self.metadata["next_sentence"] else ("acc",)
         return {name: MeanOf(name) for name in names}
 
     @staticmethod
     def weight(targets: dict[str, int]) -> int:
-        """Masked tokens in the batch."""
+        """Returns the number of masked tokens."""
         return targets["acc"]
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Perplexity: e to the mean loss over masked tokens."""
+        """Returns perplexity over masked tokens."""
         return {
             f"{split}/perplexity": values.get(f"{split}/token_loss", values[f"{split}/loss"]).exp()
         }
@@ -81,34 +85,27 @@ class MaskedLMTask(TextTask):
     def step(
         self, batch: Batch, training: bool
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, int]]:
-        """Loss (), figures by name and how many guesses each is the mean of, for a batch of tokens (B, N).
+        """Returns loss (), means and their numbers of targets, for a batch of tokens (B, N).
 
-        The loss is the sum of two means, over masked tokens and over pairs of sentences if there are any (Devlin 2019,
-        A.2). Over several micro-batches or processes the second is weighted as the first, by their masked tokens.
+        The loss is the sum of two means, over masked tokens and over pairs of sentences if there
+        are any (Devlin 2019, A.2). Both are weighted by masked tokens over micro-batches and
+        processes.
         """
-        tokens, keep, segments = batch["tokens"], batch["keep"], batch.get("segments")
-        evaluated = (
-            None
-            if training
-            else [position_seed(run_seed(), -1, i, 0) for i in batch["index"].tolist()]
-        )
-        masked, where = self.masker(tokens, keep, evaluated)
-        hidden = self.net.hidden(masked, keep, segments)
+        tokens = batch["tokens"]
+        seeds = None
+        if not training:
+            seeds = [position_seed(run_seed(), -1, i, 0) for i in batch["index"].tolist()]
+        masked, where = self.masker(tokens, batch["keep"], seeds)
+        hidden = self.net.hidden(masked, batch["keep"], batch.get("segments"))
         targets = tokens[where]  # (S,)
         loss, right = self.net.loss(hidden, targets, where)
         count = max(1, len(targets))
-        figures, counts = (
-            {"acc": right / count, "token_loss": loss},
-            {"acc": count, "token_loss": count},
-        )
+        means = {"acc": right / count, "token_loss": loss}
+        counts = {"acc": count, "token_loss": count}
         if "is_next" in batch:
-            logits, label = (
-                self.net.sentence_logits(hidden),
-                1 - batch["is_next"],
-            )  # (B, 2), (B,); 0: it follows
+            logits = self.net.sentence_logits(hidden)  # (B, 2)
+            label = 1 - batch["is_next"]  # (B,); 0: it follows
             loss = loss + F.cross_entropy(logits.float(), label)
-            figures["next_acc"], counts["next_acc"] = (
-                (logits.argmax(-1) == label).float().mean(),
-                len(label),
-            )
-        return loss, figures, counts
+            means["next_acc"] = (logits.argmax(-1) == label).float().mean()
+            counts["next_acc"] = len(label)
+        return loss, means, counts

@@ -1,4 +1,4 @@
-"""`python -m tasks.seq2seq attend`: which source tokens each token of a translation looks at."""
+"""`python -m tasks.seq2seq attend`: attention of each token of a translation to the source."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +14,14 @@ from modules.record import AttentionRecord
 from tasks.checkpoints.exporting import new_file
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError, refusals
-from tasks.seq2seq.translator import Model, load_model
+from tasks.seq2seq.translator import TranslationModel, load_model
 from tasks.training.devices import DeviceName, prepared
 
-KINDS = ("pdf", "png", "svg")  # of pictures
-CELL, LABELS, WIDEST = 0.2, 0.9, 200.0  # inches: of a token, beside each panel, of a figure
-BROKEN = "\ufffd"  # what decoding makes of a part of a character
+FORMATS = ("pdf", "png", "svg")
+TOKEN_SIZE = 0.2  # inches
+LABEL_SIZE = 0.9  # inches, beside each panel
+MAX_SIZE = 200.0  # inches, of a figure
+INCOMPLETE = "\ufffd"  # what part of a character is decoded to
 
 
 def attend(
@@ -35,8 +37,8 @@ def attend(
     Args:
         ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
         text: Sentence to translate.
-        out: Picture to write; its ending says of which kind: png, pdf or svg.
-        target: Translation to look at; null: the model's own.
+        out: Picture to write, .png, .pdf or .svg.
+        target: Translation to draw; null: the model's own.
         beams: Width of the beam search for that.
         device: Where to compute; auto: on a GPU if there is one.
     """
@@ -44,56 +46,61 @@ def attend(
         raise UsageError("--text is empty: give a sentence to translate")
     if beams < 1:
         raise UsageError(f"--beams {beams} must be at least 1")
-    kind = Path(out).suffix.removeprefix(".").lower() or "png"
-    if kind not in KINDS:
+    format = Path(out).suffix.removeprefix(".").lower() or "png"
+    if format not in FORMATS:
         raise UsageError(
-            f"--out {out} ends in .{kind}, which is no kind of picture here: use .png, .pdf or .svg"
+            f"--out {out} ends in .{format}, which is not supported: use .png, .pdf or .svg"
         )
     model = prepared(load_model(ckpt_path), device)
     (source,), (cut,) = model.tokenizer.encode_sources([text], model.net.max_length)
     if cut:
         print(
-            f"the text is longer than the {len(source)} tokens that the model reads, and is drawn without the rest"
+            f"the text is longer than the {len(source)} tokens that the model reads: "
+            "the rest is not drawn"
         )
+    finished = True
     if target is None:
-        tokens, _, finished = own_translation(model, source, beams)
+        tokens, _, finished = translate_text(model, source, beams)
     else:
-        tokens, finished = given_translation(model, target), True
-    weights = cross_weights(model, source, tokens)
+        tokens = encode_translation(model, target)
+    weights = cross_attention_weights(model, source, tokens)
     with new_file(Path(out)) as partial, refusals(f"--out {out}"):
         draw(
             weights,
-            spelled(model.tokenizer.source, source),
-            spelled(model.tokenizer.target, tokens),
+            token_labels(model.tokenizer.source, source),
+            token_labels(model.tokenizer.target, tokens),
             partial,
-            kind,
+            format,
         )
     print(printed(model.tokenizer.decode(tokens), finished))
     print(f"wrote {out}: {len(weights)} layers by {weights.shape[1]} heads")
 
 
-def own_translation(model: Model, source: list[int], beams: int) -> Translation:
-    """What the model itself writes, as `translate` would."""
+def translate_text(model: TranslationModel, source: list[int], beams: int) -> Translation:
+    """Returns the model's own translation."""
     config = GenerationConfig(
         model.net.max_length, temperature=0.0, beams=beams, early_stopping="likely"
     )
-    return translate(model.net, [source], config, **model.ends)[0][0]
+    return translate(model.net, [source], config, **model.tokens)[0][0]
 
 
-def given_translation(model: Model, text: str) -> list[int]:
-    """The tokens of a translation, as the model would write them; says if they are not all."""
+def encode_translation(model: TranslationModel, text: str) -> list[int]:
+    """Returns the tokens of a translation as the model would generate them; says if it cuts."""
     (ids,) = model.tokenizer.target.encode_batch([text])
-    if len(ids) + model.tokenizer.num_special_tokens > model.net.max_length:
-        most = model.net.max_length
+    limit = model.net.max_length
+    if len(ids) + model.tokenizer.num_special_tokens > limit:
         print(
-            f"--target is longer than the {most} tokens that the model writes, and is drawn without the rest"
+            f"--target is longer than the {limit} tokens that the model writes: the rest is not "
+            f"drawn"
         )
     return model.tokenizer.build_target(ids, model.net.max_length)[1:]
 
 
 @torch.inference_mode()
-def cross_weights(model: Model, source: Sequence[int], tokens: Sequence[int]) -> Tensor:
-    """What share of its attention each token looks at each source token with, when it is written.
+def cross_attention_weights(
+    model: TranslationModel, source: Sequence[int], tokens: Sequence[int]
+) -> Tensor:
+    """Returns the attention of each generated token to each source token.
 
     Args:
         model: The model, whose decoder has L layers of H heads.
@@ -101,7 +108,7 @@ def cross_weights(model: Model, source: Sequence[int], tokens: Sequence[int]) ->
         tokens: N token numbers of a translation, without the token that it starts with.
 
     Returns:
-        (L, H, N, M); where one stack reads both texts, each row sums to what is left for the source.
+        (L, H, N, M); rows of a decoder-only model sum to less than 1.
     """
     net, record = model.net, AttentionRecord()
     where = net.embed.weight.device
@@ -112,43 +119,46 @@ def cross_weights(model: Model, source: Sequence[int], tokens: Sequence[int]) ->
     return torch.cat(record.self_attn)[..., -len(tokens) :, : len(source)].cpu()
 
 
-def spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Tokens as a reader knows them: their text, spaces as ␣, or the vocabulary's name where they have none."""
+def token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Returns labels of tokens: their text, spaces as ␣, or their name in the vocabulary."""
     texts = [tokenizer.decode([number]) for number in ids]
     shown = [text if text.strip() else "\u2423" * len(text) for text in texts]
     pairs = zip(shown, tokenizer.convert_ids_to_tokens(ids), strict=True)
-    return [text if text and BROKEN not in text else name for text, name in pairs]
+    return [text if text and INCOMPLETE not in text else name for text, name in pairs]
 
 
 def draw(
-    weights: Tensor, source: Sequence[str], target: Sequence[str], path: Path | BinaryIO, kind: str
+    weights: Tensor,
+    source: Sequence[str],
+    target: Sequence[str],
+    path: Path | BinaryIO,
+    format: str,
 ) -> None:
-    """Draw a panel for each layer (rows) and head (columns), dark where a token looks.
+    """Draws a panel for each layer (rows) and head (columns), dark for much attention.
 
     Args:
         weights: (L, H, N, M).
         source: M labels.
         target: N labels.
-        path: Picture to write, or a file to write it to.
-        kind: Its format.
+        path: Picture to write, or an open file.
+        format: Of the picture.
     """
     import matplotlib.figure
 
     layers, heads = weights.shape[:2]
-    names = [
-        [label.replace("$", r"\$") for label in labels] for labels in (source, target)
-    ]  # it begins a formula
-    width, height = heads * (CELL * len(source) + LABELS), layers * (CELL * len(target) + LABELS)
-    share = min(1.0, WIDEST / max(width, height))
-    figure = matplotlib.figure.Figure(figsize=(share * width, share * height), layout="constrained")
+    sources = [label.replace("$", r"\$") for label in source]  # $ begins a formula
+    targets = [label.replace("$", r"\$") for label in target]
+    width = heads * (TOKEN_SIZE * len(source) + LABEL_SIZE)
+    height = layers * (TOKEN_SIZE * len(target) + LABEL_SIZE)
+    scale = min(1.0, MAX_SIZE / max(width, height))
+    figure = matplotlib.figure.Figure(figsize=(scale * width, scale * height), layout="constrained")
     panels = figure.subplots(layers, heads, squeeze=False)
     for layer in range(layers):
         for head in range(heads):
             panel = panels[layer, head]
             panel.imshow(weights[layer, head].numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-            panel.set_title(
-                f"layer {layer + 1}" + (f", head {head + 1}" if heads > 1 else ""), fontsize=8
-            )
-            panel.set_xticks(range(len(source)), names[0], rotation=90, fontsize=7)
-            panel.set_yticks(range(len(target)), names[1], fontsize=7)
-    figure.savefig(path, dpi=100, format=kind)
+            title = f"layer {layer + 1}" + (f", head {head + 1}" if heads > 1 else "")
+            panel.set_title(title, fontsize=8)
+            panel.set_xticks(range(len(source)), sources, rotation=90, fontsize=7)
+            panel.set_yticks(range(len(target)), targets, fontsize=7)
+    figure.savefig(path, dpi=100, format=format)

@@ -1,4 +1,4 @@
-"""Encoder-decoders that others trained, or an earlier run: their sizes, tokenizers and weights."""
+"""Pretrained encoder-decoders: of Hugging Face, or of an earlier run."""
 
 import json
 from collections.abc import Mapping
@@ -9,177 +9,168 @@ from typing import Any
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer
 from datamodules.utils.files import read_object
 from modules.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from modules.pretrained.seq2seq import load_weights, to_tessera
-from modules.pretrained.seq2seq_configs import config_from_huggingface
-from tasks.checkpoints.contents import build_seq2seq as build
+from modules.pretrained.family import config_from_huggingface
+from modules.pretrained.seq2seq import FAMILIES
+from modules.pretrained.settings import Settings
+from modules.pretrained.weights import load_weights
+from tasks.checkpoints.contents import build_seq2seq
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.checkpoints.pretrained import (
     CKPT_PATH,
-    OPTION,
-    Settings,
-    checkpoint_of,
-    folder_state,
-    local_folder,
+    check_tokenizer,
+    folder_weights,
+    model_folder,
     read_settings,
-    same_tokenizer,
+    read_task_checkpoint,
     tokenizer_file,
-    without_rates,
+    without_dropout,
 )
 from tasks.checkpoints.reading import KEY, net_weights
-from tasks.checkpoints.weights import State
+from tasks.checkpoints.weights import OPTION
 from tasks.cli.parsing import Options
 from tasks.errors import UsageError, refusals
-from tasks.seq2seq.architectures import fitted
-from tasks.seq2seq.rules import folder_generation, start_token
+from tasks.seq2seq.architectures import fit_to_data
+from tasks.seq2seq.decoding import decoder_start, folder_generation
 
 TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder
 SIDES = ("source", "target")
-FRAMES = (
-    "start",
-    "begin",
-    "prompt",
-)  # what a network learned of the special tokens and words around texts
-PIECES = "spiece.model"  # T5's tokenizer where there is no tokenizer.json
-TARGET = "target_tokenizer"  # the folder of the target's own tokenizer in an export
+LEARNED_OPTIONS = ("start", "begin", "prompt")  # of tokenizers, that a network has learned
+SENTENCEPIECE = "spiece.model"  # T5's tokenizer if there is no tokenizer.json
+TARGET_FOLDER = "target_tokenizer"  # of an export with two tokenizers
 
 
 def pretrained_options(source: str) -> Options:
-    """The network and the tokenizers that go with pretrained weights; a checkpoint decides on no rates of dropout.
+    """Returns the network and the tokenizers of a pretrained model as options.
 
     Args:
-        source: a checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
+        source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
 
     Raises:
-        UsageError: no such model, folder or checkpoint, or one that is not an encoder-decoder of ours.
-        DataError: the hub cannot be reached.
+        UsageError: There is no such model, or it is no encoder-decoder of ours.
+        DataError: The hub cannot be reached.
     """
     if source.endswith(".ckpt"):
-        saved = checkpoint_of(source, TASKS)[KEY]
-        facts, net = saved["facts"], without_rates(saved["net"])
-        paths = (
-            tokenizer_file(source, {"tokenizer": facts[f"{side}_tokenizer"]}) for side in SIDES
-        )
-        options = _files(*paths) | {name: facts["tokenizer_options"][name] for name in FRAMES}
+        saved = read_task_checkpoint(source, TASKS)[KEY]
+        metadata = saved["metadata"]
+        net = without_dropout(saved["net"])
+        paths = [tokenizer_file(source, metadata[f"{side}_tokenizer"]) for side in SIDES]
+        tokenizer = {name: metadata["tokenizer_options"][name] for name in LEARNED_OPTIONS}
+        tokenizer |= file_options(*paths)
     else:
-        folder = local_folder(source)
-        config, tokenizer = read_folder(folder)
-        folder_state(folder, converted, meta=True)
+        folder = model_folder(source)
+        config, tokenizer_config = read_folder(folder)
         net = asdict(config)
-        options = {name: getattr(tokenizer, name) for name in ("file", "target_file", *FRAMES)}
-    return {"model": {"net": net}, "data": {"tokenizer": options}}
+        names = ("file", "target_file", *LEARNED_OPTIONS)
+        tokenizer = {name: getattr(tokenizer_config, name) for name in names}
+    return {"model": {"net": net}, "data": {"tokenizer": tokenizer}}
 
 
-def _files(source: Path, target: Path) -> Options:
-    """Options that name the files of both tokenizers."""
+def file_options(source: Path, target: Path) -> Options:
+    """Returns options that name the files of both tokenizers."""
     return {"file": str(source), "target_file": None if target == source else str(target)}
 
 
 def read_folder(folder: Path, option: str = OPTION) -> tuple[Seq2SeqConfig, PairTokenizerConfig]:
-    """Sizes of the model in a folder of Hugging Face's layout, and its tokenizers; `option` is what named it.
+    """Returns the config of the model in a folder, and its tokenizers; `option` named the folder.
 
     Raises:
-        UsageError: there is no such model, or no tokenizer.
-        DataError: a tokenizer cannot be read.
+        UsageError: There is no such model, or no tokenizer.
+        DataError: A tokenizer cannot be read.
     """
-    (family, config), settings = read_settings(
-        folder, lambda found: (config_from_huggingface(found), found), option
+    settings = read_settings(folder, dict, option)
+    family, config = read_settings(
+        folder, lambda found: config_from_huggingface(found, FAMILIES), option
     )
-    usual = settings.get(
-        "eos_token_id" if family == "bart" else "pad_token_id"
-    )  # in older files of BART and T5
-    start = start_token(folder, settings, usual)
+    default = "eos_token_id" if family == "bart" else "pad_token_id"  # older files of BART and T5
+    start = decoder_start(folder, settings, settings.get(default))
+    begin = False
     if (folder / "source.spm").is_file():
-        return config, PairTokenizerConfig(
-            **_files(folder / "source.spm", folder / "target.spm"), start=start
-        )
-    if (folder / PIECES).is_file() and not (folder / "tokenizer.json").is_file():
-        return config, PairTokenizerConfig(**_files(folder / PIECES, folder / PIECES), start=start)
-    files = _files(folder, folder / TARGET if (folder / TARGET).is_dir() else folder)
-    return config, PairTokenizerConfig(
-        **files, start=start, begin=opens(Tokenizer.from_file(folder))
-    )
+        files = file_options(folder / "source.spm", folder / "target.spm")
+    elif (folder / SENTENCEPIECE).is_file() and not (folder / "tokenizer.json").is_file():
+        files = file_options(folder / SENTENCEPIECE, folder / SENTENCEPIECE)
+    else:
+        has_target = (folder / TARGET_FOLDER).is_dir()
+        files = file_options(folder, folder / TARGET_FOLDER if has_target else folder)
+        begin = adds_bos(Tokenizer.from_file(folder))
+    return config, PairTokenizerConfig(**files, start=start, begin=begin)
 
 
-def opens(tokenizer: Tokenizer) -> bool:
-    """Whether its file puts [BOS] before a text."""
+def adds_bos(tokenizer: Tokenizer) -> bool:
+    """Tells whether a tokenizer's file puts [BOS] before a text."""
     from tokenizers import Tokenizer as Backend
 
     content = json.loads(tokenizer.to_json())
     content.pop("special_tokens", None)
-    return bool(
-        Backend.from_str(json.dumps(content)).encode("").ids[:1] == [tokenizer.special_ids.bos]
-    )
+    ids = Backend.from_str(json.dumps(content)).encode("").ids
+    return bool(ids[:1] == [tokenizer.special_ids.bos])
 
 
-def load_pretrained(net: Seq2Seq, source: str, facts: Mapping[str, Any]) -> None:
-    """Load pretrained weights into `net`, all of them.
+def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, Any]) -> Seq2Seq:
+    """Builds a network with pretrained weights, once they fit their own config.
 
     Args:
-        net: The network.
+        config: Of the network.
         source: As in `pretrained_options`.
-        facts: Of the data, with their tokenizers.
+        metadata: Of the data, with their tokenizers.
 
     Raises:
-        UsageError: the weights do not fit the network, or a tokenizer is another one.
+        UsageError: The weights do not fit the network, or a tokenizer is another one.
     """
     if source.endswith(".ckpt"):
-        checkpoint = checkpoint_of(source, TASKS)
-        theirs, state = PairTokenizer.from_facts(checkpoint[KEY]["facts"]), net_weights(checkpoint)
+        checkpoint = read_task_checkpoint(source, TASKS)
+        theirs = PairTokenizer.from_facts(checkpoint[KEY]["metadata"])
+        state = net_weights(checkpoint)
     else:
-        folder = local_folder(source)
-        theirs, state = tokenizers(read_folder(folder)[1]), folder_state(folder, converted)
+        folder = model_folder(source)
+        _, tokenizer_config = read_folder(folder)
+        theirs = load_tokenizers(tokenizer_config)
+        state = folder_weights(folder, FAMILIES)
     for side in SIDES:
-        same_tokenizer(source, getattr(theirs, side), {"tokenizer": facts[f"{side}_tokenizer"]})
-    with refusals(f"--model.pretrained {source}"):
+        check_tokenizer(source, getattr(theirs, side), metadata[f"{side}_tokenizer"])
+    net = build_seq2seq(config)
+    with refusals(f"{OPTION} {source}"):
         load_weights(net, state)
+    return net
 
 
-def tokenizers(config: PairTokenizerConfig) -> PairTokenizer:
-    """Those of files."""
+def load_tokenizers(config: PairTokenizerConfig) -> PairTokenizer:
+    """Loads the tokenizers of files."""
     return PairTokenizer.load_or_train(list, list, config)
 
 
-def converted(settings: Settings, weights: State) -> State:
-    """Weights of Hugging Face under our names."""
-    family, config = config_from_huggingface(settings)
-    return to_tessera(family, weights, config)
+def load_folder(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]:
+    """Loads a model of `hf/<model>` or a folder.
 
-
-def published(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]:
-    """A model of `hf/<model>`, or of a folder of Hugging Face's layout, as it is, what `TranslationData.facts` say, and
-    what the folder asks of generation.
+    Returns:
+        The network, metadata as of `TranslationData`, and the generation settings of the folder.
 
     Raises:
-        UsageError: there is no such model, or it is no encoder-decoder of ours.
-        DataError: it is damaged, or the hub cannot be reached.
+        UsageError: There is no such model, or it is no encoder-decoder of ours.
+        DataError: It is damaged, or the hub cannot be reached.
     """
-    folder = local_folder(source, CKPT_PATH)
-    config, options = read_folder(folder, CKPT_PATH)
-    facts = {
-        **tokenizers(options).facts(),
-        "tokenizer_options": asdict(options),
+    folder = model_folder(source, CKPT_PATH)
+    config, tokenizer_config = read_folder(folder, CKPT_PATH)
+    metadata = {
+        **load_tokenizers(tokenizer_config).facts(),
+        "tokenizer_options": asdict(tokenizer_config),
         "max_length": config.max_length,
-        "languages": languages(folder),
+        "languages": read_languages(folder),
     }
-    state = folder_state(folder, converted, CKPT_PATH)
+    state = folder_weights(folder, FAMILIES, CKPT_PATH)
     with refusals(source):
-        net = build(fitted(config, facts))
+        net = build_seq2seq(fit_to_data(config, metadata))
         load_weights(net, state)
-    return (
-        net,
-        facts,
-        folder_generation(folder, read_settings(folder, dict, CKPT_PATH), net.vocabulary),
-    )
+    settings: Settings = read_settings(folder, dict, CKPT_PATH)
+    return net, metadata, folder_generation(folder, settings, net.vocabulary)
 
 
-def languages(folder: Path) -> list[str]:
-    """Source and target, such as en and de, where a Marian model says so; else none."""
+def read_languages(folder: Path) -> list[str]:
+    """Returns source and target, such as en and de, if a Marian model says so; else none."""
     file = folder / "tokenizer_config.json"
     try:
-        said = read_object(file) if file.is_file() else {}
+        settings = read_object(file) if file.is_file() else {}
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read ({error}): download the model again") from error
-    pair = [
-        name for name in (said.get("source_lang"), said.get("target_lang")) if isinstance(name, str)
-    ]
-    return pair if len(pair) == 2 else []
+    pair = settings.get("source_lang"), settings.get("target_lang")
+    names = [name for name in pair if isinstance(name, str)]
+    return names if len(names) == 2 else []

@@ -17,33 +17,32 @@ from modules.generation.translation import translate
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.base import Batch
-from tasks.checkpoints.contents import build_seq2seq as build
+from tasks.checkpoints.contents import build_seq2seq
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError
-from tasks.seq2seq.architectures import fitted
-from tasks.seq2seq.rules import writing
+from tasks.seq2seq.architectures import fit_to_data
+from tasks.seq2seq.decoding import decoding_tokens
 from tasks.seq2seq.scores import TranslationScores, table
-from tasks.seq2seq.translator import Model
+from tasks.seq2seq.translator import TranslationModel
 from tasks.text import MeanOf, TextTask
 from tasks.tracking.media import Exhibits, Picture, Table, drawn
 from tasks.training.averaging import LastWeights
 from tasks.training.optim import OptimConfig
 from tasks.training.throughput import TokenCount
 
-SHOWN, LOGGED = (
-    3,
-    16,
-)  # test sentences that a run ends with; those of an evaluation that loggers show
+PRINTED = 3  # translations of the test at the end of a run
+LOGGED = 16  # translations of an evaluation in loggers
 
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """How texts are translated to be scored.
+    """How texts are translated in evaluation.
 
     Args:
-        beams: Width of the beam search in tests; 1: always the likeliest token.
-        val_beams: The same in validations, of which there are many.
-        length_penalty: Beam search ranks by sum of log probabilities / length^this; above 0 favours long texts.
+        beams: Beams in tests; 1: greedy.
+        val_beams: Beams in validations.
+        length_penalty: Beam search ranks by sum of log probabilities / length^this; above 0 favours
+            long translations.
         max_new_tokens: Tokens of a translation at most; null: `data.max_length`.
     """
 
@@ -60,7 +59,7 @@ class DecodingConfig:
                 raise ValueError(f"decoding.{str(error).replace('beams', name, 1)}") from error
 
     def generation(self, beams: int, longest: int) -> GenerationConfig:
-        """The same for `beams` beams and a network that writes up to `longest` tokens; nothing is drawn."""
+        """Returns options of `translate` for a network of up to `longest` tokens."""
         new = longest if self.max_new_tokens is None else min(self.max_new_tokens, longest)
         return GenerationConfig(
             new,
@@ -77,19 +76,21 @@ class Seq2SeqTask(Exhibits, TextTask):
     Args:
         net: The network. Numbers of tokens and lengths come from the data where they are null.
         optimizer: Optimizer, schedule and clipping.
-        label_smoothing: Share of the target spread evenly over all tokens (Szegedy 2016), 0 to 1.
-        decoding: How texts are translated to be scored.
-        pretrained: Weights to go on from, tokenizers included: a checkpoint of `python -m tasks.seq2seq`, `hf/<model>`
-            of the Hugging Face hub (Marian, BART, T5), or a local folder of its layout; null starts from random ones.
-        average: Evaluate and save the mean of the weights at so many latest validations (Vaswani 2017); null: those of
-            the latest. Checkpoints hold the network once for each.
-        ema: Decay of a running average of the weights, per optimizer step, such as 0.999; evaluation and the saved
-            weights use the average. Null keeps none.
+        label_smoothing: Probability mass spread evenly over all tokens (Szegedy 2016), 0 to 1.
+        decoding: How texts are translated in evaluation.
+        pretrained: Weights to start from, tokenizers included: a checkpoint of `python -m
+            tasks.seq2seq`, `hf/<model>` of the Hugging Face hub (Marian, BART, T5), or a local
+            folder of its layout; null starts from random ones.
+        average: Evaluate and save the mean of the weights at this many latest validations (Vaswani
+            2017); null: only the latest. Checkpoints hold the network once for each.
+        ema: Decay of a running average of the weights, per optimizer step, such as 0.999;
+            evaluation and the saved weights use the average. Null keeps none.
         compile: Compile the network with torch.compile, in place.
     """
 
     name = "seq2seq"
-    monitor, monitor_mode = "val/bleu", "max"
+    monitor = "val/bleu"
+    monitor_mode = "max"
     train_names = (*TextTask.train_names, "tokens_per_s")
 
     def __init__(
@@ -114,41 +115,44 @@ class Seq2SeqTask(Exhibits, TextTask):
             raise UsageError(
                 f"--model.average {average} must be at least 2 validations; leave it out for none"
             )
-        self.net_config, self.label_smoothing, self.decoding = net, label_smoothing, decoding
-        self.pretrained, self.average = pretrained, average
+        self.net_config = net
+        self.label_smoothing = label_smoothing
+        self.decoding = decoding
+        self.pretrained = pretrained
+        self.average = average
         self.trained = TokenCount()
         self.looked: dict[str, Picture] = {}
 
-    def build(self, facts: Mapping[str, Any]) -> Seq2Seq:
-        """An encoder-decoder for the data's tokens and lengths."""
-        net = build(fitted(self.net_config, facts))
-        if self.pretrained is not None and self.restored is None:
-            from tasks.seq2seq.pretrained import load_pretrained
+    def build(self, metadata: Mapping[str, Any]) -> Seq2Seq:
+        """Builds an encoder-decoder for the data's tokens and lengths."""
+        config = fit_to_data(self.net_config, metadata)
+        if self.pretrained is None or self.restored is not None:
+            return build_seq2seq(config)
+        from tasks.seq2seq.pretrained import load_pretrained
 
-            load_pretrained(net, self.pretrained, facts)
-        return net
+        return load_pretrained(config, self.pretrained, metadata)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """The shared ones, and the mean of the latest weights where asked for."""
+        """Adds the mean of the latest weights, if there is one."""
         return [
             *super().configure_callbacks(),
             *([LastWeights(self.average)] if self.average else []),
         ]
 
     def configure_model(self) -> None:
-        """As in the base class, and the tokenizers of the data."""
+        """Builds also the tokenizers of the data."""
         super().configure_model()
-        self.tokenizer = PairTokenizer.from_facts(self.facts)
+        self.tokenizer = PairTokenizer.from_facts(self.metadata)
 
     @property
     def language(self) -> str:
-        """That of translations, such as "de"."""
-        return str(self.facts["languages"][1])
+        """Language of translations, such as "de"."""
+        return str(self.metadata["languages"][1])
 
-    # Training and evaluation ----------------------------------------------------------------------------------------
+    # Training and evaluation ----------------------------------------------------------------------
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Share of the tokens foreseen rightly after the right ones; BLEU, chrF and exact matches of translations."""
+        """Returns the accuracy of next tokens; BLEU, chrF and exact matches of translations."""
         return {"acc": MeanOf("acc"), "scores": TranslationScores(self.language)}
 
     @staticmethod
@@ -157,11 +161,11 @@ class Seq2SeqTask(Exhibits, TextTask):
         return targets["acc"]
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Perplexity: e to the mean loss of a token after the right ones."""
+        """Returns perplexity, with the reference as prefix of each token."""
         return {f"{split}/perplexity": values[f"{split}/loss"].exp()}
 
     def step(self, batch: Batch, training: bool) -> tuple[Tensor, dict[str, Any], dict[str, Any]]:
-        """Loss () of a batch of sources (B, M) and targets (B, N); in evaluation figures and translations, too."""
+        """Returns loss () of sources (B, M) and targets (B, N); in evaluation translations, too."""
         targets = batch["targets"]
         hidden = self.net(batch["source"], batch["tokens"], batch["source_keep"])
         loss, right = self.net.loss(hidden, targets, self.label_smoothing if training else 0.0)
@@ -179,59 +183,64 @@ class Seq2SeqTask(Exhibits, TextTask):
         return loss, outputs, {"acc": count, **pairs}
 
     def translations(self, batch: Batch) -> tuple[list[str], list[bool]]:
-        """What the network makes of the sources of a batch, each without its padding, and of each whether it ended."""
+        """Returns the translations of a batch, and whether each of them ended by itself."""
         beams = self.decoding.beams if self.trainer.testing else self.decoding.val_beams
         config = self.decoding.generation(beams, self.net.max_length)
         sources = [
             row[keep].tolist()
             for row, keep in zip(batch["source"], batch["source_keep"], strict=True)
         ]
-        found = translate(self.net, sources, config, **writing(self.tokenizer))
-        best = [some[0] for some in found]
-        return [self.tokenizer.decode(one.tokens) for one in best], [one.finished for one in best]
+        found = translate(self.net, sources, config, **decoding_tokens(self.tokenizer))
+        best = [ranked[0] for ranked in found]
+        texts = [self.tokenizer.decode(translation.tokens) for translation in best]
+        return texts, [translation.finished for translation in best]
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
-        """Target tokens/s, padding left out."""
+        """Returns target tokens/s, without padding."""
         return {"train/tokens_per_s": samples_per_s * self.trained.per_sample()}
 
     def look(self, batch: Batch, outputs: dict[str, Any]) -> None:
-        """Keep what the network looks at in the first source while it writes what it made of it."""
-        from tasks.seq2seq.attend import cross_weights, draw, given_translation, spelled
+        """Keeps the cross-attention of the first translation."""
+        from tasks.seq2seq.attend import (
+            cross_attention_weights,
+            draw,
+            encode_translation,
+            token_labels,
+        )
 
         if self.looked or not any(outputs["texts"][:1]):
             return
-        model = Model(self.net, self.tokenizer, self.facts, writing(self.tokenizer))
+        model = TranslationModel.of(self.net, self.metadata)
         source = batch["source"][0][batch["source_keep"][0]].tolist()
-        tokens = given_translation(model, outputs["texts"][0])
+        tokens = encode_translation(model, outputs["texts"][0])
         with (
             self.trainer.precision_plugin.val_step_context(),
             torch.compiler.set_stance("force_eager"),
         ):
-            weights = (
-                cross_weights(model, source, tokens).float().mean(1, keepdim=True)
-            )  # (L, 1, N, M)
-        labels = spelled(self.tokenizer.source, source), spelled(self.tokenizer.target, tokens)
-        self.looked["attention"] = drawn(lambda file: draw(weights, *labels, file, "png"))
+            weights = cross_attention_weights(model, source, tokens)  # (L, H, N, M)
+        mean = weights.float().mean(1, keepdim=True)  # (L, 1, N, M)
+        sources = token_labels(self.tokenizer.source, source)
+        targets = token_labels(self.tokenizer.target, tokens)
+        self.looked["attention"] = drawn(lambda file: draw(mean, sources, targets, file, "png"))
 
     def exhibits(self, split: str) -> dict[str, Table | Picture]:
-        """Translations, and what `look` kept."""
-        looked, self.looked = self.looked, {}
-        rows: list[tuple[Any, ...]] = [
-            row[1:4] for row in self.metrics[split]["scores"].found[:LOGGED]
-        ]
-        return looked | (
-            {"translations": Table(("source", "translation", "reference"), rows)} if rows else {}
-        )
+        """Returns translations, and what `look` kept."""
+        shown: dict[str, Table | Picture] = {**self.looked}
+        self.looked = {}
+        rows = [row[1:4] for row in self.metrics[split]["scores"].found[:LOGGED]]
+        if rows:
+            shown["translations"] = Table(("source", "translation", "reference"), rows)
+        return shown
 
-    # What a run says and keeps --------------------------------------------------------------------------------------
+    # What a run says and keeps --------------------------------------------------------------------
 
     def notes(self) -> dict[str, Any]:
-        """How BLEU and chrF were computed, and how many translations did not end before the limit, if any."""
+        """Returns how BLEU and chrF were computed, and the number of unfinished translations."""
         cut = next((scores.unfinished for scores in self._scores("test", "val") if scores.found), 0)
         return TranslationScores(self.language).signatures() | ({"unfinished": cut} if cut else {})
 
     def _scores(self, *splits: str) -> list[TranslationScores]:
-        """The scores of these splits."""
+        """Returns the scores of these splits."""
         return [
             scores
             for split in splits
@@ -239,25 +248,27 @@ class Seq2SeqTask(Exhibits, TextTask):
         ]
 
     def keep_files(self, folder: Path) -> None:
-        """Write `source.tokenizer.json` and `target.tokenizer.json`, or `tokenizer.json` where they are one."""
+        """Writes `source.tokenizer.json` and `target.tokenizer.json`, or one `tokenizer.json`."""
         files = {
-            f"{side}.tokenizer.json": self.facts[f"{side}_tokenizer"]
+            f"{side}.tokenizer.json": self.metadata[f"{side}_tokenizer"]
             for side in ("source", "target")
         }
         if len(set(files.values())) == 1:
-            files = {"tokenizer.json": self.facts["target_tokenizer"]}
+            files = {"tokenizer.json": self.metadata["target_tokenizer"]}
         for name, text in files.items():
             write_text(folder / name, text)
 
     def draw_results(self, folder: Path) -> None:
-        """Write `translations.tsv`: the test's translations beside the references."""
+        """Writes `translations.tsv`, the test's translations with their references."""
         write_text(folder / "translations.tsv", table(self.metrics["test"]["scores"].found))
 
     def closing_texts(self, folder: Path) -> dict[str, str]:
-        """Some translations of the test."""
-        rows = self.metrics["test"]["scores"].found[:SHOWN]
+        """Returns some translations of the test."""
+        rows = self.metrics["test"]["scores"].found[:PRINTED]
         lines = (
-            f"{row.source}\n  translation: {printed(row.text, row.finished)}\n  reference:   {row.reference}"
+            f"{row.source}\n"
+            f"  translation: {printed(row.text, row.finished)}\n"
+            f"  reference:   {row.reference}"
             for row in rows
         )
         return {"translations": "\n".join(lines)} if rows else {}

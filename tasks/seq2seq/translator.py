@@ -1,55 +1,58 @@
-"""A translator to use: of a checkpoint, or of a model of Hugging Face."""
+"""A translation model to use: of a checkpoint, or of Hugging Face."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from datamodules.tokenizers.pairs import PairTokenizer
 from modules.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from tasks.checkpoints.contents import build_seq2seq as build
+from tasks.checkpoints.contents import build_seq2seq
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
-from tasks.seq2seq.pretrained import published
-from tasks.seq2seq.rules import Ends, published_ends, writing
+from tasks.seq2seq.decoding import DecodingTokens, decoding_tokens, folder_decoding_tokens
+from tasks.seq2seq.pretrained import load_folder
 
 
-class Model(NamedTuple):
-    """A translator to use.
+class TranslationModel(NamedTuple):
+    """A translation model to use.
 
     Args:
         net: The network, in evaluation mode.
-        tokenizer: Those of both languages, and what they put around a text.
-        facts: Of the data that it was trained on.
-        ends: How its texts begin and end.
-        generation: What its folder asks of options; None: it is one of ours.
+        tokenizer: Of both languages.
+        metadata: Of the data that it was trained on.
+        tokens: Special tokens of decoding.
+        generation: Settings of its folder; None: it is one of ours.
     """
 
     net: Seq2Seq
     tokenizer: PairTokenizer
-    facts: dict[str, Any]
-    ends: Ends
+    metadata: dict[str, Any]
+    tokens: DecodingTokens
     generation: FolderGeneration | None = None
 
     @classmethod
     def of(
-        cls, net: Seq2Seq, facts: dict[str, Any], generation: FolderGeneration | None = None
-    ) -> "Model":
-        """A network with the tokenizers of its facts; it writes as one of ours, unless its folder says otherwise."""
-        tokenizer = PairTokenizer.from_facts(facts)
-        ends = published_ends(generation, facts) if generation else writing(tokenizer)
-        return cls(net.eval(), tokenizer, facts, ends, generation)
+        cls, net: Seq2Seq, metadata: dict[str, Any], generation: FolderGeneration | None = None
+    ) -> "TranslationModel":
+        """Returns a network with the tokenizers of its metadata, and the settings of its folder."""
+        tokenizer = PairTokenizer.from_facts(metadata)
+        if generation is None:
+            tokens = decoding_tokens(tokenizer)
+        else:
+            tokens = folder_decoding_tokens(generation, metadata)
+        return cls(net.eval(), tokenizer, metadata, tokens, generation)
 
 
-def load_model(source: str) -> Model:
-    """The translator of a checkpoint of `fit`, of `hf/<model>`, or of a folder of Hugging Face's layout.
+def load_model(source: str) -> TranslationModel:
+    """Loads the translation model of a checkpoint of `fit`, of `hf/<model>`, or of a folder.
 
     Raises:
-        UsageError: there is no such model, or it is no encoder-decoder.
-        RunError, DataError: it is damaged, or the hub cannot be reached.
+        UsageError: There is no such model, or it is no encoder-decoder.
+        RunError, DataError: It is damaged, or the hub cannot be reached.
     """
     if source.startswith("hf/") or Path(source).is_dir():
-        return Model.of(*published(source))
+        return TranslationModel.of(*load_folder(source))
     checkpoint = read_checkpoint(source, "seq2seq")
     saved = checkpoint[KEY]
-    net = build(load_config(Seq2SeqConfig, saved["net"]))
+    net = build_seq2seq(load_config(Seq2SeqConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
-    return Model.of(net, saved["facts"])
+    return TranslationModel.of(net, saved["metadata"])

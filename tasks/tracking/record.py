@@ -13,7 +13,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from datamodules.utils.files import write_text
 from modules.schema import checked
 from tasks.base import Task
-from tasks.checkpoints.contents import count
+from tasks.checkpoints.contents import read_count
 from tasks.cli.parsing import flat
 from tasks.tracking.report import draw_curves
 from tasks.tracking.run_folder import (
@@ -64,7 +64,7 @@ class RunRecord(Callback):
         if self.counted:
             return
         own = f"callbacks.{self.state_key}"
-        self.samples = count(state_dict, own, "samples")
+        self.samples = read_count(state_dict, own, "samples")
         self.seconds, self.before = (
             checked(float, state_dict.get(name), own) for name in ("seconds", "elapsed")
         )
@@ -108,7 +108,7 @@ class RunRecord(Callback):
 
     def start_clock(self, task: Any) -> None:
         """Log samples/s of what comes from now on."""
-        self.since, self.unlogged, task.aside = time.perf_counter(), 0, 0.0
+        self.since, self.unlogged, task.untimed_seconds = time.perf_counter(), 0, 0.0
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -142,7 +142,7 @@ class RunRecord(Callback):
 
     def count(self, task: Task) -> float:
         """Add up samples and seconds since the clock was started, and start it again; samples/s."""
-        new, seconds = self.unlogged, time.perf_counter() - self.since - task.aside
+        new, seconds = self.unlogged, time.perf_counter() - self.since - task.untimed_seconds
         self.samples, self.seconds = self.samples + new, self.seconds + seconds
         self.start_clock(task)
         return new / seconds

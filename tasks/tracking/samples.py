@@ -53,7 +53,7 @@ class Samples(Callback):
             trainer,
             {"samples": Table(("step", "prompt", "text"), [(step, *sample) for sample in found])},
         )
-        task.aside += time.perf_counter() - start
+        task.untimed_seconds += time.perf_counter() - start
 
 
 def write_samples(folder: Path, name: str, samples: list[Sample]) -> None:

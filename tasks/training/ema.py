@@ -6,7 +6,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from tasks.checkpoints.contents import count
+from tasks.checkpoints.contents import read_count
 from tasks.errors import UsageError
 from tasks.training.averaging import Averaging
 
@@ -50,7 +50,7 @@ class EMA(Averaging):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on counting."""
-        self.step = count(state, f"callbacks.{self.state_key}", "step")
+        self.step = read_count(state, f"callbacks.{self.state_key}", "step")
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Updates the average if the batch completed an optimizer step."""

@@ -54,7 +54,7 @@ def flops_per_token(net: Any, length: int) -> int:
     stack = net.config.stack
     return (
         6 * (weights + net.head.weight.numel())
-        + 12 * stack.depth * stack.heads * stack.head_width * length
+        + 12 * stack.depth * stack.heads * stack.resolved.head_dim * length
     )
 
 

@@ -1,4 +1,4 @@
-"""Which ViT to build: presets by name, or what goes with pretrained weights; and loading those weights."""
+"""Which ViT to build: presets, sizes that fit the data, and pretrained weights."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -11,30 +11,30 @@ from pytorch_lightning.utilities import rank_zero_only
 from datamodules.utils.files import parse_object, read_object
 from modules.config import StackConfig, require
 from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
-from modules.pretrained.timm_configs import UNTOLD, config_from_timm_model, config_from_timm_state
-from modules.pretrained.vit import to_tessera
+from modules.pretrained.timm import (
+    NOT_IN_SHAPES,
+    config_from_timm_model,
+    config_from_timm_state,
+)
+from modules.pretrained.vit import TIMM
 from modules.schema import checked, from_dict
-from tasks.checkpoints.weights import read_header, read_weights, with_classes
+from tasks.checkpoints.weights import OPTION, State, match_classes, read_header, read_weights
 from tasks.cli.parsing import Options, flat
 from tasks.errors import DataError, UsageError, nearest, refusals
 
-SIZES = {
-    "img_size",
-    "in_chans",
-    "num_classes",
-    "dynamic_img_size",
-}  # of timm's arguments, those that shapes tell, or that weights do not depend on
+# Arguments of timm that shapes tell, or that weights do not depend on.
+SIZE_ARGUMENTS = {"img_size", "in_chans", "num_classes", "dynamic_img_size"}
 
 
 @dataclass(frozen=True)
-class Architecture:
-    """What the shapes of weights do not tell.
+class KnownModel:
+    """What is known of weights beside their shapes.
 
     Args:
-        config: What is known; shapes decide on the rest.
-        name: timm's, where the weights must have the sizes of that model.
-        prefix_positions: Whether pos_embed covers class and register tokens.
-        class_names: Of the classifier's rows; None: not known.
+        config: Shapes decide the rest.
+        name: Name in timm, if the weights must have the sizes of that model.
+        prefix_positions: Whether pos_embed has rows for class and register tokens.
+        class_names: Class of each row of the classifier; None: not known.
         data: Options of the data that go with it.
     """
 
@@ -46,7 +46,7 @@ class Architecture:
 
 
 def presets() -> dict[str, Options]:
-    """The named sizes as options; classes and channels come from the data."""
+    """Returns the named sizes as options; classes and channels come from the data."""
     return {
         name: asdict(replace(config, num_classes=None, channels=None))
         for name, config in VIT_PRESETS.items()
@@ -54,37 +54,38 @@ def presets() -> dict[str, Options]:
 
 
 def pretrained_options(source: str) -> Options:
-    """The network, and the normalisation where it is known, that go with pretrained weights.
+    """Returns the network and, if it is known, the normalisation of pretrained weights as options.
 
     Args:
         source: `timm/<model name>`, or a local .safetensors or .pth file with timm's names.
 
     Raises:
-        UsageError: no such model or file, or one that is not a plain ViT.
+        UsageError: There is no such model or file, or it is no plain ViT.
     """
-    found = architecture(source)
+    known = known_model(source)
     if source.startswith("timm/"):
-        assert found is not None
+        assert known is not None
         return {
-            "model": {"net": asdict(replace(found.config, num_classes=None))},
-            "data": found.data,
+            "model": {"net": asdict(replace(known.config, num_classes=None))},
+            "data": known.data,
         }
     weights = read_weights(source)
-    known = found or Architecture(ViTConfig(pool="mean", stack=StackConfig(heads=1)))
-    with refusals(f"--model.pretrained {source}"):
-        config = config_from_timm_state(weights, known.config, known.prefix_positions)
-        if known.name is not None:
-            check_sizes(known.name, known.config, config)
+    base = known or KnownModel(ViTConfig(pool="mean", stack=StackConfig(heads=1)))
+    with refusals(f"{OPTION} {source}"):
+        config = config_from_timm_state(weights, base.config, base.prefix_positions)
+        if base.name is not None:
+            check_sizes(base.name, base.config, config)
     net = asdict(replace(config, num_classes=None))
-    if found is None:
+    if known is None:  # the user says the rest
         net["class_token"] = config.has_class_token
         del net["pool"]
-        net["stack"] = {name: value for name, value in net["stack"].items() if name not in UNTOLD}
+        for name in NOT_IN_SHAPES:
+            del net["stack"][name]
     return {"model": {"net": net}, "data": {}}
 
 
 def check_sizes(name: str, wanted: ViTConfig, config: ViTConfig) -> None:
-    """Raises `ValueError` where weights do not have the sizes of the timm model; images, classes may be others."""
+    """Raises `ValueError` if weights do not have the sizes of a timm model."""
     wanted = replace(
         wanted,
         image_size=config.image_size,
@@ -100,68 +101,66 @@ def check_sizes(name: str, wanted: ViTConfig, config: ViTConfig) -> None:
     require(not differ, f"these are not weights of {name}: {', '.join(differ)}.")
 
 
-def check_named(source: str, named: Collection[str]) -> None:
-    """Refuse a file whose architecture is not known, unless options say all that its shapes do not.
+def check_described(source: str, named: Collection[str]) -> None:
+    """Refuses a file of weights whose model is not known, unless options describe it.
 
     Args:
         source: As in `pretrained_options`.
         named: Options that are typed or in a config.
 
     Raises:
-        UsageError: names those that are not.
+        UsageError: Names the missing options.
     """
-    needed = ["--model.net.pool", *(f"--model.net.stack.{name}" for name in UNTOLD)]
+    needed = ["--model.net.pool", *(f"--model.net.stack.{name}" for name in NOT_IN_SHAPES)]
     missing = [name for name in needed if name not in named]
-    if missing and not source.startswith("timm/") and architecture(source) is None:
+    if missing and not source.startswith("timm/") and known_model(source) is None:
         raise UsageError(
-            f"--model.pretrained {source}: the shapes of its weights do not say which timm model it is: add "
-            f"{', '.join(missing)}, or name the file as the model (vit_base_patch16_224.safetensors), or put its "
-            "config.json beside it"
+            f"{OPTION} {source}: the shapes of its weights do not say which timm model it is: add "
+            f"{', '.join(missing)}, or name the file like the model "
+            "(vit_base_patch16_224.safetensors), or put its config.json beside it"
         )
 
 
-def architecture(source: str) -> Architecture | None:
-    """What is known about weights: of timm's model, from the header of our export, or by the name of timm's model.
-
-    The name is the "architecture" of a config.json beside the file, else that of the file itself, tags aside.
+def known_model(source: str) -> KnownModel | None:
+    """Returns what is known of weights: of timm's model, our export, or a file with timm's name.
 
     Args:
         source: As in `pretrained_options`.
 
     Raises:
-        UsageError: no such model, or one that is not a plain ViT.
+        UsageError: There is no such model, or it is no plain ViT.
     """
     if source.startswith("timm/"):
         model = timm_model(source, device="meta")
         data = {"dataset": {name: list(model.pretrained_cfg[name]) for name in ("mean", "std")}}
-        return of_timm(source, model, class_names=imagenet_names(model), data=data)
+        return from_timm(source, model, class_names=imagenet_names(model), data=data)
     header = read_header(source)
     if "config" not in header:
-        return by_name(source)
-    with refusals(f"--model.pretrained {source}: its header"):
+        return model_by_name(source)
+    with refusals(f"{OPTION} {source}: its header"):
         config = from_dict(ViTConfig, parse_object(header["config"]))
-        names = checked(
-            list[str] | None,
-            parse_object(header.get("facts", "{}")).get("class_names"),
-            "class_names",
-        )
-        options = {name: getattr(config.stack, name) for name in ("width", *UNTOLD, "layer_scale")}
-        known = ViTConfig(pool=config.pool, stack=StackConfig(**options))
-    return Architecture(known, prefix_positions=not config.register_tokens, class_names=names)
+        metadata = parse_object(header.get("metadata", "{}"))
+        names = checked(list[str] | None, metadata.get("class_names"), "class_names")
+        # Sizes come from the shapes, as those of any other file.
+        options = ("width", *NOT_IN_SHAPES, "layer_scale")
+        stack = StackConfig(**{name: getattr(config.stack, name) for name in options})
+        known = ViTConfig(pool=config.pool, stack=stack)
+    return KnownModel(known, prefix_positions=not config.register_tokens, class_names=names)
 
 
-def by_name(source: str) -> Architecture | None:
-    """The timm model that a config.json beside a file names, else the file's own name.
+def model_by_name(source: str) -> KnownModel | None:
+    """Returns the timm model that a config.json beside a file names, or the file's own name.
 
     Returns:
-        None where neither names one, they contradict each other, or the config.json changes more than sizes.
+        None if neither names one, they differ, or the config.json changes more than sizes.
 
     Raises:
-        UsageError: the model is not a plain ViT, or the config.json cannot be read.
+        UsageError: The model is no plain ViT, or the config.json cannot be read.
     """
     import timm
 
-    own, file = Path(source).stem.partition(".")[0], Path(source).with_name("config.json")
+    own = Path(source).stem.partition(".")[0]
+    file = Path(source).with_name("config.json")
     settings: Options = {}
     if file.exists():
         try:
@@ -170,9 +169,9 @@ def by_name(source: str) -> Architecture | None:
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise UsageError(
-                f"--model.pretrained {source}: {file} cannot be read ({reason}): repair or move it"
+                f"{OPTION} {source}: {file} cannot be read ({reason}): repair or move it"
             ) from error
-        if arguments.keys() - SIZES:
+        if arguments.keys() - SIZE_ARGUMENTS:
             return None
     name = str(settings.get("architecture", own))
     if not timm.is_model(name) or (timm.is_model(own) and name != own):
@@ -180,70 +179,68 @@ def by_name(source: str) -> Architecture | None:
     model = timm_model(name, device="meta")
     if settings.get("global_pool", model.global_pool) != model.global_pool:
         return None
-    return of_timm(source, model, name=name)
+    return from_timm(source, model, name=name)
 
 
-def of_timm(source: str, model: Any, **known: Any) -> Architecture:
-    """What a model of timm's says, and what else is known.
+def from_timm(source: str, model: Any, **known: Any) -> KnownModel:
+    """Returns what a model of timm says, and what else is known.
 
     Raises:
-        UsageError: it is not a plain ViT.
+        UsageError: It is no plain ViT.
     """
-    with refusals(f"--model.pretrained {source}"):
-        return Architecture(
-            config_from_timm_model(model), prefix_positions=not model.no_embed_class, **known
-        )
+    with refusals(f"{OPTION} {source}"):
+        config = config_from_timm_model(model)
+    return KnownModel(config, prefix_positions=not model.no_embed_class, **known)
 
 
 def imagenet_names(model: Any) -> list[str] | None:
-    """The synsets that a model of timm's tells apart, such as n01440764; None: its classes are not ImageNet's."""
+    """Returns the synsets of a timm model's classes, such as n01440764; None if not of ImageNet."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     subset = infer_imagenet_subset(model) if model.num_classes else None
     return ImageNetInfo(subset).label_names() if subset else None
 
 
-def load_pretrained(net: ViT, source: str, facts: Mapping[str, Any]) -> None:
-    """Load pretrained weights into `net`, positions re-gridded to its image size; says where the head starts anew.
+def load_pretrained(net: ViT, source: str, metadata: Mapping[str, Any]) -> None:
+    """Loads pretrained weights into `net`, positions resized; says if the head is initialised anew.
 
     Args:
         net: The network.
         source: As in `pretrained_options`.
-        facts: Of the data, with their `class_names`.
+        metadata: Of the data, with their `class_names`.
 
     Raises:
-        UsageError: the weights do not fit the network.
+        UsageError: The weights do not fit the network.
         DataError: timm cannot download them.
     """
-    known = architecture(source)
-    if not source.startswith("timm/"):
-        state = read_weights(source)
-    else:
-        try:
-            state = timm_model(source, pretrained=True).state_dict()
-        except Exception as error:  # of the download: urllib's, huggingface_hub's, timm's own
-            raise DataError(
-                f"the weights of {source} could not be downloaded ({type(error).__name__}): fetch the file "
-                "elsewhere and give it as --model.pretrained FILE.safetensors"
-            ) from error
+    known = known_model(source)
+    prefix_positions = known.prefix_positions if known else None
+    state = timm_weights(source) if source.startswith("timm/") else read_weights(source)
     try:
-        weights = to_tessera("timm", state, net.config, known.prefix_positions if known else None)
+        weights = TIMM.weights_from_external(state, net.config, prefix_positions)
     except ValueError as error:
-        raise UsageError(
-            f"--model.pretrained {source} does not fit --model.net: {error}"
+        raise UsageError(f"{OPTION} {source} does not fit --model.net: {error}") from error
+    if "head.linear.weight" not in weights:  # another number of classes
+        rank_zero_only(print)(f"{OPTION} {source}: the head is initialised anew")
+    names = known.class_names if known else None
+    weights = match_classes(source, weights, names, metadata["class_names"])
+    net.load_state_dict(weights, strict=False)  # only the head may be missing by now
+
+
+def timm_weights(source: str) -> State:
+    """Downloads weights of timm; raises `DataError` if that fails."""
+    try:
+        state: State = timm_model(source, pretrained=True).state_dict()
+    except Exception as error:  # of urllib, huggingface_hub, timm
+        raise DataError(
+            f"the weights of {source} could not be downloaded ({type(error).__name__}): "
+            f"fetch the file elsewhere and give it as {OPTION} FILE.safetensors"
         ) from error
-    if not any(
-        name.startswith("head.linear.") for name in weights
-    ):  # they are of another number of classes
-        rank_zero_only(print)(f"--model.pretrained {source}: the head starts anew")
-    weights = with_classes(
-        source, weights, known.class_names if known else None, facts["class_names"]
-    )
-    net.load_state_dict(weights, strict=False)  # to_tessera allows only the head to be left out
+    return state
 
 
 def timm_model(source: str, pretrained: bool = False, device: str = "cpu") -> Any:
-    """timm's model for `timm/<name>`.
+    """Builds timm's model for `timm/<name>`.
 
     Raises:
         UsageError: timm has no such model.

@@ -1,4 +1,4 @@
-"""Where a Vision Transformer looks: attention from its class token, or of all patches, to each patch."""
+"""Attention of a Vision Transformer to each patch, by attention rollout."""
 
 from collections.abc import Sequence
 from typing import BinaryIO
@@ -12,39 +12,41 @@ from modules.record import AttentionRecord
 
 @torch.inference_mode()
 def rollout(net: ViT, pixels: Tensor) -> Tensor:
-    """Share of each patch in what the network pools, by attention rollout (Abnar & Zuidema 2020).
+    """Returns the attention to each patch, by attention rollout (Abnar & Zuidema 2020).
 
-    Attention is the mean over heads, half of each block's output is its input, and blocks follow one another.
+    Averages heads, adds the residual connection of each block, and multiplies over blocks.
 
     Args:
-        net: as in evaluation.
-        pixels: normalised images (B, C, Y, X).
+        net: The network, in evaluation mode.
+        pixels: Normalised images (B, C, Y, X).
 
     Returns:
-        (B, rows of patches, patches of a row); each image's sum to 1.
+        (B, rows of patches, patches of a row), which sum to 1 for each image.
     """
     record = AttentionRecord()
     with torch.compiler.set_stance("force_eager"):
         net.features(pixels, record)
     count = record.self_attn[0].shape[-1]
-    flow = torch.eye(count, device=pixels.device)  # (N, N)
+    identity = torch.eye(count, device=pixels.device)  # (N, N)
+    total = identity
     for weights in record.self_attn:
-        flow = (
-            (weights.float().mean(1) + torch.eye(count, device=pixels.device)) / 2 @ flow
-        )  # (B, N, N)
-    config, first = net.config, net.config.prefix_tokens
-    looks = flow[:, :1] if config.pool == "cls" else flow[:, first:]
-    shares = looks[..., first:].mean(1)  # (B, P)
-    return (shares / shares.sum(-1, keepdim=True)).unflatten(-1, config.grid)
+        heads_mean = weights.float().mean(1)  # (B, H, N, N) -> (B, N, N)
+        total = (heads_mean + identity) / 2 @ total  # (B, N, N)
+    config = net.config
+    prefix = config.prefix_tokens
+    pooled = total[:, :1] if config.pool == "cls" else total[:, prefix:]
+    attention = pooled[..., prefix:].mean(1)  # (B, P)
+    attention = attention / attention.sum(-1, keepdim=True)
+    return attention.unflatten(-1, config.grid)  # (B, rows, columns)
 
 
-def draw(images: Tensor, shares: Tensor, titles: Sequence[str], file: BinaryIO) -> None:
-    """Draw images, each above the same with where the network looks.
+def draw(images: Tensor, attention: Tensor, titles: Sequence[str], file: BinaryIO) -> None:
+    """Draws images, and below each the same with its attention.
 
     Args:
         images: uint8 (B, C, Y, X).
-        shares: (B, rows, columns), as of `rollout`.
-        titles: B of them.
+        attention: (B, rows, columns), as of `rollout`.
+        titles: One per image.
         file: PNG to write.
     """
     import matplotlib.figure
@@ -60,8 +62,8 @@ def draw(images: Tensor, shares: Tensor, titles: Sequence[str], file: BinaryIO) 
             )
             panel.set_axis_off()
         panels[0, number].set_title(titles[number], fontsize=7)
-        place = (-0.5, width - 0.5, height - 0.5, -0.5)
+        extent = (-0.5, width - 0.5, height - 0.5, -0.5)
         panels[1, number].imshow(
-            shares[number].cpu().numpy(), cmap="inferno", alpha=0.6, extent=place
+            attention[number].cpu().numpy(), cmap="inferno", alpha=0.6, extent=extent
         )
     figure.savefig(file, dpi=100)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from datamodules.vision.augment import normalise
 from modules.config import StackConfig, require
 from modules.models.vit import ViT, ViTConfig
-from modules.pretrained.timm_configs import timm_arguments
-from modules.pretrained.vit import from_tessera
+from modules.pretrained.timm import timm_arguments
+from modules.pretrained.vit import TIMM
 from tasks.checkpoints.exporting import new_file, save_weights, write_safetensors
 from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
 from tasks.errors import UsageError
@@ -26,8 +26,8 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote.
-        format: timm: safetensors with timm's names; onnx: a graph from pixels in [0, 1] to logits, batch size free;
-            safetensors: our own names, configuration and class names in the header.
+        format: timm: safetensors with timm's names; onnx: a graph from pixels in [0, 1] to logits,
+            of any batch size; safetensors: our own names, config and class names in the header.
         output: File to write; null puts it beside the checkpoint.
     """
     checkpoint = read_checkpoint(ckpt_path, "vit")
@@ -38,41 +38,42 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
     if format != "onnx" and target.suffix != ".safetensors":
         raise UsageError(f"--output {output} must end with .safetensors: readers go by the name")
     with new_file(target) as partial:
-        hint = WRITERS[format](net.eval(), checkpoint[KEY]["facts"], partial)
+        hint = WRITERS[format](net.eval(), checkpoint[KEY]["metadata"], partial)
     print(f"wrote {target}\n{hint.format(file=target)}")
 
 
-def write_timm(net: ViT, facts: dict[str, Any], path: Path) -> str:
-    """timm's names; the header says which network it is, and the hint builds the timm model that loads the file."""
+def write_timm(net: ViT, metadata: dict[str, Any], path: Path) -> str:
+    """Writes weights under timm's names; returns the code that loads them."""
     try:
         name, options = timm_call(net.config)
-        state = from_tessera("timm", net.state_dict(), net.config)
+        state = TIMM.weights_to_external(net.state_dict(), net.config)
     except ValueError as error:
         raise UsageError(
-            f"this model cannot become a timm model ({str(error).rstrip('.')}): export to onnx or safetensors"
+            f"no model of timm is like this one ({str(error).rstrip('.')}): "
+            "export to onnx or safetensors"
         ) from error
-    save_weights(state, path, config=json.dumps(asdict(net.config)), facts=json.dumps(facts))
+    save_weights(state, path, config=json.dumps(asdict(net.config)), metadata=json.dumps(metadata))
     arguments = "".join(f", {key}={value!r}" for key, value in options.items())
     return f"timm.create_model('{name}', checkpoint_path='{{file}}'{arguments})"
 
 
 def timm_call(config: ViTConfig) -> tuple[str, dict[str, Any]]:
-    """Name and keyword arguments with which `timm.create_model` builds the same architecture.
+    """Returns the name and arguments with which `timm.create_model` builds the same model.
 
     Raises:
-        ValueError: an option that timm's ViT does not have.
+        ValueError: There is none, with the option.
     """
-    stack, usual = config.stack, timm_arguments(ViTConfig(stack=StackConfig(768, 12, 12)))
-    require(
-        stack.norm_eps == 1e-6,
-        f"timm models have norm_eps 1e-06, but this one has {stack.norm_eps}",
-    )
-    usual["fc_norm"] = config.pool != "cls"
-    name = {(192, 3): "tiny", (384, 6): "small"}.get((stack.width, stack.heads), "base")
-    if name != "base":
-        usual |= {"embed_dim": stack.width, "num_heads": stack.heads}
-    options = timm_arguments(config)
-    return f"vit_{name}_patch16_224", {k: v for k, v in options.items() if usual[k] != v}
+    stack = config.stack
+    eps = f"timm models have norm_eps 1e-06, but this one has {stack.norm_eps}"
+    require(stack.norm_eps == 1e-6, eps)
+    defaults = timm_arguments(ViTConfig(stack=StackConfig(768, 12, 12)))
+    defaults["fc_norm"] = config.pool != "cls"
+    size = {(192, 3): "tiny", (384, 6): "small"}.get((stack.width, stack.heads), "base")
+    if size != "base":
+        defaults |= {"embed_dim": stack.width, "num_heads": stack.heads}
+    arguments = timm_arguments(config)
+    changed = {name: value for name, value in arguments.items() if value != defaults[name]}
+    return f"vit_{size}_patch16_224", changed
 
 
 class FromPixels(nn.Module):
@@ -80,20 +81,22 @@ class FromPixels(nn.Module):
 
     Args:
         net: The network.
-        facts: The data's, with `mean` and `std`.
+        metadata: Of the data, with `mean` and `std`.
     """
 
-    def __init__(self, net: ViT, facts: dict[str, Any]) -> None:
+    def __init__(self, net: ViT, metadata: dict[str, Any]) -> None:
         super().__init__()
-        self.net, self.mean, self.std = net, facts["mean"], facts["std"]
+        self.net = net
+        self.mean = metadata["mean"]
+        self.std = metadata["std"]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Pixels in [0, 1], (B, C, Y, X), to logits (B, K)."""
+        """Returns logits (B, K) of pixels in [0, 1], (B, C, Y, X)."""
         return self.net(normalise(images * 255, self.mean, self.std))
 
 
-def write_onnx(net: ViT, facts: dict[str, Any], path: Path) -> str:
-    """A graph from "images", float32 (B, C, Y, X) in [0, 1], to "logits" (B, K); class names in its metadata."""
+def write_onnx(net: ViT, metadata: dict[str, Any], path: Path) -> str:
+    """Writes a graph from "images", float32 (B, C, Y, X) in [0, 1], to "logits" (B, K)."""
     try:
         import onnx
         import onnxscript  # noqa: F401
@@ -103,7 +106,7 @@ def write_onnx(net: ViT, facts: dict[str, Any], path: Path) -> str:
         ) from error
     example = torch.rand(2, net.embed.shape[0], net.config.image_size, net.config.image_size)
     program = torch.onnx.export(
-        FromPixels(net, facts).eval(),
+        FromPixels(net, metadata).eval(),
         (example,),
         dynamo=True,
         verbose=False,
@@ -113,7 +116,7 @@ def write_onnx(net: ViT, facts: dict[str, Any], path: Path) -> str:
     )
     assert program is not None
     model = program.model_proto
-    onnx.helper.set_model_props(model, {"class_names": json.dumps(facts["class_names"])})
+    onnx.helper.set_model_props(model, {"class_names": json.dumps(metadata["class_names"])})
     onnx.save(model, path)
     return (
         "run it with onnxruntime.InferenceSession('{file}').run(None, {{'images': pixels_in_0_1}})"

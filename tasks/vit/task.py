@@ -15,14 +15,15 @@ from datamodules.utils.files import write_text
 from datamodules.vision.augment import Augment, AugmentConfig, normalise
 from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from tasks.base import Batch
-from tasks.checkpoints.weights import filled
+from tasks.checkpoints.weights import fill_config
 from tasks.classification import ClassifierTask
 from tasks.tracking.media import Picture, Table, drawn
 from tasks.tracking.run_folder import make_folder
 from tasks.training.optim import OptimConfig
 from tasks.vit.attend import draw, rollout
 
-LOOKED_AT, MISTAKES = 6, 32  # images that loggers show of an evaluation
+ROLLOUTS = 6  # images with attention in loggers, of each evaluation
+MISTAKES = 32  # misclassified images in loggers
 
 
 class ViTTask(ClassifierTask):
@@ -31,18 +32,18 @@ class ViTTask(ClassifierTask):
     Args:
         net: The network. Number of classes and channels come from the data where they are null.
         optimizer: Optimizer, schedule and clipping.
-        augment: Random changes to training images; each image draws its own.
-        label_smoothing: Share of the target spread evenly over all classes (Szegedy 2016), 0 to 1.
-        pretrained: Weights to start from: `timm/<model name>`, downloaded by timm, or a local .safetensors or .pth file
-            with timm's names that is called as timm's model, has its config.json beside it, or is our export; null
-            starts from random weights.
-        ema: Decay of a running average of the weights, per optimizer step, such as 0.999; evaluation and the saved
-            weights use the average. Null keeps none.
+        augment: Random augmentation of training images.
+        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), 0 to 1.
+        pretrained: Weights to start from: `timm/<model name>`, downloaded by timm, or a local
+            .safetensors or .pth file with timm's names that is called as timm's model, has its
+            config.json beside it, or is our export; null starts from random weights.
+        ema: Decay of a running average of the weights, per optimizer step, such as 0.999;
+            evaluation and the saved weights use the average. Null keeps none.
         compile: Compile the network with torch.compile, in place.
     """
 
     name = "vit"
-    known = ("class_names", "mean", "std")
+    dataset_metadata = ("class_names", "mean", "std")
 
     def __init__(
         self,
@@ -55,31 +56,32 @@ class ViTTask(ClassifierTask):
         compile: bool = False,
     ) -> None:
         super().__init__(optimizer, label_smoothing, ema, compile)
-        self.net_config, self.pretrained = net, pretrained
+        self.net_config = net
+        self.pretrained = pretrained
         self.augment = Augment(augment)
         self.looked: dict[str, Picture] = {}
         self.mistakes: list[tuple[Any, ...]] = []
 
     @staticmethod
     def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
-        """Refuse a file of weights that does not say which model it is of, unless options do."""
+        """Refuses a file of weights whose model is not known, unless options describe it."""
         if options.model.pretrained is not None:
-            from tasks.vit.architectures import check_named
+            from tasks.vit.architectures import check_described
 
-            check_named(options.model.pretrained, named)
+            check_described(options.model.pretrained, named)
 
-    def build(self, facts: Mapping[str, Any]) -> ViT:
-        """A ViT for the data's classes and channels; refuses a typed number that contradicts the data."""
-        found = {"num_classes": len(facts["class_names"]), "channels": facts["channels"]}
-        net = ViT(filled(self.net_config, found))
+    def build(self, metadata: Mapping[str, Any]) -> ViT:
+        """Builds a ViT for the data's classes and channels."""
+        found = {"num_classes": len(metadata["class_names"]), "channels": metadata["channels"]}
+        net = ViT(fill_config(self.net_config, found))
         if self.pretrained is not None and self.restored is None:
             from tasks.vit.architectures import load_pretrained
 
-            load_pretrained(net, self.pretrained, facts)
+            load_pretrained(net, self.pretrained, metadata)
         return net
 
     def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss (), logits (B, K) and labels (B,) of a batch of uint8 images (B, C, Y, X)."""
+        """Returns loss (), logits (B, K) and labels (B,) of uint8 images (B, C, Y, X)."""
         labels = targets = batch["label"]
         if training:
             pixels = self.augment.erase(self.normalised(self.augment(batch["image"])))
@@ -91,51 +93,50 @@ class ViTTask(ClassifierTask):
         return F.cross_entropy(logits, targets, label_smoothing=smoothing), logits, labels
 
     def look(self, batch: Batch, outputs: Tensor) -> None:
-        """Keep the first images got wrong, and where the network looks in the first images of all."""
+        """Keeps the first misclassified images, and attention of the first images."""
         if self.looked and len(self.mistakes) >= MISTAKES:
             return
-        images, labels, names = batch["image"], batch["label"], self.class_names
-        confidence, guesses = (values.cpu() for values in outputs.float().softmax(-1).max(-1))
-        pairs = [
-            (names[true], names[guess])
-            for true, guess in zip(labels.tolist(), guesses.tolist(), strict=True)
+        images = batch["image"]
+        probabilities = outputs.float().softmax(-1).cpu()  # (B, K)
+        confidence, predicted = probabilities.max(-1)  # (B,), (B,)
+        labels = batch["label"].cpu()
+        names = [
+            (self.class_names[label], self.class_names[guess])
+            for label, guess in zip(labels.tolist(), predicted.tolist(), strict=True)
         ]
         if not self.looked:
-            few = images[:LOOKED_AT]
+            first = images[:ROLLOUTS]
             with self.trainer.precision_plugin.val_step_context():
-                shares = rollout(self.net, self.normalised(few))
+                attention = rollout(self.net, self.normalised(first))
             titles = [
-                true if true == guess else f"{true}\n(seen as {guess})"
-                for true, guess in pairs[:LOOKED_AT]
+                label if label == guess else f"{label}\n(seen as {guess})"
+                for label, guess in names[:ROLLOUTS]
             ]
-            self.looked["attention"] = drawn(lambda file: draw(few, shares, titles, file))
-        for i in (
-            torch.nonzero(guesses != labels.cpu())
-            .flatten()[: MISTAKES - len(self.mistakes)]
-            .tolist()
-        ):
-            self.mistakes.append((images[i].cpu(), *pairs[i], float(confidence[i])))
+            self.looked["attention"] = drawn(lambda file: draw(first, attention, titles, file))
+        wrong = torch.nonzero(predicted != labels).flatten()  # (S,)
+        for i in wrong[: MISTAKES - len(self.mistakes)].tolist():
+            self.mistakes.append((images[i].cpu(), *names[i], float(confidence[i])))
 
     def exhibits(self, split: str) -> dict[str, Table | Picture]:
-        """Also what `look` kept."""
+        """Returns also what `look` kept."""
         shown = super().exhibits(split) | self.looked
         if self.mistakes:
-            shown["misclassified"] = Table(
-                ("image", "label", "prediction", "probability"), self.mistakes
-            )
-        self.looked, self.mistakes = {}, []
+            columns = ("image", "label", "prediction", "probability")
+            shown["misclassified"] = Table(columns, self.mistakes)
+        self.looked = {}
+        self.mistakes = []
         return shown
 
     def normalised(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, Y, X) to float with the training data's mean and standard deviation taken out."""
-        return normalise(images, self.facts["mean"], self.facts["std"])
+        """Normalises uint8 (B, C, Y, X) with the training data's mean and standard deviation."""
+        return normalise(images, self.metadata["mean"], self.metadata["std"])
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[list[str], Tensor]:
-        """Paths and class probabilities (B, K)."""
+        """Returns paths and class probabilities (B, K)."""
         return batch["path"], self.net(self.normalised(batch["image"])).softmax(-1)
 
     def write_predictions(self, trainer: pl.Trainer, datamodule: ImageData, folder: Path) -> None:
-        """Write `predictions.csv`: path, label and the probability of each class, one row per image file."""
+        """Writes `predictions.csv`: path, label and the probability of each class."""
         batches: Any = trainer.predict(self, datamodule=datamodule)
         rows = [row for batch in batches for row in zip(*batch, strict=True)]
         make_folder(folder)

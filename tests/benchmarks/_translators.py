@@ -87,17 +87,18 @@ def hugging_face(dropout: float = 0.0, spread: float = 0.02) -> Any:
 def tessera(dropout: float = 0.0, spread: float = 0.02) -> Any:
     """Our model with the weights of Hugging Face's; arguments as there."""
     from modules.models.seq2seq import Seq2Seq
-    from modules.pretrained.seq2seq import load_weights, to_tessera
-    from modules.pretrained.seq2seq_configs import config_from_huggingface
+    from modules.pretrained.family import config_from_huggingface
+    from modules.pretrained.seq2seq import FAMILIES
+    from modules.pretrained.weights import load_weights
 
     theirs = hugging_face(dropout, spread)
-    family, found = config_from_huggingface(theirs.config.to_dict())
+    family, found = config_from_huggingface(theirs.config.to_dict(), FAMILIES)
     rates = {"dropout": dropout, "mlp_dropout": 0.0, "attention_dropout": 0.0}
     config = replace(
         found, encoder=replace(found.encoder, **rates), decoder=replace(found.decoder, **rates)
     )
     net = Seq2Seq(config)
-    load_weights(net, to_tessera(family, theirs.state_dict(), config))
+    load_weights(net, FAMILIES[family].weights_from_external(theirs.state_dict(), config))
     return net
 
 

@@ -70,13 +70,16 @@ def hugging_face() -> Any:
 def tessera() -> Any:
     """Our model with the weights of theirs."""
     from modules.models.bert import BertClassifier
-    from modules.pretrained.bert import load_weights, to_tessera
-    from modules.pretrained.bert_configs import config_from_huggingface
+    from modules.pretrained.bert import FAMILIES, HEADS
+    from modules.pretrained.family import config_from_huggingface
+    from modules.pretrained.weights import load_weights
 
     theirs = hugging_face()
-    family, sizes = config_from_huggingface(theirs.config.to_dict())
+    family, sizes = config_from_huggingface(theirs.config.to_dict(), FAMILIES)
     net = BertClassifier(replace(sizes, num_classes=2))
-    left = load_weights(net, to_tessera(family, theirs.state_dict(), net.config))
+    left = load_weights(
+        net, FAMILIES[family].weights_from_external(theirs.state_dict(), net.config), HEADS
+    )
     assert not left, left
     return net
 

@@ -23,6 +23,7 @@ def worker(millions: int, folder: str) -> Callable[[], dict[str, float]]:
     """A round: saves a checkpoint and reads it; seconds of both, bytes of the file, and the memory that saving took."""
     import torch
 
+    from tasks.checkpoints.contents import VERSION
     from tasks.checkpoints.reading import KEY, read_checkpoint
     from tasks.checkpoints.writing import AtomicCheckpointIO
 
@@ -34,8 +35,8 @@ def worker(millions: int, folder: str) -> Callable[[], dict[str, float]]:
     }
     entry = {
         "task": "mine",
-        "version": "1",
-        "facts": {},
+        "version": VERSION,
+        "metadata": {},
         "net": {},
         "config": {"model": {}, "data": {}},
     }

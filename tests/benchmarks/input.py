@@ -47,13 +47,13 @@ def torchvision_batches(data: ImageData, config: AugmentConfig) -> Callable[[], 
     """The same augmentations as torchvision's `transforms`, in two workers."""
     from torchvision import transforms
 
-    facts, train = data.facts(), data._dataset("train")
+    metadata, train = data.facts(), data._dataset("train")
     pixels = train[list(range(len(train)))]["image"]
     to_pil = transforms.ToPILImage()
     steps = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
     if config.rand_augment_ops:
         steps.append(transforms.RandAugment(config.rand_augment_ops, config.rand_augment_magnitude))
-    steps += [transforms.ToTensor(), transforms.Normalize(facts["mean"], facts["std"])]
+    steps += [transforms.ToTensor(), transforms.Normalize(metadata["mean"], metadata["std"])]
     images = PilImages([to_pil(image) for image in pixels], transforms.Compose(steps))
     loader = DataLoader(
         images, BATCH, shuffle=True, num_workers=2, persistent_workers=True, drop_last=True
@@ -63,11 +63,11 @@ def torchvision_batches(data: ImageData, config: AugmentConfig) -> Callable[[], 
 
 def our_batches(data: ImageData, config: AugmentConfig) -> Callable[[], Iterator[Tensor]]:
     """The datamodule's loader and batched augmentation, in this process."""
-    facts, augment, loader = data.facts(), Augment(config), data.train_dataloader()
+    metadata, augment, loader = data.facts(), Augment(config), data.train_dataloader()
 
     def batches() -> Iterator[Tensor]:
         for batch in loader:
-            yield normalise(augment(batch["image"]), facts["mean"], facts["std"])
+            yield normalise(augment(batch["image"]), metadata["mean"], metadata["std"])
 
     return batches
 

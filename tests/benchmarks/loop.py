@@ -54,7 +54,7 @@ def bare() -> float:
 
     data, task = ImageData(batch_size=BATCH), ViTTask(net=VIT_PRESETS["cifar_tiny"])
     fill(data)
-    task.facts, task.net = data.facts(), task.build(data.facts())
+    task.metadata, task.net = data.facts(), task.build(data.facts())
     built = optim.build(task.net, task.optimizer_config, STEPS)
     for number, batch in enumerate(data.train_dataloader()):
         loss, _, _ = task.step(batch, training=True)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from modules.models.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM
-from modules.pretrained.bert import TABLES, from_tessera, load_weights, to_tessera
-from modules.pretrained.bert_configs import FAMILIES, config_from_huggingface, config_to_huggingface
+from modules.pretrained.bert import FAMILIES, HEADS
+from modules.pretrained.family import config_from_huggingface
+from modules.pretrained.weights import load_weights
 
 transformers = pytest.importorskip("transformers")
 
@@ -32,7 +33,7 @@ def theirs(
     family: str, head: str, sizes: dict[str, Any] | None = None, **options: Any
 ) -> nn.Module:
     """Their model with weights among which no zeros or ones hide a mistake."""
-    kind = FAMILIES[family].model
+    kind = FAMILIES[family].architecture
     pad = 1 if family == "roberta" else 0
     sizes = SIZES[family] if sizes is None else sizes
     settings = getattr(transformers, f"{kind}Config")(
@@ -87,10 +88,12 @@ def run_theirs(model: nn.Module, texts: dict[str, Tensor], **options: Any) -> An
 
 
 def ours(family: str, model: Any, kind: type[nn.Module]) -> Any:
-    name, config = config_from_huggingface(model.config.to_dict())
+    name, config = config_from_huggingface(model.config.to_dict(), FAMILIES)
     assert name == family
     net = kind(config).eval()
-    missing = load_weights(net, to_tessera(family, model.state_dict(), config))
+    missing = load_weights(
+        net, FAMILIES[family].weights_from_external(model.state_dict(), config), HEADS
+    )
     assert not missing
     return net
 
@@ -100,7 +103,7 @@ def far(one: Tensor, two: Tensor) -> float:
     return (one - two).abs().max().item()
 
 
-@pytest.mark.parametrize("family", TABLES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_classification_and_hidden_states(family: str) -> None:
     model = theirs(family, "ForSequenceClassification")
     net, texts = ours(family, model, BertClassifier), batch(family)
@@ -115,7 +118,7 @@ def test_classification_and_hidden_states(family: str) -> None:
     assert expected.logits.std() > 0.01
 
 
-@pytest.mark.parametrize("family", TABLES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_masked_tokens(family: str) -> None:
     model = theirs(family, "ForMaskedLM")
     net, texts = ours(family, model, BertMaskedLM), batch(family)
@@ -127,9 +130,14 @@ def test_masked_tokens(family: str) -> None:
 
 def test_next_sentence() -> None:
     model = theirs("bert", "ForPreTraining")
-    config = replace(config_from_huggingface(model.config.to_dict())[1], next_sentence=True)
+    config = replace(
+        config_from_huggingface(model.config.to_dict(), FAMILIES)[1], next_sentence=True
+    )
     net, texts = BertMaskedLM(config).eval(), batch("bert")
-    assert load_weights(net, to_tessera("bert", model.state_dict(), config)) == []
+    assert (
+        load_weights(net, FAMILIES["bert"].weights_from_external(model.state_dict(), config), HEADS)
+        == []
+    )
     expected = run_theirs(model, texts)
     with torch.inference_mode():
         hidden = net.encoder(**texts)
@@ -143,7 +151,7 @@ def test_next_sentence() -> None:
         )
 
 
-@pytest.mark.parametrize("family", TABLES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("head", "kind"), [("ForSequenceClassification", BertClassifier), ("ForMaskedLM", BertMaskedLM)]
 )
@@ -165,59 +173,65 @@ def test_base_shape(head: str, kind: type[nn.Module], family: str) -> None:
 
 
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForMaskedLM"])
-@pytest.mark.parametrize("family", TABLES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_there_and_back(family: str, head: str) -> None:
     model = theirs(family, head)
     net = ours(family, model, BertMaskedLM if head == "ForMaskedLM" else BertClassifier)
-    back, state = from_tessera(family, net.state_dict(), net.config), model.state_dict()
+    back, state = (
+        FAMILIES[family].weights_to_external(net.state_dict(), net.config),
+        model.state_dict(),
+    )
     assert back.keys() == {name for name in state if not name.endswith("_ids")}
     for name, value in back.items():
         first = FAMILIES[family].first_position(net.config) if "position" in name else 0
         assert torch.equal(value[first:], state[name][first:]), (
             name
         )  # RoBERTa never reads the rows before
-    again = to_tessera(family, back, net.config)
+    again = FAMILIES[family].weights_from_external(back, net.config)
     assert all(torch.equal(value, again[name]) for name, value in net.state_dict().items())
 
 
-@pytest.mark.parametrize("family", TABLES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_of_ours_becomes_theirs(family: str, tmp_path: Path) -> None:
-    config = config_from_huggingface(theirs(family, "ForSequenceClassification").config.to_dict())[
-        1
-    ]
+    config = config_from_huggingface(
+        theirs(family, "ForSequenceClassification").config.to_dict(), FAMILIES
+    )[1]
     net, names = BertClassifier(config).eval(), ["bad", "fair", "good"]
-    settings = config_to_huggingface(family, net.config, names)
+    settings = FAMILIES[family].config_to_external(net.config, names)
     model = getattr(transformers, settings["architectures"][0])(
-        getattr(transformers, f"{FAMILIES[family].model}Config").from_dict(settings)
+        getattr(transformers, f"{FAMILIES[family].architecture}Config").from_dict(settings)
     ).eval()
-    model.load_state_dict(from_tessera(family, net.state_dict(), net.config), strict=False)
+    model.load_state_dict(
+        FAMILIES[family].weights_to_external(net.state_dict(), net.config), strict=False
+    )
     model.save_pretrained(tmp_path)
     again = getattr(transformers, settings["architectures"][0]).from_pretrained(tmp_path)
     assert list(again.config.id2label.values()) == names
     texts = batch(family)
     with torch.inference_mode():
         assert far(net(**texts), run_theirs(again, texts).logits) <= 1e-5
-    assert config_from_huggingface(again.config.to_dict()) == (family, net.config)
+    assert config_from_huggingface(again.config.to_dict(), FAMILIES) == (family, net.config)
 
 
 def test_a_model_without_segments_becomes_bert() -> None:
     config = replace(
-        config_from_huggingface(theirs("bert", "ForMaskedLM").config.to_dict())[1], segments=0
+        config_from_huggingface(theirs("bert", "ForMaskedLM").config.to_dict(), FAMILIES)[1],
+        segments=0,
     )
     net = BertMaskedLM(config).eval()
-    settings = config_to_huggingface("bert", config)
+    settings = FAMILIES["bert"].config_to_external(config)
     model = transformers.BertForMaskedLM(transformers.BertConfig.from_dict(settings)).eval()
-    model.load_state_dict(from_tessera("bert", net.state_dict(), config))
+    model.load_state_dict(FAMILIES["bert"].weights_to_external(net.state_dict(), config))
     texts = {name: value for name, value in batch("bert").items() if name != "segments"}
     with torch.inference_mode():
         places = texts["padding_mask"]
         assert far(net(**texts, where=places), run_theirs(model, texts).logits[places]) <= 1e-5
 
 
-@pytest.mark.parametrize("family", TABLES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bare_encoders_in_old_files(family: str) -> None:
     model = theirs(family, "Model")
-    _, config = config_from_huggingface(model.config.to_dict())
+    _, config = config_from_huggingface(model.config.to_dict(), FAMILIES)
     config = replace(config, num_classes=3)
     old = {
         name.replace("orm.weight", "orm.gamma").replace("orm.bias", "orm.beta"): value
@@ -225,7 +239,7 @@ def test_bare_encoders_in_old_files(family: str) -> None:
     }
     assert not any(name.startswith(family) for name in old) and any("gamma" in name for name in old)
     net, texts = BertClassifier(config).eval(), batch(family)
-    missing = load_weights(net, to_tessera(family, old, config))
+    missing = load_weights(net, FAMILIES[family].weights_from_external(old, config), HEADS)
     heads = {"head.linear.weight", "head.linear.bias", "pooler.dense.weight", "pooler.dense.bias"}
     assert set(missing) == (
         heads - {"pooler.dense.weight", "pooler.dense.bias"} if family == "bert" else heads
@@ -240,13 +254,16 @@ def test_bare_encoders_in_old_files(family: str) -> None:
 
 def test_another_number_of_classes_and_the_other_head() -> None:
     model = theirs("bert", "ForSequenceClassification")
-    config = replace(config_from_huggingface(model.config.to_dict())[1], num_classes=7)
-    state = to_tessera("bert", model.state_dict(), config)
-    assert load_weights(BertClassifier(config), state) == ["head.linear.weight", "head.linear.bias"]
+    config = replace(config_from_huggingface(model.config.to_dict(), FAMILIES)[1], num_classes=7)
+    state = FAMILIES["bert"].weights_from_external(model.state_dict(), config)
+    assert load_weights(BertClassifier(config), state, HEADS) == [
+        "head.linear.weight",
+        "head.linear.bias",
+    ]
     pretrained = BertMaskedLM(config)
-    start = load_weights(pretrained, state)
+    start = load_weights(pretrained, state, HEADS)
     assert start and all(name.startswith("head.") for name in start)
-    missing = load_weights(BertClassifier(config), pretrained.state_dict())
+    missing = load_weights(BertClassifier(config), pretrained.state_dict(), HEADS)
     assert all(name.startswith(("head.", "pooler.")) for name in missing)
 
 
@@ -269,7 +286,7 @@ def test_presets_are_as_published() -> None:
         with torch.device("meta"):
             model = transformers.BertForSequenceClassification(
                 transformers.BertConfig.from_dict(
-                    config_to_huggingface("bert", config, ["no", "yes"])
+                    FAMILIES["bert"].config_to_external(config, ["no", "yes"])
                 )
             )
             net = BertClassifier(config)
@@ -277,7 +294,7 @@ def test_presets_are_as_published() -> None:
             p.numel() for p in net.parameters()
         )
     published = transformers.BertConfig(architectures=["BertForSequenceClassification"]).to_dict()
-    assert config_from_huggingface(published) == ("bert", config)
+    assert config_from_huggingface(published, FAMILIES) == ("bert", config)
 
 
 @pytest.mark.parametrize(
@@ -294,25 +311,28 @@ def test_presets_are_as_published() -> None:
 def test_configs_that_we_lack_parts_for(change: dict[str, Any], words: str) -> None:
     settings = {**transformers.BertConfig().to_dict(), **change}
     with pytest.raises(ValueError, match=words):
-        config_from_huggingface(settings)
+        config_from_huggingface(settings, FAMILIES)
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
     model = theirs("bert", "ForMaskedLM")
-    state, config = model.state_dict(), config_from_huggingface(model.config.to_dict())[1]
+    state, config = model.state_dict(), config_from_huggingface(model.config.to_dict(), FAMILIES)[1]
     with pytest.raises(ValueError, match="surprise"):
-        to_tessera("bert", {**state, "surprise": torch.zeros(1)}, config)
+        FAMILIES["bert"].weights_from_external({**state, "surprise": torch.zeros(1)}, config)
     with pytest.raises(ValueError, match="encoder.stack.blocks.0.attention.qkv.weight"):
-        to_tessera(
-            "bert", {name: value for name, value in state.items() if ".self." not in name}, config
+        FAMILIES["bert"].weights_from_external(
+            {name: value for name, value in state.items() if ".self." not in name}, config
         )
-    with pytest.raises(ValueError, match="separate tables"):
-        to_tessera("bert", {**state, "cls.predictions.decoder.weight": torch.zeros(60, 32)}, config)
+    with pytest.raises(ValueError, match="tied"):
+        FAMILIES["bert"].weights_from_external(
+            {**state, "cls.predictions.decoder.weight": torch.zeros(60, 32)}, config
+        )
     with pytest.raises(ValueError, match="position.table is .24, 32. .* but .9, 32."):
-        to_tessera("bert", state, replace(config, max_length=9))
+        FAMILIES["bert"].weights_from_external(state, replace(config, max_length=9))
     with pytest.raises(ValueError, match="encoder.embed.weight is"):
         load_weights(
-            BertMaskedLM(replace(config, vocabulary=70)), to_tessera("bert", state, config)
+            BertMaskedLM(replace(config, vocabulary=70)),
+            FAMILIES["bert"].weights_from_external(state, config),
         )
     classifier = replace(config, num_classes=2)
     for option, value in {
@@ -323,7 +343,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     }.items():
         with pytest.raises(ValueError, match=option):
             other = replace(classifier, **{option: value})
-            from_tessera("bert", BertClassifier(other).state_dict(), other)
+            FAMILIES["bert"].weights_to_external(BertClassifier(other).state_dict(), other)
     for option, value in {
         "order": "pre",
         "norm": "rmsnorm",
@@ -331,23 +351,22 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         "feedforward": "swiglu",
     }.items():
         with pytest.raises(ValueError, match=option):
-            config_to_huggingface(
-                "bert", replace(config, stack=replace(config.stack, **{option: value}))
+            FAMILIES["bert"].config_to_external(
+                replace(config, stack=replace(config.stack, **{option: value}))
             )
     with pytest.raises(ValueError, match="feedforward gelu, but this one has relu"):
-        config_to_huggingface(
-            "roberta", replace(config, stack=replace(config.stack, feedforward="relu"))
+        FAMILIES["roberta"].config_to_external(
+            replace(config, stack=replace(config.stack, feedforward="relu"))
         )
     with pytest.raises(ValueError, match="segments 0"):
-        config_to_huggingface(
-            "distilbert", replace(config, stack=replace(config.stack, norm_eps=1e-12))
+        FAMILIES["distilbert"].config_to_external(
+            replace(config, stack=replace(config.stack, norm_eps=1e-12))
         )
     with pytest.raises(ValueError, match="sentence"):
         both = replace(classifier, next_sentence=True, segments=2)
-        from_tessera("roberta", BertMaskedLM(both).state_dict(), both)
-    assert set(TABLES) == set(FAMILIES)
+        FAMILIES["roberta"].weights_to_external(BertMaskedLM(both).state_dict(), both)
 
 
 def test_roberta_counts_positions_behind_padding() -> None:
-    _, config = config_from_huggingface(theirs("roberta", "Model").config.to_dict())
+    _, config = config_from_huggingface(theirs("roberta", "Model").config.to_dict(), FAMILIES)
     assert config.max_length == 22 and isinstance(config, BertConfig)

@@ -14,13 +14,9 @@ from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from modules.position import T5Bias
-from modules.pretrained.seq2seq import TABLES, from_tessera, load_weights, to_tessera
-from modules.pretrained.seq2seq_configs import (
-    FAMILIES,
-    config_from_huggingface,
-    config_to_huggingface,
-    suited_family,
-)
+from modules.pretrained.family import config_from_huggingface
+from modules.pretrained.seq2seq import FAMILIES, matching_family
+from modules.pretrained.weights import load_weights
 
 transformers = pytest.importorskip("transformers")
 
@@ -120,9 +116,9 @@ def theirs(settings: Settings, std: float = 0.2) -> Any:
 
 def ours(model: Any) -> Seq2Seq:
     """Our model with their weights."""
-    family, config = config_from_huggingface(model.config.to_dict())
+    family, config = config_from_huggingface(model.config.to_dict(), FAMILIES)
     net = Seq2Seq(config).eval()
-    load_weights(net, to_tessera(family, model.state_dict(), config))
+    load_weights(net, FAMILIES[family].weights_from_external(model.state_dict(), config))
     return net
 
 
@@ -229,7 +225,7 @@ def test_greedy(settings: Settings) -> None:
 def test_there_and_back(settings: Settings) -> None:
     model = theirs(settings)
     net, state, family = ours(model), model.state_dict(), settings["model_type"]
-    back = from_tessera(family, net.state_dict(), net.config)
+    back = FAMILIES[family].weights_to_external(net.state_dict(), net.config)
     assert back.keys() <= state.keys()
     copies = (
         "lm_head",
@@ -242,7 +238,7 @@ def test_there_and_back(settings: Settings) -> None:
         if "embed_positions" in name:  # nobody uses their first two rows
             value, state[name] = value[2:], state[name][2:]
         assert torch.equal(value, state[name]), name
-    assert config_from_huggingface(config_to_huggingface(family, net.config)) == (
+    assert config_from_huggingface(FAMILIES[family].config_to_external(net.config), FAMILIES) == (
         family,
         net.config,
     )
@@ -252,15 +248,15 @@ def saved(net: Seq2Seq, folder: Path) -> Any:
     """Our model as they read it from a folder."""
     from safetensors.torch import save_file
 
-    family = suited_family(net.config)
+    family = matching_family(net.config).name
     save_file(
-        from_tessera(family, net.state_dict(), net.config),
+        FAMILIES[family].weights_to_external(net.state_dict(), net.config),
         folder / "model.safetensors",
         {"format": "pt"},
     )
     special = {"decoder_start": 0, "eos": END, "pad": 0}
     (folder / "config.json").write_text(
-        json.dumps(config_to_huggingface(family, net.config, special))
+        json.dumps(FAMILIES[family].config_to_external(net.config, special))
     )
     model, said = transformers.AutoModelForSeq2SeqLM.from_pretrained(
         folder, output_loading_info=True
@@ -286,7 +282,7 @@ def test_a_model_of_ours_becomes_theirs(settings: Settings, tmp_path: Path) -> N
     inputs = batch(model)
     expected = run_theirs(model, *inputs)
     assert far(run_ours(net, *inputs), expected) <= 3e-5 and expected.std() > 0.1
-    family, again = config_from_huggingface(model.config.to_dict())
+    family, again = config_from_huggingface(model.config.to_dict(), FAMILIES)
     assert (family, again) == (settings["model_type"], config)
 
 
@@ -300,7 +296,7 @@ def test_a_preset_is_a_marian_model(tmp_path: Path) -> None:
     assert far(run_ours(net, *inputs), run_theirs(model, *inputs)) <= 3e-5
     same_texts(model, net, (19, 5, 9), 16, 1.0, beams=1)
     assert {
-        name: suited_family(config) for name, config in SEQ2SEQ_PRESETS.items()
+        name: matching_family(config).name for name, config in SEQ2SEQ_PRESETS.items()
     } == dict.fromkeys(SEQ2SEQ_PRESETS, "marian")
 
 
@@ -330,19 +326,25 @@ def test_old_and_bare_files() -> None:
         },
     }
     for name, buffers in more.items():
-        model, prefix = theirs(CASES[name]), TABLES[name].prefix
-        family, config = config_from_huggingface(model.config.to_dict())
+        model, prefix = theirs(CASES[name]), FAMILIES[name].prefix
+        family, config = config_from_huggingface(model.config.to_dict(), FAMILIES)
         state = model.state_dict() | buffers
-        expected = to_tessera(family, state, config)
+        expected = FAMILIES[family].weights_from_external(state, config)
         del state["lm_head.weight"]
         bare = {key.removeprefix(prefix): value for key, value in state.items()}
         few = {key: value for key, value in state.items() if "embed_tokens" not in key}
-        for found in (to_tessera(family, bare, config), to_tessera(family, few, config)):
+        for found in (
+            FAMILIES[family].weights_from_external(bare, config),
+            FAMILIES[family].weights_from_external(few, config),
+        ):
             assert found.keys() == expected.keys()
             assert all(torch.equal(value, found[key]) for key, value in expected.items())
         without = {key: value for key, value in few.items() if key != "final_logits_bias"}
         assert (
-            to_tessera(family, without, config).get("head.bias", torch.zeros(1)).count_nonzero()
+            FAMILIES[family]
+            .weights_from_external(without, config)
+            .get("head.bias", torch.zeros(1))
+            .count_nonzero()
             == 0
         )
 
@@ -357,9 +359,11 @@ def test_a_t5_with_one_table_that_scales_nothing() -> None:
     net, inputs = ours(model), batch(model)
     assert net.config.tying == "inputs"
     assert far(run_ours(net, *inputs), run_theirs(model, *inputs)) <= 3e-5
-    family, config = config_from_huggingface(model.config.to_dict())
+    family, config = config_from_huggingface(model.config.to_dict(), FAMILIES)
     state = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
-    assert torch.equal(to_tessera(family, state, config)["unembed.weight"], net.embed.weight)
+    assert torch.equal(
+        FAMILIES[family].weights_from_external(state, config)["unembed.weight"], net.embed.weight
+    )
 
 
 PUBLISHED: dict[str, Settings] = {
@@ -462,9 +466,9 @@ each_published = pytest.mark.parametrize("name", PUBLISHED)
 @each_published
 def test_published_sizes(name: str) -> None:
     settings = PUBLISHED[name]
-    family, config = config_from_huggingface(settings)
-    written = config_to_huggingface(family, config)
-    assert config_from_huggingface(written) == (family, config)
+    family, config = config_from_huggingface(settings, FAMILIES)
+    written = FAMILIES[family].config_to_external(config)
+    assert config_from_huggingface(written, FAMILIES) == (family, config)
     same = {
         theirs
         for theirs in settings.keys() & written.keys()
@@ -476,7 +480,7 @@ def test_published_sizes(name: str) -> None:
         model = transformers.AutoModelForSeq2SeqLM.from_config(
             transformers.AutoConfig.for_model(**settings)
         )
-    back = from_tessera(family, net.state_dict(), config)
+    back = FAMILIES[family].weights_to_external(net.state_dict(), config)
     state = {key: value.shape for key, value in model.state_dict().items()}
     assert {key: state[key] for key in back} == {key: value.shape for key, value in back.items()}
     assert sum(value.numel() for value in net.parameters()) == COUNTS[name]
@@ -534,46 +538,48 @@ def test_published_shapes(name: str) -> None:
 )
 def test_configs_that_we_lack_parts_for(settings: Settings, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        config_from_huggingface({"vocab_size": VOCABULARY, **settings})
+        config_from_huggingface({"vocab_size": VOCABULARY, **settings}, FAMILIES)
 
 
 def test_weights_that_do_not_fit() -> None:
     model = theirs(MARIAN)
-    state, config = model.state_dict(), config_from_huggingface(model.config.to_dict())[1]
+    state, config = model.state_dict(), config_from_huggingface(model.config.to_dict(), FAMILIES)[1]
     with pytest.raises(
         ValueError, match="no place for: model.encoder.layers.2.fc1.bias, model.score.weight"
     ):
-        to_tessera(
-            "marian",
+        FAMILIES["marian"].weights_from_external(
             {**state, "score.weight": state["lm_head.weight"], "encoder.layers.2.fc1.bias": 0},
             config,
         )
     with pytest.raises(ValueError, match="lack encoder.stack.blocks.0.norm1.weight"):
-        to_tessera(
-            "marian",
+        FAMILIES["marian"].weights_from_external(
             {n: v for n, v in state.items() if "encoder.layers.0.self_attn_layer" not in n},
             config,
         )
     with pytest.raises(
         ValueError, match="model.decoder.layers.1.encoder_attn.k_proj.weight is missing"
     ):
-        to_tessera(
-            "marian", {n: v for n, v in state.items() if "1.encoder_attn.k" not in n}, config
+        FAMILIES["marian"].weights_from_external(
+            {n: v for n, v in state.items() if "1.encoder_attn.k" not in n}, config
         )
     with pytest.raises(
         ValueError, match="lm_head.weight is not model.shared.weight: the config says"
     ):
-        to_tessera("marian", {**state, "lm_head.weight": state["lm_head.weight"] + 1}, config)
+        FAMILIES["marian"].weights_from_external(
+            {**state, "lm_head.weight": state["lm_head.weight"] + 1}, config
+        )
     with pytest.raises(
         ValueError,
         match=r"decoder.stack.blocks.0.feedforward.up.weight is \(96, 64\) .* but \(80, 64",
     ):
-        to_tessera("marian", state, replace(config, decoder=replace(config.decoder, mlp_width=80)))
+        FAMILIES["marian"].weights_from_external(
+            state, replace(config, decoder=replace(config.decoder, mlp_width=80))
+        )
 
 
 PRESET = sized(SEQ2SEQ_PRESETS["tiny"])
 BART_OURS, T5_OURS = (
-    config_from_huggingface({"vocab_size": VOCABULARY, **said})[1] for said in (BART, T5)
+    config_from_huggingface({"vocab_size": VOCABULARY, **said}, FAMILIES)[1] for said in (BART, T5)
 )
 
 
@@ -631,9 +637,9 @@ def test_models_that_theirs_cannot_be_like(
         decoder=replace(config.decoder, **blocks),
     )
     with pytest.raises(ValueError, match=words):
-        config_to_huggingface(family, config)
+        FAMILIES[family].config_to_external(config)
     with pytest.raises(ValueError, match=words):
-        from_tessera(family, {}, config)
+        FAMILIES[family].weights_to_external({}, config)
 
 
 def test_sides_that_theirs_cannot_part() -> None:
@@ -651,17 +657,18 @@ def test_sides_that_theirs_cannot_part() -> None:
         (T5_OURS, {"mlp_width": 40}, "t5 models have the same mlp_width .* not 40 and 80"),
     ):
         with pytest.raises(ValueError, match=words):
-            suited_family(replace(config, encoder=replace(config.encoder, **change)))
+            matching_family(replace(config, encoder=replace(config.encoder, **change)))
     other = replace(PRESET, tying="target", target_vocabulary=9)
-    assert suited_family(other) == "marian"
+    assert matching_family(other).name == "marian"
     with pytest.raises(ValueError, match="bart models have tying all"):
-        config_to_huggingface("bart", replace(BART_OURS, tying="target"))
+        FAMILIES["bart"].config_to_external(replace(BART_OURS, tying="target"))
     assert [
-        suited_family(config) for config in (BART_OURS, T5_OURS, replace(T5_OURS, tying="inputs"))
+        matching_family(config).name
+        for config in (BART_OURS, T5_OURS, replace(T5_OURS, tying="inputs"))
     ] == [*("bart", "t5", "t5")]
     with pytest.raises(ValueError, match="position sinusoidal, but this one has rotary"):
-        suited_family(replace(PRESET, position="rotary"))
-    assert TABLES.keys() == FAMILIES.keys()
+        matching_family(replace(PRESET, position="rotary"))
+    assert FAMILIES.keys() == FAMILIES.keys()
 
 
 def test_dropout_is_a_matter_of_rates() -> None:
@@ -673,19 +680,21 @@ def test_dropout_is_a_matter_of_rates() -> None:
         "activation_dropout": 0.2,
     }
     for stack in (
-        config_from_huggingface(settings)[1].encoder,
-        config_from_huggingface(settings)[1].decoder,
+        config_from_huggingface(settings, FAMILIES)[1].encoder,
+        config_from_huggingface(settings, FAMILIES)[1].decoder,
     ):
         assert (stack.dropout, stack.resolved.mlp_dropout, stack.attention_dropout) == (
             0.3,
             0.2,
             0.05,
         )
-    written = config_to_huggingface("marian", config_from_huggingface(settings)[1])
+    written = FAMILIES["marian"].config_to_external(config_from_huggingface(settings, FAMILIES)[1])
     assert [written[name] for name in ("dropout", "attention_dropout", "activation_dropout")] == [
         0.3,
         0.05,
         0.2,
     ]
-    stack = config_from_huggingface({**T5, "vocab_size": 9, "dropout_rate": 0.3})[1].decoder
+    stack = config_from_huggingface({**T5, "vocab_size": 9, "dropout_rate": 0.3}, FAMILIES)[
+        1
+    ].decoder
     assert (stack.dropout, stack.resolved.mlp_dropout, stack.attention_dropout) == (0.3, 0.3, 0.3)

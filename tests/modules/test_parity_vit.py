@@ -9,8 +9,8 @@ from torch import nn
 
 from modules.config import StackConfig
 from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
-from modules.pretrained.timm_configs import config_from_timm_model, config_from_timm_state
-from modules.pretrained.vit import TABLES, from_tessera, to_tessera
+from modules.pretrained.timm import config_from_timm_model, config_from_timm_state
+from modules.pretrained.vit import FAMILIES
 
 TIMM = [
     "vit_tiny_patch16_224",
@@ -49,7 +49,9 @@ def shake(model: nn.Module) -> nn.Module:
 def ours(family: str, theirs: nn.Module, config: ViTConfig) -> ViT:
     with torch.device("meta"):
         net = ViT(config).eval()
-    net.load_state_dict(to_tessera(family, theirs.state_dict(), config), assign=True)
+    net.load_state_dict(
+        FAMILIES[family].weights_from_external(theirs.state_dict(), config), assign=True
+    )
     return net
 
 
@@ -116,9 +118,11 @@ def test_positions_that_form_a_grid_with_and_without_other_tokens_are_not_guesse
     with pytest.raises(ValueError, match="with and without 5 tokens"):
         config_from_timm_state(theirs.state_dict(), ViTConfig())
     with pytest.raises(ValueError, match="with and without 5 tokens"):
-        to_tessera("timm", theirs.state_dict(), config)
+        FAMILIES["timm"].weights_from_external(theirs.state_dict(), config)
     net = ViT(config).eval()
-    net.load_state_dict(to_tessera("timm", theirs.state_dict(), config, prefix_positions=False))
+    net.load_state_dict(
+        FAMILIES["timm"].weights_from_external(theirs.state_dict(), config, prefix_positions=False)
+    )
     assert difference(net, theirs, 48) <= 1e-5
 
 
@@ -150,7 +154,7 @@ def test_hugging_face(depth: int, limit: float) -> None:
     config = ViTConfig(num_classes=5, stack=stack)
     net = ours(family, theirs, config)
     assert difference(net, theirs, 224) <= limit
-    back = from_tessera(family, net.state_dict(), config)
+    back = FAMILIES[family].weights_to_external(net.state_dict(), config)
     theirs.load_state_dict(back)
     assert difference(net, theirs, 224) <= limit
 
@@ -174,7 +178,9 @@ def test_hugging_face_files(tmp_path: Any) -> None:
     config = ViTConfig(image_size=32, patch_size=8, num_classes=2, stack=stack)
     net = ViT(config).eval()
     net.load_state_dict(
-        to_tessera("huggingface", load_file(tmp_path / "model.safetensors"), config)
+        FAMILIES["huggingface"].weights_from_external(
+            load_file(tmp_path / "model.safetensors"), config
+        )
     )
     assert difference(net, theirs, 32) <= 1e-5
 
@@ -190,16 +196,18 @@ def test_timm_and_back(name: str) -> None:
         net = ViT(config)
     shake(net)
     covers = theirs.state_dict()["pos_embed"].shape[1] != config.grid[0] * config.grid[1]
-    other.load_state_dict(from_tessera("timm", net.state_dict(), config, prefix_positions=covers))
+    other.load_state_dict(
+        FAMILIES["timm"].weights_to_external(net.state_dict(), config, prefix_positions=covers)
+    )
     assert difference(net, other, config.image_size) <= 1e-5
-    again = to_tessera("timm", other.state_dict(), config)
+    again = FAMILIES["timm"].weights_from_external(other.state_dict(), config)
     assert all(torch.equal(value, again[key]) for key, value in net.state_dict().items())
 
 
 def test_another_image_size_and_head() -> None:
     theirs = timm_model("vit_tiny_patch16_224", depth=2)
     config = replace(config_from_timm_model(theirs), image_size=96, num_classes=3)
-    state = to_tessera("timm", theirs.state_dict(), config)
+    state = FAMILIES["timm"].weights_from_external(theirs.state_dict(), config)
     assert not any(name.startswith("head.linear") for name in state)
     net = ViT(config).eval()
     missing, unexpected = net.load_state_dict(state, strict=False)
@@ -216,23 +224,29 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     theirs = timm_model("vit_tiny_patch16_224", depth=1)
     config, state = config_from_timm_model(theirs), theirs.state_dict()
     with pytest.raises(ValueError, match="surprise"):
-        to_tessera("timm", {**state, "surprise": torch.zeros(1)}, config)
+        FAMILIES["timm"].weights_from_external({**state, "surprise": torch.zeros(1)}, config)
     with pytest.raises(ValueError, match="attention.qkv.weight"):
-        to_tessera("timm", {k: v for k, v in state.items() if "qkv.weight" not in k}, config)
+        FAMILIES["timm"].weights_from_external(
+            {k: v for k, v in state.items() if "qkv.weight" not in k}, config
+        )
     with pytest.raises(ValueError, match="norm1"):
-        to_tessera("timm", state, replace(config, stack=replace(config.stack, bias=False)))
+        FAMILIES["timm"].weights_from_external(
+            state, replace(config, stack=replace(config.stack, bias=False))
+        )
     with pytest.raises(ValueError, match="feedforward.up"):
-        to_tessera("timm", state, replace(config, stack=replace(config.stack, mlp_width=100)))
+        FAMILIES["timm"].weights_from_external(
+            state, replace(config, stack=replace(config.stack, mlp_width=100))
+        )
     with pytest.raises(ValueError, match="patch_embed"):
         config_from_timm_state({}, config)
     with pytest.raises(ValueError, match="pos_embed"):
         config_from_timm_state({**state, "pos_embed": torch.zeros(3)}, config)
     with pytest.raises(ValueError, match="sincos2d"):
-        from_tessera("timm", {}, replace(config, position="sincos2d"))
+        FAMILIES["timm"].weights_to_external({}, replace(config, position="sincos2d"))
     with pytest.raises(ValueError, match="register"):
         registers = replace(config, register_tokens=2)
-        from_tessera("torchvision", ViT(registers).state_dict(), registers)
+        FAMILIES["torchvision"].weights_to_external(ViT(registers).state_dict(), registers)
     with pytest.raises(ValueError, match="gate"):
         gated = replace(config, stack=replace(config.stack, feedforward="swiglu"))
-        from_tessera("timm", ViT(gated).state_dict(), gated)
-    assert set(TABLES) == {"timm", "torchvision", "huggingface", "huggingface5"}
+        FAMILIES["timm"].weights_to_external(ViT(gated).state_dict(), gated)
+    assert set(FAMILIES) == {"timm", "torchvision", "huggingface", "huggingface5"}

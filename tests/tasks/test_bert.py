@@ -83,7 +83,7 @@ def test_a_run_keeps_its_tokenizer_and_measures_as_scikit_learn_does(
 
     monkeypatch.setattr("tasks.classification.draw_confusion", draw)
     assert run(f"{BERT} --run_dir r", "bert") == 0
-    kept = checkpoint("r", "best")["tessera"]["facts"]
+    kept = checkpoint("r", "best")["tessera"]["metadata"]
     assert Path("r/tokenizer.json").read_text() == kept["tokenizer"]
     assert Tokenizer.from_file("r/tokenizer.json").vocab_size == kept["vocabulary"]
     texts, labels = generate()["test"]
@@ -153,7 +153,7 @@ def test_the_tokens_shown_are_those_of_the_run(capsys: pytest.CaptureFixture[str
     assert run(f"{BERT} {BRIEF} --data.tokenizer.truncate both --run_dir r", "bert") == 0
     ckpt, size = (
         "--ckpt_path r/checkpoints/best.ckpt",
-        checkpoint("r")["tessera"]["facts"]["vocabulary"],
+        checkpoint("r")["tessera"]["metadata"]["vocabulary"],
     )
     words = "not a good film but the acting"
     tokens, end = shown(f"{ckpt} --text '{words}' --max_length 5")
@@ -285,7 +285,7 @@ def test_the_padding_of_a_tokenizer_is_that_of_the_network(
     line = f"fit {NET} {FEW} {BRIEF} --data.tokenizer.file roberta"
     assert run(f"{line} --run_dir r", "bert") == 0
     saved = checkpoint("r")
-    assert saved["tessera"]["net"]["padding"] == saved["tessera"]["facts"]["padding"] == 1
+    assert saved["tessera"]["net"]["padding"] == saved["tessera"]["metadata"]["padding"] == 1
     assert not saved["state_dict"]["net.encoder.embed.weight"][1].any()
     assert run(f"{line} --model.net.padding 2", "bert") == 2
     assert "the tokenizer pads with token 1 and the network with token 2" in capsys.readouterr().err
@@ -301,7 +301,7 @@ def test_a_run_has_its_tokenizer_whatever_becomes_of_the_file(
     assert "the file t.json (150 tokens)" in said
     assert run(f"fit {NET} {FEW} {BRIEF} --data.tokenizer.file t.json --run_dir r", "bert") == 0
     options = checkpoint("r")["tessera"]["config"]["data"]["tokenizer"]
-    assert options == checkpoint("r")["tessera"]["facts"]["tokenizer_options"]
+    assert options == checkpoint("r")["tessera"]["metadata"]["tokenizer_options"]
     assert (options["kind"], options["vocabulary"], options["min_frequency"]) == ("word", 150, None)
     for name in ("t.json", "other.json"):
         Path(name).write_text(Tokenizer.train(texts, TokenizerConfig("word", 100)).to_json())
@@ -346,7 +346,7 @@ def test_files_are_utf_8_wherever_they_are_written(monkeypatch: pytest.MonkeyPat
         ('tokenize --text " "', 2, "--text is empty"),
         ("tokenize --text x --tokenizer.file nowhere.json", 2, "nowhere.json does not exist"),
         ("tokenize --text x --max_length 0", 2, "--max_length 0 leaves no room"),
-        ("fit --preset tiny --model.net.next_sentence true", 2, "needs pairs of texts"),
+        ("fit --preset tiny --model.net.next_sentence true", 2, "needs pairs of sentences"),
     ],
 )
 def test_bad_input(line: str, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import pickle
 import shutil
 import stat
 import sys
-from functools import reduce
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,8 +15,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint import save
 
-from tasks.checkpoints.contents import COUNTS
-from tasks.checkpoints.reading import KEY, META, aside, read_checkpoint
+from tasks.checkpoints.contents import VERSION
+from tasks.checkpoints.reading import KEY, META, old_path, read_checkpoint
 from tasks.checkpoints.writing import AtomicCheckpointIO, clear, newest_checkpoint
 from tasks.errors import RunError, UsageError
 from tests.tasks.command import Malicious, checkpoint, metrics, run, same, write_images
@@ -36,8 +35,8 @@ def test_tensors_and_primitives_only(name: str, finished: Path) -> None:
     saved = checkpoint(finished, name)  # with weights_only
     assert primitives_only(saved)
     assert saved[KEY]["task"] == "vit"
-    assert saved[KEY]["facts"]["class_names"] == [str(digit) for digit in range(10)]
-    assert {"mean", "std", "image_size", "channels"} <= saved[KEY]["facts"].keys()
+    assert saved[KEY]["metadata"]["class_names"] == [str(digit) for digit in range(10)]
+    assert {"mean", "std", "image_size", "channels"} <= saved[KEY]["metadata"].keys()
     assert saved[KEY]["config"]["model"]["net"]["stack"]["depth"] == 1
 
 
@@ -129,8 +128,8 @@ def test_the_one_before_a_damaged_one(
         last.write_bytes(change(last.read_bytes()))
     capsys.readouterr()
     assert run(f"fit --resume {run_copy}") == 0
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "going on from" in line)
-    assert "last.ckpt" in line and "going on from previous.ckpt, step 4" in line
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "resuming from" in line)
+    assert "last.ckpt" in line and "resuming from previous.ckpt, step 4" in line
     assert (
         read_checkpoint(last)["global_step"] == 8
     )  # and the damaged one has not become the one before
@@ -237,17 +236,14 @@ def going_on(step: int) -> dict[str, Any]:
     """What a checkpoint of a task of one's own holds beside weights and optimizers."""
     entry = {
         "task": "mine",
-        "version": "1",
-        "facts": {},
+        "version": VERSION,
+        "metadata": {},
         "net": {},
         "config": {"model": {}, "data": {}},
     }
-    loops: dict[str, Any] = {}
-    for *place, last in COUNTS.values():
-        reduce(lambda state, name: state.setdefault(name, {}), place, loops)[last] = step
     return {
         **{KEY: entry, "epoch": 0, "global_step": step, "callbacks": {}, "lr_schedulers": []},
-        "loops": {"fit_loop": loops},
+        "loops": {"fit_loop": {}},
     }
 
 
@@ -262,7 +258,7 @@ def write(kind: str, step: int, target: Path, damaged: Path | None = None) -> No
     clear(target)
     save({"state_dict": weights, "optimizer_0": {"lr": 0.1}}, checkpoint_id=partial, no_dist=True)
     torch.save(rest, partial / META)
-    writer.name_parts(partial, target)
+    writer.rename_sharded(partial, target)
 
 
 def killed(kind: str, step: int, target: Path, changes: int) -> bool:
@@ -396,7 +392,7 @@ def test_the_parts_before_damaged_ones(
     PARTS[damage](last / "__0_0.distcp")
     assert found(tmp_path) == (tmp_path / "previous.ckpt", 4)
     (line,) = capsys.readouterr().out.splitlines()
-    assert f"checkpoint '{last}' lacks" in line and "going on from previous.ckpt, step 4" in line
+    assert f"checkpoint '{last}' lacks" in line and "resuming from previous.ckpt, step 4" in line
     write("parts", 12, last, damaged=last)
     assert found(tmp_path) == (last, 12)
     shutil.rmtree(last)
@@ -424,7 +420,7 @@ def test_one_file_of_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     """It takes the folder's name, also after a kill between two names; nothing is overwritten."""
     last, folder = tmp_path / "last.ckpt", tmp_path / "last.ckpt.parts"
     write("parts", 4, last)
-    last.rename(aside(last))
+    last.rename(old_path(last))
     folder.mkdir()
     for more, told in (
         ("", f"{folder}, which --ckpt_path would become, is there already"),

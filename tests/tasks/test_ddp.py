@@ -67,9 +67,9 @@ def figures_of_images(folder: Path) -> tuple[int, float, float]:
     data = ImageData(loading=LoadingOptions(eval_batch_size=1000))
     data.setup("test")
     (batch,) = data.test_dataloader()
-    facts, labels = saved[KEY]["facts"], batch["label"]
+    metadata, labels = saved[KEY]["metadata"], batch["label"]
     with torch.no_grad():
-        logits = net(normalise(batch["image"], facts["mean"], facts["std"]))
+        logits = net(normalise(batch["image"], metadata["mean"], metadata["std"]))
     return (
         len(labels),
         float((logits.argmax(-1) == labels).float().mean()),
@@ -122,13 +122,13 @@ def figures_of_texts(folder: Path) -> dict[str, float]:
     from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
     saved = checkpoint(folder, "best")
-    facts = saved[KEY]["facts"]
+    metadata = saved[KEY]["metadata"]
     net = BertClassifier(load_config(BertConfig, saved[KEY]["net"])).eval()
     net.load_state_dict(net_weights(saved))
-    tokenizer = TokenizerConfig(**facts["tokenizer_options"])
+    tokenizer = TokenizerConfig(**metadata["tokenizer_options"])
     loading = TextLoading(eval_batch_size=1000)
-    data = ReviewData(max_length=facts["max_length"], tokenizer=tokenizer, loading=loading)
-    data.adopt(facts)
+    data = ReviewData(max_length=metadata["max_length"], tokenizer=tokenizer, loading=loading)
+    data.adopt(metadata)
     data.setup("test")
     (batch,) = data.test_dataloader()
     labels = batch["label"]
@@ -165,14 +165,14 @@ def test_two_processes_share_all_texts(tmp_path: Path) -> None:
     assert [len(rank) for rank in seen] == [27, 27]
     assert sorted(index for rank in seen for batch in rank for index in batch) == list(range(8000))
     options = yaml.safe_load((folder / "config.yaml").read_text())["data"]
-    facts = checkpoint(folder)[KEY]["facts"]
-    tokenizer = TokenizerConfig(**facts["tokenizer_options"])
+    metadata = checkpoint(folder)[KEY]["metadata"]
+    tokenizer = TokenizerConfig(**metadata["tokenizer_options"])
     data = ReviewData(
-        max_length=facts["max_length"],
+        max_length=metadata["max_length"],
         tokenizer=tokenizer,
         loading=TextLoading(**options["loading"]),
     )
-    data.adopt(facts)
+    data.adopt(metadata)
     data.setup("fit")
     dataset = data.dataset("train")
     (share,) = (float(row["train/padding"]) for row in rows if "train/padding" in row)

@@ -24,7 +24,7 @@ def test_grey_images_for_a_network_of_three_channels() -> None:
     assert run(f"fit {SHORT} --model.net.channels 3 --run_dir r") == 0
     kept, weights = (checkpoint("r", "best")[name] for name in ("tessera", "state_dict"))
     assert (
-        kept["facts"]["channels"] == 3 and len(set(kept["facts"]["mean"])) == 1
+        kept["metadata"]["channels"] == 3 and len(set(kept["metadata"]["mean"])) == 1
     )  # three times the grey
     assert any(
         name.startswith("net.embed") and value.shape[1:2] == (3,) for name, value in weights.items()

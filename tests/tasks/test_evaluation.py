@@ -102,7 +102,7 @@ def test_calibration_does_not_depend_on_the_order() -> None:
 class Two(Task):
     """Has two means of figures of its steps."""
 
-    def build(self, facts: Mapping[str, Any]) -> nn.Module:
+    def build(self, metadata: Mapping[str, Any]) -> nn.Module:
         return nn.Linear(1, 1)
 
     def make_metrics(self) -> dict[str, Metric]:
@@ -111,7 +111,7 @@ class Two(Task):
 
 def test_means_that_begin_alike_stay_apart() -> None:
     task = Two(OptimConfig())
-    task.facts = {"known": True}
+    task.metadata = {"known": True}
     task.configure_model()
     for value in (1.0, 0.0):
         figures = {"one": torch.tensor(value), "two": torch.tensor(1.0)}

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from modules.models.vit import ViT, ViTConfig
-from tasks.checkpoints.exporting import made_folder
+from tasks.checkpoints.exporting import new_folder
 from tasks.checkpoints.reading import KEY, load_config, net_weights
 from tests.tasks.command import SHORT, checkpoint, run, write_images
 
@@ -21,11 +21,11 @@ TINY = {"img_size": 32, "patch_size": 8, "depth": 2}  # of timm's vit_tiny, to b
 
 
 def ours(folder: str | Path) -> tuple[ViT, dict[str, Any]]:
-    """The network of a run's best checkpoint, and its facts."""
+    """The network of a run's best checkpoint, and its metadata."""
     saved = checkpoint(folder, "best")
     net = ViT(load_config(ViTConfig, saved[KEY]["config"]["model"]["net"])).eval()
     net.load_state_dict(net_weights(saved))
-    return net, saved[KEY]["facts"]
+    return net, saved[KEY]["metadata"]
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +81,12 @@ def test_onnx(options: str, fits: Any) -> None:
         == 0
     )
     session = onnxruntime.InferenceSession("out.onnx")
-    net, facts = ours(folder)
+    net, metadata = ours(folder)
     for batch in (1, 2, 7):
         pixels = torch.rand(batch, 1, 8, 8)
         (logits,) = session.run(None, {"images": pixels.numpy()})
         with torch.no_grad():
-            expected = net((pixels - facts["mean"][0]) / facts["std"][0])
+            expected = net((pixels - metadata["mean"][0]) / metadata["std"][0])
         assert torch.allclose(torch.from_numpy(logits), expected, atol=1e-5)
     assert '"9"' in session.get_modelmeta().custom_metadata_map["class_names"]
 
@@ -122,12 +122,12 @@ def test_what_timm_does_not_have(fits: Any, capsys: pytest.CaptureFixture[str]) 
 
 def test_a_folder_that_cannot_be_filled_leaves_nothing() -> None:
     for kept in ([], ["x"]):
-        with pytest.raises(ValueError, match="no"), made_folder(Path("x/y/z")) as folder:
+        with pytest.raises(ValueError, match="no"), new_folder(Path("x/y/z")) as folder:
             (folder / "file").touch()
             raise ValueError("no")
         assert [str(path) for path in Path().rglob("*")] == kept
         Path("x").mkdir(exist_ok=True)
-    with made_folder(Path("x/y/z")) as folder:
+    with new_folder(Path("x/y/z")) as folder:
         (folder / "file").touch()
     assert [path.name for path in Path("x/y").iterdir()] == ["z"] and Path("x/y/z/file").exists()
 

@@ -14,7 +14,7 @@ import torch
 
 from datamodules.embedded.reference import documents
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from tasks.checkpoints.generation_config import NOT_DONE, Asked
+from tasks.checkpoints.generation_config import UNSUPPORTED, GenerationSettings
 from tasks.lm.architectures import load_model
 from tests.tasks.command import checkpoint, run, write_corpus
 from tests.tasks.test_pretrained_seq2seq import marian_folder
@@ -256,7 +256,7 @@ ELSEWHERE = re.compile(
 
 
 def test_no_entry_is_ignored() -> None:
-    known = {field.name for field in fields(Asked)} | set(NOT_DONE)
+    known = {field.name for field in fields(GenerationSettings)} | set(UNSUPPORTED)
     assert not [
         name
         for name in vars(transformers.GenerationConfig())

@@ -18,9 +18,9 @@ from modules.generation.beam_search import beam_search
 from modules.generation.generate import generate
 from modules.generation.quantized import prepare
 from modules.generation.sampling import GenerationConfig
-from tasks.lm import writing
+from tasks.lm import streaming
 from tasks.lm.architectures import load_model
-from tasks.lm.writing import Writer, prompt_tokens
+from tasks.lm.streaming import TextStream, prompt_tokens
 from tests.tasks.command import run
 
 
@@ -165,7 +165,7 @@ def test_text_is_printed_as_it_is_made(lm_letters: Path, monkeypatch: pytest.Mon
             events.append("step")
             yield torch.tensor(letters.encode_batch([letter])[0])
 
-    monkeypatch.setattr(writing, "generate", slow)
+    monkeypatch.setattr(streaming, "generate", slow)
     monkeypatch.setattr(sys, "stdout", Log(events))
     assert run(f'generate --ckpt_path {lm_letters} --prompt "lazy "', "lm") == 0
     assert events == ["lazy ", "step", "d", "step", "o", "step", "g", "step", "s", "\n"]
@@ -180,7 +180,7 @@ def pieces() -> Tokenizer:
     return Tokenizer.train(documents()["val"][:4], TokenizerConfig("bpe", 263, lowercase=False))
 
 
-def parts_of(writer: Writer, ids: Sequence[int]) -> list[str]:
+def parts_of(writer: TextStream, ids: Sequence[int]) -> list[str]:
     """What each token adds to the text, and the end."""
     parts, size = [], 0
     for token in [*ids, None]:
@@ -193,12 +193,12 @@ def parts_of(writer: Writer, ids: Sequence[int]) -> list[str]:
 def test_characters_are_given_out_whole(pieces: Tokenizer) -> None:
     (ids,) = pieces.encode_batch([TEXT])
     assert len(ids) > len(TEXT) + 6  # bytes
-    parts = parts_of(Writer(pieces, []), ids)
+    parts = parts_of(TextStream(pieces, []), ids)
     assert "".join(parts) == TEXT
     assert [part for part in parts if "\ufffd" in part] == ["\ufffd "]  # the one that the text has
     assert [part for part in parts if part][:7] == ["n", "a", "ï", "v", "e", " ", "🙂"]
     assert (
-        parts_of(Writer(pieces, []), ids[:8])[-1] == "\ufffd"
+        parts_of(TextStream(pieces, []), ids[:8])[-1] == "\ufffd"
     )  # the end of tokens in the middle of a character
 
 
@@ -207,11 +207,11 @@ def test_characters_are_given_out_whole(pieces: Tokenizer) -> None:
 )
 def test_a_stop_string_ends_the_text_and_is_never_seen(pieces: Tokenizer, stop: list[str]) -> None:
     (ids,) = pieces.encode_batch([TEXT])
-    writer = Writer(pieces, [], stop)
+    writer = TextStream(pieces, [], stop)
     parts = parts_of(writer, ids)
     end = min(TEXT.index(some) for some in stop if some in TEXT)
     assert "".join(parts) == writer.text == TEXT[:end] and writer.ended == "stop"
-    assert parts_of(Writer(pieces, [], ["ok then"]), ids)[-1].endswith(
+    assert parts_of(TextStream(pieces, [], ["ok then"]), ids)[-1].endswith(
         "ok"
     )  # held back until the end
 
@@ -221,7 +221,7 @@ def test_a_text_goes_on_from_its_prompt_as_it_is_spelled(kind: Any) -> None:
     texts = ["the value of an object is its value, and so on"]
     tokenizer = Tokenizer.train(texts, TokenizerConfig(kind, 400, min_frequency=1))
     prompt, rest = (tokenizer.encode_batch([text])[0] for text in ("the value", " of an object"))
-    writer = Writer(tokenizer, prompt)
+    writer = TextStream(tokenizer, prompt)
     parts_of(writer, rest)
     assert tokenizer.decode(prompt) + writer.text == tokenizer.decode(prompt + rest)
 
@@ -230,7 +230,7 @@ def test_end_tokens_end_a_text_and_others_go_on(lm_bytes: Path) -> None:
     tokenizer = load_model(str(lm_bytes)).tokenizer
     (ids,) = tokenizer.encode_batch(["The object"])
     end = tokenizer.special_id("eos")
-    writer = Writer(tokenizer, [], ends=[end])
+    writer = TextStream(tokenizer, [], end_tokens=[end])
     parts_of(writer, [*ids, end, *ids])
     assert (writer.text, writer.ended, writer.tokens) == ("The object", "end", len(ids) + 1)
 

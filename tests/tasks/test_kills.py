@@ -38,7 +38,7 @@ def test_killed_in_the_middle(
         )
         line = "fit --resume r"
     out = server.run(line, folder, task, ranks=ranks)
-    assert "going on from" not in out
+    assert "resuming from" not in out
     assert_same(folder / "r", wholes(case, ranks))
 
 

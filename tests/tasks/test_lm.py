@@ -18,7 +18,7 @@ from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.models.gpt import Decoder, DecoderConfig
 from tasks.checkpoints.reading import KEY, load_config, net_weights
 from tasks.lm.architectures import load_model
-from tasks.lm.writing import prompt_tokens
+from tasks.lm.streaming import prompt_tokens
 from tasks.training import throughput
 from tasks.training.throughput import flops_per_token
 from tests.tasks.command import (
@@ -88,7 +88,7 @@ def test_figures_are_those_of_the_text(packing: str, capsys: pytest.CaptureFixtu
     data = CorpusData(
         "files", "texts", packing, max_length=32, tokenizer=TokenizerConfig("bpe", 400, 1, False)
     )
-    data.adopt(saved[KEY]["facts"])
+    data.adopt(saved[KEY]["metadata"])
     data.setup("test")
     with torch.no_grad():
         total, right, count = by_hand(net, data)
@@ -107,7 +107,7 @@ def test_figures_are_those_of_the_text(packing: str, capsys: pytest.CaptureFixtu
         assert float(row["train/perplexity"]) == pytest.approx(
             math.exp(float(row["train/loss"])), rel=1e-5
         )
-    assert Path("r/tokenizer.json").read_text() == saved[KEY]["facts"]["tokenizer"]
+    assert Path("r/tokenizer.json").read_text() == saved[KEY]["metadata"]["tokenizer"]
 
 
 def test_bits_per_byte_in_training_are_those_of_the_batch() -> None:
@@ -126,7 +126,7 @@ def test_bits_per_byte_in_training_are_those_of_the_batch() -> None:
         max_length=32,
         tokenizer=TokenizerConfig("bpe", 400, 1, False),
     )
-    data.adopt(checkpoint("s")[KEY]["facts"])
+    data.adopt(checkpoint("s")[KEY]["metadata"])
     tokens, bytes_ = (
         len(data.file("train").tokens) - len(data.file("train")),
         int(data.file("train").bytes[-1]),
@@ -292,7 +292,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_its_tokenizer(lm_bytes: Path) -> N
     theirs, ours = torch.load(lm_bytes, weights_only=True), checkpoint("r")
     for name, value in theirs["state_dict"].items():
         torch.testing.assert_close(ours["state_dict"][name], value, atol=1e-6, rtol=0)
-    assert ours[KEY]["facts"]["tokenizer"] == theirs[KEY]["facts"]["tokenizer"]
+    assert ours[KEY]["metadata"]["tokenizer"] == theirs[KEY]["metadata"]["tokenizer"]
     assert ours[KEY]["net"]["position"] == "rotary" and ours[KEY]["net"]["stack"]["dropout"] == 0.1
 
 
@@ -347,7 +347,7 @@ def test_hugging_face_and_back(kind: str, capsys: pytest.CaptureFixture[str]) ->
         == 0
     )
     assert run("export --ckpt_path r/checkpoints/last.ckpt --format hf --output back", "lm") == 0
-    assert checkpoint("r")[KEY]["facts"]["max_length"] == 64  # as many as there are positions
+    assert checkpoint("r")[KEY]["metadata"]["max_length"] == 64  # as many as there are positions
     assert (
         len({path.stat().st_mode for path in Path("back").iterdir()}) == 1
     )  # whoever may read one may read all
@@ -425,12 +425,12 @@ def test_safetensors(lm_bytes: Path) -> None:
         run(f"export --ckpt_path {lm_bytes} --format safetensors --output m.safetensors", "lm") == 0
     )
     with safe_open("m.safetensors", "pt") as file:
-        config, facts = (json.loads(file.metadata()[name]) for name in ("config", "facts"))
+        config, metadata = (json.loads(file.metadata()[name]) for name in ("config", "metadata"))
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     net = Decoder(load_config(DecoderConfig, config))
     net.load_state_dict(weights)
     assert same(dict(net.state_dict()), dict(load_model(str(lm_bytes)).net.state_dict()))
-    assert Tokenizer.from_json(facts["tokenizer"]).vocab_size == net.vocabulary
+    assert Tokenizer.from_json(metadata["tokenizer"]).vocab_size == net.vocabulary
 
 
 def test_what_the_default_run_suggests_works(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,18 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from modules.models.bert import BertClassifier, BertMaskedLM
-from modules.models.gpt import Decoder
+from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
+from modules.models.gpt import Decoder, DecoderConfig
 from modules.models.seq2seq import Seq2Seq
-from modules.pretrained import (
-    bert,
-    bert_configs,
-    decoder,
-    decoder_configs,
-    seq2seq,
-    seq2seq_configs,
-)
-from tasks.checkpoints.pretrained import folder_state, read_settings
+from modules.pretrained import bert, decoder, seq2seq
+from modules.pretrained.family import config_from_huggingface
+from modules.pretrained.weights import load_weights
+from tasks.checkpoints.pretrained import folder_weights, read_settings
 from tasks.errors import UsageError
 from tests.tasks.command import checkpoint, run
 
@@ -244,7 +239,7 @@ class Their:
     def expected(self, model: Any, length: int) -> Tensor | None:
         """Their logits for texts of this length; None: they cannot compute them."""
         tokens, keep = texts(length)
-        target = {"decoder_input_ids": tokens.flip(1)} if self.family in seq2seq.TABLES else {}
+        target = {"decoder_input_ids": tokens.flip(1)} if self.family in seq2seq.FAMILIES else {}
         try:
             with torch.inference_mode():
                 return model(tokens, attention_mask=keep.long(), return_dict=True, **target).logits
@@ -298,29 +293,18 @@ def their(name: str, made: dict[str, Their], tmp_path: Path) -> Their:
 
 def ours(their: Their) -> tuple[Any, list[str]]:
     """Our network with the folder's weights, and the names of those that it did not give."""
-    if their.family in bert.TABLES:
-        _, config = read_settings(their.folder, bert_configs.config_from_huggingface)
-        config = replace(config, num_classes=min(config.num_classes or 3, 9))
-        state = folder_state(
-            their.folder, lambda _, weights: bert.to_tessera(their.family, weights, config)
-        )
-        net: Any = (BertMaskedLM if "Masked" in their.name else BertClassifier)(config)
-        return net.eval(), bert.load_weights(net, state)
-    if their.family in decoder.TABLES:
-        _, config = read_settings(their.folder, decoder_configs.config_from_huggingface)
-        state = folder_state(
-            their.folder, lambda _, weights: decoder.to_tessera(their.family, weights, config)
-        )
-        net = Decoder(config)
-        decoder.load_weights(net, state)
-        return net.eval(), []
-    _, config = read_settings(their.folder, seq2seq_configs.config_from_huggingface)
-    state = folder_state(
-        their.folder, lambda _, weights: seq2seq.to_tessera(their.family, weights, config)
+    families: dict[str, Any] = {**bert.FAMILIES, **decoder.FAMILIES, **seq2seq.FAMILIES}
+    _, config = read_settings(
+        their.folder, lambda settings: config_from_huggingface(settings, families)
     )
-    net = Seq2Seq(config)
-    seq2seq.load_weights(net, state)
-    return net.eval(), []
+    if isinstance(config, BertConfig):
+        config = replace(config, num_classes=min(config.num_classes or 3, 9))
+        kind: Any = BertMaskedLM if "Masked" in their.name else BertClassifier
+    else:
+        kind = Decoder if isinstance(config, DecoderConfig) else Seq2Seq
+    net = kind(config)
+    optional = bert.HEADS if isinstance(config, BertConfig) else ()
+    return net.eval(), load_weights(net, folder_weights(their.folder, families), optional)
 
 
 def logits(net: Any, length: int) -> Tensor:
@@ -600,7 +584,9 @@ def test_a_tensor_without_the_memory_that_it_says(
         their.folder / "pytorch_model.bin",
     )
     their.write({**their.settings(), "vocab_size": 10**9})
-    assert "pytorch_model.bin" in refused(f"fit --model.pretrained {their.folder}", "lm", 1, capsys)
+    save_tokenizer(their.folder)
+    said = refused(f"generate --ckpt_path {their.folder}", "lm", 1, capsys)
+    assert "pytorch_model.bin" in said
 
 
 @pytest.mark.parametrize("file", ["vit.safetensors", "vit.pth"])

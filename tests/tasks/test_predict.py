@@ -38,11 +38,11 @@ def test_evaluation_against_a_loop_of_our_own(
     saved = torch.load(best, weights_only=True)
     net = ViT(load_config(ViTConfig, saved[KEY]["config"]["model"]["net"])).eval()
     net.load_state_dict(net_weights(saved))
-    data, facts, right, count = ImageData(), saved[KEY]["facts"], 0, 0
+    data, metadata, right, count = ImageData(), saved[KEY]["metadata"], 0, 0
     data.setup("test")
     with torch.no_grad():
         for batch in data.test_dataloader():
-            pixels = (batch["image"].float() / 255 - facts["mean"][0]) / facts["std"][0]
+            pixels = (batch["image"].float() / 255 - metadata["mean"][0]) / metadata["std"][0]
             right += int((net(pixels).argmax(1) == batch["label"]).sum())
             count += len(pixels)
     assert 350 <= count <= 370
@@ -61,12 +61,12 @@ def test_predict_a_file(best: Path, finished: Path) -> None:
         "a.png"
     )
     saved = checkpoint(finished, "best")
-    facts = saved[KEY]["facts"]
+    metadata = saved[KEY]["metadata"]
     net = ViT(load_config(ViTConfig, saved[KEY]["config"]["model"]["net"])).eval()
     net.load_state_dict(net_weights(saved))
     pixels = torch.tensor(list(Image.open("a.png").tobytes())).reshape(1, 1, 8, 8) / 255
     with torch.no_grad():
-        expected = net((pixels - facts["mean"][0]) / facts["std"][0]).softmax(-1)[0]
+        expected = net((pixels - metadata["mean"][0]) / metadata["std"][0]).softmax(-1)[0]
     assert torch.tensor(probabilities) == pytest.approx(expected, abs=1e-5)
 
 

@@ -16,7 +16,7 @@ from datamodules.embedded.reviews import generate
 from datamodules.tokenizers import SPECIAL_TOKENS, Tokenizer, TokenizerConfig
 from datamodules.utils.cache import content_key
 from modules.models.bert import BertClassifier, BertConfig
-from modules.pretrained.bert_configs import FAMILIES
+from modules.pretrained.bert import FAMILIES
 from tasks.bert.architectures import load_pretrained
 from tasks.checkpoints.reading import load_config
 from tests.modules.test_parity_bert import SIZES
@@ -66,7 +66,7 @@ def hugging_face(
 ) -> Any:
     """A random model of Hugging Face's with a trained tokenizer, saved in `folder`; a classifier has these classes."""
     folder.mkdir(exist_ok=True)
-    tokenizer, kind = save_tokenizer(folder, family), FAMILIES[family].model
+    tokenizer, kind = save_tokenizer(folder, family), FAMILIES[family].architecture
     torch.manual_seed(0)
     sizes = SIZES[family] | {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": 64}
     sizes["id2label"] = dict(enumerate(names))
@@ -105,7 +105,7 @@ def test_pretraining_carries_over_with_its_tokenizer(pretrained: str) -> None:
     line = f"fit {FEW} {HUB} --model.pretrained {pretrained} --model.optimizer.freeze 3 --run_dir b"
     assert run(line, "bert") == 0
     ours = checkpoint("b")
-    assert ours["tessera"]["facts"]["tokenizer"] == source["tessera"]["facts"]["tokenizer"]
+    assert ours["tessera"]["metadata"]["tokenizer"] == source["tessera"]["metadata"]["tokenizer"]
     frozen = [
         name
         for name in ours["state_dict"]
@@ -145,7 +145,7 @@ def test_only_the_first_process_says_what_starts_anew(
     for rank in (0, 1):
         monkeypatch.setattr(rank_zero_only, "rank", rank)
         capsys.readouterr()
-        load_pretrained(net, pretrained, saved["facts"])
+        load_pretrained(lambda: net, pretrained, saved["metadata"])
         assert ("anew" in capsys.readouterr().out) == (rank == 0)
 
 
@@ -153,7 +153,7 @@ def test_another_tokenizer_is_refused_with_both_sizes(
     pretrained: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(f"{BERT} {BRIEF} --run_dir r --data.tokenizer.kind word", "bert") == 0
-    theirs, own = (checkpoint(name)["tessera"]["facts"]["vocabulary"] for name in ("m", "r"))
+    theirs, own = (checkpoint(name)["tessera"]["metadata"]["vocabulary"] for name in ("m", "r"))
     line = f"fit {FEW} {HUB} --model.pretrained {pretrained} --data.tokenizer.file r/tokenizer.json"
     said = refused(line, "bert", 2, capsys)
     assert str(theirs) in said and str(own) in said
@@ -162,7 +162,7 @@ def test_another_tokenizer_is_refused_with_both_sizes(
 def test_weights_come_with_their_tokenizer_whatever_would_train_one(
     pretrained: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    size = checkpoint("m", "best")["tessera"]["facts"]["vocabulary"]
+    size = checkpoint("m", "best")["tessera"]["metadata"]["vocabulary"]
     line = f"fit {FEW} {HUB} --model.pretrained {pretrained}"
     for option in ("kind character", "vocabulary 50", "min_frequency 1", "lowercase false"):
         said = refused(f"{line} --data.tokenizer.{option}", "bert", 2, capsys)
@@ -188,7 +188,9 @@ def test_weights_come_with_their_tokenizer_whatever_would_train_one(
         assert run(f"fit {order} --run_dir {name}", "bert") == 0
         written = yaml.safe_load(Path(f"{name}/config.yaml").read_text())["data"]["tokenizer"]
         kept = checkpoint(name)["tessera"]
-        assert written == kept["config"]["data"]["tokenizer"] == kept["facts"]["tokenizer_options"]
+        assert (
+            written == kept["config"]["data"]["tokenizer"] == kept["metadata"]["tokenizer_options"]
+        )
         assert {key: value for key, value in written.items() if key != "file"} == saved
     assert run("fit --resume 0 --trainer.max_epochs 3", "bert") == 0
     assert run("predict --ckpt_path 0/checkpoints/best.ckpt --text good", "bert") == 0
@@ -365,7 +367,7 @@ def test_a_model_of_the_hub_comes_with_an_older_tokenizer(
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     line = f"fit {FEW} {HUB} --model.pretrained hf/someone/model"
     assert run(f"{line} --run_dir r", "mlm") == 0
-    assert checkpoint("r")["tessera"]["facts"]["vocabulary"] == 300
+    assert checkpoint("r")["tessera"]["metadata"]["vocabulary"] == 300
     shutil.rmtree("local")
     Path("model/model.safetensors").unlink()
     said = refused(line, "mlm", 2, capsys)

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from datamodules.tokenizers import SPECIAL_TOKENS, Tokenizer, TokenizerConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
-from tasks.seq2seq.pretrained import published, read_folder
-from tasks.seq2seq.rules import writing
-from tasks.seq2seq.translator import Model, load_model
+from tasks.seq2seq.decoding import decoding_tokens
+from tasks.seq2seq.pretrained import load_folder, read_folder
+from tasks.seq2seq.translator import TranslationModel, load_model
 from tests.datamodules.test_sentencepiece import ENGLISH, marian, train
 from tests.tasks.command import PAIRS, SMALL_S2S, Malicious, checkpoint, run, same, write_pairs
 
@@ -33,11 +33,11 @@ SIZES = {
 T5_SIZES = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2}
 
 
-def ours(model: Model, texts: list[str] = TEXTS, beams: int = 5) -> list[str]:
+def ours(model: TranslationModel, texts: list[str] = TEXTS, beams: int = 5) -> list[str]:
     """Our translations, the best of beam search."""
     rows, _ = model.tokenizer.encode_sources(texts, 24)
     config = GenerationConfig(20, temperature=0, beams=beams, early_stopping="likely")
-    start, end, pad = (model.facts[name] for name in ("start", "end", "padding"))
+    start, end, pad = (model.metadata[name] for name in ("start", "end", "padding"))
     return [
         model.tokenizer.decode(best.tokens)
         for best, *_ in translate(model.net, rows, config, start, [end], [pad])
@@ -139,9 +139,9 @@ def test_hugging_face_and_back(family: str, capsys: pytest.CaptureFixture[str]) 
     config, options = read_folder(Path("theirs"))
     start, begin = EXPECTED[family]
     assert (options.start, options.begin) == (start % config.target_vocabulary, begin)  # type: ignore[operator]
-    net, facts, _ = published("theirs")
-    assert facts["languages"] == (["en", "de"] if family == "marian" else [])
-    assert ours(Model.of(net, facts))
+    net, metadata, _ = load_folder("theirs")
+    assert metadata["languages"] == (["en", "de"] if family == "marian" else [])
+    assert ours(TranslationModel.of(net, metadata))
     line = f"fit {LINE} {STILL} --model.pretrained theirs --run_dir r"
     assert run(line, "seq2seq") == 0
     kept = checkpoint("r", "best")
@@ -149,7 +149,7 @@ def test_hugging_face_and_back(family: str, capsys: pytest.CaptureFixture[str]) 
         torch.allclose(kept["state_dict"][f"net.{n}"], v, atol=1e-6)
         for n, v in net.state_dict().items()
     )
-    saved = kept["tessera"]["facts"]
+    saved = kept["tessera"]["metadata"]
     for name in (
         "source_tokenizer",
         "target_tokenizer",
@@ -158,21 +158,21 @@ def test_hugging_face_and_back(family: str, capsys: pytest.CaptureFixture[str]) 
         "padding",
         "source_vocabulary",
     ):
-        assert saved[name] == facts[name]
+        assert saved[name] == metadata[name]
     capsys.readouterr()
     assert (
         run("export --ckpt_path r/checkpoints/best.ckpt --format hf --output back", "seq2seq") == 0
     )
     assert f"transformers.{type(model).__name__}.from_pretrained('back')" in capsys.readouterr().out
     back = type(model).from_pretrained("back").eval()
-    tokens = torch.randint(7, facts["source_vocabulary"] - 1, (2, 12))
+    tokens = torch.randint(7, metadata["source_vocabulary"] - 1, (2, 12))
     with torch.inference_mode():
         expected, found = (
             each(input_ids=tokens, decoder_input_ids=tokens).logits for each in (model, back)
         )
     assert torch.allclose(found, expected, atol=1e-4) and expected.std() > 0.1
     again = load_model("back")
-    best = Model.of(*published("theirs"))
+    best = TranslationModel.of(*load_folder("theirs"))
     assert ours(again) == ours(best) == ours(load_model("r/checkpoints/best.ckpt"))
     assert again.tokenizer.encode_sources(TEXTS, 24) == best.tokenizer.encode_sources(TEXTS, 24)
 
@@ -221,14 +221,15 @@ def test_beams_are_those_of_generate(family: str, said_in: str) -> None:
         load_model("theirs"),
         GenerationConfig(12, 0.0, beams=5, length_penalty=0.7, early_stopping="likely"),
     )
-    best = [some[0] for some in translate(model.net, rows, config, **model.ends)]
+    best = [some[0] for some in translate(model.net, rows, config, **model.tokens)]
     assert [one.tokens for one in best] == texts
     assert [one.score for one in best] == pytest.approx(found.sequences_scores.tolist(), abs=1e-4)
     if family != "t5":  # an end that was forced is none
         assert {one.tokens[-1] for one in best} == {end}
         assert all(one.finished == (len(one.tokens) < 12) for one in best)
     usual = [
-        some[0].score for some in translate(model.net, rows, config, **writing(model.tokenizer))
+        some[0].score
+        for some in translate(model.net, rows, config, **decoding_tokens(model.tokenizer))
     ]
     assert usual != pytest.approx(found.sequences_scores.tolist(), abs=1e-3)
 
@@ -246,7 +247,7 @@ def test_rules_that_will_not_do(capsys: pytest.CaptureFixture[str]) -> None:
         json.dumps({"no_repeat_ngram_size": 3, "min_length": 0})
     )
     assert run("translate --ckpt_path theirs --text a --max_new_tokens 3", "seq2seq") == 0
-    assert "asks for no_repeat_ngram_size 3, which is not done here" in capsys.readouterr().err
+    assert "asks for no_repeat_ngram_size 3, which is not supported" in capsys.readouterr().err
 
 
 def test_others_translate_with_ours_as_we_do(translator: Path) -> None:

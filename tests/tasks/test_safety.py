@@ -19,7 +19,7 @@ import pytest
 import torch
 import yaml
 
-from tasks.checkpoints.pretrained import FILES, weight_files
+from tasks.checkpoints.pretrained import DOWNLOADED_FILES, weight_files
 from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.errors import DataError, UsageError
 from tests.tasks.command import (
@@ -196,7 +196,7 @@ def write_checkpoints() -> list[str]:
     Path("t.txt").write_text("a text")
     saved = {
         "state_dict": {"net.w": torch.ones(2)},
-        KEY: {"task": "vit", "facts": {}},
+        KEY: {"task": "vit", "metadata": {}},
         "extra": Malicious(),
     }
     torch.save(saved, "zip.ckpt")
@@ -318,7 +318,7 @@ def test_no_code_and_no_pickle_is_downloaded() -> None:
         "x.zip",
         "rust_model.ot",
     ]
-    assert not [name for name in wrong for pattern in FILES if fnmatch(name, pattern)]
+    assert not [name for name in wrong for pattern in DOWNLOADED_FILES if fnmatch(name, pattern)]
 
 
 # Options ------------------------------------------------------------------------------------------------------------

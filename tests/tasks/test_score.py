@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from modules.kernels.cross_entropy import IGNORE_INDEX
-from tasks.lm.architectures import Model, load_model
-from tasks.lm.score import batches, total
+from tasks.lm.architectures import LanguageModel, load_model
+from tasks.lm.score import total_loss, windows
 from tests.tasks.command import run, write_corpus
 
 
-def one_by_one(model: Model, ids: list[int], stride: int) -> float:
+def one_by_one(model: LanguageModel, ids: list[int], stride: int) -> float:
     """The sum of the losses, each token from a forward pass of its own over what its window has before it."""
     length, sums = model.net.max_length, 0.0
     for place in range(1, len(ids)):
@@ -34,7 +34,7 @@ def test_sums_are_those_of_single_tokens(lm_letters: Path, stride: int, size: in
     model = load_model(str(lm_letters))
     torch.manual_seed(size)
     ids = torch.randint(7, model.net.vocabulary, (size,)).tolist()
-    loss, right, count = total(model.net, np.array(ids, np.uint16), stride, batch_size=3)
+    loss, right, count = total_loss(model.net, np.array(ids, np.uint16), stride, batch_size=3)
     assert count == size - 1 and 0 <= right <= count
     assert loss == pytest.approx(one_by_one(model, ids, stride), rel=1e-5)
 
@@ -54,7 +54,7 @@ def test_bytes_are_those_that_were_foreseen(
 def test_every_target_counts_once(stride: int) -> None:
     for size in range(2, 40):
         tokens, seen = np.arange(size), []
-        for inputs, targets in batches(tokens, 8, stride, 2):
+        for inputs, targets in windows(tokens, 8, stride, 2):
             assert inputs.shape == targets.shape and len(inputs) <= 2
             assert ((targets == inputs + 1) | (targets == IGNORE_INDEX)).all()
             seen += targets[targets != IGNORE_INDEX].tolist()

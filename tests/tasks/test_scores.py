@@ -6,32 +6,34 @@ import pytest
 import torch
 from sacrebleu import corpus_bleu, corpus_chrf
 
-from tasks.seq2seq.scores import Translated, TranslationScores, table
+from tasks.seq2seq.scores import ScoredTranslation, TranslationScores, table
 
 PAIRS = [
-    Translated(
+    ScoredTranslation(
         0, "A dog.", "Der Hund läuft über die Straße .", "Der Hund rennt über die Straße.", True
     ),
-    Translated(
+    ScoredTranslation(
         1,
         "Two men",
         "Zwei Männer\tsitzen auf einer Bank",
         "Zwei Männer sitzen  auf einer Bank",
         False,
     ),
-    Translated(2, "A child", "", "Ein Kind spielt im Sand.", True),
-    Translated(3, 'A\t"house"', 'Ein "Haus"\nam See\u2028!', 'Ein "Haus" am See!', True),
+    ScoredTranslation(2, "A child", "", "Ein Kind spielt im Sand.", True),
+    ScoredTranslation(3, 'A\t"house"', 'Ein "Haus"\nam See\u2028!', 'Ein "Haus" am See!', True),
 ]
 
 
-def scored(batches: Sequence[Sequence[Translated]], language: str = "de") -> TranslationScores:
+def scored(
+    batches: Sequence[Sequence[ScoredTranslation]], language: str = "de"
+) -> TranslationScores:
     metric = TranslationScores(language)
     for batch in batches:
         outputs = {
             "texts": [row.text for row in batch],
             "finished": [row.finished for row in batch],
         }
-        names = {"index": "place", "sources": "source", "references": "reference"}
+        names = {"index": "number", "sources": "source", "references": "reference"}
         metric.update(
             outputs, {name: [getattr(row, own) for row in batch] for name, own in names.items()}
         )

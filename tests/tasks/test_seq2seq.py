@@ -18,8 +18,8 @@ from datamodules.translation import TranslationData
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from tasks.checkpoints.reading import KEY
-from tasks.seq2seq.rules import writing
-from tasks.seq2seq.translator import Model, load_model
+from tasks.seq2seq.decoding import decoding_tokens
+from tasks.seq2seq.translator import TranslationModel, load_model
 from tests.tasks.command import (
     DEFAULT_SECONDS,
     PAIRS,
@@ -55,7 +55,7 @@ def test_the_default_run(tmp_path: Path) -> None:
 # Figures ------------------------------------------------------------------------------------------------------------
 
 
-def by_hand(model: Model, folder: Path) -> tuple[float, int, int]:
+def by_hand(model: TranslationModel, folder: Path) -> tuple[float, int, int]:
     """Sum of the test losses, right guesses, tokens: each pair alone, from the text, all its logits at once."""
     total, right, count, tokenizer = 0.0, 0, 0, model.tokenizer
     sides = [(folder / f"test.{name}").read_text().splitlines() for name in ("en", "up")]
@@ -87,7 +87,7 @@ def test_figures_are_those_of_the_texts(
     config = GenerationConfig(24, beams=2, early_stopping="likely")
     texts = [
         model.tokenizer.decode(best.tokens)
-        for best, *_ in translate(model.net, rows, config, **writing(model.tokenizer))
+        for best, *_ in translate(model.net, rows, config, **decoding_tokens(model.tokenizer))
     ]
     assert found["test/bleu"] == pytest.approx(corpus_bleu(texts, [references]).score, abs=1e-3)
     assert (
@@ -254,9 +254,9 @@ def test_what_is_saved_is_enough(options: str, joint: bool) -> None:
         "gone",
         "en-up",
         max_length=24,
-        tokenizer=PairTokenizerConfig(**model.facts["tokenizer_options"]),
+        tokenizer=PairTokenizerConfig(**model.metadata["tokenizer_options"]),
     )
-    data.adopt(model.facts)
+    data.adopt(model.metadata)
     data.setup("test")
     batch = next(iter(data.test_dataloader()))
     with torch.no_grad():
@@ -279,7 +279,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_its_tokenizer(translator: Path) ->
     theirs, ours = torch.load(translator, weights_only=True), checkpoint("r")
     for name, value in theirs["state_dict"].items():
         torch.testing.assert_close(ours["state_dict"][name], value, atol=1e-6, rtol=0)
-    assert ours[KEY]["facts"]["source_tokenizer"] == theirs[KEY]["facts"]["source_tokenizer"]
+    assert ours[KEY]["metadata"]["source_tokenizer"] == theirs[KEY]["metadata"]["source_tokenizer"]
 
 
 def test_what_the_default_run_suggests_works(capsys: pytest.CaptureFixture[str]) -> None:

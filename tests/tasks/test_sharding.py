@@ -16,7 +16,7 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed.checkpoint.api import CheckpointException
 
-from tasks.checkpoints.reading import named, numbered
+from tasks.checkpoints.reading import by_index, by_name
 from tasks.checkpoints.sharded import gathered
 from tasks.distributed import launch
 from tasks.distributed.sharding import Sharded
@@ -371,7 +371,7 @@ def test_defaults_go_with_parts(
 def test_names_and_numbers_of_an_optimizers_state() -> None:
     groups = [{"params": ["b"], "lr": 1.0}, {"params": ["c", "a"], "lr": 2.0}]
     state = {"state": {"a": {"step": 1}, "b": {"step": 2}}, "param_groups": groups}
-    plain = numbered(state)
+    plain = by_index(state)
     assert plain["state"] == {2: {"step": 1}, 0: {"step": 2}}
     assert [group["params"] for group in plain["param_groups"]] == [[0], [1, 2]]
-    assert named(plain, ["b", "c", "a"]) == state
+    assert by_name(plain, ["b", "c", "a"]) == state

@@ -10,8 +10,9 @@ from torch import Tensor
 from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.masking import MaskConfig, Masker
 from modules.models.bert import BERT_PRESETS, BertClassifier, BertMaskedLM
-from modules.pretrained.bert import load_weights, to_tessera
-from modules.pretrained.bert_configs import config_from_huggingface
+from modules.pretrained.bert import FAMILIES, HEADS
+from modules.pretrained.family import config_from_huggingface
+from modules.pretrained.weights import load_weights
 from tasks.bert.task import BertTask
 from tasks.mlm.task import MaskedLMTask
 from tests.modules.test_parity_bert import batch, run_theirs, theirs
@@ -43,10 +44,17 @@ def test_a_pair_that_belongs_together_has_label_0_as_in_hugging_face() -> None:
     model = theirs("bert", "ForPreTraining")
     judge = transformers.BertForNextSentencePrediction(model.config).eval()
     judge.load_state_dict(model.state_dict(), strict=False)
-    config = replace(config_from_huggingface(model.config.to_dict())[1], next_sentence=True)
+    config = replace(
+        config_from_huggingface(model.config.to_dict(), FAMILIES)[1], next_sentence=True
+    )
     task, texts = MaskedLMTask(), batch("bert")
     task.net = BertMaskedLM(config).eval()
-    assert load_weights(task.net, to_tessera("bert", model.state_dict(), config)) == []
+    assert (
+        load_weights(
+            task.net, FAMILIES["bert"].weights_from_external(model.state_dict(), config), HEADS
+        )
+        == []
+    )
     task.masker = lambda tokens, keep, seeds: (tokens, keep)  # type: ignore[assignment]
     expected = run_theirs(judge, texts, labels=torch.tensor([0, 1, 0]))
     pairs = texts | {"index": torch.arange(3), "is_next": torch.tensor([1, 0, 1])}

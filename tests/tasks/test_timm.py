@@ -20,11 +20,16 @@ from torch import nn
 
 from modules.config import StackConfig
 from modules.models.vit import ViT, ViTConfig
-from modules.pretrained.timm_configs import config_from_timm_model
-from modules.pretrained.vit import to_tessera
+from modules.pretrained.timm import config_from_timm_model
+from modules.pretrained.vit import FAMILIES
 from modules.schema import from_dict
 from tasks.errors import UsageError
-from tasks.vit.architectures import architecture, check_named, load_pretrained, pretrained_options
+from tasks.vit.architectures import (
+    check_described,
+    known_model,
+    load_pretrained,
+    pretrained_options,
+)
 from tasks.vit.export import write_timm
 from tests.modules.test_parity_vit import difference, shake
 from tests.tasks.command import SHORT, run, write_images
@@ -61,7 +66,7 @@ REFUSED = [
     "test_vit3",
     "test_vit4",
 ]
-FACTS = {"class_names": ["a", "b", "c", "d", "e"], "mean": [0.5], "std": [0.5]}
+METADATA = {"class_names": ["a", "b", "c", "d", "e"], "mean": [0.5], "std": [0.5]}
 
 
 def meta(name: str, **options: Any) -> Any:
@@ -73,7 +78,7 @@ def meta(name: str, **options: Any) -> Any:
 def loads(name: str, source: str) -> bool:
     """Whether a registered model loads, with equal logits then: two of its blocks with small images, all else as is."""
     try:
-        found = architecture(source)
+        found = known_model(source)
     except UsageError as error:
         assert source in str(error)
         return False
@@ -87,7 +92,8 @@ def loads(name: str, source: str) -> bool:
     if isinstance(theirs.head, nn.Identity):  # it gives features, whose size without a norm is any
         theirs.head = net.head.linear = nn.LayerNorm(config.stack.width, elementwise_affine=False)  # type: ignore
     net.load_state_dict(
-        to_tessera("timm", theirs.state_dict(), small, found.prefix_positions), assign=True
+        FAMILIES["timm"].weights_from_external(theirs.state_dict(), small, found.prefix_positions),
+        assign=True,
     )
     assert difference(net, theirs, size) <= 1e-4
     return True
@@ -218,7 +224,11 @@ def test_what_our_vit_has_too_gives_equal_logits(options: dict[str, Any]) -> Non
     theirs = tiny(**options)
     config = config_from_timm_model(theirs)
     net = ViT(config).eval()
-    net.load_state_dict(to_tessera("timm", theirs.state_dict(), config, not theirs.no_embed_class))
+    net.load_state_dict(
+        FAMILIES["timm"].weights_from_external(
+            theirs.state_dict(), config, not theirs.no_embed_class
+        )
+    )
     assert difference(net, theirs, config.image_size, theirs.in_chans) <= 1e-5
 
 
@@ -319,7 +329,7 @@ def test_a_file_of_a_known_model(
     if settings is not None:
         Path(file).with_name("config.json").write_text(json.dumps(settings))
     assert features_differ(started(file, ["a", "b"]), theirs) <= 1e-4
-    check_named(file, ())
+    check_described(file, ())
 
 
 @pytest.mark.parametrize(
@@ -391,8 +401,6 @@ GOES = {  # option: values that timm has, too
     "pool": ["mean", "max"],
     "class_token": [True],
     "register_tokens": [3],
-    "position_base": [50.0],  # of positions that are not learned
-    "rotary_fraction": [0.5],
     "norm_after_pool": [True],
     "head_dropout": [0.1],
     "stack.width": [64],
@@ -429,6 +437,7 @@ STAYS = {  # option: values that it does not have
     "stack.mlp_bias": [False],
 }
 NEVER = {
+    "position_options",
     "stack",
     "stack.causal",
     "stack.cross_attention",
@@ -463,7 +472,7 @@ def test_what_timm_has_too_goes_there_and_comes_back(option: str, value: Any) ->
     assert difference(net, theirs, size, channels) <= 1e-5
     back = started("out.safetensors", names)
     assert difference(back, theirs, size, channels) <= 1e-5
-    check_named("out.safetensors", ())
+    check_described("out.safetensors", ())
     assert config_from_timm_model(theirs) == back.config
 
 
@@ -472,7 +481,7 @@ def test_what_timm_has_too_goes_there_and_comes_back(option: str, value: Any) ->
 )
 def test_what_timm_does_not_have_is_not_exported(option: str, value: Any) -> None:
     with pytest.raises(UsageError, match=option.removeprefix("stack.").partition("_")[0]):
-        write_timm(changed(option, value), FACTS, Path("out.safetensors"))
+        write_timm(changed(option, value), METADATA, Path("out.safetensors"))
     assert not Path("out.safetensors").exists()
 
 
@@ -507,7 +516,7 @@ def test_the_command_refuses_to_export_what_timm_cannot_load(
         ({"config": json.dumps({"stack": {"heads": "three"}})}, "heads"),
         ({"config": json.dumps({"layers": 3})}, "layers"),
         (
-            {"config": json.dumps(asdict(PLAIN)), "facts": json.dumps({"class_names": [1]})},
+            {"config": json.dumps(asdict(PLAIN)), "metadata": json.dumps({"class_names": [1]})},
             "class_names",
         ),
     ],
@@ -528,7 +537,7 @@ def test_rows_of_the_classifier_go_by_the_names_in_the_header(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     net = changed("stack.depth", 2)
-    write_timm(net, FACTS, Path("out.safetensors"))
+    write_timm(net, METADATA, Path("out.safetensors"))
     images = torch.rand(2, 3, 32, 32)
     with torch.inference_mode():
         expected = net(images)

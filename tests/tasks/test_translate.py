@@ -13,9 +13,9 @@ from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from tasks.cli.text_io import UNFINISHED
-from tasks.seq2seq.attend import cross_weights, draw, own_translation, spelled
-from tasks.seq2seq.rules import writing
-from tasks.seq2seq.translator import Model, load_model
+from tasks.seq2seq.attend import cross_attention_weights, draw, token_labels, translate_text
+from tasks.seq2seq.decoding import decoding_tokens
+from tasks.seq2seq.translator import TranslationModel, load_model
 from tests.tasks.command import PAIRS, SMALL_S2S, run, write_pairs
 
 LINES = [
@@ -30,7 +30,7 @@ LINES = [
 
 
 @pytest.fixture(scope="session")
-def model(translator: Path) -> Model:
+def model(translator: Path) -> TranslationModel:
     return load_model(str(translator))
 
 
@@ -47,16 +47,16 @@ def objects(line: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any
     return [json.loads(text) for text in said(f"{line} --json", capsys)[0]]
 
 
-def by_library(model: Model, text: str, **options: Any) -> list[tuple[str, float]]:
+def by_library(model: TranslationModel, text: str, **options: Any) -> list[tuple[str, float]]:
     """Translations and scores of one sentence alone."""
     (row,), _ = model.tokenizer.encode_sources([text], model.net.max_length)
     config = GenerationConfig(model.net.max_length, **{"early_stopping": "likely", **options})
-    (found,) = translate(model.net, [row], config, **writing(model.tokenizer))
+    (found,) = translate(model.net, [row], config, **decoding_tokens(model.tokenizer))
     return [(model.tokenizer.decode(one.tokens), one.score) for one in found]
 
 
 def test_a_file_in_its_order(
-    translator: Path, model: Model, capsys: pytest.CaptureFixture[str]
+    translator: Path, model: TranslationModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("in.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8-sig")
     lines, err = said(f"--ckpt_path {translator} --file in.txt --batch_size 2 --beams 3", capsys)
@@ -113,7 +113,7 @@ def test_text_and_standard_input(
 
 
 def test_the_best_of_a_beam_with_their_scores(
-    translator: Path, model: Model, capsys: pytest.CaptureFixture[str]
+    translator: Path, model: TranslationModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = f'--ckpt_path {translator} --text "two three" --text "" --beams 4 --nbest 3 --length_penalty 0.6'
     expected = by_library(model, "two three", beams=4, length_penalty=0.6)[:3]
@@ -128,7 +128,7 @@ def test_the_best_of_a_beam_with_their_scores(
 
 
 def test_the_likeliest_and_drawn_ones(
-    translator: Path, model: Model, capsys: pytest.CaptureFixture[str]
+    translator: Path, model: TranslationModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     greedy, _ = said(f'--ckpt_path {translator} --text "six two" --beams 1', capsys)
     assert greedy == [by_library(model, "six two", temperature=0)[0][0]]
@@ -172,17 +172,17 @@ def test_what_is_not_finished_is_marked(
 # Attention ----------------------------------------------------------------------------------------------------------
 
 
-def test_weights_are_those_of_the_steps(model: Model) -> None:
+def test_weights_are_those_of_the_steps(model: TranslationModel) -> None:
     (source,), _ = model.tokenizer.encode_sources(["six five four"], model.net.max_length)
-    tokens = own_translation(model, source, 2).tokens
-    weights = cross_weights(model, source, tokens)
+    tokens = translate_text(model, source, 2).tokens
+    weights = cross_attention_weights(model, source, tokens)
     assert weights.shape == (2, 2, len(tokens), len(source))  # layers, heads, target, source
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, len(tokens)))
     for size in range(1, len(tokens)):  # what a token looks at does not depend on those after it
         torch.testing.assert_close(
-            cross_weights(model, source, tokens[:size]), weights[:, :, :size]
+            cross_attention_weights(model, source, tokens[:size]), weights[:, :, :size]
         )
-    assert spelled(model.tokenizer.source, source) == ["six", "five", "four", "[EOS]"]
+    assert token_labels(model.tokenizer.source, source) == ["six", "five", "four", "[EOS]"]
 
 
 def test_labels_are_what_tokens_say() -> None:
@@ -190,7 +190,7 @@ def test_labels_are_what_tokens_say() -> None:
         ["a é"], TokenizerConfig("bpe", 263, lowercase=False)
     )  # single bytes
     (ids,) = tokenizer.encode_batch(["a é"])
-    assert spelled(tokenizer, [*ids, tokenizer.special_id("eos")]) == [
+    assert token_labels(tokenizer, [*ids, tokenizer.special_id("eos")]) == [
         "a",
         "\u2423",
         "Ã",
@@ -259,7 +259,7 @@ def test_one_stack_that_reads_and_writes(capsys: pytest.CaptureFixture[str]) -> 
     best = "r/checkpoints/best.ckpt"
     model = load_model(best)
     (source,), _ = model.tokenizer.encode_sources(["six five four"], model.net.max_length)
-    weights = cross_weights(model, source, [7, 8, 9])
+    weights = cross_attention_weights(model, source, [7, 8, 9])
     assert (
         weights.shape == (2, 2, 3, 4) and (weights.sum(-1) < 1).all()
     )  # the rest is for the target itself

@@ -1,0 +1,234 @@
+"""One family of published models: weights and config.json, converted both ways."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor, nn
+
+from modules.config import require
+from modules.pretrained.settings import (
+    Activations,
+    Settings,
+    check_aliases,
+    check_model_type,
+    check_settings,
+    read_activation,
+    read_options,
+)
+from modules.pretrained.weights import (
+    Layers,
+    Names,
+    State,
+    build_on_meta,
+    check_fit,
+    drop_copies,
+    from_external,
+    to_external,
+)
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family(ABC, Generic[Config]):
+    """How another library names the weights of a model.
+
+    Args:
+        name: Of the family.
+        layers: Our name of a layer -> theirs, without ".weight" / ".bias". Several of theirs are
+            rows of ours, one below the other; "{i}" stands for the number of a block.
+        tensors: Our full name -> theirs, for tensors that end differently on the two sides.
+        unused: Regular expression of weights that files may hold and no model here uses.
+        optional: Prefixes of our names that may be missing or of another shape.
+    """
+
+    name: str
+    layers: Layers = field(default_factory=dict)
+    tensors: dict[str, str] = field(default_factory=dict)
+    unused: str = r"$^"
+    optional: tuple[str, ...] = ()
+
+    @abstractmethod
+    def check(self, config: Config) -> None:
+        """Raises `ValueError` if no model of this family can equal ours, with the reason."""
+
+    @abstractmethod
+    def networks(self, config: Config) -> list[nn.Module]:
+        """Builds the networks that have all weights of a file."""
+
+    @abstractmethod
+    def names(self, config: Config) -> Names:
+        """Returns all of our names with theirs."""
+
+    def copies(self, config: Config) -> dict[str, str]:
+        """Returns their names of tied weights, each with the name of the original."""
+        return {}
+
+    def qkv_rows(self, config: Config) -> tuple[int, int, int] | None:
+        """Returns the rows of queries, keys and values in our weight; None: equally many."""
+        return None
+
+    def full_name(self, name: str) -> str:
+        """Returns the current full name of a weight; old files and bare models shorten it."""
+        return name
+
+    def import_tensor(self, name: str, value: Tensor, config: Config) -> Tensor:
+        """Converts one of their weights into ours, given our name."""
+        return value
+
+    def export_tensor(self, name: str, value: Tensor, config: Config) -> Tensor:
+        """Converts one of our weights into theirs, given our name."""
+        return value
+
+    def complete(self, rest: State, config: Config) -> None:
+        """Adds to their weights those that a file may leave out."""
+
+    def weights_from_external(self, state: State, config: Config) -> State:
+        """Returns their weights under our names.
+
+        Args:
+            state: Their `state_dict()` or the content of a file.
+            config: Our model.
+
+        Returns:
+            State for `load_weights`. Weights that are equal on both sides are shared, not copied.
+
+        Raises:
+            ValueError: A weight is unexpected, missing or of another shape; by name.
+        """
+        rest = {
+            self.full_name(name): value
+            for name, value in state.items()
+            if not re.search(self.unused, name)
+        }
+        drop_copies(
+            self.copies(config), rest, "the config says that they are tied (tie_word_embeddings)"
+        )
+        self.complete(rest, config)
+        ours = from_external(
+            self.names(config), rest, lambda name, value: self.import_tensor(name, value, config)
+        )
+        wanted: dict[str, Tensor] = {}
+        for net in build_on_meta(lambda: self.networks(config)):
+            wanted |= net.state_dict()
+        check_fit(self.name, ours, rest, wanted, self.optional)
+        return ours
+
+    def weights_to_external(self, state: State, config: Config) -> State:
+        """Returns our weights under their names; tied weights are there once.
+
+        Args:
+            state: `state_dict()` of our model.
+            config: Our model.
+
+        Raises:
+            ValueError: No model of theirs can equal ours, with the reason.
+        """
+        self.check(config)
+        rest = {name: self.export_tensor(name, value, config) for name, value in state.items()}
+        theirs = to_external(self.names(config), rest, self.qkv_rows(config))
+        self.check_all_used(rest)
+        return theirs
+
+    def check_all_used(self, rest: State) -> None:
+        """Raises `ValueError` if weights of ours are left over, by name."""
+        unknown = ", ".join(sorted(rest)[:3])
+        require(not rest, f"{self.name} has no place for {unknown}; build the model without it.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersFamily(Family[Config]):
+    """A family of transformers, whose config.json says the sizes.
+
+    Args:
+        architecture: Name of their class.
+        options: Their option -> ours, in the config of our model or its stacks.
+        required: Options of ours that the file must say.
+        defaults: Options of ours where the file does not say.
+        fixed: Options of ours that all models of the family have.
+        only: Options of theirs that are supported at one value only.
+        activations: Their name of an activation -> ours.
+    """
+
+    architecture: str
+    options: dict[str, str]
+    required: tuple[str, ...]
+    defaults: dict[str, Any] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    only: dict[str, Any] = field(default_factory=dict)
+    activations: Activations
+
+    def read(self, settings: Settings, *kinds: type) -> dict[str, Any]:
+        """Returns the options of a config.json, under our names, with defaults.
+
+        Args:
+            settings: The config.json.
+            kinds: Dataclasses that say which type each option has.
+
+        Raises:
+            ValueError: An option is missing, of another type or not supported; by name.
+        """
+        check_settings(settings, self.only)
+        given = read_options(settings, self.options, self.required, *kinds)
+        options = {**self.defaults, **given, **self.fixed}
+        check_aliases(settings, self.options.values(), options)
+        options["feedforward"] = read_activation(options["feedforward"], self.activations)
+        return options
+
+    @abstractmethod
+    def config_from_external(self, settings: Settings) -> Config:
+        """Returns the config of our model for their config.json.
+
+        Raises:
+            ValueError: The model has parts that ours lacks, or the file lacks a size; by name.
+        """
+
+
+FamilyType = TypeVar("FamilyType", bound=Family)
+
+
+def config_from_huggingface(
+    settings: Settings, families: Mapping[str, TransformersFamily[Config]]
+) -> tuple[str, Config]:
+    """Returns the family and the config of the model that a config.json describes.
+
+    Raises:
+        ValueError: It is of no family, has parts that our models lack, or lacks a size; by name.
+    """
+    name = check_model_type(settings, families)
+    return name, families[name].config_from_external(settings)
+
+
+def weights_from_huggingface(
+    settings: Settings, state: State, families: Mapping[str, TransformersFamily[Any]]
+) -> State:
+    """Returns weights under our names; arguments and errors as in `config_from_huggingface`."""
+    name, config = config_from_huggingface(settings, families)
+    return families[name].weights_from_external(state, config)
+
+
+def matching_family(
+    config: Any, families: Mapping[str, FamilyType], nearest: str | None = None
+) -> FamilyType:
+    """Returns the first family with a model that equals ours.
+
+    Args:
+        config: Of our model.
+        families: To choose from.
+        nearest: The family whose reason to name if none has one; None: the first.
+
+    Raises:
+        ValueError: None has one.
+    """
+    reasons: dict[str, str] = {}
+    for name, family in families.items():
+        try:
+            family.check(config)
+        except ValueError as error:
+            reasons[name] = str(error)
+        else:
+            return family
+    raise ValueError(reasons[nearest or next(iter(families))])

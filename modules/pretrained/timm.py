@@ -1,0 +1,226 @@
+"""Configs of timm's `VisionTransformer`, read from a model or weights, written as arguments.
+
+A model is read only if timm's own class, built from the config that was read, equals it in all
+parts.
+"""
+
+import math
+import re
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from modules.config import FeedForwardName, PoolName, StackConfig, require
+from modules.models.vit import ViTConfig
+from modules.pretrained.settings import check_feedforward, check_heads, check_options
+from modules.pretrained.vit import count_prefix_positions
+from modules.pretrained.weights import State, build_on_meta
+
+# Dimensions of the weights whose shapes tell sizes; those in `REQUIRED` are in every file.
+DIMENSIONS = {
+    "patch_embed.proj.weight": 4,
+    "pos_embed": 3,
+    "cls_token": 3,
+    "reg_token": 3,
+    "blocks.0.attn.qkv.weight": 2,
+    "blocks.0.mlp.fc1.weight": 2,
+    "head.bias": 1,
+}
+REQUIRED = (
+    "patch_embed.proj.weight",
+    "pos_embed",
+    "blocks.0.attn.qkv.weight",
+    "blocks.0.mlp.fc1.weight",
+)
+# Options of a stack that no shape tells; nor does any tell the pool.
+NOT_IN_SHAPES = ("heads", "feedforward", "norm_eps", "order")
+POOLS: dict[PoolName, str] = {"cls": "token", "mean": "avg", "max": "max"}
+ACTIVATIONS: dict[str, FeedForwardName] = {
+    "GELU()": "gelu",
+    "GELU(approximate='none')": "gelu",
+    "GELUTanh()": "gelu_tanh",
+    "GELU(approximate='tanh')": "gelu_tanh",
+    "SiLU()": "silu",
+    "ReLU()": "relu",
+}
+# What no argument of timm's changes.
+COMMON = {
+    "position": "learned",
+    "stem": "patch",
+    "attention": "dot",
+    "norm": "layernorm",
+    "order": "pre",
+    "bias": True,
+    "mlp_bias": True,
+}
+# Attributes that do not change what a model computes.
+IRRELEVANT = (
+    "training",
+    "weight_init_mode",
+    "fix_init",
+    "pretrained_cfg",
+    "default_cfg",
+    "pretrained_model_args",
+)
+
+
+def config_from_timm_state(
+    state: State, known: ViTConfig, prefix_positions: bool | None = None
+) -> ViTConfig:
+    """Returns the config of a timm ViT: sizes from shapes of weights, the rest from `known`.
+
+    Args:
+        state: timm's `state_dict()`.
+        known: Has what shapes do not tell: pool, `NOT_IN_SHAPES`, and the initial value of layer
+            scale.
+        prefix_positions: Whether pos_embed has rows for class and register tokens; None: as its
+            length tells.
+
+    Raises:
+        ValueError: These are not weights of a plain timm ViT, or do not fit `known`.
+    """
+    for name in REQUIRED:
+        require(name in state, f"{name} is missing: these are not weights of a plain timm ViT.")
+    for name, count in DIMENSIONS.items():
+        fits = name not in state or state[name].dim() == count
+        require(fits, f"{name} does not have {count} dimensions.")
+    width, channels, patch, other = state["patch_embed.proj.weight"].shape
+    require(patch == other, f"Patches of {patch} x {other} pixels are not square.")
+    class_token = "cls_token" in state
+    registers = state["reg_token"].shape[1] if "reg_token" in state else 0
+    positions = state["pos_embed"].shape[1]
+    covered = count_prefix_positions(
+        "pos_embed", positions, class_token + registers, prefix_positions
+    )
+    hidden = len(state["blocks.0.mlp.fc1.weight"])
+    blocks = [re.match(r"blocks\.(\d{1,9})\.", name) for name in state]
+    has_norm = "norm.weight" in state or "fc_norm.weight" in state
+    has_scale = "blocks.0.ls1.gamma" in state
+    stack = replace(
+        known.stack,
+        width=width,
+        depth=1 + max(int(block[1]) for block in blocks if block),
+        mlp_width=None if hidden == 4 * width else hidden,
+        qkv_bias="blocks.0.attn.qkv.bias" in state,
+        qk_norm="blocks.0.attn.q_norm.weight" in state,
+        layer_scale=(known.stack.layer_scale or 1e-5) if has_scale else None,
+        final_norm=None if has_norm else False,
+    )
+    return replace(
+        known,
+        image_size=patch * math.isqrt(positions - covered),
+        patch_size=patch,
+        channels=channels,
+        num_classes=len(state["head.bias"]) if "head.bias" in state else 1,
+        class_token=None if class_token == (known.pool == "cls") else class_token,
+        register_tokens=registers,
+        norm_after_pool="fc_norm.weight" in state,
+        stack=stack,
+    )
+
+
+def timm_arguments(config: ViTConfig) -> dict[str, Any]:
+    """Returns the arguments of timm's `VisionTransformer` for the same model, but eps of norms.
+
+    Raises:
+        ValueError: There is no such model, with the option.
+    """
+    stack = config.stack
+    check_options("timm", config, COMMON)
+    check_heads("timm", stack)
+    check_feedforward("timm", config, ACTIVATIONS)
+    require(config.pool in POOLS, f'timm models have no pool "{config.pool}".')
+    sizes = stack.resolved
+    ratio = sizes.mlp_width / stack.width
+    if int(stack.width * ratio) < sizes.mlp_width:  # timm rounds down
+        ratio = math.nextafter(ratio, math.inf)
+    scale = stack.layer_scale
+    return {
+        "img_size": config.image_size,
+        "patch_size": config.patch_size,
+        "in_chans": config.channels,
+        "num_classes": config.num_classes,
+        "embed_dim": stack.width,
+        "depth": stack.depth,
+        "num_heads": stack.heads,
+        "mlp_ratio": ratio,
+        "global_pool": POOLS[config.pool],
+        "class_token": config.has_class_token,
+        "reg_tokens": config.register_tokens,
+        "qkv_bias": stack.qkv_bias,
+        "no_embed_class": config.register_tokens > 0,
+        "final_norm": config.norm_after_pool or sizes.final_norm,
+        "fc_norm": config.norm_after_pool,
+        "qk_norm": stack.qk_norm,
+        "init_values": None if scale is None else scale or 1e-5,  # 0 means none there
+        "act_layer": stack.feedforward,
+    }
+
+
+def config_from_timm_model(model: nn.Module) -> ViTConfig:
+    """Returns the config of a timm `VisionTransformer`.
+
+    Raises:
+        ValueError: The model has parts that ours lacks, by name.
+    """
+    timm: Any = model
+    check_part(
+        type(model).__name__, "VisionTransformer", "is not a plain ViT; choose vit_* or deit3_*"
+    )
+    pool = next((ours for ours, name in POOLS.items() if name == timm.global_pool), None)
+    require(
+        pool is not None,
+        f'timm pooling "{timm.global_pool}" is not supported; choose a model with token or avg.',
+    )
+    block = timm.blocks[0]
+    check_part(type(block).__name__, "Block", "is not supported; choose a model of plain blocks")
+    act = repr(getattr(block.mlp, "act", None))
+    require(act in ACTIVATIONS, f"timm's {act} is not supported; choose a model with GELU.")
+    norm: Any = type(block.norm1)
+    check_part(norm.__name__, "LayerNorm", "is not supported; choose a model with LayerNorm")
+    stack = StackConfig(
+        width=timm.embed_dim,
+        heads=block.attn.num_heads,
+        feedforward=ACTIVATIONS[act],
+        norm_eps=block.norm1.eps,
+        layer_scale=getattr(block.ls1, "init_values", None),
+    )
+    known = ViTConfig(pool=pool, stack=stack)  # type: ignore[arg-type]
+    config = config_from_timm_state(timm.state_dict(), known, not timm.no_embed_class)
+    arguments = timm_arguments(config) | {
+        "num_classes": timm.num_classes,  # 0: there is no classifier
+        "no_embed_class": timm.no_embed_class,
+        "dynamic_img_size": timm.dynamic_img_size,  # makes no difference at its own size
+        "act_layer": lambda: deepcopy(block.mlp.act),
+        "weight_init": "skip",
+        "norm_layer": partial(norm, eps=block.norm1.eps),
+    }
+    theirs = describe(model)
+    plain = describe(build_on_meta(lambda: type(model)(**arguments)))
+    for name in {**theirs, **plain}:
+        had = theirs.get(name, "missing")
+        wanted = plain.get(name, "nothing")
+        require(
+            had == wanted,
+            f"{name.strip('.')} of timm's model is {had}, where only {wanted} is supported.",
+        )
+    return config
+
+
+def check_part(name: str, wanted: str, reason: str) -> None:
+    """Raises `ValueError` if a class of timm's is not the one wanted."""
+    require(name == wanted, f"timm's {name} {reason}.")
+
+
+def describe(model: nn.Module) -> dict[str, Any]:
+    """Returns the classes, attributes and shapes that make up a model."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        found[f"{path}."] = f"{type(module).__module__}.{type(module).__qualname__}"
+        for name, value in vars(module).items():
+            if not name.startswith("_") and name not in IRRELEVANT:
+                found[f"{path}.{name}"] = value
+    return found | {name: tuple(value.shape) for name, value in model.state_dict().items()}
