@@ -16,10 +16,10 @@ from tasks import __version__
 from tasks.checkpoints.reading import KEY, Checkpoint, net_weights
 from tasks.checkpoints.weights import load_weights
 from tasks.cli.parsing import merged
-from tasks.errors import RunError, refusals
+from tasks.errors import RunError, usage_errors
 from tasks.training import optim
 from tasks.training.evaluation import count
-from tasks.training.loss_weighting import StepMean
+from tasks.training.loss_weighting import LossWeighting
 from tasks.training.precision import float32_by_default, sum_in_float32, total_norm
 from tasks.training.seeds import position_seed, run_seed
 
@@ -62,10 +62,10 @@ class Task(pl.LightningModule):
         self.facts: dict[str, Any] = {}
         self.run_config: dict[str, Any] = {}  # the command line's options, kept in checkpoints
         self.restored: Checkpoint | None = None
-        self.aside = (
+        self.untimed_seconds = (
             0.0  # seconds that training stood still, for samples or the like; rates leave them out
         )
-        self.metrics, self.step_mean = nn.ModuleDict(), StepMean()
+        self.metrics, self.loss_weighting = nn.ModuleDict(), LossWeighting()
         self.register_buffer("first_bad_step", torch.tensor(-1), persistent=False)
 
     # What a task is -------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Task(pl.LightningModule):
             return
         self.facts = self.facts or self.datamodule.facts()
         torch.manual_seed(run_seed())  # initial weights follow from the seed alone
-        with refusals():
+        with usage_errors():
             self.net = self.build(self.facts)
             optim.freeze(self.net, self.optimizer_config.freeze)
         if self.restored is not None:
@@ -183,7 +183,7 @@ class Task(pl.LightningModule):
         """Loss (scalar) of one micro-batch, weighted where a step has several."""
         with float32_by_default():
             loss, outputs, targets = self.step(batch, training=True)
-        return self.step_mean.add(
+        return self.loss_weighting.add(
             self.trainer, loss, self.weight(targets), self.training_figures(outputs)
         )
 
@@ -208,7 +208,7 @@ class Task(pl.LightningModule):
     ) -> None:
         """Finish the gradients of a step, clip them to the total norm asked for, and log the norm before it."""
         parameters = [p for p in self.net.parameters() if p.grad is not None]
-        means = self.step_mean.finish(
+        means = self.loss_weighting.finish(
             self.trainer, [p.grad for p in parameters if p.grad is not None]
         )
         self._watch(means["loss"])

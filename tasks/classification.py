@@ -13,18 +13,18 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 from datamodules.utils.files import replacing
 from tasks.base import Task
 from tasks.cli.parsing import merged
-from tasks.tracking.media import Exhibits, Picture, Table, drawn
+from tasks.tracking.media import MediaTask, Picture, Table, rendered
 from tasks.tracking.report import draw_confusion
 from tasks.training.optim import OptimConfig
 
 
 class ConfusionMatrix(MulticlassConfusionMatrix):
-    """The same, which is drawn instead of being logged."""
+    """The same, which is rendered instead of being logged."""
 
     names: tuple[str, ...] = ()
 
 
-class ClassifierTask(Exhibits, Task):
+class ClassifierTask(MediaTask, Task):
     """A task whose data have class names; arguments as `Task`, and:
 
     Args:
@@ -67,10 +67,10 @@ class ClassifierTask(Exhibits, Task):
         known = {name: self.facts[name] for name in self.known}
         return merged(super().resolved(), {"data": {"dataset": known}})
 
-    def exhibits(self, split: str) -> dict[str, Table | Picture]:
+    def media(self, split: str) -> dict[str, Table | Picture]:
         """The confusion matrix."""
         counts = self.metrics[split]["confusion"].compute().cpu()
-        return {"confusion": drawn(lambda file: draw_confusion(counts, self.class_names, file))}
+        return {"confusion": rendered(lambda file: draw_confusion(counts, self.class_names, file))}
 
     def draw_results(self, folder: Path) -> None:
         """Draw `confusion.png` from the test just done."""

@@ -21,7 +21,7 @@ from tasks.checkpoints.pretrained import (
 )
 from tasks.checkpoints.weights import State, filled
 from tasks.cli.parsing import Options
-from tasks.errors import UsageError, refusals
+from tasks.errors import UsageError, usage_errors
 from tasks.text import with_vocabulary
 
 TASKS = ("mlm", "bert")  # whose checkpoints hold an encoder
@@ -97,7 +97,7 @@ def load_pretrained(
     """
     state = pretrained_state(source, TASKS, facts, converted)
     state = {name: value for name, value in state.items() if not name.startswith(fresh)}
-    with refusals(f"--model.pretrained {source}"):
+    with usage_errors(f"--model.pretrained {source}"):
         left = load_weights(net, state)
     if anew := sorted({name.partition(".")[0] for name in left}):
         rank_zero_only(print)(f"--model.pretrained {source}: starts anew with {' and '.join(anew)}")

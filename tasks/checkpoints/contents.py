@@ -374,17 +374,16 @@ class Training:
         require(self.epoch >= 0 and self.global_step >= 0, "epoch or global_step is below 0.")
 
 
-def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> None:
+def check_training(checkpoint: Mapping[str, Any]) -> None:
     """Check what a run goes on with, beside what `check_model` does.
 
     Args:
         checkpoint: Its content.
-        in_parts: The states of its optimizers are elsewhere.
 
     Raises:
         ValueError: Something is missing or of another type, by name.
     """
-    found = part(Training, {"optimizer_states": [], **checkpoint} if in_parts else checkpoint)
+    found = part(Training, checkpoint)
     counts = {
         name: count(found.loops, "loops", "fit_loop", *place) for name, place in COUNTS.items()
     }
@@ -400,9 +399,9 @@ def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> Non
         )
         fits = (data.epoch, data.batch) in ((epoch - 1, batch), (epoch, 0))
         require(fits, f"{known.data} has another epoch or batch than its loops.")
-        one = len(found.lr_schedulers) == 1 and (in_parts or len(found.optimizer_states) == 1)
+        one = len(found.lr_schedulers) == len(found.optimizer_states) == 1
         require(one, "lr_schedulers or optimizer_states is not the state of one.")
-        empty = bool(steps) and not in_parts and not found.optimizer_states[0].state
+        empty = bool(steps) and not found.optimizer_states[0].state
         scaled = "MixedPrecision" in checkpoint  # by a GradScaler, which skips the first steps
         require(scaled or not empty, "optimizer_states[0].state is empty.")
         done = count(found.lr_schedulers[0], "lr_schedulers[0]", "last_epoch")
@@ -415,7 +414,7 @@ def check_training(checkpoint: Mapping[str, Any], in_parts: bool = False) -> Non
         for j, group in enumerate(state.param_groups):
             part(Group, group, f"optimizer_states[{i}].param_groups[{j}].")
     for name, callback in found.callbacks.items():
-        if name.startswith(("ModelCheckpoint", "FolderCheckpoint")):
+        if name.startswith(("ModelCheckpoint", "RunCheckpoint")):
             part(Best, callback, f"callbacks.{name}.")
 
 

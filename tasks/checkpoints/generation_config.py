@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from datamodules.utils.files import read_object
 from modules.generation.sampling import GenerationConfig
 from modules.schema import from_dict, shown
-from tasks.errors import UsageError, refusals
+from tasks.errors import UsageError, usage_errors
 
 FILE = "generation_config.json"
 TOP_K = 50  # of `generate` where a folder asks for draws and does not say from how many tokens
@@ -162,7 +162,7 @@ class FolderGeneration:
             print(
                 f"{self.file} asks for {', '.join(left)}, which is not done here", file=sys.stderr
             )
-        with refusals(str(self.file)):
+        with usage_errors(str(self.file)):
             return replace(options, **found)
 
     def _options(self, read: int) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def read_generation(
     else:
         file = folder / "config.json"
     known = {field.name for field in fields(Asked)}
-    with refusals(str(file)):
+    with usage_errors(str(file)):
         asked = from_dict(Asked, {name: value for name, value in content.items() if name in known})
     nothing = {**NOT_DONE, **dict.fromkeys(ignored)}
     left = [

@@ -11,7 +11,7 @@ from modules.schema import checked
 from tasks.checkpoints.reading import KEY, Checkpoint, net_weights, read_checkpoint
 from tasks.checkpoints.weights import State, read_weights, with_classes
 from tasks.cli.parsing import Options
-from tasks.errors import DataError, UsageError, refusals
+from tasks.errors import DataError, UsageError, usage_errors
 
 FILES = (
     *("config.json", "generation_config.json", "tokenizer.json"),
@@ -190,7 +190,7 @@ def read_settings(
         raise UsageError(
             f"{folder} has no readable config.json ({reason}): give a folder of Hugging Face's layout"
         ) from error
-    with refusals(f"{option} {folder / 'config.json'}"):
+    with usage_errors(f"{option} {folder / 'config.json'}"):
         return understand(settings)
 
 

@@ -5,7 +5,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -19,7 +19,6 @@ from tasks.errors import RunError, UsageError
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
 CODE = "GLOBAL|allowlisted|reduce"  # of torch's complaints, those about objects; others are about the bytes
-META = "meta.pt"  # in a folder of a checkpoint's parts: all that is neither weights nor the optimizer's
 
 
 def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:
@@ -35,11 +34,6 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         OSError: no regular file.
     """
     file = Path(path)
-    if in_parts(file):
-        command = f"python -m tasks.{task or 'TASK'} consolidate --ckpt_path {path}"
-        raise UsageError(
-            f"checkpoint '{path}' is a folder of parts: make one file of it with `{command}`"
-        )
     if file.is_dir() or not file.exists():
         names = sorted(found.name for found in file.parent.glob("*.ckpt"))
         there = (
@@ -104,51 +98,6 @@ def check_finite(state: Mapping[str, torch.Tensor], what: str) -> None:
             raise RunError(
                 f"{what} cannot be used: {name} holds NaN or infinity; take an earlier or another file"
             )
-
-
-def in_parts(path: Path) -> bool:
-    """Whether this is the folder of a checkpoint that several processes wrote in parts."""
-    return (path / META).is_file()
-
-
-def aside(path: Path) -> Path:
-    """The name that a checkpoint has while another takes its own, where that cannot be done at once."""
-    return path.with_name(f".{path.name}.old")
-
-
-def recover(path: Path) -> None:
-    """Give a checkpoint of a run that has ended its name back, where the run was killed before another had taken it."""
-    with suppress(OSError):  # there is none, or another process was quicker
-        if not path.exists():
-            aside(path).rename(path)
-
-
-def numbered(state: Checkpoint) -> Checkpoint:
-    """An optimizer's state with numbers for the names of parameters, as torch's optimizers save it."""
-    names = [name for group in state.get("param_groups", ()) for name in group["params"]]
-    numbers = {name: number for number, name in enumerate(names)}
-    groups = [
-        group | {"params": [numbers[name] for name in group["params"]]}
-        for group in state.get("param_groups", ())
-    ]
-    return {
-        "state": {numbers[name]: one for name, one in state.get("state", {}).items()},
-        "param_groups": groups,
-    }
-
-
-def named(state: Checkpoint, names: list[str]) -> Checkpoint:
-    """The reverse of `numbered`: `names` of the parameters of all groups, in their order."""
-    numbers = [number for group in state["param_groups"] for number in group["params"]]
-    by_number = dict(zip(numbers, names, strict=True))
-    groups = [
-        group | {"params": [by_number[number] for number in group["params"]]}
-        for group in state["param_groups"]
-    ]
-    return {
-        "state": {by_number[number]: one for number, one in state["state"].items()},
-        "param_groups": groups,
-    }
 
 
 def load_tensors(file: Path, what: str) -> Any:

@@ -1,7 +1,6 @@
 """Checkpoint files of a run: written whole or not at all, the latest two kept, and the newest whole one found."""
 
 import os
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,15 +11,7 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from datamodules.utils.files import replacing
 from tasks.checkpoints.contents import check_training
-from tasks.checkpoints.reading import (
-    META,
-    Checkpoint,
-    aside,
-    entries,
-    in_parts,
-    read_checkpoint,
-    recover,
-)
+from tasks.checkpoints.reading import Checkpoint, entries, read_checkpoint
 from tasks.errors import RunError
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
@@ -50,85 +41,38 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target = Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            clear(target)
+            remove_partial(target)
             with replacing(target) as partial:
                 with open(partial, "wb") as file:
                     torch.save(checkpoint, file)
                     file.flush()
                     os.fsync(file.fileno())
-                self.make_way(target)
-            self.named(target)
+                if target.name == LAST and target != self.damaged:
+                    keep(target, target.with_name(PREVIOUS))
+            sync_folder(target.parent)
+            if target == self.damaged:
+                self.damaged = None
         except (OSError, RuntimeError) as error:
-            hint = (
-                " (is the disk full?)" if "inline_container" in str(error) else ""
-            )  # all that torch says
+            is_torch = "inline_container" in str(error)  # torch gives no reason
+            hint = " (is the disk full?)" if is_torch else ""
             raise RunError(f"checkpoint {target} could not be written: {error}{hint}") from error
 
-    def name_parts(self, partial: Path, target: Path) -> None:
-        """Give a folder of parts, which all processes have written, its name.
-
-        Raises:
-            OSError: that cannot be done; what was there before stays.
-        """
-        with open(partial / META, "rb") as file:
-            os.fsync(file.fileno())
-        sync_folder(partial)
-        self.make_way(target, for_parts=True)
-        partial.replace(target)
-        self.named(target)
-
-    def make_way(self, target: Path, for_parts: bool = False) -> None:
-        """Keep the present checkpoint under the name that it is found by from now on.
-
-        A file keeps its own, too, until another file takes it; a folder cannot be replaced, nor can it replace a file.
-        """
-        kept = (
-            target.with_name(PREVIOUS)
-            if target.name == LAST and target != self.damaged
-            else aside(target)
-        )
-        if target.is_dir() or (for_parts and target.exists()):
-            discard(kept)
-            target.replace(kept)
-        elif kept.name == PREVIOUS:
-            keep(target, kept)
-
-    def named(self, target: Path) -> None:
-        """Clear up: there is a new checkpoint of this name."""
-        discard(aside(target))
-        sync_folder(target.parent)
-        self.damaged = None if target == self.damaged else self.damaged
-
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> Checkpoint:
-        """Load a checkpoint; one in parts whole."""
-        if in_parts(Path(path)):
-            from tasks.checkpoints.sharded import gathered
-
-            return gathered(Path(path))
+        """Load a checkpoint."""
         return read_checkpoint(path)
 
 
-def clear(target: Path) -> None:
-    """Remove what a process that was killed, or failed, had begun to write beside `target`."""
+def remove_partial(target: Path) -> None:
+    """Remove what a process that was killed had begun to write beside `target`."""
     for name in (target.name, PREVIOUS):
-        for begun in target.parent.glob(f".{name}.*.tmp"):
-            discard(begun)
-
-
-def discard(path: Path) -> None:
-    """Remove a file or folder, if it is there; of a link to a folder the link."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+        for partial in target.parent.glob(f".{name}.*.tmp"):
+            partial.unlink(missing_ok=True)
 
 
 def keep(file: Path, name: Path) -> None:
     """Give a file, if there is one, a second name; where the file system knows no such thing, in place of the first."""
     if not file.is_file():
         return
-    if name.is_dir():
-        discard(name)
     with replacing(name) as partial:
         try:
             partial.unlink(missing_ok=True)
@@ -158,7 +102,7 @@ def newest_checkpoint(
         say: told of a damaged one, and of what is used instead.
 
     Returns:
-        Path and content, without its weights where it is in parts; None and None where there is no checkpoint yet.
+        Path and content; None and None where there is no checkpoint yet.
 
     Raises:
         UsageError: one holds code, or is of another task.
@@ -167,11 +111,10 @@ def newest_checkpoint(
     damaged: list[str] = []
     found: list[tuple[Path, Checkpoint]] = []
     for path in (folder / LAST, folder / PREVIOUS, folder / BEST):
-        recover(path)
         if not path.exists():
             continue
         try:
-            found.append((path, read_to_go_on(path, task)))
+            found.append((path, read_to_continue(path, task)))
         except RunError as error:
             damaged.append(str(error))
         if path.name == LAST and found:
@@ -186,19 +129,14 @@ def newest_checkpoint(
     return path, checkpoint
 
 
-def read_to_go_on(path: Path, task: str) -> Checkpoint:
-    """A checkpoint of this task; of one in parts all but those, which Lightning's strategy reads.
+def read_to_continue(path: Path, task: str) -> Checkpoint:
+    """A checkpoint of this task, with all that training needs.
 
     Raises:
         UsageError: it holds code, or is of another task.
         RunError: it is damaged.
     """
-    if path.is_dir():
-        from tasks.checkpoints.sharded import read_parts
-
-        checkpoint = read_parts(path, task)
-    else:
-        checkpoint = read_checkpoint(path, task)
+    checkpoint = read_checkpoint(path, task)
     with entries(path):
-        check_training(checkpoint, path.is_dir())
+        check_training(checkpoint)
     return checkpoint

@@ -11,13 +11,6 @@ TRAINER_COMMANDS = {
     "test": "evaluate a checkpoint on the test split",
     "predict": "label new files with a checkpoint",
 }
-SHARED = {
-    "consolidate": (
-        "make one file of a checkpoint in parts (strategy fsdp)",
-        "tasks.checkpoints.consolidate:consolidate",
-    ),
-}
-
 
 @dataclass(frozen=True)
 class App:
@@ -60,8 +53,8 @@ class App:
     @property
     def commands(self) -> dict[str, str]:
         """Name and one-line help of every command."""
-        trained = {name: TRAINER_COMMANDS[name] for name in self.trains}
-        return trained | {name: text for name, (text, _) in {**self.functions, **SHARED}.items()}
+        trainer_commands = {name: TRAINER_COMMANDS[name] for name in self.trains}
+        return trainer_commands | {name: text for name, (text, _) in self.functions.items()}
 
 
 def load(target: str) -> Any:

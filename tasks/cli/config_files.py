@@ -13,7 +13,7 @@ import yaml
 
 from datamodules.utils.files import open_regular
 from modules.schema import shown
-from tasks.errors import UsageError, nearest_option
+from tasks.errors import UsageError, unknown_option
 
 Options = dict[str, Any]
 MOST = 10**7  # characters of a text of options, aliases written out
@@ -206,7 +206,7 @@ def refuse_unknown(
         if name in links:
             raise UsageError(f"--{name} cannot be set: it follows --{links[name]}")
         if name not in known:
-            raise UsageError(nearest_option(f"--{name}", [f"--{one}" for one in known]))
+            raise UsageError(unknown_option(f"--{name}", [f"--{one}" for one in known]))
         if not any(one.startswith(f"{name}.") for one in known):
             continue  # no section
         if not isinstance(value, Mapping):

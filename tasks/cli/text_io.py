@@ -11,7 +11,7 @@ from tasks.errors import UsageError
 UNFINISHED = " [...]"  # behind a text that was not at its end
 
 
-def settle_streams() -> None:
+def open_standard_streams() -> None:
     """Make the standard streams usable, whatever this process was started with.
 
     A closed one becomes the null device: else the next file that is opened would take its place. Characters that the

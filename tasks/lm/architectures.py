@@ -27,7 +27,7 @@ from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkp
 from tasks.checkpoints.weights import State
 from tasks.cli.config_files import Options
 from tasks.cli.parsing import merged
-from tasks.errors import UsageError, refusals
+from tasks.errors import UsageError, usage_errors
 from tasks.text import with_vocabulary
 
 TASKS = ("lm",)  # whose checkpoints hold a decoder
@@ -111,7 +111,7 @@ def load_pretrained(net: Decoder, source: str, facts: Mapping[str, Any]) -> None
         UsageError: the weights do not fit the network, or its tokenizer is another one.
     """
     state = pretrained_state(source, TASKS, facts, converted)
-    with refusals(f"--model.pretrained {source}"):
+    with usage_errors(f"--model.pretrained {source}"):
         load_weights(net, state)
 
 
@@ -179,7 +179,7 @@ def _published(source: str) -> Model:
     folder = local_folder(source, CKPT_PATH)
     config, tokenizer = read_config(source, folder, CKPT_PATH), Tokenizer.from_file(folder)
     begins = tokenizer.frame.head is not None
-    with refusals(f"{CKPT_PATH} {source}"):
+    with usage_errors(f"{CKPT_PATH} {source}"):
         if config.vocabulary is None or config.max_length is None:
             raise UsageError("its config.json does not say how many tokens it knows or reads")
         if tokenizer.size > config.vocabulary:

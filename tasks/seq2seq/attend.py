@@ -13,7 +13,7 @@ from modules.generation.translation import Translation, translate
 from modules.record import AttentionRecord
 from tasks.checkpoints.exporting import new_file
 from tasks.cli.text_io import printed
-from tasks.errors import UsageError, refusals
+from tasks.errors import UsageError, usage_errors
 from tasks.seq2seq.translator import Model, load_model
 from tasks.training.devices import DeviceName, prepared
 
@@ -60,7 +60,7 @@ def attend(
     else:
         tokens, finished = given_translation(model, target), True
     weights = cross_weights(model, source, tokens)
-    with new_file(Path(out)) as partial, refusals(f"--out {out}"):
+    with new_file(Path(out)) as partial, usage_errors(f"--out {out}"):
         draw(
             weights,
             spelled(model.tokenizer.source, source),

@@ -28,7 +28,7 @@ from tasks.checkpoints.pretrained import (
 from tasks.checkpoints.reading import KEY, net_weights
 from tasks.checkpoints.weights import State
 from tasks.cli.parsing import Options
-from tasks.errors import UsageError, refusals
+from tasks.errors import UsageError, usage_errors
 from tasks.seq2seq.architectures import fitted
 from tasks.seq2seq.rules import folder_generation, start_token
 
@@ -128,7 +128,7 @@ def load_pretrained(net: Seq2Seq, source: str, facts: Mapping[str, Any]) -> None
         theirs, state = tokenizers(read_folder(folder)[1]), folder_state(folder, converted)
     for side in SIDES:
         same_tokenizer(source, getattr(theirs, side), {"tokenizer": facts[f"{side}_tokenizer"]})
-    with refusals(f"--model.pretrained {source}"):
+    with usage_errors(f"--model.pretrained {source}"):
         load_weights(net, state)
 
 
@@ -160,7 +160,7 @@ def published(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]:
         "languages": languages(folder),
     }
     state = folder_state(folder, converted, CKPT_PATH)
-    with refusals(source):
+    with usage_errors(source):
         net = build(fitted(config, facts))
         load_weights(net, state)
     return (

@@ -25,7 +25,7 @@ from tasks.seq2seq.rules import writing
 from tasks.seq2seq.scores import TranslationScores, table
 from tasks.seq2seq.translator import Model
 from tasks.text import MeanOf, TextTask
-from tasks.tracking.media import Exhibits, Picture, Table, drawn
+from tasks.tracking.media import MediaTask, Picture, Table, rendered
 from tasks.training.averaging import LastWeights
 from tasks.training.optim import OptimConfig
 from tasks.training.throughput import TokenCount
@@ -60,7 +60,7 @@ class DecodingConfig:
                 raise ValueError(f"decoding.{str(error).replace('beams', name, 1)}") from error
 
     def generation(self, beams: int, longest: int) -> GenerationConfig:
-        """The same for `beams` beams and a network that writes up to `longest` tokens; nothing is drawn."""
+        """The same for `beams` beams and a network that writes up to `longest` tokens; nothing is sampled."""
         new = longest if self.max_new_tokens is None else min(self.max_new_tokens, longest)
         return GenerationConfig(
             new,
@@ -71,7 +71,7 @@ class DecodingConfig:
         )
 
 
-class Seq2SeqTask(Exhibits, TextTask):
+class Seq2SeqTask(MediaTask, TextTask):
     """Translation with an encoder-decoder (Vaswani 2017).
 
     Args:
@@ -117,7 +117,7 @@ class Seq2SeqTask(Exhibits, TextTask):
         self.net_config, self.label_smoothing, self.decoding = net, label_smoothing, decoding
         self.pretrained, self.average = pretrained, average
         self.trained = TokenCount()
-        self.looked: dict[str, Picture] = {}
+        self.collected: dict[str, Picture] = {}
 
     def build(self, facts: Mapping[str, Any]) -> Seq2Seq:
         """An encoder-decoder for the data's tokens and lengths."""
@@ -194,11 +194,11 @@ class Seq2SeqTask(Exhibits, TextTask):
         """Target tokens/s, padding left out."""
         return {"train/tokens_per_s": samples_per_s * self.trained.per_sample()}
 
-    def look(self, batch: Batch, outputs: dict[str, Any]) -> None:
+    def collect_media(self, batch: Batch, outputs: dict[str, Any]) -> None:
         """Keep what the network looks at in the first source while it writes what it made of it."""
         from tasks.seq2seq.attend import cross_weights, draw, given_translation, spelled
 
-        if self.looked or not any(outputs["texts"][:1]):
+        if self.collected or not any(outputs["texts"][:1]):
             return
         model = Model(self.net, self.tokenizer, self.facts, writing(self.tokenizer))
         source = batch["source"][0][batch["source_keep"][0]].tolist()
@@ -211,15 +211,15 @@ class Seq2SeqTask(Exhibits, TextTask):
                 cross_weights(model, source, tokens).float().mean(1, keepdim=True)
             )  # (L, 1, N, M)
         labels = spelled(self.tokenizer.source, source), spelled(self.tokenizer.target, tokens)
-        self.looked["attention"] = drawn(lambda file: draw(weights, *labels, file, "png"))
+        self.collected["attention"] = rendered(lambda file: draw(weights, *labels, file, "png"))
 
-    def exhibits(self, split: str) -> dict[str, Table | Picture]:
+    def media(self, split: str) -> dict[str, Table | Picture]:
         """Translations, and what `look` kept."""
-        looked, self.looked = self.looked, {}
+        collected, self.collected = self.collected, {}
         rows: list[tuple[Any, ...]] = [
             row[1:4] for row in self.metrics[split]["scores"].found[:LOGGED]
         ]
-        return looked | (
+        return collected | (
             {"translations": Table(("source", "translation", "reference"), rows)} if rows else {}
         )
 

@@ -15,12 +15,13 @@ from modules.schema import checked
 from tasks.base import Task
 from tasks.checkpoints.contents import count
 from tasks.cli.parsing import flat
+from tasks.lightning_patches import is_accumulating
+from tasks.tracking.metrics_csv import read_rows
 from tasks.tracking.report import draw_curves
 from tasks.tracking.run_folder import (
     code_version,
     lock,
     make_run_folder,
-    read_rows,
     unlock,
     write_config,
     write_summary,
@@ -108,7 +109,7 @@ class RunRecord(Callback):
 
     def start_clock(self, task: Any) -> None:
         """Log samples/s of what comes from now on."""
-        self.since, self.unlogged, task.aside = time.perf_counter(), 0, 0.0
+        self.since, self.unlogged, task.untimed_seconds = time.perf_counter(), 0, 0.0
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -130,19 +131,17 @@ class RunRecord(Callback):
     ) -> None:
         """Count samples; log samples/s wherever the loggers log."""
         assert isinstance(pl_module, Task)
-        new, loop = pl_module.samples(batch) * trainer.world_size, trainer.fit_loop.epoch_loop
-        self.unlogged, self.open = (
-            self.unlogged + new,
-            self.open + new if loop._should_accumulate() else 0,
-        )
+        new = pl_module.samples(batch) * trainer.world_size
+        self.unlogged += new
+        self.open = self.open + new if is_accumulating(trainer) else 0
         every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
-        if trainer.global_step % every == 0 or loop.batch_progress.is_last_batch:
+        if trainer.global_step % every == 0 or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             rate = self.count(pl_module)
             pl_module.log_dict({"train/samples_per_s": rate} | pl_module.rates(rate))
 
     def count(self, task: Task) -> float:
         """Add up samples and seconds since the clock was started, and start it again; samples/s."""
-        new, seconds = self.unlogged, time.perf_counter() - self.since - task.aside
+        new, seconds = self.unlogged, time.perf_counter() - self.since - task.untimed_seconds
         self.samples, self.seconds = self.samples + new, self.seconds + seconds
         self.start_clock(task)
         return new / seconds

@@ -25,12 +25,12 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(grid)
 
 
-def left_out(datamodule: Any) -> dict[str, int]:
+def skipped_samples(datamodule: Any) -> dict[str, int]:
     """How many bad files, texts or pairs were skipped, where there were any."""
     return {"skipped": len(skipped)} if (skipped := getattr(datamodule, "skipped", [])) else {}
 
 
-def closing_table(
+def print_results(
     metrics: Mapping[str, Any], folder: Path | None = None, follow: Sequence[str] = ()
 ) -> None:
     """Print the metrics and, after a fit, where its files are and what to do next.
@@ -55,7 +55,7 @@ def closing_table(
         print("next:", *(f"  {line.format(**quoted)}" for line in follow), sep="\n")
 
 
-def show_texts(texts: Mapping[str, str]) -> None:
+def print_texts(texts: Mapping[str, str]) -> None:
     """Print texts with their names, indented."""
     for name, text in texts.items():
         print(f"{name}:", textwrap.indent(text, "  ", lambda line: True).rstrip(), "", sep="\n")

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
 from datamodules.utils.files import write_text
-from tasks.tracking.media import Table, show
+from tasks.tracking.media import Table, log_media
 
 Sample = tuple[str, str]  # prompt, and how it goes on
 
@@ -49,11 +49,11 @@ class Samples(Callback):
         if not trainer.is_global_zero:
             return
         write_samples(Path(trainer.default_root_dir), f"step_{step:07}", found)
-        show(
+        log_media(
             trainer,
             {"samples": Table(("step", "prompt", "text"), [(step, *sample) for sample in found])},
         )
-        task.aside += time.perf_counter() - start
+        task.untimed_seconds += time.perf_counter() - start
 
 
 def write_samples(folder: Path, name: str, samples: list[Sample]) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from modules.generation.quantized import QuantizationName, prepare
-from tasks.errors import UsageError, refusals
+from tasks.errors import UsageError, usage_errors
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 Model = TypeVar("Model", bound=Any)
@@ -21,6 +21,6 @@ def prepared(model: Model, name: DeviceName, quantization: QuantizationName | No
         raise UsageError("--device cuda: there is no GPU that torch can use; leave it out")
     on_gpu = name != "cpu" and torch.cuda.is_available()
     net = model.net.to("cuda" if on_gpu else "cpu")
-    with refusals(f"--quantize {quantization}"):
+    with usage_errors(f"--quantize {quantization}"):
         prepare(net, quantization)
     return model._replace(net=net)

@@ -9,7 +9,7 @@ from torch import Tensor
 UNIT = 1024.0  # targets that weigh 1 in a gradient on its way: a power of two, which rounds nothing off
 
 
-class StepMean:
+class LossWeighting:
     """Makes each target count alike in an optimizer step, however micro-batches and ranks share them out.
 
     Lightning takes the mean of the losses of micro-batches, and DDP that of the gradients of ranks, as if all stood

@@ -16,7 +16,7 @@ from modules.pretrained.vit import to_tessera
 from modules.schema import checked, from_dict
 from tasks.checkpoints.weights import read_header, read_weights, with_classes
 from tasks.cli.parsing import Options, flat
-from tasks.errors import DataError, UsageError, nearest, refusals
+from tasks.errors import DataError, UsageError, unknown_name, usage_errors
 
 SIZES = {
     "img_size",
@@ -71,7 +71,7 @@ def pretrained_options(source: str) -> Options:
         }
     weights = read_weights(source)
     known = found or Architecture(ViTConfig(pool="mean", stack=StackConfig(heads=1)))
-    with refusals(f"--model.pretrained {source}"):
+    with usage_errors(f"--model.pretrained {source}"):
         config = config_from_timm_state(weights, known.config, known.prefix_positions)
         if known.name is not None:
             check_sizes(known.name, known.config, config)
@@ -138,7 +138,7 @@ def architecture(source: str) -> Architecture | None:
     header = read_header(source)
     if "config" not in header:
         return by_name(source)
-    with refusals(f"--model.pretrained {source}: its header"):
+    with usage_errors(f"--model.pretrained {source}: its header"):
         config = from_dict(ViTConfig, parse_object(header["config"]))
         names = checked(
             list[str] | None,
@@ -189,7 +189,7 @@ def of_timm(source: str, model: Any, **known: Any) -> Architecture:
     Raises:
         UsageError: it is not a plain ViT.
     """
-    with refusals(f"--model.pretrained {source}"):
+    with usage_errors(f"--model.pretrained {source}"):
         return Architecture(
             config_from_timm_model(model), prefix_positions=not model.no_embed_class, **known
         )
@@ -252,9 +252,9 @@ def timm_model(source: str, pretrained: bool = False, device: str = "cpu") -> An
 
     name = source.removeprefix("timm/")
     if not timm.is_model(name):
-        raise UsageError(nearest(name, timm.list_models("vit_*"), "timm model"))
+        raise UsageError(unknown_name(name, timm.list_models("vit_*"), "timm model"))
     known = timm.list_pretrained(f"{name.partition('.')[0]}.*")
     if "." in name and name not in known:
-        raise UsageError(nearest(name, known, "timm model"))
+        raise UsageError(unknown_name(name, known, "timm model"))
     with torch.device(device):
         return timm.create_model(name, pretrained=pretrained)

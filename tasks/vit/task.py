@@ -17,7 +17,7 @@ from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from tasks.base import Batch
 from tasks.checkpoints.weights import filled
 from tasks.classification import ClassifierTask
-from tasks.tracking.media import Picture, Table, drawn
+from tasks.tracking.media import Picture, Table, rendered
 from tasks.tracking.run_folder import make_folder
 from tasks.training.optim import OptimConfig
 from tasks.vit.attend import draw, rollout
@@ -57,7 +57,7 @@ class ViTTask(ClassifierTask):
         super().__init__(optimizer, label_smoothing, ema, compile)
         self.net_config, self.pretrained = net, pretrained
         self.augment = Augment(augment)
-        self.looked: dict[str, Picture] = {}
+        self.collected: dict[str, Picture] = {}
         self.mistakes: list[tuple[Any, ...]] = []
 
     @staticmethod
@@ -90,9 +90,9 @@ class ViTTask(ClassifierTask):
         smoothing = self.label_smoothing if training else 0.0
         return F.cross_entropy(logits, targets, label_smoothing=smoothing), logits, labels
 
-    def look(self, batch: Batch, outputs: Tensor) -> None:
+    def collect_media(self, batch: Batch, outputs: Tensor) -> None:
         """Keep the first images got wrong, and where the network looks in the first images of all."""
-        if self.looked and len(self.mistakes) >= MISTAKES:
+        if self.collected and len(self.mistakes) >= MISTAKES:
             return
         images, labels, names = batch["image"], batch["label"], self.class_names
         confidence, guesses = (values.cpu() for values in outputs.float().softmax(-1).max(-1))
@@ -100,7 +100,7 @@ class ViTTask(ClassifierTask):
             (names[true], names[guess])
             for true, guess in zip(labels.tolist(), guesses.tolist(), strict=True)
         ]
-        if not self.looked:
+        if not self.collected:
             few = images[:LOOKED_AT]
             with self.trainer.precision_plugin.val_step_context():
                 shares = rollout(self.net, self.normalised(few))
@@ -108,7 +108,7 @@ class ViTTask(ClassifierTask):
                 true if true == guess else f"{true}\n(seen as {guess})"
                 for true, guess in pairs[:LOOKED_AT]
             ]
-            self.looked["attention"] = drawn(lambda file: draw(few, shares, titles, file))
+            self.collected["attention"] = rendered(lambda file: draw(few, shares, titles, file))
         for i in (
             torch.nonzero(guesses != labels.cpu())
             .flatten()[: MISTAKES - len(self.mistakes)]
@@ -116,14 +116,14 @@ class ViTTask(ClassifierTask):
         ):
             self.mistakes.append((images[i].cpu(), *pairs[i], float(confidence[i])))
 
-    def exhibits(self, split: str) -> dict[str, Table | Picture]:
+    def media(self, split: str) -> dict[str, Table | Picture]:
         """Also what `look` kept."""
-        shown = super().exhibits(split) | self.looked
+        shown = super().media(split) | self.collected
         if self.mistakes:
             shown["misclassified"] = Table(
                 ("image", "label", "prediction", "probability"), self.mistakes
             )
-        self.looked, self.mistakes = {}, []
+        self.collected, self.mistakes = {}, []
         return shown
 
     def normalised(self, images: Tensor) -> Tensor:

@@ -77,8 +77,6 @@ CASES = {
     "--trainer.logger Nope": ("--trainer.logger Nope", "Logger"),
     "--model.net.stack.heads null": "--model.net.stack.heads",
     "--data.batch_size null": "--data.batch_size",
-    f"--trainer.max_epochs {'[' * 100_000}": "--trainer.max_epochs",
-    f"--data.path {'{' * 100_000}": "--data.path",
     "--run_dir r ''": "unexpected ''",
 }
 

@@ -47,7 +47,7 @@ import json, pathlib, tasks.cli.lightning_cli as cli
 def keep(found, *_):
     found = {name: float(value) for name, value in found.items() if "/" in name}
     pathlib.Path("found.json").write_text(json.dumps(found))
-cli.closing_table = keep
+cli.print_results = keep
 """
 Figures = dict[str, float]
 METRICS = (CalibrationError, MulticlassAUROC, MulticlassConfusionMatrix)

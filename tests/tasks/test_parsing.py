@@ -8,7 +8,7 @@ import yaml
 
 from tasks.cli.config_files import in_yaml, read_config
 from tasks.cli.lightning_cli import TaskCLI
-from tasks.cli.parsing import expand, flat, given, merged, names_data
+from tasks.cli.parsing import expand_macros, flat, join_values, merged, names_data, take_option
 from tasks.errors import UsageError
 from tests.tasks.command import run
 
@@ -18,7 +18,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function from a command line to the options that `fit` would have, flat."""
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        TaskCLI, "fit", lambda self, model, datamodule, **_: seen.append(flat(self.dumped()))
+        TaskCLI, "fit", lambda self: seen.append(flat(self.options_to_save()))
     )
 
     def parsed(line: str) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def test_named_configs_come_with_the_package(tmp_path: Path) -> None:
     assert (
         read_config("configs/vit/digits.yaml")["data"]["source"] == "digits"
     )  # from another working directory
-    assert names_data(["--config", "configs/vit/digits.yaml"])
-    assert not names_data(["--config", "configs/logger/wandb.yaml", "--trainer.max_epochs", "3"])
+    assert names_data(["--config=configs/vit/digits.yaml"])
+    assert not names_data(["--config=configs/logger/wandb.yaml", "--trainer.max_epochs=3"])
 
 
 def test_compile_is_short_for_the_models(options: Any) -> None:
@@ -97,20 +97,21 @@ def test_compile_is_short_for_the_models(options: Any) -> None:
     assert options("")["model.compile"] is False
 
 
-def test_expand_puts_configs_below_what_is_typed() -> None:
+def test_configs_are_put_below_what_is_typed() -> None:
     macros = {"--preset": lambda value: {"size": value}}
     line = ["--x", "1", "--preset", "big", "--preset=small", "--fast", "--slow=false"]
-    assert expand(line, macros, {"--fast": "--speed", "--slow": "--snail"}) == [
+    assert expand_macros(join_values(line, ["--fast", "--slow"]), macros) == [
         '--config=# --preset big\n{"size": "big"}', '--config=# --preset small\n{"size": "small"}',
-        "--x", "1", "--speed=true", "--snail=false"
+        "--x=1", "--fast=true", "--slow=false"
     ]  # fmt: skip
-    with pytest.raises(UsageError, match="--preset needs a value"):
-        expand(["--preset"], macros, {})
+    for line in (["--preset"], ["--preset", "--x=1"], ["--preset="]):
+        with pytest.raises(UsageError, match="--preset needs a value"):
+            join_values(line)
 
 
-def test_given_takes_the_last() -> None:
-    assert given(["--a", "1", "--r", "x", "--r=y"], "--r") == ("y", ["--a", "1"])
-    assert given(["--a"], "--r") == (None, ["--a"])
+def test_the_last_of_several_values_is_taken() -> None:
+    assert take_option(["--a=1", "--r=x", "--r=y"], "--r") == ("y", ["--a=1"])
+    assert take_option(["--a=1"], "--r") == (None, ["--a=1"])
 
 
 def test_merged_and_flat() -> None:

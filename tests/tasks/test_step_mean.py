@@ -125,7 +125,7 @@ def test_two_ranks_equal_one_process(
     chosen = "best" if Path("r/checkpoints/best.ckpt").exists() else "last"
     found: dict[str, float] = {}
     monkeypatch.setattr(
-        "tasks.cli.lightning_cli.closing_table", lambda metrics, *_: found.update(metrics)
+        "tasks.cli.lightning_cli.print_results", lambda metrics, *_: found.update(metrics)
     )
     assert run(f"test --ckpt_path r/checkpoints/{chosen}.ckpt --trainer.accelerator cpu", task) == 0
     for name in (name for name in found if name.startswith("test/")):
