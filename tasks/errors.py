@@ -99,18 +99,21 @@ def _is_misconfiguration(error: BaseException) -> bool:
 
 
 def _option_of_path(path: str, arguments: Sequence[str]) -> str:
-    """The option whose value is this path or a folder around it, with a colon; empty if there is none.
+    """The option whose value is this path, or is inside or around it, with a colon; empty if there is none.
 
     >>> _option_of_path("out/run/a.txt", ["--file", "x", "--run_dir=out/run"])
     '--run_dir: '
     """
+    broken = Path(path).absolute()
     everywhere = (Path.cwd(), *Path.cwd().parents)
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         option, equals, value = argument.partition("=")
         given = Path(value if equals else following).absolute()
         if not option.startswith("--") or given in everywhere:
             continue
-        if Path(path).absolute().is_relative_to(given):
+        if broken.is_relative_to(given) or (
+            broken not in everywhere and given.is_relative_to(broken)
+        ):
             return f"{option}: "
     return ""
 

@@ -14,9 +14,11 @@ import torch.distributed as dist
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
+from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.utilities import rank_zero_only
+from torch.optim import AdamW
 
 from datamodules.base import position
 from tasks.checkpoints.contents import check_like
@@ -39,6 +41,21 @@ def logged_step(trainer: Trainer) -> int:
 def is_accumulating(trainer: Trainer) -> bool:
     """Whether more micro-batches follow before the optimizer steps; public names say so only before a batch."""
     return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def clippable(optimizer: AdamW) -> AdamW:
+    """The same optimizer, for which Lightning clips gradients under mixed precision.
+
+    It refuses where an optimizer says that it unscales gradients itself, as torch's fused AdamW does; without this mark a
+    gradient scaler unscales them before the step, as for any other optimizer.
+    """
+    optimizer._step_supports_amp_scaling = False
+    return optimizer
+
+
+def without_anonymous(logger: WandbLogger) -> None:
+    """Take out an option that W&B has no more, and warns about."""
+    logger._wandb_init.pop("anonymous", None)
 
 
 def call_hook(trainer: Trainer, name: str) -> None:

@@ -60,7 +60,8 @@ def wrong_value(key: str, reason: str, value: str) -> str:
     types = re.findall(EXPECTED, reason)
     choices = [choice for *_, literal in types for choice in re.findall(r"[\w.-]+", literal)]
     names = [TYPE_NAMES.get(a or b, a) for a, b, _ in types if a or b]
-    expected = " or ".join(dict.fromkeys(names + choices))
+    names = list(dict.fromkeys(names + choices))
+    expected = " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     close = difflib.get_close_matches(value, choices, 1)
     hint = f": did you mean {close[0]}?" if close else ""
     base_class = re.search(r"Subtypes: \[.*?<class '[a-z_.]+\.([A-Z]\w+)'>", reason)

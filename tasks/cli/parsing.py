@@ -138,7 +138,7 @@ def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[st
         if name in NO_VALUE:
             joined.append(argument)
             continue
-        if not equals and name in switches and remaining[:1] not in (["true"], ["false"]):
+        if not equals and name in switches and remaining[:1] not in (["true"], ["false"], [""]):
             value = "true"
         elif not equals:
             is_text = name in TEXT_OPTIONS

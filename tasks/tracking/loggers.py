@@ -10,6 +10,8 @@ from pytorch_lightning import loggers
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
+from tasks.lightning_patches import without_anonymous
+
 STEP = "trainer/global_step"  # Lightning's name of W&B's x axis
 
 
@@ -18,6 +20,10 @@ class WandbLogger(loggers.WandbLogger):
 
     Where W&B cannot be reached, the run is kept in its folder, for `wandb sync`.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        without_anonymous(self)
 
     @property
     @rank_zero_experiment

@@ -18,7 +18,7 @@ class EMA(Averaging):
     that short runs are not dominated by the first weights.
 
     Args:
-        decay: Share of the average that each step keeps, from 0 to below 1; 0.999 remembers some 1,000 steps.
+        decay: Decay of the average in each step, from 0 to below 1; 0.999 averages some 1,000 steps.
 
     Raises:
         ValueError: `decay` is out of range.

@@ -50,7 +50,7 @@ CASES = {
     "--seed_everything true": "--seed_everything",
     "--seed_everything 1.5": "--seed_everything",
     "--seed_everything null": "--seed_everything",
-    f"--seed_everything {HUGE}": HUGE,
+    f"--seed_everything {HUGE}": "--seed_everything",
     "--trainer.callbacks Nope": ("--trainer.callbacks Nope", "Callback"),
     "--trainer.callbacks+=Nope": ("--trainer.callbacks Nope", "Callback"),
     "--trainer.callbacks+=pathlib.Path": "pathlib.Path",

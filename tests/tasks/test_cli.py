@@ -154,6 +154,7 @@ def test_only_one_place_makes_parsers_plain() -> None:
 def test_a_run_without_an_end_gets_one() -> None:
     options = Namespace(
         precision="32-true",
+        plugins=None,
         accelerator="cpu",
         max_epochs=None,
         max_steps=-1,

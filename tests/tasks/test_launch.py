@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ import torch
 import yaml
 
 from tasks.distributed import launch
+from tasks.distributed.launchers import with_launcher
 from tasks.errors import RunError, UsageError
 from tests.tasks.cases import Wholes, assert_same, fill, first
 from tests.tasks.command import ROOT, checkpoint, metrics, run, same
@@ -52,7 +53,7 @@ class Spy(pl.Callback):
         own, launcher = os.getpid(), os.getppid()
         pid = {"launcher": launcher, "terminal": -os.getpgid(launcher)}.get("".join(to), own)
         os.kill(pid, getattr(signal, how))
-        while not SIGNALS.noted:
+        while not SIGNALS.received:
             time.sleep(0.01)
         time.sleep(2.5 * self.slow)
     def on_exception(self, trainer, task, error):
@@ -157,22 +158,21 @@ def test_devices_and_machines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(launch, "fresh_store", lambda: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     chosen = options(**given)
     if isinstance(settled, str):
         with pytest.raises(UsageError, match=settled):
-            launch.settle(chosen, "fit")
+            launch.resolve_devices(chosen, "fit")
         return
-    launch.settle(chosen, "fit")
+    launch.resolve_devices(chosen, "fit")
     assert (chosen.devices, chosen.num_nodes) == settled
 
 
 def test_gpus_are_all_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     chosen = options(strategy="fsdp")
-    launch.settle(chosen, "fit")
+    launch.resolve_devices(chosen, "fit")
     assert chosen.devices == "auto"
 
 
@@ -212,9 +212,9 @@ def test_how_to_go_on(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert launch.as_started("python -m tasks.vit fit --resume r") == started
+    assert with_launcher("python -m tasks.vit fit --resume r") == started
     assert (
-        launch.as_started("python -m tasks.vit test --ckpt_path c")
+        with_launcher("python -m tasks.vit test --ckpt_path c")
         == "python -m tasks.vit test --ckpt_path c"
     )
 
@@ -223,7 +223,7 @@ def test_predictions_are_made_by_one(best: Path, monkeypatch: pytest.MonkeyPatch
     for name, value in SRUN_SETS.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="predict runs in one process: start it without srun"):
-        launch.settle(options(), "predict")
+        launch.resolve_devices(options(), "predict")
 
 
 @pytest.mark.slow
@@ -254,68 +254,12 @@ def gone(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def forked(work: Callable[[], object]) -> int:
-    """The process id of a copy of this process that does something for ten seconds at most."""
-    if pid := os.fork():
-        return pid
-    try:
-        work()
-        time.sleep(10)
-    finally:
-        os._exit(0)
 
 
-@pytest.mark.parametrize(
-    "end, told", [("exit 3", "ended with exit code 3"), ("kill -9 $$", "was ended by SIGKILL")]
-)
-def test_one_that_hangs_is_ended(end: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a collective of GPUs, which does not notice that another process has ended."""
-    monkeypatch.setattr(launch, "PATIENCE", 0.2)
-
-    def work() -> None:
-        sys.stderr = open("said", "w")  # noqa: SIM115
-        children = [subprocess.Popen(["sleep", "100"]), subprocess.Popen(["sh", "-c", end])]
-        Path("pid").write_text(str(children[0].pid))
-        launch.watch(children)
-
-    _, status = os.waitpid(forked(work), 0)
-    assert os.waitstatus_to_exitcode(status) == 1
-    assert (
-        Path("said").read_text() == f"error: process 2 of this run {told}, so this one ends, too\n"
-    )
-    assert gone(int(Path("pid").read_text()))
 
 
-def test_one_that_stops_by_itself_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where all stop at a signal, and the first has yet to write a checkpoint."""
-    monkeypatch.setattr(launch, "PATIENCE", 0.5)
-
-    def work() -> None:
-        children = [subprocess.Popen(["sh", "-c", "exit 143"])]
-        children[0].wait()
-        launch.watch(children)
-        children.clear()
-        time.sleep(1.5)
-        Path("lived").touch()
-        os._exit(0)
-
-    _, status = os.waitpid(forked(work), 0)
-    assert os.waitstatus_to_exitcode(status) == 0 and Path("lived").exists()
 
 
-def test_one_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "PATIENCE", 0.2)
-
-    def main() -> None:
-        parent = os.getpid()
-        Path("pid").write_text(str(forked(lambda: launch.end_with(parent))))
-        os._exit(0)
-
-    os.waitpid(forked(main), 0)
-    start = time.monotonic()
-    while not gone(int(Path("pid").read_text())):
-        assert time.monotonic() - start < 5
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -393,24 +337,21 @@ NCCL = "NCCL error in: c10d.cpp:1, invalid usage\nncclInvalidUsage: This is wron
 def test_why_processes_are_not_connected(
     connected: bool, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch.subprocess_script, "_launch_process_observer", None)
     monkeypatch.setattr(launch, "PATIENCE", 0.0)
-    monkeypatch.setattr(launch, "first_to_say", lambda _: True)
+    monkeypatch.setattr(launch, "_first_to_report", lambda _: True)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: connected)
     monkeypatch.setenv("MASTER_ADDR", "here")
     monkeypatch.setenv("MASTER_PORT", "1")
     trainer: Any = SimpleNamespace(world_size=2, strategy=SimpleNamespace(launcher=None))
-    with pytest.raises((RunError, type(error)), match=said), launch.as_one(trainer):
+    with pytest.raises((RunError, type(error)), match=said), launch.fail_together(trainer):
         raise error
 
 
 def test_what_all_have_to_say_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also before they are connected, by those that torchrun started."""
-    store = torch.distributed.HashStore()
-    monkeypatch.setattr(launch, "fresh_store", lambda: store)
-    assert launch.first_to_say("a") and launch.first_to_say("a")  # nobody else is there
-    monkeypatch.setattr(launch, "by_torchrun", lambda: True)
-    assert [launch.first_to_say(text) for text in "aab"] == [True, False, True]
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    assert [launch._first_to_report(text) for text in "aab"] == [True, False, True]
 
 
 @pytest.mark.slow

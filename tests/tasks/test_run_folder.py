@@ -9,7 +9,7 @@ from PIL import Image
 
 from datamodules.sources import Source
 from tasks.cli.lightning_cli import TaskCLI
-from tasks.tracking.run_folder import Continued, read_rows
+from tasks.tracking.metrics_csv import LoggedRows, read_rows
 from tests.tasks.command import (
     PAIRS,
     SHORT,
@@ -100,7 +100,7 @@ def test_rows_that_come_again_go(validates: bool, ends: bool) -> None:
     """Of the step that a checkpoint is of: where its validation, or the end of its epoch, is still to come."""
     loops = {"epoch_loop.state_dict": {"validates": validates}}
     progress = {"epoch_progress": {"current": {"completed": 0 if ends else 1, "ready": 1}}}
-    continued = Continued({"global_step": 4, "loops": {"fit_loop": loops | progress}})
+    earlier = LoggedRows({"global_step": 4, "loops": {"fit_loop": loops | progress}})
     rows = [
         ("3", "train/grad_norm"),
         ("3", "val/loss"),
@@ -108,7 +108,7 @@ def test_rows_that_come_again_go(validates: bool, ends: bool) -> None:
         ("2", "val/loss"),
         ("4", "train/loss"),
     ]
-    kept = [continued.keeps({"step": step, name: "1"}) for step, name in rows]
+    kept = [earlier.keeps({"step": step, name: "1"}) for step, name in rows]
     assert kept == [True, not validates, not ends, True, False]
 
 
