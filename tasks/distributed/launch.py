@@ -27,7 +27,7 @@ from torch.distributed import DistError, TCPStore
 
 from tasks.checkpoints.reading import Checkpoint
 from tasks.cli.parsing import take_option
-from tasks.distributed.launchers import by_slurm, external_launcher
+from tasks.distributed.launchers import by_slurm, by_torchrun, external_launcher, fresh_store
 from tasks.errors import RunError, UsageError, is_local_rank_zero
 from tasks.tracking.run_folder import run_folder
 from tasks.training.trainer_options import check_cpu_processes
@@ -84,6 +84,8 @@ def resolve_devices(options: Any, command: str) -> None:
         raise UsageError(
             f"--trainer.strategy {name} shards weights over GPUs, and there are none: give ddp"
         )
+    if by_torchrun():
+        fresh_store()
     if launcher := external_launcher():
         if command == "predict" and launcher.processes * launcher.machines > 1:
             raise UsageError(f"predict runs in one process: start it without {launcher.name}")
@@ -214,7 +216,8 @@ def fail_together(trainer: pl.Trainer) -> Iterator[None]:
 def _raise_once(error: Exception, trainer: pl.Trainer) -> None:
     """Raise an error of one of several processes in its place, or `SystemExit` where another one names it."""
     may_be_connection = isinstance(error, DistError) or type(error) is RuntimeError
-    reason = re.sub(r"^\[\S+\] ", "", str(error)).partition("\n")[0]  # without the place in torch
+    text = re.sub(r"^\[\S+\] ", "", str(error))  # without the place in torch
+    reason = (text.partition("Last error:\n")[2] or text).partition("\n")[0]  # NCCL's comes last
     if may_be_connection and not torch.distributed.is_initialized():
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RunError(
@@ -252,8 +255,7 @@ def _first_to_report(message: str) -> bool:
         host = os.environ["MASTER_ADDR"]
         port = int(os.environ["MASTER_PORT"])
         store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=PATIENCE))
-        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return store.add(f"reported {start} {message}", 1) == 1
+        return store.add(f"reported {message}", 1) == 1
     except (DistError, KeyError):  # the process that keeps the store has ended, and said why
         return is_local_rank_zero()
 

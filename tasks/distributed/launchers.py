@@ -1,7 +1,17 @@
-"""Programs, other than Lightning, that start the processes of a run: torchrun and SLURM's srun."""
+"""Programs, other than Lightning, that start the processes of a run: torchrun and SLURM's srun; how to meet there."""
 
 import os
+import socket
+import time
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
 from typing import NamedTuple
+
+import torch
+from torch.distributed import Store, TCPStore
+
+from tasks.errors import RunError
 
 
 class Launcher(NamedTuple):
@@ -54,3 +64,46 @@ def with_launcher(command: str) -> str:
         return f"torchrun --standalone {options} {module}"
     endpoint = f"--rdzv_backend c10d --rdzv_endpoint {os.environ['MASTER_ADDR']}:29500"
     return f"torchrun --nnodes {machines} {options} {endpoint} {module} # on each machine"
+
+
+@cache
+def torchrun_store() -> tuple[Store, int]:
+    """The store that torchrun keeps for its processes, also when they are started again, and the rank of this one.
+
+    It stays open, since the first process has to serve it where torchrun was told not to.
+    """
+    store, rank, _ = next(torch.distributed.rendezvous("env://"))
+    return store, rank
+
+
+@cache
+def fresh_store() -> Store:
+    """A store for this start of torchrun's processes only, served by the first of them.
+
+    torch would connect processes that are started again through the store that torchrun keeps, where they may find the
+    addresses of those before them. From now on `env://` finds this one.
+    """
+    kept, rank = torchrun_store()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return kept
+    host = os.environ["MASTER_ADDR"]
+    size = int(os.environ["WORLD_SIZE"])
+    if rank == 0:
+        fresh = TCPStore(
+            host, 0, size, True, timedelta(minutes=30), wait_for_workers=False, multi_tenant=True
+        )
+        kept.set("port of the first", str(fresh.port))
+    else:
+        fresh = connect_to_first(kept, host, size)
+    os.environ |= {"MASTER_PORT": str(fresh.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    return fresh
+
+
+def connect_to_first(kept: Store, host: str, size: int) -> TCPStore:
+    """The store that the first process serves, once it does; that of an earlier start does not answer any more."""
+    for _ in range(3600):
+        port = int(kept.get("port of the first"))
+        with suppress(OSError), socket.create_connection((host, port), 2):
+            return TCPStore(host, port, size, False, timedelta(minutes=30))
+        time.sleep(0.5)
+    raise RunError(f"the first process of this run, on {host}, cannot be reached")

@@ -20,7 +20,7 @@ import yaml
 from datamodules.utils.files import open_regular, write_text
 from tasks import __version__
 from tasks.checkpoints.exporting import made_parents
-from tasks.distributed.launchers import by_slurm, by_torchrun
+from tasks.distributed.launchers import by_slurm, by_torchrun, torchrun_store
 from tasks.errors import RunError, UsageError
 
 LOCK = ".lock"
@@ -28,29 +28,40 @@ PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy"
 
 
 def run_folder(task: str, chosen: str | None) -> Path:
-    """The folder of this run, absolute: as chosen, else `runs/TASK/<time>`; the same in every process of the run.
+    """The folder of this run: as chosen, else `runs/TASK/<time>`; the same in every process of the run.
 
-    Processes that Lightning launches inherit it. Those of torchrun and SLURM know it by the name of their run or job;
-    SLURM's also by their command line, since a job may have several.
+    Processes that Lightning launches inherit it; those of torchrun get it from their first, also when they are started
+    again; those of SLURM know it by the number of their job and by their command line, since a job may have several.
 
     Raises:
         UsageError: the chosen folder is a file, cannot be made, or holds a run already.
     """
     inherited = os.environ.get("TESSERA_RUN_DIR")
+    if by_torchrun():
+        store, rank = torchrun_store()
+        if rank == 0 and not store.check(["run_folder"]):
+            store.set("run_folder", str(new_folder(task, chosen)))
+        return Path(store.get("run_folder").decode())
+    if by_slurm():
+        job = "_".join(os.environ.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
+        line = zlib.crc32("\0".join(sys.argv[1:]).encode())
+        is_restart = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
+        return new_folder(task, chosen or f"runs/{task}/slurm_{job}_{line:08x}", is_restart)
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
-    name = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # runs may start together
-    restarts = "0"
-    if by_torchrun():
-        name = f"torchrun_{os.environ['TORCHELASTIC_RUN_ID'][:8]}"
-        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    elif by_slurm():
-        job = "_".join(os.environ.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
-        name = f"slurm_{job}_{zlib.crc32(' '.join(sys.argv[1:]).encode()):08x}"
-        restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
-    folder = Path(chosen or Path("runs", task, name)).resolve()
+    return new_folder(task, chosen)
+
+
+def new_folder(task: str, chosen: str | None, is_restart: bool = False) -> Path:
+    """The folder of a run of one process, absolute; one that holds a run only where that is started again.
+
+    Raises:
+        UsageError: the chosen folder is a file, cannot be made, or holds a run already.
+    """
+    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # runs may start together
+    folder = Path(chosen or Path("runs", task, now)).resolve()
     check_writable(folder)
-    if (folder / "config.yaml").exists() and restarts == "0":
+    if (folder / "config.yaml").exists() and not is_restart:
         raise UsageError(
             f"--run_dir {folder} holds a run already: choose another folder, or continue that run "
             f"with --resume {folder}"

@@ -158,6 +158,7 @@ def test_devices_and_machines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(launch, "fresh_store", lambda: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     chosen = options(**given)
@@ -458,11 +459,11 @@ def test_several_runs_of_one_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> No
     """Each continues its own after the job was queued again, and none that of another."""
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_JOB_NAME": "fit"}.items():
         monkeypatch.setenv(name, value)
-    lines = [["--model.optimizer.lr", lr] for lr in ("0.1", "0.2")]
+    lines = [[f"--model.optimizer.lr={lr}"] for lr in ("0.1", "0.2")]
 
     def asked(line: list[str]) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["vit", "fit", *line])
-        return launch.continued("vit", "fit", line)
+        return launch.resume_if_restarted("vit", line)
 
     folders = []
     for line in lines:
@@ -473,8 +474,8 @@ def test_several_runs_of_one_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UsageError, match="holds a run already"):
         asked(lines[0])
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert [asked(line) for line in lines] == [["--resume", str(folder)] for folder in folders]
-    assert asked(["--trainer.max_steps", "1"]) == ["--trainer.max_steps", "1"]
+    assert [asked(line) for line in lines] == [[f"--resume={folder}"] for folder in folders]
+    assert asked(["--trainer.max_steps=1"]) == ["--trainer.max_steps=1"]
 
 
 @pytest.mark.slow

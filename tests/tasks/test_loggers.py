@@ -512,7 +512,9 @@ def test_one_logger_of_each_class() -> None:
     board = Namespace(class_path="tasks.tracking.loggers.TensorBoardLogger", init_args=Namespace())
     first, second = wandb_options(), wandb_options(name="second")
     first.class_path = "tasks.tracking.loggers.WandbLogger"
-    options = Namespace(precision="32-true", max_epochs=1, logger=[first, board, second])
+    options = Namespace(
+        precision="32-true", plugins=None, max_epochs=1, logger=[first, board, second]
+    )
     set_defaults(options, 1)
     assert options.logger == [second, board]
 
