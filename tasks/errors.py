@@ -1,4 +1,6 @@
-"""The one place that prints errors: one line on stderr and an exit code, a traceback only on request."""
+"""The one place that prints errors: one line on stderr and an exit code, a traceback only on
+request.
+"""
 
 import difflib
 import errno
@@ -33,7 +35,9 @@ class RunError(RuntimeError):
 
 @dataclass
 class ExitStatus:
-    """The exit code of a command: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 output unread, 143 terminated."""
+    """The exit code of a command: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 output
+    unread, 143 terminated.
+    """
 
     code: int = 0
 
@@ -65,7 +69,7 @@ def exit_status(debug: bool, arguments: Sequence[str] = ()) -> Iterator[ExitStat
 
 
 def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
-    """Print an error and return its exit code; re-raise what is not an error, such as SystemExit."""
+    """Print an error and return its exit code; re-raise what is none, such as SystemExit."""
     message = str(error)
     code = 1
     if isinstance(error, BrokenPipeError):  # the reader of the output, such as `head`, has ended
@@ -79,7 +83,9 @@ def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
         if not is_local_rank_zero():  # all processes have the same options
             return code
     elif isinstance(error, OSError) and error.errno in DISK_FULL:
-        message += ": make room; saved checkpoints are whole, and `fit --resume` continues from them"
+        message += (
+            ": make room; saved checkpoints are whole, and `fit --resume` continues from them"
+        )
     elif isinstance(error, OSError) and error.filename is not None and error.strerror:
         path = os.fsdecode(error.filename2 or error.filename)
         option = _option_of_path(path, arguments)
@@ -94,12 +100,15 @@ def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 def _is_misconfiguration(error: BaseException) -> bool:
-    """Whether this is Lightning's error about options that contradict each other (Lightning may not be imported)."""
+    """Whether this is Lightning's error about options that contradict each other (Lightning may not
+    be imported).
+    """
     return type(error).__name__ == "MisconfigurationException"
 
 
 def _option_of_path(path: str, arguments: Sequence[str]) -> str:
-    """The option whose value is this path, or is inside or around it, with a colon; empty if there is none.
+    """The option whose value is this path, or is inside or around it, with a colon; empty if there
+    is none.
 
     >>> _option_of_path("out/run/a.txt", ["--file", "x", "--run_dir=out/run"])
     '--run_dir: '

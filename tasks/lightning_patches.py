@@ -1,7 +1,7 @@
 """All changes to Lightning (2.6) that need its private names, each with its reason.
 
-`tests/tasks/test_lightning_patches.py` fails where Lightning no longer needs one of them. A continued run is exact, bit
-for bit, only with these loops and this checkpoint callback.
+`tests/tasks/test_lightning_patches.py` fails where Lightning no longer needs one of them. A
+continued run is exact, bit for bit, only with these loops and this checkpoint callback.
 """
 
 from collections.abc import Sequence
@@ -27,27 +27,34 @@ from tasks.training.seeds import States, check_random_states, random_states, set
 
 
 def use_exact_loops(trainer: Trainer) -> Trainer:
-    """The same trainer with the loops below, and without Lightning's signal handlers, which would replace ours."""
+    """The same trainer with the loops below, and without Lightning's signal handlers, which would
+    replace ours.
+    """
     trainer.fit_loop = FitLoop(trainer)
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     return trainer
 
 
 def logged_step(trainer: Trainer) -> int:
-    """The step that Lightning logs metrics at now; it has no public name, and `global_step` is one ahead."""
+    """The step that Lightning logs metrics at now; it has no public name, and `global_step` is one
+    ahead.
+    """
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def is_accumulating(trainer: Trainer) -> bool:
-    """Whether more micro-batches follow before the optimizer steps; public names say so only before a batch."""
+    """Whether more micro-batches follow before the optimizer steps; public names say so only before
+    a batch.
+    """
     return trainer.fit_loop.epoch_loop._should_accumulate()
 
 
 def clippable(optimizer: AdamW) -> AdamW:
     """The same optimizer, for which Lightning clips gradients under mixed precision.
 
-    It refuses where an optimizer says that it unscales gradients itself, as torch's fused AdamW does; without this mark a
-    gradient scaler unscales them before the step, as for any other optimizer.
+    It refuses where an optimizer says that it unscales gradients itself, as torch's fused AdamW
+    does; without this mark a gradient scaler unscales them before the step, as for any other
+    optimizer.
     """
     optimizer._step_supports_amp_scaling = False
     return optimizer
@@ -67,11 +74,13 @@ def call_hook(trainer: Trainer, name: str) -> None:
 
 
 class EpochLoop(_TrainingEpochLoop):
-    """Calls `after_step` of the callbacks that have it once a step is complete and logged, before any validation.
+    """Calls `after_step` of the callbacks that have it once a step is complete and logged, before
+    any validation.
 
-    A run that resumes does what was still to be done, such as a validation that had not ended. Lightning guesses that
-    from its counters, and leaves out a validation that was due or shifts the loggers' steps; it also asks all ranks
-    before each batch whether there was a SIGTERM, which callbacks do here.
+    A run that resumes does what was still to be done, such as a validation that had not ended.
+    Lightning guesses that from its counters, and leaves out a validation that was due or shifts the
+    loggers' steps; it also asks all ranks before each batch whether there was a SIGTERM, which
+    callbacks do here.
     """
 
     def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
@@ -101,7 +110,9 @@ class EpochLoop(_TrainingEpochLoop):
         self.validates = False
 
     def on_save_checkpoint(self) -> dict[str, Any]:
-        """The loggers' next step, whether to validate first, and the states of all ranks' generators."""
+        """The loggers' next step, whether to validate first, and the states of all ranks'
+        generators.
+        """
         validates = self.validates and not self._should_accumulate()
         own = self.states  # what came after the step will be done again
         if not self.validates and not self._should_accumulate():
@@ -117,7 +128,9 @@ class EpochLoop(_TrainingEpochLoop):
         }
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
-        """Take over the same; random states only of as many ranks, since none of our random numbers depends on them."""
+        """Take over the same; random states only of as many ranks, since none of our random numbers
+        depends on them.
+        """
         super().on_load_checkpoint(state_dict)
         self.validates = state_dict.get("validates", False)
         states = state_dict.get("random", ())
@@ -130,7 +143,8 @@ class EpochLoop(_TrainingEpochLoop):
 
 
 class FitLoop(_FitLoop):
-    """Saves as progress what is complete, whenever it is asked: whole optimizer steps, and epochs whose end is over.
+    """Saves as progress what is complete, whenever it is asked: whole optimizer steps, and epochs
+    whose end is over.
 
     Args:
         trainer: whose own loop it replaces.
@@ -174,7 +188,9 @@ class FitLoop(_FitLoop):
         self.ends_epoch = False
 
     def on_advance_end(self) -> None:
-        """End an epoch; then tell the callbacks that have `after_epoch`, as long as it still is `current_epoch`."""
+        """End an epoch; then tell the callbacks that have `after_epoch`, as long as it still is
+        `current_epoch`.
+        """
         super().on_advance_end()
         self.epoch_progress.current.completed -= 1
         call_hook(self.trainer, "after_epoch")
@@ -188,7 +204,8 @@ class FitLoop(_FitLoop):
         done = epochs.processed
         if self.max_epochs is not None and -1 != self.max_epochs < done:
             raise UsageError(
-                f"the run has done {done} epochs, and --trainer.max_epochs {self.max_epochs} is less: give more"
+                f"the run has done {done} epochs, and --trainer.max_epochs {self.max_epochs} is "
+                f"less: give more"
             )
         self.ends_epoch = epochs.completed < epochs.ready
         for stopping, patience in self.patience.items():
@@ -238,16 +255,19 @@ def counters(count: int) -> dict[str, int]:
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """A ModelCheckpoint whose `last` is always exact to go on from, and which finds its files in a moved run folder.
+    """A ModelCheckpoint whose `last` is always exact to go on from, and which finds its files in a
+    moved run folder.
 
-    Lightning saves before a step's metrics are logged and an epoch's end is over, writes `last` only beside another
-    checkpoint, and keeps absolute paths.
+    Lightning saves before a step's metrics are logged and an epoch's end is over, writes `last`
+    only beside another checkpoint, and keeps absolute paths.
     """
 
     epochs = 0  # that were completed when it saved
 
     def check_monitor_top_k(self, trainer: Trainer, current: torch.Tensor | None = None) -> bool:
-        """Whether to save: of equally good checkpoints the latest, since small validation sets often see ties."""
+        """Whether to save: of equally good checkpoints the latest, since small validation sets
+        often see ties.
+        """
         best = self.best_model_score
         tied = current is not None and best is not None and bool(current == best)
         return tied or super().check_monitor_top_k(trainer, current)
@@ -274,12 +294,16 @@ class RunCheckpoint(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: pl.LightningModule) -> None:
-        """Save the end, which `every_n_train_steps` need not meet; Lightning does so only where nothing was saved."""
+        """Save the end, which `every_n_train_steps` need not meet; Lightning does so only where
+        nothing was saved.
+        """
         if self.save_last:
             self.save_now(trainer)
 
     def last_saved(self, trainer: Trainer) -> bool:
-        """Whether `last` is of where training is; a signal may have it saved also where `save_last` is off."""
+        """Whether `last` is of where training is; a signal may have it saved also where `save_last`
+        is off.
+        """
         is_last = Path(self._last_checkpoint_saved).stem == self.CHECKPOINT_NAME_LAST
         now = (trainer.global_step, trainer.fit_loop.completed)  # type: ignore[attr-defined]
         saved = (self._last_global_step_saved, self.epochs)

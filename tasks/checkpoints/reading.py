@@ -1,4 +1,4 @@
-"""Checkpoints, read without running code. Imports no Lightning, so that `export` starts without it."""
+"""Checkpoints, read without running code; without Lightning, so that `export` starts fast."""
 
 import os
 import pickle
@@ -18,7 +18,7 @@ from tasks.errors import RunError, UsageError
 
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
-CODE = "GLOBAL|allowlisted|reduce"  # of torch's complaints, those about objects; others are about the bytes
+CODE = "GLOBAL|allowlisted|reduce"  # in torch's messages about objects; others are about bytes
 
 
 def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:
@@ -29,7 +29,8 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         task: task it must belong to, such as "vit"; None for any.
 
     Raises:
-        UsageError: no such file, not a checkpoint of this project or of another task, or it holds code.
+        UsageError: no such file, not a checkpoint of this project or of another task, or it holds
+            code.
         RunError: truncated or corrupt, an entry is missing or wrong, or a weight is not finite.
         OSError: no regular file.
     """
@@ -96,7 +97,8 @@ def check_finite(state: Mapping[str, torch.Tensor], what: str) -> None:
     for name, value in state.items():
         if not value.isfinite().all():
             raise RunError(
-                f"{what} cannot be used: {name} holds NaN or infinity; take an earlier or another file"
+                f"{what} cannot be used: {name} holds NaN or infinity; take an earlier or another "
+                f"file"
             )
 
 
@@ -120,7 +122,8 @@ def load_tensors(file: Path, what: str) -> Any:
         pickled = re.search(CODE, str(error)) or file.open("rb").read(1) == b"\x80"
         if isinstance(error, pickle.UnpicklingError) and pickled:
             raise UsageError(
-                f"{what} holds objects other than tensors and primitives; loading them could run code, so it is refused"
+                f"{what} holds objects other than tensors and primitives; loading them could run "
+                f"code, so it is refused"
             ) from error
         raise RunError(f"{what} is truncated or not a checkpoint") from error
     if damaged:
@@ -129,7 +132,8 @@ def load_tensors(file: Path, what: str) -> Any:
 
 
 def altered(file: Path | IO[bytes]) -> str | None:
-    """The first part of what `torch.save` wrote that changed on the disk, which torch reads without a word.
+    """The first part of what `torch.save` wrote that changed on the disk, which torch reads without
+    a word.
 
     Raises:
         BadZipFile: it is not whole.
@@ -139,7 +143,9 @@ def altered(file: Path | IO[bytes]) -> str | None:
 
 
 def net_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """The network's own weights, names as in the plain module (averaged ones where the run averaged them)."""
+    """The network's own weights, names as in the plain module (averaged ones where the run averaged
+    them).
+    """
     return {
         name[4:]: value
         for name, value in checkpoint["state_dict"].items()

@@ -41,12 +41,14 @@ def read_run(folder: Path, app: App) -> SavedRun:
     """The run of a run folder.
 
     Raises:
-        UsageError: no run there, or a complete one without checkpoints, or a checkpoint that is refused.
+        UsageError: no run there, or a complete one without checkpoints, or a checkpoint that is
+            refused.
         RunError: its checkpoints are damaged.
     """
     if not (folder / "config.yaml").is_file():
         raise UsageError(
-            f"--resume {folder}: no run there (no config.yaml); give the folder a `fit` wrote, such as "
+            f"--resume {folder}: no run there (no config.yaml); give the folder a `fit` wrote, "
+            f"such as "
             f"runs/{app.name}/latest"
         )
     options = read_config(str(folder / "config.yaml"))
@@ -64,7 +66,9 @@ def read_run(folder: Path, app: App) -> SavedRun:
 
 
 def stop_message(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> str:
-    """How to continue the run in `folder` that a signal stopped; empty in all processes but the first."""
+    """How to continue the run in `folder` that a signal stopped; empty in all processes but the
+    first.
+    """
     if not trainer.is_global_zero:
         return ""
     if not (folder / "config.yaml").exists():

@@ -1,4 +1,6 @@
-"""Checkpoint files of a run: written whole or not at all, the latest two kept, and the newest whole one found."""
+"""Checkpoint files of a run: written whole or not at all, the latest two kept, and the newest whole
+one found.
+"""
 
 import os
 from collections.abc import Callable
@@ -18,10 +20,11 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write beside the target, sync, rename: a kill or a full disk leaves the previous checkpoint whole.
+    """Write beside the target, sync, rename: a kill or a full disk leaves the previous checkpoint
+    whole.
 
-    The `last.ckpt` before the present one stays as `previous.ckpt`. Lightning's own goes through the system's temporary
-    folder, unsynced, with a second copy in memory.
+    The `last.ckpt` before the present one stays as `previous.ckpt`. Lightning's own goes through
+    the system's temporary folder, unsynced, with a second copy in memory.
 
     Args:
         damaged: a file that is not worth keeping.
@@ -70,7 +73,9 @@ def remove_partial(target: Path) -> None:
 
 
 def keep(file: Path, name: Path) -> None:
-    """Give a file, if there is one, a second name; where the file system knows no such thing, in place of the first."""
+    """Give a file, if there is one, a second name; where the file system knows no such thing, in
+    place of the first.
+    """
     if not file.is_file():
         return
     with replacing(name) as partial:

@@ -12,6 +12,7 @@ TRAINER_COMMANDS = {
     "predict": "label new files with a checkpoint",
 }
 
+
 @dataclass(frozen=True)
 class App:
     """One task's command line.
@@ -22,16 +23,19 @@ class App:
         task: the LightningModule, as "module:Class".
         data: the LightningDataModule, as "module:Class".
         presets: function that gives the named model configurations, as "module:function".
-        pretrained: function from a `--model.pretrained` value to the options it implies, as "module:function".
+        pretrained: function from a `--model.pretrained` value to the options it implies, as
+            "module:function".
         links: model options that data options follow, such as the image size.
         default_config: what `fit` reads where no config says which data to use.
         trainer: Lightning Trainer defaults of this task.
         epochs: how long `fit` trains where nothing says so.
         trains: the commands among `TRAINER_COMMANDS` that this task has.
         takes_text: whether `predict` takes one text from the command line, as `--text`.
-        functions: further commands, name to (help, "module:function"); their options are the function's arguments.
+        functions: further commands, name to (help, "module:function"); their options are the
+            function's arguments.
         examples: command lines worth showing, without the leading `python -m tasks.NAME`.
-        follow: command lines to try after a fit, with {best} for its best checkpoint and {folder} for its run folder.
+        follow: command lines to try after a fit, with {best} for its best checkpoint and {folder}
+            for its run folder.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""The commands that need a Trainer (fit, validate, test, predict), as a LightningCLI that builds one of them."""
+"""The commands that need a Trainer (fit, validate, test, predict), as a LightningCLI that builds
+one of them.
+"""
 
 import os
 import time
@@ -75,7 +77,8 @@ class Parser(OneLineErrorParser, LightningArgumentParser):
 
 
 class TaskCLI(LightningCLI):
-    """Options, data, model and Trainer of one command of one task; the method of the command's name runs it.
+    """Options, data, model and Trainer of one command of one task; the method of the command's name
+    runs it.
 
     Args:
         app: the task.
@@ -102,8 +105,10 @@ class TaskCLI(LightningCLI):
             parser_kwargs={
                 "prog": program(app),
                 "usage": f"{program(app)} {command} [options]",
-                "description": f"{app.commands[command].capitalize()}. What is typed wins over configs, presets, "
-                f"pretrained weights and checkpoints. `fit` without data starts from {app.default_config}.",
+                "description": f"{app.commands[command].capitalize()}. What is typed wins over "
+                f"configs, presets, "
+                f"pretrained weights and checkpoints. `fit` without data starts from "
+                f"{app.default_config}.",
             },
             args=["--help"] if help_asked else self.read_arguments(arguments),
             run=False,
@@ -111,10 +116,12 @@ class TaskCLI(LightningCLI):
             load_from_checkpoint_support=False,
         )
 
-    # The command line --------------------------------------------------------------------------------------------
+    # The command line -----------------------------------------------------------------------------
 
     def read_arguments(self, arguments: list[str]) -> list[str]:
-        """Put what `--resume` or `--ckpt_path`, configs, presets and pretrained weights stand for below the rest."""
+        """Put what `--resume` or `--ckpt_path`, configs, presets and pretrained weights stand for
+        below the rest.
+        """
         is_fit = self.command == "fit"
         arguments = join_values(arguments, ["--compile", "--data.skip_bad"])
         if is_fit:
@@ -236,10 +243,10 @@ class TaskCLI(LightningCLI):
                 check_primitives(value, f"--{name}")
         return options
 
-    # What the command builds ---------------------------------------------------------------------------------------
+    # What the command builds ----------------------------------------------------------------------
 
     def before_instantiate_classes(self) -> None:
-        """Check the options, and choose the run folder; find what a resumed run does differently."""
+        """Check the options, choose the run folder, find what a resumed run does differently."""
         check_trainer_options(self.config.trainer, self.command)
         if not self.source:
             load(self.app.task).check_options(self.config, self.typed, self.named)
@@ -258,7 +265,9 @@ class TaskCLI(LightningCLI):
             self.folder = Path(self.source).resolve()
         else:
             self.folder = run_folder(self.app.name, self.config.run_dir)
-        self.options = self.options_to_save()  # before what belongs to this folder only, such as W&B's id
+        self.options = (
+            self.options_to_save()
+        )  # before what belongs to this folder only, such as W&B's id
         self.logged = LoggedRows(self.checkpoint)
         place_loggers(as_list(self.config.trainer.logger), self.folder, self.logged)
         now = flat(self.options)
@@ -269,7 +278,7 @@ class TaskCLI(LightningCLI):
         ]
 
     def instantiate_classes(self) -> None:
-        """Build data, model and Trainer; refuse data options that the chosen source does not use."""
+        """Build data, model and Trainer; refuse data options that the source does not use."""
         with usage_errors():
             super().instantiate_classes()
         saved = flat(self.saved_options)
@@ -309,7 +318,9 @@ class TaskCLI(LightningCLI):
         )
 
     def fit_callbacks(self) -> list[Callback]:
-        """Best and last checkpoint, and the record of the run; Lightning adds that of the option `checkpoint`."""
+        """Best and last checkpoint, and the record of the run; Lightning adds that of the option
+        `checkpoint`.
+        """
         folder = str(self.folder / "checkpoints")
         last: RunCheckpoint = self.config_init.checkpoint
         last.dirpath = last.dirpath or folder
@@ -325,7 +336,7 @@ class TaskCLI(LightningCLI):
         others = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
         return [MetricsCSV(self.folder, self.logged), *others]
 
-    # The commands --------------------------------------------------------------------------------------------------
+    # The commands ---------------------------------------------------------------------------------
 
     def restore(self) -> None:
         """Hand over the checkpoint, if there is one, and let go of it."""
@@ -335,8 +346,11 @@ class TaskCLI(LightningCLI):
         self.checkpoint = None
 
     def fit(self) -> None:
-        """Train, test the best checkpoint unless no test batches are wanted, and say where everything is."""
-        os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for the processes that Lightning launches
+        """Train, test the best checkpoint unless no test batches are wanted, and say where
+        everything is.
+        """
+        # for the processes that Lightning launches
+        os.environ["TESSERA_RUN_DIR"] = str(self.folder)
         self.restore()
         with fail_together(self.trainer), self.checkpoint_errors():
             try:
@@ -372,7 +386,9 @@ class TaskCLI(LightningCLI):
             raise RunError(f"checkpoint '{self.resume_path}' cannot be used: {reason}") from error
 
     def final_metrics(self) -> dict[str, Any]:
-        """Metrics of the test; without test batches, for which the data stay unread, those of the last validation."""
+        """Metrics of the test; without test batches, for which the data stay unread, those of the
+        last validation.
+        """
         if self.trainer.limit_test_batches == 0:
             logged = self.trainer.callback_metrics
             return {name: float(value) for name, value in logged.items() if name.startswith("val/")}

@@ -1,7 +1,7 @@
 """The command line of every task: `python -m tasks.<task> COMMAND [options]`.
 
-This module answers `--help`, `--version` and mistyped commands without heavy imports; a command imports what it needs
-when it runs.
+This module answers `--help`, `--version` and mistyped commands without heavy imports; a command
+imports what it needs when it runs.
 """
 
 import os
@@ -37,7 +37,9 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
 
 
 def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], object]:
-    """What a command line asks for, its options checked: a function of the task, or a method of `TaskCLI`."""
+    """What a command line asks for, its options checked: a function of the task, or a method of
+    `TaskCLI`.
+    """
     from tasks.training.allocator import tune_allocator
 
     tune_allocator()

@@ -5,15 +5,14 @@ import re
 
 from tasks.errors import unknown_option
 
-TRUST = "TESSERA_TRUST"  # environment variable: more packages, separated by commas, whose classes options may name
+# environment variable: more packages, separated by commas, whose classes options may name
+TRUST = "TESSERA_TRUST"
 UNKNOWN_OPTION = (
     r"[Uu]nrecognized arguments?:? '?(--[\w.+-]+)|does not accept option '([\w.]+)'"
     r"|[Kk]ey '([\w.]+)' is not expected"
 )
 WRONG_VALUE = r'.*Parser key "([\w.]+)":(.*)(?:Got value|Given value): ?(.*)'
-EXPECTED = (
-    r"Expected an? (?:<class '(?:\w+\.)*(\w+)'>|(dot import path)|typing\.Literal\[(.*?)\])"
-)
+EXPECTED = r"Expected an? (?:<class '(?:\w+\.)*(\w+)'>|(dot import path)|typing\.Literal\[(.*?)\])"
 TYPE_NAMES = {
     "int": "a whole number",
     "float": "a number",
@@ -29,8 +28,10 @@ SENTENCES = {  # jsonargparse's message, and ours
     r".*argument (--\S+): expected .*argument": r"\1 needs a value",
     r".*arguments are required: (\w+).*": r"--\1 is missing",
     r".*argument ([\w.]+) --> ([\w.]+):.*": r"--\2 cannot be set: it follows --\1",
-    r".*Parser key \"([\w.]+)\": Unable to load config \"(.*?)\"": r"--\1 \2: no such file of options",
-    r"Parser key \"(\w+)\": Not of type Seed: .*": r"--\1 must be a whole number from 0 to 4294967295",
+    r".*Parser key \"([\w.]+)\": Unable to load config \"(.*?)\"": r"--\1 \2: no such file of "
+    r"options",
+    r"Parser key \"(\w+)\": Not of type Seed: .*": r"--\1 must be a whole number from 0 to "
+    r"4294967295",
     r"[Uu]nrecognized arguments: ?(.*)": r"unexpected '\1': options begin with --",
 }
 
@@ -39,7 +40,10 @@ def one_sentence(message: str, options: list[str]) -> str:
     """jsonargparse's message as one sentence, with the nearest of `options` for an unknown one."""
     message = re.sub(r"\s*\n\s*(- )?", " ", message.strip()).removeprefix('Parser key "config": ')
     if found := re.search(r"Importing '(([\w-]+)[\w.-]*)' is not allowed", message):
-        return f"{found[1]} is refused, since naming it would run its code: set {TRUST}={found[2]} if you trust it"
+        return (
+            f"{found[1]} is refused, since naming it would run its code: "
+            f"set {TRUST}={found[2]} if you trust it"
+        )
     if found := re.search(UNKNOWN_OPTION, message):
         name = next(filter(None, found.groups())).removeprefix("--")
         return unknown_option(f"--{name}", options)
@@ -67,7 +71,9 @@ def wrong_value(key: str, reason: str, value: str) -> str:
     base_class = re.search(r"Subtypes: \[.*?<class '[a-z_.]+\.([A-Z]\w+)'>", reason)
     if base_class:
         # An argument of the class that was named, or a name that is no such class.
-        inner = re.search(r"(--\w+ (?:is missing|.*?: must be .*?))(?= Not a valid| Option| Expected|$)", reason)
+        inner = re.search(
+            r"(--\w+ (?:is missing|.*?: must be .*?))(?= Not a valid| Option| Expected|$)", reason
+        )
         what = "an argument" if nested else "the name"
         expected = f"{what} of a {base_class[1]}"
         hint = f" ({inner[1]})" if inner else ""

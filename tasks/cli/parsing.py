@@ -1,7 +1,8 @@
 """Options and config files: what a command line means before any class is built.
 
-What is typed as an option wins. A config file, a preset, pretrained weights, `--resume` and `--ckpt_path` are each a
-set of options below all typed ones, wherever they stand; of those sets the later one wins.
+What is typed as an option wins. A config file, a preset, pretrained weights, `--resume` and
+`--ckpt_path` are each a set of options below all typed ones, wherever they stand; of those sets the
+later one wins.
 """
 
 import os
@@ -18,7 +19,7 @@ from tasks.cli.config_files import (
     in_yaml,
     load_yaml,
     not_a_section,
-    problem,
+    yaml_problem,
     read_config,
     refuse_unknown,
 )
@@ -27,7 +28,8 @@ from tasks.errors import UsageError, usage_errors
 
 TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # take any text, also an empty one
 NO_VALUE = ("-h", "--help", "--print_config")
-TRUSTED_PACKAGES = [  # whose classes options may name; importing any other would run whatever code has that name
+# whose classes options may name; importing any other would run whatever code has that name
+TRUSTED_PACKAGES = [
     *("pytorch_lightning", "lightning_fabric", "tasks", "modules", "datamodules"),
     *("torch.nn", "torch.optim", "torch.distributed", "torch.profiler"),
 ]
@@ -61,7 +63,9 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
         super().link_arguments(source, target, **kwargs)
 
     def parse_args(self, args: list[str], **kwargs: Any) -> jsonargparse.Namespace:  # type: ignore[override]
-        """Options of a command line, each of its type; by itself jsonargparse takes null for all of them."""
+        """Options of a command line, each of its type; by itself jsonargparse takes null for all of
+        them.
+        """
         options = super().parse_args([self.checked_section(one) for one in args], **kwargs)
         try:
             self.validate(options, skip_unset=False)
@@ -74,7 +78,9 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
         raise UsageError(one_sentence(message, [f"--{name}" for name in self.known()])) from ex
 
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:
-        """Options of a text; its first line may be a comment that says where they are from, for error messages."""
+        """Options of a text; its first line may be a comment that says where they are from, for
+        error messages.
+        """
         try:
             refuse_unknown(load_yaml(cfg_str), self.known(), self.links)
             return super().parse_string(cfg_str, *args, **kwargs)
@@ -84,7 +90,9 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
             raise UsageError(f"{error} (in {cfg_str.splitlines()[0][2:]})") from error
 
     def checked_section(self, argument: str) -> str:
-        """The same argument; of `--model=FILE` or `--model.net={depth: 3}` the options, checked, as YAML."""
+        """The same argument; of `--model=FILE` or `--model.net={depth: 3}` the options, checked, as
+        YAML.
+        """
         known = self.known()
         option, _, value = argument.partition("=")
         name = option.removeprefix("--")
@@ -97,7 +105,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
                 raise UsageError(not_a_section(name, options))
             refuse_unknown(options, known, self.links, f"{name}.")
         except yaml.YAMLError as error:
-            raise UsageError(f"not valid YAML: {problem(error)}{origin}") from error
+            raise UsageError(f"not valid YAML: {yaml_problem(error)}{origin}") from error
         except UsageError as error:
             raise error if value in str(error) else UsageError(f"{error}{origin}") from error
         return f"{option}={in_yaml(options)}"
@@ -112,7 +120,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
         }
 
 
-# Command lines: each option is one `--name=value` ------------------------------------------------------------------------
+# Command lines: each option is one `--name=value` -------------------------------------------------
 
 
 def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[str]:
@@ -165,10 +173,12 @@ def expand_macros(
 
     Args:
         arguments: as of `join_values`.
-        macros: option name to a function from its value to nested options; `--config` is one of them.
+        macros: option name to a function from its value to nested options; `--config` is one of
+            them.
 
     Returns:
-        Every macro as `--config=<YAML below a comment that names the macro>`, then the other options.
+        Every macro as `--config=<YAML below a comment that names the macro>`, then the other
+        options.
     """
     below = []
     typed = []
@@ -208,7 +218,7 @@ def option_names(arguments: list[str]) -> list[str]:
     return [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
 
 
-# Nested options --------------------------------------------------------------------------------------------------------
+# Nested options -----------------------------------------------------------------------------------
 
 
 def merged(base: Options, over: Options) -> Options:
@@ -229,7 +239,7 @@ def flat(options: Options, prefix: str = "") -> dict[str, Any]:
     return result
 
 
-# Commands that are functions -------------------------------------------------------------------------------------------
+# Commands that are functions ----------------------------------------------------------------------
 
 
 def parse_function(
@@ -237,15 +247,14 @@ def parse_function(
 ) -> Callable[[], object]:
     """A command that is a function of its options, with those of the command line.
 
-    A parameter `options` takes a dataclass of them, a parameter `typed` the names of those on the command line. Options
-    that are lists of texts may be given several times, and those that are true or false need no value.
+    A parameter `options` takes a dataclass of them, a parameter `typed` the names of those on the
+    command line. Options that are lists of texts may be given several times, and those that are
+    true or false need no value.
 
     Raises:
         UsageError: options that are wrong, also by the dataclass's own checks.
     """
-    parser = OneLineErrorParser(
-        prog=program, description=(function.__doc__ or "").split("\n\n")[0]
-    )
+    parser = OneLineErrorParser(prog=program, description=(function.__doc__ or "").split("\n\n")[0])
     names = signature(function).parameters.keys()
     dataclass = get_type_hints(function)["options"] if "options" in names else None
     if dataclass is None:

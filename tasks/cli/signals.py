@@ -1,4 +1,6 @@
-"""SIGTERM and SIGINT (Ctrl-C): training finishes its step and saves first, everything else stops at once."""
+"""SIGTERM and SIGINT (Ctrl-C): training finishes its step and saves first, everything else stops at
+once.
+"""
 
 import atexit
 import os
@@ -29,10 +31,11 @@ class Stopped(BaseException):
 class SignalHandler:
     """Handles SIGTERM and SIGINT as `mode` says.
 
-    - "exit": end the process at once. Nothing is to be cleaned up before and after a command's work, and an exception
-      in the middle of an import could leave half a module.
+    - "exit": end the process at once. Nothing is to be cleaned up before and after a command's
+      work, and an exception in the middle of an import could leave half a module.
     - "raise": raise `Stopped` or `KeyboardInterrupt`, so that files and processes are cleaned up.
-    - "defer": keep the first signal in `received` until training has finished its step; raise at the second one.
+    - "defer": keep the first signal in `received` until training has finished its step; raise at
+      the second one.
     """
 
     def __init__(self) -> None:

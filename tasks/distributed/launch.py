@@ -1,6 +1,8 @@
-"""Several processes as one run: who starts them, how many there are, and how all end where one fails.
+"""Several processes as one run: who starts them, how many there are, and how all end where one
+fails.
 
-Lightning starts the processes of one machine by itself; `torchrun` and SLURM's `srun` start those of several machines.
+Lightning starts the processes of one machine by itself; `torchrun` and SLURM's `srun` start those
+of several machines.
 """
 
 import logging
@@ -45,7 +47,8 @@ OBSERVER = "lightning_fabric.strategies.launchers.subprocess_script"  # names a 
 
 
 def resume_if_restarted(task: str, arguments: list[str]) -> list[str]:
-    """The command line that continues a `fit` which torchrun or SLURM starts again; any other as it is.
+    """The command line that continues a `fit` which torchrun or SLURM starts again; any other as it
+    is.
 
     The run folder holds the options; without a checkpoint in it, the run begins anew.
     """
@@ -59,14 +62,14 @@ def resume_if_restarted(task: str, arguments: list[str]) -> list[str]:
     return [f"--resume={folder}"]
 
 
-# How many processes, and how they work together --------------------------------------------------------------------------
+# How many processes, and how they work together ---------------------------------------------------
 
 
 def resolve_devices(options: Any, command: str) -> None:
     """Set a Trainer's numbers of devices and machines; refuse what cannot work.
 
-    The numbers follow from what torchrun or srun started. On a machine without GPUs, a strategy for several processes
-    has two of them where nobody says how many.
+    The numbers follow from what torchrun or srun started. On a machine without GPUs, a strategy for
+    several processes has two of them where nobody says how many.
 
     Args:
         options: the Trainer's, which are changed.
@@ -91,17 +94,23 @@ def resolve_devices(options: Any, command: str) -> None:
             raise UsageError(f"predict runs in one process: start it without {launcher.name}")
         started = f"{launcher.name} started"
         resolve_number(
-            options, "devices", launcher.processes, f"{started} {launcher.processes} on this machine"
+            options,
+            "devices",
+            launcher.processes,
+            f"{started} {launcher.processes} on this machine",
         )
         resolve_number(
             options, "num_nodes", launcher.machines, f"{started} some on {launcher.machines}"
         )
     elif options.num_nodes > 1 and "NODE_RANK" not in os.environ:
         raise UsageError(
-            f"--trainer.num_nodes {options.num_nodes}: start one process for each device of each machine with torchrun "
+            f"--trainer.num_nodes {options.num_nodes}: start one process for each device of each "
+            f"machine with torchrun "
             "or srun, which count the machines"
         )
-    elif options.devices == "auto" and name not in ("auto", "SingleDeviceStrategy") and not has_gpus:
+    elif (
+        options.devices == "auto" and name not in ("auto", "SingleDeviceStrategy") and not has_gpus
+    ):
         options.devices = 2
     if not has_gpus:
         check_cpu_processes(options.devices)
@@ -142,7 +151,8 @@ def slurm_plugins() -> list[Any]:
     """
     if not by_slurm():
         return []
-    if cores := os.environ.get("SLURM_CPUS_PER_TASK"):  # else Lightning divides those of the machine
+    # else Lightning divides those of the machine
+    if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
         os.environ.setdefault("OMP_NUM_THREADS", cores)
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     return [SLURMEnvironment(auto_requeue=False)]
@@ -172,8 +182,10 @@ class SameCheckpoint(Callback):
         first = trainer.strategy.broadcast(self.start) if stage == "fit" else self.start
         if first != self.start:
             raise UsageError(
-                f"the first process of this run goes on from {first or 'the beginning'}, which {socket.gethostname()} "
-                f"does not see (it has {self.start or 'no checkpoint'}): a run that is to continue needs a run folder "
+                f"the first process of this run goes on from {first or 'the beginning'}, which "
+                f"{socket.gethostname()} "
+                f"does not see (it has {self.start or 'no checkpoint'}): a run that is to continue "
+                f"needs a run folder "
                 "on a disk that all machines share"
             )
 
@@ -190,15 +202,16 @@ class SameCheckpoint(Callback):
             rank_zero_only(print)(f"nothing was left to train after step {self.start_step}{why}")
 
 
-# Where one of them fails ---------------------------------------------------------------------------------------------
+# Where one of them fails --------------------------------------------------------------------------
 
 
 @contextmanager
 def fail_together(trainer: pl.Trainer) -> Iterator[None]:
     """Let all processes of a run end where one fails, and say why once.
 
-    The process that failed says so. The others, whose connection to it broke, exit, the first of them with a line that
-    names it; an error that all of them have is said by one. Lightning kills processes that hang.
+    The process that failed says so. The others, whose connection to it broke, exit, the first of
+    them with a line that names it; an error that all of them have is said by one. Lightning kills
+    processes that hang.
 
     Raises:
         RunError: the processes could not be connected; in the first one, where another one ended.
@@ -214,14 +227,17 @@ def fail_together(trainer: pl.Trainer) -> Iterator[None]:
 
 
 def _raise_once(error: Exception, trainer: pl.Trainer) -> None:
-    """Raise an error of one of several processes in its place, or `SystemExit` where another one names it."""
+    """Raise an error of one of several processes in its place, or `SystemExit` where another one
+    names it.
+    """
     may_be_connection = isinstance(error, DistError) or type(error) is RuntimeError
     text = re.sub(r"^\[\S+\] ", "", str(error))  # without the place in torch
     reason = (text.partition("Last error:\n")[2] or text).partition("\n")[0]  # NCCL's comes last
     if may_be_connection and not torch.distributed.is_initialized():
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RunError(
-            f"the processes of this run cannot be connected at {address} ({reason}): MASTER_ADDR has to be the "
+            f"the processes of this run cannot be connected at {address} ({reason}): MASTER_ADDR "
+            f"has to be the "
             "machine of the first, and MASTER_PORT one of its ports that is free"
         ) from error
     if may_be_connection and (isinstance(error, DistError) or re.search(LOST_CONNECTION, reason)):
@@ -250,7 +266,9 @@ def exit_reason(children: list[subprocess.Popen]) -> str:
 
 
 def _first_to_report(message: str) -> bool:
-    """Whether no other process of this run has reported this; asked through the store that connects them."""
+    """Whether no other process of this run has reported this; asked through the store that connects
+    them.
+    """
     try:
         host = os.environ["MASTER_ADDR"]
         port = int(os.environ["MASTER_PORT"])
@@ -261,7 +279,8 @@ def _first_to_report(message: str) -> bool:
 
 
 def end_with_launcher() -> None:
-    """Let Lightning name a process that failed; end this one where the process that launched it is killed.
+    """Let Lightning name a process that failed; end this one where the process that launched it is
+    killed.
 
     Collectives of GPUs would wait for it.
     """

@@ -1,4 +1,6 @@
-"""Programs, other than Lightning, that start the processes of a run: torchrun and SLURM's srun; how to meet there."""
+"""Programs, other than Lightning, that start the processes of a run: torchrun and SLURM's srun; how
+to meet there.
+"""
 
 import os
 import socket
@@ -45,7 +47,8 @@ def by_slurm() -> bool:
 
 
 def with_launcher(command: str) -> str:
-    """A command line with `fit` as torchrun or srun has to start it for as many processes; any other as it is.
+    """A command line with `fit` as torchrun or srun has to start it for as many processes; any
+    other as it is.
 
     Several machines meet at that of the first process, and at torchrun's usual port.
     """
@@ -68,7 +71,8 @@ def with_launcher(command: str) -> str:
 
 @cache
 def torchrun_store() -> tuple[Store, int]:
-    """The store that torchrun keeps for its processes, also when they are started again, and the rank of this one.
+    """The store that torchrun keeps for its processes, also when they are started again, and the
+    rank of this one.
 
     It stays open, since the first process has to serve it where torchrun was told not to.
     """
@@ -80,8 +84,8 @@ def torchrun_store() -> tuple[Store, int]:
 def fresh_store() -> Store:
     """A store for this start of torchrun's processes only, served by the first of them.
 
-    torch would connect processes that are started again through the store that torchrun keeps, where they may find the
-    addresses of those before them. From now on `env://` finds this one.
+    torch would connect processes that are started again through the store that torchrun keeps,
+    where they may find the addresses of those before them. From now on `env://` finds this one.
     """
     kept, rank = torchrun_store()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -100,7 +104,9 @@ def fresh_store() -> Store:
 
 
 def connect_to_first(kept: Store, host: str, size: int) -> TCPStore:
-    """The store that the first process serves, once it does; that of an earlier start does not answer any more."""
+    """The store that the first process serves, once it does; that of an earlier start does not
+    answer any more.
+    """
     for _ in range(3600):
         port = int(kept.get("port of the first"))
         with suppress(OSError), socket.create_connection((host, port), 2):

@@ -30,11 +30,13 @@ from tasks.errors import UsageError
 
 
 class Sharded(ModelParallelStrategy):
-    """Fully sharded data parallelism (Rajbhandari 2020) of each block and of what is around them, by torch's FSDP2.
+    """Fully sharded data parallelism (Rajbhandari 2020) of each block and of what is around them,
+    by torch's FSDP2.
 
-    A block's weights are gathered for its forward and its backward pass alone. Validation and test gather all of them
-    once, since decoding takes as many steps as a process's texts need. Parameters keep their names and shapes, and a
-    checkpoint is one file, so one process can continue such a run, and this strategy the run of one process.
+    A block's weights are gathered for its forward and its backward pass alone. Validation and test
+    gather all of them once, since decoding takes as many steps as a process's texts need.
+    Parameters keep their names and shapes, and a checkpoint is one file, so one process can
+    continue such a run, and this strategy the run of one process.
     """
 
     def setup(self, trainer: Trainer) -> None:
@@ -50,7 +52,7 @@ class Sharded(ModelParallelStrategy):
             shard(task.net, init_device_mesh(self.root_device.type, (self.world_size,)))
         super().setup(trainer)
 
-    # Whole and sharded ----------------------------------------------------------------------------------------------
+    # Whole and sharded ----------------------------------------------------------------------------
 
     def gather(self, whole: bool) -> None:
         """Hold all weights in every process from now on, or go back to shards."""
@@ -81,15 +83,16 @@ class Sharded(ModelParallelStrategy):
         self.gather(False)
 
     def on_test_start(self) -> None:
-        """Gather the weights, and keep them for what the first process alone does after the test."""
+        """Gather the weights, also for what the first process alone does after the test."""
         self.gather(True)
 
     def on_train_end(self) -> None:
         """Gather the weights, for what the first process alone does where there is no test."""
         self.gather(True)
 
-    # Checkpoints ----------------------------------------------------------------------------------------------------
-    # Lightning's own numbers the parameters in the order of the network, torch's optimizers in that of their groups.
+    # Checkpoints ----------------------------------------------------------------------------------
+    # Lightning's own numbers the parameters in the order of the network, torch's optimizers in that
+    # of their groups.
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """The whole state of an optimizer on rank 0, as torch's optimizers save it."""
@@ -128,12 +131,15 @@ def check_options(task: Any) -> None:
     if any(needed.values()):
         options = " ".join(option for option, found in needed.items() if found)
         raise UsageError(
-            f"sharded weights (--trainer.strategy fsdp) are not averaged nor compiled: give {options}"
+            f"sharded weights (--trainer.strategy fsdp) are not averaged nor compiled: give "
+            f"{options}"
         )
 
 
 def shard(net: nn.Module, mesh: DeviceMesh) -> None:
-    """Shard each block and what is around them over the processes of `mesh`; gradients are summed in 32 bits."""
+    """Shard each block and what is around them over the processes of `mesh`; gradients are summed
+    in 32 bits.
+    """
     blocks = [module for module in net.modules() if isinstance(module, Block)]
     for part in [*blocks, net]:
         fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))

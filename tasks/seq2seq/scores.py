@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from torch import Tensor
 from torchmetrics import Metric
 
-from tasks.cli.text_io import flat
+from tasks.cli.text_io import single_line
 
 SPLITS = {
     "zh": "zh",

@@ -16,7 +16,8 @@ STEP = "trainer/global_step"  # Lightning's name of W&B's x axis
 
 
 class WandbLogger(loggers.WandbLogger):
-    """Lightning's, with an optimizer step as W&B's step: W&B then drops what a continued run logs again.
+    """Lightning's, with an optimizer step as W&B's step: W&B then drops what a continued run logs
+    again.
 
     Where W&B cannot be reached, the run is kept in its folder, for `wandb sync`.
     """

@@ -30,7 +30,9 @@ class Table:
 
 
 class MediaTask:
-    """A task with tables and pictures, in the first process of runs with a logger that can show them."""
+    """A task with tables and pictures, in the first process of runs with a logger that can show
+    them.
+    """
 
     def collect_media(self, batch: dict[str, Any], outputs: Any) -> None:
         """Keep what `media` needs of an evaluated batch."""
@@ -71,9 +73,7 @@ class MediaLogger(Callback):
 def shows_media(trainer: pl.Trainer, task: pl.LightningModule) -> bool:
     """Whether this process logs tables and pictures of this task now."""
     return (
-        isinstance(task, MediaTask)
-        and not trainer.sanity_checking
-        and bool(media_loggers(trainer))
+        isinstance(task, MediaTask) and not trainer.sanity_checking and bool(media_loggers(trainer))
     )
 
 

@@ -19,7 +19,8 @@ ROWS_BEFORE_WRITE = 50
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a `metrics.csv`, without empty cells; a last one that was not written to its end is left out.
+    """The rows of a `metrics.csv`, without empty cells; a last one that was not written to its end
+    is left out.
 
     Raises:
         RunError: it is something else.
@@ -47,7 +48,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 class LoggedRows:
-    """Which rows of metrics a continued run keeps: all from before its checkpoint that it does not log again.
+    """Which rows of metrics a continued run keeps: all from before its checkpoint that it does not
+    log again.
 
     Args:
         checkpoint: where it continues; None where it begins.
@@ -77,7 +79,8 @@ class MetricsCSV(Logger):
 
     Args:
         folder: run folder.
-        earlier: which rows of an earlier process are kept; a file is touched with the first new row.
+        earlier: which rows of an earlier process are kept; a file is touched with the first new
+            row.
     """
 
     def __init__(self, folder: Path, earlier: LoggedRows) -> None:

@@ -1,4 +1,6 @@
-"""The record of a run: its configuration at the start, throughput on the way, summary and pictures at the end."""
+"""The record of a run: its configuration at the start, throughput on the way, summary and pictures
+at the end.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +32,8 @@ from tasks.training.trainer_options import check_monitors
 
 
 class RunRecord(Callback):
-    """Write `config.yaml` once the data have decided what they decide, log samples/s, write `summary.json`.
+    """Write `config.yaml` once the data have decided what they decide, log samples/s, write
+    `summary.json`.
 
     Args:
         folder: run folder.
@@ -77,7 +80,9 @@ class RunRecord(Callback):
         pl_module.run_config = self.options
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write `config.yaml`; the data are known now, and what a continued run changed fits its checkpoint."""
+        """Write `config.yaml`; the data are known now, and what a continued run changed fits its
+        checkpoint.
+        """
         assert isinstance(pl_module, Task)
         check_monitors(trainer, pl_module.logged())
         self.start_clock(pl_module)  # a run that goes on begins no epoch
@@ -116,7 +121,9 @@ class RunRecord(Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Log the learning rate of each role of parameters, where they differ; `train/lr` is the largest."""
+        """Log the learning rate of each role of parameters, where they differ; `train/lr` is the
+        largest.
+        """
         rates = dict[str, float]()
         for group in optimizer.param_groups:
             rates[group["name"]] = max(group["lr"], rates.get(group["name"], 0.0))
@@ -137,7 +144,10 @@ class RunRecord(Callback):
         self.new_samples += samples
         self.step_samples = self.step_samples + samples if is_accumulating(trainer) else 0
         every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
-        if trainer.global_step % every == 0 or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        if (
+            trainer.global_step % every == 0
+            or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        ):
             rate = self.add_up(pl_module)
             pl_module.log_dict({"train/samples_per_s": rate} | pl_module.rates(rate))
 

@@ -38,7 +38,8 @@ def print_results(
     Args:
         metrics: by their logged names, and notes on them.
         folder: run folder of a fit.
-        follow: commands to try, with {best} for the best checkpoint and {folder} for the run folder.
+        follow: commands to try, with {best} for the best checkpoint and {folder} for the run
+            folder.
     """
     rows: dict[str, Any] = {**metrics}
     best: Path | None = None

@@ -1,4 +1,4 @@
-"""The run folder: where a run keeps its configuration, metrics, checkpoints, pictures and summary."""
+"""The run folder, with a run's configuration, metrics, checkpoints, pictures and summary."""
 
 import errno
 import json
@@ -28,10 +28,12 @@ PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy"
 
 
 def run_folder(task: str, chosen: str | None) -> Path:
-    """The folder of this run: as chosen, else `runs/TASK/<time>`; the same in every process of the run.
+    """The folder of this run: as chosen, else `runs/TASK/<time>`; the same in every process of the
+    run.
 
-    Processes that Lightning launches inherit it; those of torchrun get it from their first, also when they are started
-    again; those of SLURM know it by the number of their job and by their command line, since a job may have several.
+    Processes that Lightning launches inherit it; those of torchrun get it from their first, also
+    when they are started again; those of SLURM know it by the number of their job and by their
+    command line, since a job may have several.
 
     Raises:
         UsageError: the chosen folder is a file, cannot be made, or holds a run already.
@@ -53,7 +55,8 @@ def run_folder(task: str, chosen: str | None) -> Path:
 
 
 def new_folder(task: str, chosen: str | None, is_restart: bool = False) -> Path:
-    """The folder of a run of one process, absolute; one that holds a run only where that is started again.
+    """The folder of a run of one process, absolute; one that holds a run only where that is started
+    again.
 
     Raises:
         UsageError: the chosen folder is a file, cannot be made, or holds a run already.
@@ -83,7 +86,8 @@ def check_writable(folder: Path) -> None:
         ) from error
     if not there.is_dir():
         raise UsageError(
-            f"--run_dir {folder}: {there} is a file; give a folder, it is made where it does not exist"
+            f"--run_dir {folder}: {there} is a file; give a folder, it is made where it does not "
+            f"exist"
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"--run_dir {folder} cannot be used: you may not write to {there}")
@@ -194,7 +198,9 @@ def code_version() -> dict[str, str | None]:
 
 
 def git_commit() -> str | None:
-    """The commit of the source tree, with "-dirty" where it has changes; None outside of a git checkout."""
+    """The commit of the source tree, with "-dirty" where it has changes; None outside of a git
+    checkout.
+    """
     where = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:

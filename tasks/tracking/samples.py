@@ -1,4 +1,6 @@
-"""Texts that a language model in training writes, in the run folder and in the loggers that can show text."""
+"""Texts that a language model in training writes, in the run folder and in the loggers that can
+show text.
+"""
 
 import time
 from contextlib import nullcontext
@@ -17,8 +19,8 @@ Sample = tuple[str, str]  # prompt, and how it goes on
 class Samples(Callback):
     """Every so many steps write `samples/step_N.txt`, and show its texts in the loggers that can.
 
-    The task's `sample_texts` makes them. Only the first rank does, or all of them where they hold the weights in parts;
-    the time is no training time.
+    The task's `sample_texts` makes them. Only the first rank does, or all of them where they hold
+    the weights in parts; the time is no training time.
 
     Args:
         every: number of optimizer steps.

@@ -12,7 +12,8 @@ Model = TypeVar("Model", bound=Any)
 
 
 def prepared(model: Model, name: DeviceName, quantization: QuantizationName | None = None) -> Model:
-    """A model, a named tuple with a `net`, ready for use on a device, with weights as exact as wanted.
+    """A model, a named tuple with a `net`, ready for use on a device, with weights as exact as
+    wanted.
 
     Raises:
         UsageError: there is no such device, or it knows no such weights.

@@ -1,4 +1,6 @@
-"""Ends a training run at SIGTERM or Ctrl-C, to any of its processes, with a checkpoint to go on from."""
+"""Ends a training run at SIGTERM or Ctrl-C, to any of its processes, with a checkpoint to go on
+from.
+"""
 
 from typing import Any
 
@@ -12,9 +14,11 @@ from tasks.lightning_patches import RunCheckpoint
 
 
 class Interruption(Callback):
-    """Stops all ranks after an optimizer step, or a batch of a validation, where one of them got a signal.
+    """Stops all ranks after an optimizer step, or a batch of a validation, where one of them got a
+    signal.
 
-    They save the latest optimizer step. In a validation that is the step before it, and the validation is done again.
+    They save the latest optimizer step. In a validation that is the step before it, and the
+    validation is done again.
 
     Args:
         last: saves the checkpoint.

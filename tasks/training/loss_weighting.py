@@ -6,15 +6,18 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-SCALE = 1024.0  # divides the weights of losses in a backward pass: a power of two, which rounds nothing off
+# divides the weights of losses in a backward pass: a power of two, which rounds nothing off
+SCALE = 1024.0
 
 
 class LossWeighting:
-    """Weights every target of an optimizer step alike, however many are in each micro-batch and on each rank.
+    """Weights every target of an optimizer step alike, however many are in each micro-batch and on
+    each rank.
 
-    Lightning averages the losses of micro-batches, and DDP the gradients of ranks, as if all had as many targets. Here a
-    loss is multiplied by its number of targets before the backward pass, and the step's gradient divided by their sum
-    over all ranks. With one micro-batch on one rank nothing is changed, bit for bit.
+    Lightning averages the losses of micro-batches, and DDP the gradients of ranks, as if all had as
+    many targets. Here a loss is multiplied by its number of targets before the backward pass, and
+    the step's gradient divided by their sum over all ranks. With one micro-batch on one rank
+    nothing is changed, bit for bit.
     """
 
     def __init__(self) -> None:

@@ -23,25 +23,28 @@ class OptimConfig:
     """Optimizer, learning-rate schedule and clipping.
 
     Args:
-        optimizer: "adamw" for all weights (Loshchilov & Hutter 2019), or "muon" for the matrices inside the blocks
-            (Jordan 2024) with AdamW for the rest.
+        optimizer: "adamw" for all weights (Loshchilov & Hutter 2019), or "muon" for the matrices
+            inside the blocks (Jordan 2024) with AdamW for the rest.
         lr: Peak learning rate.
-        muon_lr: Peak learning rate of the matrices under "muon"; null means `lr`, since Muon's updates are scaled to
-            the size of AdamW's (Liu 2025).
+        muon_lr: Peak learning rate of the matrices under "muon"; null means `lr`, since Muon's
+            updates are scaled to the size of AdamW's (Liu 2025).
         momentum: Decay of Muon's running mean of gradients.
         weight_decay: Decoupled weight decay. Norms, biases, positions and tokens are never decayed.
         betas: Decays of AdamW's running means of the gradient and of its square.
         eps: Added to AdamW's denominator.
-        schedule: Shape of the learning rate after the linear warm-up: "cosine" or "linear" down to `final_lr`, "noam"
-            (inverse square root of the step, Vaswani 2017), "wsd" (level, then down to `final_lr` over the last part:
-            warm-up, stable, decay), or "constant".
+        schedule: Shape of the learning rate after the linear warm-up: "cosine" or "linear" down to
+            `final_lr`, "noam" (inverse square root of the step, Vaswani 2017), "wsd" (level, then
+            down to `final_lr` over the last part: warm-up, stable, decay), or "constant".
         warmup: Length of the warm-up: below 1 a fraction of all steps, from 1 on a number of steps.
-        final_lr: Learning rate of the last step, as a fraction of the peak; for "cosine", "linear" and "wsd".
+        final_lr: Learning rate of the last step, as a fraction of the peak; for "cosine", "linear"
+            and "wsd".
         decay: Fraction of all steps in which "wsd" decays.
-        gradient_clip: Largest total norm of the gradients of a step, which are scaled down to it; null means no limit.
-        layer_decay: Factor on the learning rate for each layer further down from the head (Howard & Ruder 2018), for
-            fine-tuning: 0.9; 1 gives all layers the same.
-        freeze: Number of lowest layers that keep their weights: 1 the embedding, 1 + n the first n blocks too.
+        gradient_clip: Largest total norm of the gradients of a step, which are scaled down to it;
+            null means no limit.
+        layer_decay: Factor on the learning rate for each layer further down from the head (Howard &
+            Ruder 2018), for fine-tuning: 0.9; 1 gives all layers the same.
+        freeze: Number of lowest layers that keep their weights: 1 the embedding, 1 + n the first n
+            blocks too.
     """
 
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -62,7 +65,9 @@ class OptimConfig:
     def __post_init__(self) -> None:
         for name in ("lr", "muon_lr", "gradient_clip"):
             value = getattr(self, name)
-            require(value is None or 0 < value < math.inf, f"{name} must be above 0, but is {value}.")
+            require(
+                value is None or 0 < value < math.inf, f"{name} must be above 0, but is {value}."
+            )
         for name in ("weight_decay", "eps", "warmup"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"{name} must not be negative, but is {value}.")
@@ -78,11 +83,12 @@ class OptimConfig:
         require(self.freeze >= 0, f"freeze must not be negative, but is {self.freeze}.")
         require(
             self.warmup <= 1 or self.warmup % 1 == 0,
-            f"warmup is {self.warmup}: give a fraction of all steps (below 1) or a whole number of them.",
+            f"warmup is {self.warmup}: give a fraction of all steps (below 1) or a whole number of "
+            f"them.",
         )
 
 
-# ---------------------------------------------------------------------------------------------------- parameter groups
+# parameter groups ---------------------------------------------------------------------------------
 
 
 def freeze(net: nn.Module, layers: int) -> None:
@@ -106,13 +112,14 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
     """Sorts the parameters of `net` by their role into groups for the optimizer.
 
     Args:
-        net: The network; its modules declare the roles (`modules.parameter_groups.parameter_roles`).
+        net: The network; its modules declare the roles
+            (`modules.parameter_groups.parameter_roles`).
         config: Learning rates, weight decay and choice of optimizer.
 
     Returns:
-        One group per role that occurs, "matrix", "table" and "scalar" in this order. Each has `name` (the role), `kind`
-        ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With `layer_decay`, one per role and depth, named
-        "matrix/3". Frozen parameters are in none.
+        One group per role that occurs, "matrix", "table" and "scalar" in this order. Each has
+        `name` (the role), `kind` ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With
+        `layer_decay`, one per role and depth, named "matrix/3". Frozen parameters are in none.
 
     Raises:
         ValueError: a parameter has no role or a role has no parameter.
@@ -123,7 +130,8 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
     wrong = sorted((roles.keys() ^ parameters.keys()) | (depths.keys() ^ parameters.keys()))
     require(
         not wrong,
-        f"Each parameter needs one role (modules/parameter_groups.py); these names do not match: {wrong}.",
+        f"Each parameter needs one role (modules/parameter_groups.py); these names do not match: "
+        f"{wrong}.",
     )
     muon = {"kind": "muon", "lr": config.muon_lr or config.lr, "momentum": config.momentum}
     adamw = {"kind": "adamw", "lr": config.lr, "betas": tuple(config.betas), "eps": config.eps}
@@ -152,18 +160,20 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
     return [group for group in groups.values() if group["params"]]
 
 
-# ---------------------------------------------------------------------------------------------------------- optimizers
+# optimizers ---------------------------------------------------------------------------------------
 
 
 class MuonAdamW(Optimizer):
-    """Muon for some groups and AdamW for the others, as one optimizer: Lightning steps, schedules and saves one.
+    """Muon for some groups and AdamW for the others, as one optimizer: Lightning steps, schedules
+    and saves one.
 
-    It only holds the groups and the state. The arithmetic is `torch.optim`'s: a Muon and an AdamW that work on the very
-    same group dicts and state, so a schedule that sets `lr` here sets it there.
+    It only holds the groups and the state. The arithmetic is `torch.optim`'s: a Muon and an AdamW
+    that work on the very same group dicts and state, so a schedule that sets `lr` here sets it
+    there.
 
     Args:
-        groups: Parameter groups, each with `kind`, "muon" (its parameters must be 2-D) or "adamw"; other keys are
-            options of that optimizer.
+        groups: Parameter groups, each with `kind`, "muon" (its parameters must be 2-D) or "adamw";
+            other keys are options of that optimizer.
     """
 
     def __init__(self, groups: Iterable[Group]) -> None:
@@ -189,7 +199,9 @@ class MuonAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes one step in every group; returns what `closure` (forward and backward pass) returned."""
+        """Takes one step in every group; returns what `closure` (forward and backward pass)
+        returned.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -200,7 +212,8 @@ class MuonAdamW(Optimizer):
 
 
 def _adamw(groups: list[Group]) -> AdamW:
-    # One kernel per group: for 4 million weights on two CPU cores 3.5 ms a step, 13 ms one by one, 16 ms with foreach.
+    # One kernel per group: for 4 million weights on two CPU cores 3.5 ms a step, 13 ms one by one,
+    # 16 ms with foreach.
     return clippable(AdamW(groups, fused=True))
 
 
@@ -215,8 +228,9 @@ STATE_NAMES = {  # of a parameter, by kind of optimizer
 }
 
 
-# ----------------------------------------------------------------------------------------------------------- schedules
-# A schedule gives the learning rate of step t = 1 ... total as a fraction of the peak, after `warmup` steps of ramp.
+# schedules ----------------------------------------------------------------------------------------
+# A schedule gives the learning rate of step t = 1 ... total as a fraction of the peak, after
+# `warmup` steps of ramp.
 
 
 def _progress(t: int, start: int, end: int) -> float:
@@ -235,12 +249,14 @@ def linear(t: int, total: int, warmup: int, config: OptimConfig) -> float:
 
 
 def noam(t: int, total: int, warmup: int, config: OptimConfig) -> float:
-    """d^-0.5 min(t^-0.5, t warmup^-1.5) of Vaswani (2017, eq. 3), divided by its peak: 1 at t = warmup."""
+    """d^-0.5 min(t^-0.5, t warmup^-1.5) of Vaswani (2017, eq. 3), divided by its peak: 1 at t =
+    warmup.
+    """
     return math.sqrt(max(1, warmup) / t)
 
 
 def wsd(t: int, total: int, warmup: int, config: OptimConfig) -> float:
-    """Warm-up, stable, decay (Hu 2024): level at 1, then 1 - sqrt down to `final_lr` (Hägele 2024)."""
+    """Warm-up, stable, decay (Hu 2024): 1, then 1 - sqrt down to `final_lr` (Hägele 2024)."""
     start = max(warmup, total - round(config.decay * total))
     return 1 - (1 - config.final_lr) * math.sqrt(_progress(t, start, total))
 
@@ -260,7 +276,9 @@ SCHEDULES: dict[str, Callable[[int, int, int, OptimConfig], float]] = {
 
 
 def lr_factor(t: int, total: int, config: OptimConfig) -> float:
-    """Learning rate of optimizer step `t` (from 1 to `total`) as a fraction of the peak, warm-up included."""
+    """Learning rate of optimizer step `t` (from 1 to `total`) as a fraction of the peak, warm-up
+    included.
+    """
     warmup = int(config.warmup if config.warmup >= 1 else config.warmup * total)
     t = min(t, total)
     if total == 1 >= warmup:
@@ -271,7 +289,9 @@ def lr_factor(t: int, total: int, config: OptimConfig) -> float:
 
 
 class StepSchedule(LambdaLR):
-    """`lr_factor` as a scheduler that resumes at the saved step, but with the peaks and the shape set now."""
+    """`lr_factor` as a scheduler that resumes at the saved step, but with the peaks and the shape
+    set now.
+    """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the number of steps done and sets the learning rate that belongs to it."""
@@ -283,11 +303,12 @@ class StepSchedule(LambdaLR):
         self._last_lr = [group["lr"] for group in groups]
 
 
-# -------------------------------------------------------------------------------------------------------------- resume
+# resume -------------------------------------------------------------------------------------------
 
 
 def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Checks each tensor against its parameter: fused kernels write wherever the parameter's shape leads them.
+    """Checks each tensor against its parameter: fused kernels write wherever the parameter's shape
+    leads them.
 
     Raises:
         ValueError: One is missing, no tensor, or of another shape or type, by name.
@@ -303,10 +324,15 @@ def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
             )
             for name, value in state.items():
                 shape = torch.Size() if name == "step" else parameter.shape
-                fits = value.shape == shape and value.is_floating_point() and _is_dense(value, parameter)
+                fits = (
+                    value.shape == shape
+                    and value.is_floating_point()
+                    and _is_dense(value, parameter)
+                )
                 require(
                     fits and bool(value.isfinite().all()),
-                    f"{name} in {where} has dtype {value.dtype} and shape {[*value.shape]}, but must be finite "
+                    f"{name} in {where} has dtype {value.dtype} and shape {[*value.shape]}, but "
+                    f"must be finite "
                     f"floating point of shape {[*shape]}",
                 )
 
@@ -318,12 +344,15 @@ def _is_dense(value: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 
 def _with_own_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Lets a resumed run take the state from the checkpoint, and the options (weight decay, ...) from the user."""
+    """Lets a resumed run take the state from the checkpoint, and the options (weight decay, ...)
+    from the user.
+    """
     old = _describe(saved["param_groups"])
     own = _describe(optimizer.param_groups)
     if old != own:
         raise UsageError(
-            f"The checkpoint was trained with optimizer groups {old}, not {own}: resume it with its own."
+            f"The checkpoint was trained with optimizer groups {old}, not {own}: resume it with "
+            f"its own."
         )
     _check_state(optimizer, saved)
     groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
@@ -335,7 +364,8 @@ def _describe(groups: list[Group]) -> list[tuple[str, str, int]]:
 
 
 def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, Any]:
-    """Optimizer and schedule of `net`, in the form that `LightningModule.configure_optimizers` returns.
+    """Optimizer and schedule of `net`, in the form that `LightningModule.configure_optimizers`
+    returns.
 
     Args:
         net: The network, with its final parameters (on any device).
@@ -347,7 +377,8 @@ def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, 
     """
     if not 1 <= total_steps < math.inf:
         raise UsageError(
-            "The schedule needs the number of training steps: set the trainer's max_epochs or max_steps."
+            "The schedule needs the number of training steps: set the trainer's max_epochs or "
+            "max_steps."
         )
     groups = parameter_groups(net, config)
     optimizer = MuonAdamW(groups) if config.optimizer == "muon" else _adamw(groups)

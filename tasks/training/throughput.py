@@ -17,7 +17,9 @@ SIDES = {"cpu": 2048}  # of the matrices that are multiplied; elsewhere 8192
 
 
 class TokenCount(nn.Module):
-    """How many tokens the samples of training had, padding left out; counted on the device, which need not wait."""
+    """How many tokens the samples of training had, padding left out; counted on the device, which
+    need not wait.
+    """
 
     sums: Tensor
 
@@ -38,11 +40,13 @@ class TokenCount(nn.Module):
 
 
 def flops_per_token(net: Any, length: int) -> int:
-    """FLOP that training needs for a token, forward and backward: 6 N + 12 L H D T (Chowdhery 2022, appendix B).
+    """FLOP that training needs for a token, forward and backward: 6 N + 12 L H D T (Chowdhery 2022,
+    appendix B).
 
-    N are the weights that a token is multiplied with: those of linear layers and of the output layer; looking up an
-    embedding multiplies nothing. L blocks of H heads of size D compare the token with all T of a row, as if attention
-    saw later ones, too. What activation checkpointing computes again does not count.
+    N are the weights that a token is multiplied with: those of linear layers and of the output
+    layer; looking up an embedding multiplies nothing. L blocks of H heads of size D compare the
+    token with all T of a row, as if attention saw later ones, too. What activation checkpointing
+    computes again does not count.
 
     Args:
         net: A `Decoder`.

@@ -1,4 +1,6 @@
-"""Options of the Trainer: which are decided here, which numbers make sense, and the values of those left open."""
+"""Options of the Trainer: which are decided here, which numbers make sense, and the values of those
+left open.
+"""
 
 import os
 import uuid
@@ -17,7 +19,8 @@ from tasks.tracking.metrics_csv import LoggedRows
 
 NO_LOGS = {"logger": ((None,), "only `fit` writes logs")}
 ONE_PROCESS = "several processes would each label a part, so predict runs in one"
-# By command, and for all: options that are decided here, the values that ask for nothing else, and why.
+# By command, and for all: options that are decided here, the values that ask for nothing else, and
+# why.
 DECIDED: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
     "all": {
         "enable_checkpointing": ((None,), "the run folder holds the checkpoints; see --checkpoint"),
@@ -116,7 +119,8 @@ def best_checkpoint(folder: str, task: Any) -> RunCheckpoint:
 
 
 def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
-    """Refuse callbacks that monitor what is not logged: they would do nothing, or keep no best checkpoint.
+    """Refuse callbacks that monitor what is not logged: they would do nothing, or keep no best
+    checkpoint.
 
     Args:
         trainer: about to train.
@@ -142,7 +146,8 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
 
 
 def set_defaults(options: Any, epochs: int) -> None:
-    """Set the precision and an end of training where nobody gave them; of loggers of one class, keep the last.
+    """Set the precision and an end of training where nobody gave them; of loggers of one class,
+    keep the last.
 
     A run that is continued with the configuration of its logger once more has it twice.
     """
@@ -176,7 +181,7 @@ def as_list(value: Any) -> list[Any]:
     return [value]
 
 
-# Loggers ---------------------------------------------------------------------------------------------------------------
+# Loggers ------------------------------------------------------------------------------------------
 
 
 def logger_class(path: str) -> str:
@@ -206,7 +211,8 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
         is_ours = name in ("WandbLogger", "TensorBoardLogger")
         if is_ours and is_new and asked not in (".", str(folder)):
             raise UsageError(
-                f"{name} cannot have the save_dir {asked}: logs go into the run folder, see --run_dir"
+                f"{name} cannot have the save_dir {asked}: logs go into the run folder, see "
+                f"--run_dir"
             )
         options["save_dir"] = str(folder)
         if name == "WandbLogger":
@@ -218,7 +224,8 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
 
 
 def wandb_id(folder: Path, chosen: str | None) -> str:
-    """The id of a run in W&B: that of the run so far, or as chosen, or as the agent of a sweep gave it, or a new one.
+    """The id of a run in W&B: that of the run so far, or as chosen, or as the agent of a sweep gave
+    it, or a new one.
 
     Raises:
         UsageError: the run has another id than that chosen.

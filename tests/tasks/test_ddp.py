@@ -25,7 +25,8 @@ from tests.tasks.command import ROOT, checkpoint, metrics, run
 
 TORCHRUN = "torch.distributed.run --standalone --nproc_per_node 2"
 FIT = (
-    "fit --trainer.max_epochs 1 --trainer.log_every_n_steps 1 --model.net.stack.depth 1 --model.augment.crop_padding 0 "
+    "fit --trainer.max_epochs 1 --trainer.log_every_n_steps 1 --model.net.stack.depth 1 "
+    "--model.augment.crop_padding 0 "
     "--trainer.accelerator cpu"
 )
 TWO = f"{FIT} --trainer.devices 2 --trainer.strategy ddp --data.batch_size 64"
@@ -60,7 +61,9 @@ def python(line: str, folder: Path, **environment: str) -> subprocess.CompletedP
 
 
 def figures_of_images(folder: Path) -> tuple[int, float, float]:
-    """Number of test images, and accuracy and loss of a run's best checkpoint on them, computed here in one batch."""
+    """Number of test images, and accuracy and loss of a run's best checkpoint on them, computed
+    here in one batch.
+    """
     saved = checkpoint(folder, "best")
     net = ViT(load_config(ViTConfig, saved[KEY]["net"])).eval()
     net.load_state_dict(net_weights(saved))

@@ -149,5 +149,3 @@ def test_a_process_that_only_imports_keeps_its_handlers() -> None:
     subprocess.run(
         [sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
-
-

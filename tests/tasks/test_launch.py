@@ -1,4 +1,6 @@
-"""Runs of several processes: who starts them, on how many machines, and what happens when one of them ends."""
+"""Runs of several processes: who starts them, on how many machines, and what happens when one of
+them ends.
+"""
 
 import json
 import os
@@ -64,7 +66,9 @@ class Spy(pl.Callback):
 
 
 def start(line: str, folder: Path, before: str = "", **environment: str) -> subprocess.Popen[str]:
-    """`python -m LINE` in `folder`, with a callback that says what it saw; one thread unless told otherwise."""
+    """`python -m LINE` in `folder`, with a callback that says what it saw; one thread unless told
+    otherwise.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "spy.py").write_text(SPY)
     command = [
@@ -106,7 +110,7 @@ def assert_once(text: str) -> None:
     ], text
 
 
-# ------------------------------------------------------------------------------------------------ what is settled
+# what is settled ----------------------------------------------------------------------------------
 
 
 def options(**given: object) -> SimpleNamespace:
@@ -204,7 +208,8 @@ def test_sharded_weights_need_gpus(chosen: str, capsys: pytest.CaptureFixture[st
         ),
         (
             SRUN_SETS,
-            "srun --nodes 2 --ntasks-per-node 3 --kill-on-bad-exit python -m tasks.vit fit --resume r",
+            "srun --nodes 2 --ntasks-per-node 3 --kill-on-bad-exit python -m tasks.vit fit "
+            "--resume r",
         ),
     ],
 )
@@ -244,7 +249,7 @@ def test_masked_lm_in_two_processes(tmp_path: Path) -> None:
     assert len(spied(tmp_path)) == 2 and len(list(tmp_path.rglob("summary.json"))) == 1
 
 
-# --------------------------------------------------------------------------------------------- where one of them ends
+# where one of them ends ---------------------------------------------------------------------------
 
 
 def gone(pid: int) -> bool:
@@ -253,14 +258,6 @@ def gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-
-
-
-
-
-
 
 
 @pytest.mark.slow
@@ -411,7 +408,9 @@ def test_torchrun_starts_again_where_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_stops_at_a_signal_and_goes_on(wholes: Wholes, tmp_path: Path) -> None:
-    """One for torchrun, one from a terminal, and one for a process that is slow to end: torchrun ends it meanwhile."""
+    """One for torchrun, one from a terminal, and one for a process that is slow to end: torchrun
+    ends it meanwhile.
+    """
     folder = fill(tmp_path / "here")
     command = f"{TORCHRUN} -m tasks.vit {first('workers', 2)}"
     for end, name in (
@@ -452,7 +451,7 @@ def test_torchrun_does_not_continue_the_run_of_another(tmp_path: Path) -> None:
     assert process.returncode == 1 and said.count("holds a run already") == 2  # one for each start
 
 
-# ---------------------------------------------------------------------------------------------- SLURM, two machines
+# SLURM, two machines ------------------------------------------------------------------------------
 
 
 def test_several_runs_of_one_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,7 +503,8 @@ def test_one_process_of_slurm(tmp_path: Path) -> None:
 
 @contextmanager
 def two_machines() -> Iterator[list[str]]:
-    """Two network namespaces that are linked, each with a name of its own; how to start a command on each.
+    """Two network namespaces that are linked, each with a name of its own; how to start a command
+    on each.
 
     The test is skipped where they cannot be made, which needs Linux, iproute2 and root.
     """
@@ -532,7 +532,8 @@ def two_machines() -> Iterator[list[str]]:
                     + "".join(f"{net}.{i} {n}\n" for i, n in enumerate(names, 1))
                 )
             ip(
-                f"link add te{mark}a netns {names[0]} type veth peer name te{mark}b netns {names[1]}"
+                f"link add te{mark}a netns {names[0]} type veth peer name te{mark}b netns "
+                f"{names[1]}"
             )
             for i, name in enumerate(names, 1):
                 ip(f"-n {name} addr add {net}.{i}/24 dev te{mark}{'ab'[i - 1]}")
@@ -553,7 +554,9 @@ def two_machines() -> Iterator[list[str]]:
 def on_each(
     folder: Path, starts: list[str], line: str, *, restarts: int = 3, **environment: str
 ) -> list[str]:
-    """What two machines say that run `fit LINE` by the README's torchrun together, each in a folder of its own."""
+    """What two machines say that run `fit LINE` by the README's torchrun together, each in a folder
+    of its own.
+    """
     name = re.findall(r"exec (\S+)", starts[0])[0]
     (said,) = re.findall(r"^    torchrun (--nnodes 2 .*)$", (ROOT / "README.md").read_text(), re.M)
     for there, here in (
@@ -596,7 +599,9 @@ def test_machines_without_a_common_disk_do_not_start_again(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("machines", [1, 2])
 def test_slurms_processes_are_one_run_and_continue_it(machines: int, tmp_path: Path) -> None:
-    """Two processes with the variables that srun sets; one dies, SLURM queues the job again, and it is continued."""
+    """Two processes with the variables that srun sets; one dies, SLURM queues the job again, and it
+    is continued.
+    """
     line, each = f"tasks.vit fit {SHORT} {DDP} --checkpoint.every_n_train_steps 1", 2 // machines
     job = {
         "SLURM_JOB_ID": "4711",

@@ -35,7 +35,9 @@ class Line(pl.LightningModule):
         self.log("val_loss", self.layer(batch).square().mean())
 
 
-def fit(task: pl.LightningModule, folder: Path, path: str | None = None, **options: Any) -> pl.Trainer:
+def fit(
+    task: pl.LightningModule, folder: Path, path: str | None = None, **options: Any
+) -> pl.Trainer:
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     options = {"max_epochs": 1, "accelerator": "cpu", **quiet, **options}
     trainer = pl.Trainer(default_root_dir=folder, **options)
@@ -53,7 +55,9 @@ class Validations(pl.Callback):
 
 
 def test_a_validation_that_was_due_is_left_out_by_lightning(tmp_path: Path) -> None:
-    """`EpochLoop`: a run killed between a step and its validation, resumed from that step's checkpoint."""
+    """`EpochLoop`: a run killed between a step and its validation, resumed from that step's
+    checkpoint.
+    """
 
     class Save(pl.Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:

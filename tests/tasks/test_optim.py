@@ -1,4 +1,6 @@
-"""Groups, optimizers and schedules: against torch's optimizers, transformers' schedules and closed forms."""
+"""Groups, optimizers and schedules: against torch's optimizers, transformers' schedules and closed
+forms.
+"""
 
 import copy
 import dataclasses
@@ -76,7 +78,7 @@ def through_file(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-# ------------------------------------------------------------------------------------------------------------- groups
+# groups -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -160,7 +162,7 @@ def test_wrong_roles_are_refused_by_name(
         parameter_groups(nn.Linear(2, 2), OptimConfig())
 
 
-# --------------------------------------------------------------------------------------------------------- optimizers
+# optimizers ---------------------------------------------------------------------------------------
 
 
 def test_equals_separate_torch_optimizers() -> None:
@@ -289,7 +291,7 @@ def test_copy_and_closure() -> None:
     assert same_weights(net, copied_net)
 
 
-# ---------------------------------------------------------------------------------------------------------- schedules
+# schedules ----------------------------------------------------------------------------------------
 
 
 def test_dictionaries_match_the_config() -> None:
@@ -319,7 +321,9 @@ def test_schedule_properties(schedule: str, warmup: float, total: int) -> None:
 
 
 def transformers_lambda(name: str) -> Callable[[int], float]:
-    """`name` as transformers schedules it, in 100 steps, 10 of them warm-up, down to 0.1 where it ends anywhere."""
+    """`name` as transformers schedules it, in 100 steps, 10 of them warm-up, down to 0.1 where it
+    ends anywhere.
+    """
     from transformers import optimization
 
     dummy = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -407,7 +411,7 @@ def test_wrong_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
         OptimConfig(**wrong)
 
 
-# ---------------------------------------------------------------------------------------------------------- Lightning
+# Lightning ----------------------------------------------------------------------------------------
 
 
 class Toy(LightningModule):

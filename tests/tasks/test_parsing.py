@@ -17,9 +17,7 @@ from tests.tasks.command import run
 def options(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function from a command line to the options that `fit` would have, flat."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        TaskCLI, "fit", lambda self: seen.append(flat(self.options_to_save()))
-    )
+    monkeypatch.setattr(TaskCLI, "fit", lambda self: seen.append(flat(self.options_to_save())))
 
     def parsed(line: str) -> dict[str, Any]:
         assert run(f"fit {line}") == 0
@@ -122,24 +120,35 @@ def test_merged_and_flat() -> None:
 
 
 SENTENCES = {
-    "--model.net.stack.detph 3": "unknown option --model.net.stack.detph: did you mean --model.net.stack.depth?",
-    "--trainer.max_epoch 3": "unknown option --trainer.max_epoch: did you mean --trainer.max_epochs?",
+    "--model.net.stack.detph 3": "unknown option --model.net.stack.detph: did you mean "
+    "--model.net.stack.depth?",
+    "--trainer.max_epoch 3": "unknown option --trainer.max_epoch: did you mean "
+    "--trainer.max_epochs?",
     "--zzzzzzz 3": "unknown option --zzzzzzz: `--help` lists the options",
     "--config a.yaml": "unknown option --trainer.max_epoch: did you mean --trainer.max_epochs?",
-    "--config b.yaml": "--trainer.max_epochs many: must be a whole number or null (in --config b.yaml)\n",
-    "--config=c.yaml --config b.yaml": "--trainer.max_epochs many: must be a whole number or null (in --config b.yaml)",
-    "--config b.yaml --config c.yaml --trainer.max_epochs 2": "--trainer.max_epochs many: must be a whole number or "
+    "--config b.yaml": "--trainer.max_epochs many: must be a whole number or null (in --config "
+    "b.yaml)\n",
+    "--config=c.yaml --config b.yaml": "--trainer.max_epochs many: must be a whole number or null "
+    "(in --config b.yaml)",
+    "--config b.yaml --config c.yaml --trainer.max_epochs 2": "--trainer.max_epochs many: must be "
+    "a whole number or "
     "null (in --config b.yaml)",
-    "--config d.yaml": "--data.dataset.mean [0.5, 'half']: must be a number or null (in --config d.yaml)",
-    "--config c.yaml --trainer.max_epochs three": "--trainer.max_epochs three: must be a whole number or null\n",
+    "--config d.yaml": "--data.dataset.mean [0.5, 'half']: must be a number or null (in --config "
+    "d.yaml)",
+    "--config c.yaml --trainer.max_epochs three": "--trainer.max_epochs three: must be a whole "
+    "number or null\n",
     "--model.optimizer.lr fast": "--model.optimizer.lr fast: must be a number",
-    "--model.net.stack.order pree": "--model.net.stack.order pree: must be pre, post or parallel: did you mean pre?",
-    "--model.optimizer.optimizer adam": "--model.optimizer.optimizer adam: must be adamw or muon: did you mean adamw?",
+    "--model.net.stack.order pree": "--model.net.stack.order pree: must be pre, post or parallel: "
+    "did you mean pre?",
+    "--model.optimizer.optimizer adam": "--model.optimizer.optimizer adam: must be adamw or muon: "
+    "did you mean adamw?",
     "--trainer.max_epochs": "--trainer.max_epochs needs a value",
     "--data.image_size 16": "--data.image_size cannot be set: it follows --model.net.image_size",
     "--preset tinny": "unknown preset 'tinny': did you mean 'tiny'?",
-    "--model.net.stack.heads 5": "width 64 cannot be split into 5 heads; make width a multiple of heads.",
-    "--model.net.patch_size 3": "image_size 8 is not a multiple of patch_size 3; change one of them.",
+    "--model.net.stack.heads 5": "width 64 cannot be split into 5 heads; make width a multiple of "
+    "heads.",
+    "--model.net.patch_size 3": "image_size 8 is not a multiple of patch_size 3; change one of "
+    "them.",
     "stray": "unexpected 'stray': options begin with --",
 }
 
@@ -172,7 +181,9 @@ def test_any_text_is_an_option(text: str) -> None:
 
 
 def laughs(item: str, levels: int = 9) -> str:
-    """YAML of a few hundred characters that stands for 10^levels values, each level being ten times the one below."""
+    """YAML of a few hundred characters that stands for 10^levels values, each level being ten times
+    the one below.
+    """
     lines = [
         "a0: &a0 {x: 1}",
         *(f"a{n}: &a{n} {item.format(', '.join([f'*a{n - 1}'] * 10))}" for n in range(1, levels)),

@@ -1,4 +1,6 @@
-"""Sharded weights, here on two CPU processes, train as whole ones do, and their checkpoints are the same."""
+"""Sharded weights, here on two CPU processes, train as whole ones do, and their checkpoints are the
+same.
+"""
 
 import json
 import shutil
@@ -39,10 +41,13 @@ def fit(line: str, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run with sharded weights ("sharded") and with whole ones ("whole"), two processes each."""
+    """The same run with sharded weights ("sharded") and with whole ones ("whole"), two processes
+    each.
+    """
     folder = tmp_path_factory.mktemp("both")
     (folder / "parts.py").write_text(ON_CPU)
-    pictures = "--config configs/logger/tensorboard.yaml"  # of the first process, which then needs all weights
+    # of the first process, which then needs all weights
+    pictures = "--config configs/logger/tensorboard.yaml"
     said = fit(f"{LINE} {SHARDED} {pictures} --run_dir sharded", folder)
     assert [said.count(word) for word in ("Results", "next:", "epoch 1/1")] == [1, 1, 1], said
     fit(f"{LINE} --trainer.devices 2 --run_dir whole", folder)
@@ -69,7 +74,9 @@ def assert_close(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.slow
 def test_sharded_weights_train_as_whole_ones(both: Path) -> None:
-    """Weights, optimizer states, norms of gradients and scores; one process tests, and two go on, sharded or not."""
+    """Weights, optimizer states, norms of gradients and scores; one process tests, and two go on,
+    sharded or not.
+    """
     sharded, whole = both / "sharded", both / "whole"
     ours, theirs = last(sharded), last(whole)
     for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
@@ -97,23 +104,27 @@ def test_sharded_weights_train_as_whole_ones(both: Path) -> None:
 
 
 TEXT = (
-    "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 --model.net.stack.dropout 0 "
+    "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 "
+    "--model.net.stack.dropout 0 "
     "--data.max_length 32 --data.batch_size 4 --data.tokenizer.vocabulary 300"
 )
 TASKS = {
     "bert": TEXT,
     "mlm": f"{TEXT} --data.next_sentence true --model.net.segments 2",
-    "lm": f"{SMALL_LM} --data.source files --data.path texts --model.net.stack.dropout 0 --model.samples.every 2",
+    "lm": f"{SMALL_LM} --data.source files --data.path texts --model.net.stack.dropout 0 "
+    f"--model.samples.every 2",
     "seq2seq": f"{SMALL_S2S} {PAIRS}",
 }
 THREE_STEPS = (
-    "--trainer.accelerator cpu --trainer.devices 2 --trainer.limit_train_batches 3 --trainer.limit_val_batches 1 "
+    "--trainer.accelerator cpu --trainer.devices 2 --trainer.limit_train_batches 3 "
+    "--trainer.limit_val_batches 1 "
     "--trainer.limit_test_batches 1 --trainer.max_epochs 1 --trainer.log_every_n_steps 1 "
     "--run_dir r"
 )
 
 
-GPUS = "import tasks.distributed.launch; tasks.distributed.launch.GPU_STRATEGIES = set()"  # as if there were some
+# as if there were some
+GPUS = "import tasks.distributed.launch; tasks.distributed.launch.GPU_STRATEGIES = set()"
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""SIGTERM and Ctrl-C, to any process, stop a run after a complete step, with a checkpoint and the right exit code."""
+"""SIGTERM and Ctrl-C, to any process, stop a run after a complete step, with a checkpoint and the
+right exit code.
+"""
 
 import os
 import shlex
