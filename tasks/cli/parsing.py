@@ -19,9 +19,9 @@ from tasks.cli.config_files import (
     in_yaml,
     load_yaml,
     not_a_section,
-    yaml_problem,
     read_config,
     refuse_unknown,
+    yaml_problem,
 )
 from tasks.cli.parser_messages import TRUST, one_sentence
 from tasks.errors import UsageError, usage_errors

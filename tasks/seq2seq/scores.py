@@ -110,7 +110,7 @@ def table(rows: Sequence[Translated]) -> str:
     lines = [
         ("index", "source", "translation", "reference", "finished"),
         *(
-            (str(index), *map(flat, texts), "yes" if ended else "no")
+            (str(index), *map(single_line, texts), "yes" if ended else "no")
             for index, *texts, ended in rows
         ),
     ]
