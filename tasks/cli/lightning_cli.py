@@ -15,34 +15,23 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from tasks.checkpoints.contents import check_primitives
-from tasks.checkpoints.reading import KEY, read_checkpoint
-from tasks.checkpoints.resume import read_run, stop_message
+from tasks.checkpoints.resume import stop_message
 from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.cli.app import App, load, program
-from tasks.cli.config_files import Options, read_config
-from tasks.cli.parsing import (
-    OneLineErrorParser,
-    expand_macros,
-    flat,
-    join_values,
-    merged,
-    names_data,
-    one_line,
-    option_names,
-    take_option,
-)
+from tasks.cli.command_line import COMMAND_LINE_ONLY, CommandLine
+from tasks.cli.config_files import Options
+from tasks.cli.parsing import OneLineErrorParser, flat
 from tasks.cli.signals import Stopped
 from tasks.distributed.launch import (
     SameCheckpoint,
     end_workers,
     fail_together,
     resolve_devices,
-    resume_if_restarted,
     slurm_plugins,
     strategy,
 )
 from tasks.distributed.launchers import with_launcher
-from tasks.errors import RunError, UsageError, unknown_name, usage_errors
+from tasks.errors import RunError, UsageError, usage_errors
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
@@ -66,10 +55,6 @@ OUTPUT = {
     "test": "nothing",
 }
 SEED = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
-COMMAND_LINE_ONLY = {
-    *("config", "help", "print_config", "run_dir", "debug", "ckpt_path", "resume"),
-    *("compile", "text"),
-}
 
 
 class Parser(OneLineErrorParser, LightningArgumentParser):
@@ -90,11 +75,7 @@ class TaskCLI(LightningCLI):
         self.app = app
         self.command = command
         self.start_time = time.perf_counter()
-        self.checkpoint: dict[str, Any] | None = None
-        self.resume_path: Path | None = None
-        self.damaged: Path | None = None  # a last checkpoint that another one stands in for
-        self.saved_options: Options = {}  # of the resumed run, or of the checkpoint
-        help_asked = not {"-h", "--help"}.isdisjoint(arguments)
+        self.line = CommandLine(app, command, arguments)
         super().__init__(
             load(app.task),
             load(app.data),
@@ -110,84 +91,13 @@ class TaskCLI(LightningCLI):
                 f"pretrained weights and checkpoints. `fit` without data starts from "
                 f"{app.default_config}.",
             },
-            args=["--help"] if help_asked else self.read_arguments(arguments),
+            args=self.line.arguments,
             run=False,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
 
     # The command line -----------------------------------------------------------------------------
-
-    def read_arguments(self, arguments: list[str]) -> list[str]:
-        """Put what `--resume` or `--ckpt_path`, configs, presets and pretrained weights stand for
-        below the rest.
-        """
-        is_fit = self.command == "fit"
-        arguments = join_values(arguments, ["--compile", "--data.skip_bad"])
-        if is_fit:
-            arguments = resume_if_restarted(self.app.name, arguments)
-        self.source, arguments = take_option(arguments, "--resume" if is_fit else "--ckpt_path")
-        self.typed = set(option_names(arguments))
-        self.named = set(self.typed)  # on the command line or in a config
-        if not is_fit:
-            self.saved_options = self.options_of_checkpoint()
-        elif self.source:
-            run = read_run(Path(self.source), self.app)
-            self.saved_options = run.options
-            self.damaged = run.damaged
-            self.resume_path = run.path
-            self.checkpoint = run.checkpoint
-        elif self.app.default_config and not names_data(arguments):
-            arguments = [f"--config={self.app.default_config}", *arguments]
-        macros = {
-            "--config": lambda value: self.with_implied(read_config(value)),
-            "-c": lambda value: self.with_implied(read_config(value)),
-            "--preset": lambda value: self.with_implied({"preset": value}),
-            "--model.pretrained": lambda value: self.with_implied({"model": {"pretrained": value}}),
-        }
-        arguments = [
-            f"--model.{one.removeprefix('--')}" if one.startswith("--compile=") else one
-            for one in arguments
-        ]
-        arguments = expand_macros(arguments, macros)
-        if not self.saved_options:
-            return arguments
-        origin = f"{self.source}/config.yaml" if is_fit else str(self.source)
-        saved = f"--config=# {one_line(origin)}\n{yaml.safe_dump(self.saved_options)}"
-        return [saved, *arguments]
-
-    def with_implied(self, options: Options) -> Options:
-        """Options of a file, above those that its preset and its pretrained weights imply."""
-        for misplaced in COMMAND_LINE_ONLY.intersection(options):
-            raise UsageError(f"{misplaced} belongs on the command line, not in a config file")
-        self.named |= {f"--{name}" for name in flat(options)}
-        implied: Options = {}
-        if name := options.get("preset"):
-            presets = load(self.app.presets)() if self.app.presets else {}
-            if name not in presets:
-                raise UsageError(unknown_name(name, presets, "preset"))
-            implied = {"model": {"net": presets[name]}}
-        pretrained = options.get("model", {}).get("pretrained")
-        if pretrained and self.source:
-            raise UsageError(
-                "--model.pretrained cannot go with --resume: the checkpoint has the weights"
-            )
-        if pretrained and self.app.pretrained:
-            implied = merged(implied, load(self.app.pretrained)(pretrained))
-        return merged(implied, {key: value for key, value in options.items() if key != "preset"})
-
-    def options_of_checkpoint(self) -> Options:
-        """The model and data options kept in the checkpoint of --ckpt_path."""
-        if not self.source:
-            raise UsageError(
-                f"{self.command} needs --ckpt_path, such as --ckpt_path "
-                f"runs/{self.app.name}/latest/checkpoints/best.ckpt"
-            )
-        self.checkpoint = read_checkpoint(self.source, self.app.name)
-        options: Options = self.checkpoint[KEY]["config"]
-        if "pretrained" in options["model"]:
-            return merged(options, {"model": {"pretrained": None}})
-        return options
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The options beside those of trainer, model and data."""
@@ -248,8 +158,8 @@ class TaskCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check the options, choose the run folder, find what a resumed run does differently."""
         check_trainer_options(self.config.trainer, self.command)
-        if not self.source:
-            load(self.app.task).check_options(self.config, self.typed, self.named)
+        if not self.line.source:
+            load(self.app.task).check_options(self.config, self.line.typed, self.line.named)
         resolve_devices(self.config.trainer, self.command)
         set_defaults(self.config.trainer, self.app.epochs)
         self.folder = Path(self.config.run_dir or "")
@@ -257,23 +167,23 @@ class TaskCLI(LightningCLI):
             if self.config.run_dir:
                 check_writable(self.folder)
             return
-        if self.source and self.config.run_dir:
+        if self.line.source and self.config.run_dir:
             raise UsageError(
                 "--run_dir cannot go with --resume: a run is continued in its own folder"
             )
-        if self.source:
-            self.folder = Path(self.source).resolve()
+        if self.line.source:
+            self.folder = Path(self.line.source).resolve()
         else:
             self.folder = run_folder(self.app.name, self.config.run_dir)
         self.options = (
             self.options_to_save()
         )  # before what belongs to this folder only, such as W&B's id
-        self.logged = LoggedRows(self.checkpoint)
+        self.logged = LoggedRows(self.line.checkpoint)
         place_loggers(as_list(self.config.trainer.logger), self.folder, self.logged)
         now = flat(self.options)
         self.changes = [
             f"{name} {value} -> {now[name]}"
-            for name, value in flat(self.saved_options).items()
+            for name, value in flat(self.line.saved_options).items()
             if name in now and now[name] != value
         ]
 
@@ -281,7 +191,7 @@ class TaskCLI(LightningCLI):
         """Build data, model and Trainer; refuse data options that the source does not use."""
         with usage_errors():
             super().instantiate_classes()
-        saved = flat(self.saved_options)
+        saved = flat(self.line.saved_options)
         for name, value in self.datamodule.unused().items():
             if saved.get(f"data.{name}") != value:
                 source = self.config.data.source
@@ -309,7 +219,7 @@ class TaskCLI(LightningCLI):
             kwargs["devices"] = 1
         if self.command == "fit":
             callbacks += self.fit_callbacks()
-            plugins.append(AtomicCheckpointIO(self.damaged))
+            plugins.append(AtomicCheckpointIO(self.line.damaged))
             kwargs["enable_checkpointing"] = True
             kwargs["logger"] = self.loggers(options.logger)
             kwargs["default_root_dir"] = str(self.folder)
@@ -326,12 +236,12 @@ class TaskCLI(LightningCLI):
         last.dirpath = last.dirpath or folder
         self.best = best_checkpoint(folder, self.model)
         self.record = RunRecord(self.folder, self.options, self.changes)
-        self.same_checkpoint = SameCheckpoint(self.resume_path, self.checkpoint)
+        self.same_checkpoint = SameCheckpoint(self.line.resume_path, self.line.checkpoint)
         return [self.same_checkpoint, self.best, MediaLogger(), self.record, Interruption(last)]
 
     def loggers(self, chosen: Any) -> list[Any]:
         """CSV always, then those asked for, writing into the run folder."""
-        if self.source:
+        if self.line.source:
             read_rows(self.folder / "metrics.csv")  # if it is damaged, say so now
         others = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
         return [MetricsCSV(self.folder, self.logged), *others]
@@ -340,10 +250,10 @@ class TaskCLI(LightningCLI):
 
     def restore(self) -> None:
         """Hand over the checkpoint, if there is one, and let go of it."""
-        if self.checkpoint:
-            self.model.restore(self.checkpoint)
+        if self.line.checkpoint:
+            self.model.restore(self.line.checkpoint)
             self.datamodule.adopt(self.model.facts)
-        self.checkpoint = None
+        self.line.checkpoint = None
 
     def fit(self) -> None:
         """Train, test the best checkpoint unless no test batches are wanted, and say where
@@ -358,7 +268,7 @@ class TaskCLI(LightningCLI):
                     self.trainer.fit(
                         self.model,
                         datamodule=self.datamodule,
-                        ckpt_path=self.resume_path,
+                        ckpt_path=self.line.resume_path,
                         weights_only=True,
                     )
                 metrics = self.final_metrics()
@@ -383,7 +293,9 @@ class TaskCLI(LightningCLI):
             reason = f"it is damaged, {error!r}"
             if type(error) is ValueError:
                 reason = str(error).rstrip(".")
-            raise RunError(f"checkpoint '{self.resume_path}' cannot be used: {reason}") from error
+            raise RunError(
+                f"checkpoint '{self.line.resume_path}' cannot be used: {reason}"
+            ) from error
 
     def final_metrics(self) -> dict[str, Any]:
         """Metrics of the test; without test batches, for which the data stay unread, those of the

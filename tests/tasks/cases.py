@@ -200,6 +200,6 @@ def scale_gradients(put: Callable[..., None] = setattr, **options: float) -> Non
     put(trainer_options, "default_precision", lambda _: None)
     put(
         lightning_cli,
-        "environment",
+        "slurm_plugins",
         lambda: [MixedPrecision("16-mixed", "cpu", scaler("cpu", **options))],
     )
