@@ -18,6 +18,7 @@ from tasks.errors import UsageError, unknown_option
 Options = dict[str, Any]
 MAX_CHARACTERS = 10**7  # characters of a text of options, aliases written out
 MAX_BYTES = 2**20  # of a file
+MAX_DIGITS = 100
 TAGS = ("str", "int", "float", "bool", "null", "seq", "map")  # of YAML's types those of JSON
 TAG = "tag:yaml.org,2002:"
 SECTIONS = ("trainer", "model", "data", "checkpoint")
@@ -53,6 +54,8 @@ class Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """A value of the type that its tag says."""
+        if node.tag == f"{TAG}int" and len(node.value) > MAX_DIGITS:
+            raise yaml_error(node, f"a number has {len(node.value)} digits")
         try:
             if isinstance(node.value, str):
                 node.value.encode()  # half a pair of surrogates is no text

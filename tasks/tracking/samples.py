@@ -20,7 +20,7 @@ class Samples(Callback):
     """Every so many steps write `samples/step_N.txt`, and show its texts in the loggers that can.
 
     The task's `sample_texts` makes them. Only the first rank does, or all of them where they hold
-    the weights in parts; the time is no training time.
+    sharded weights; the time is no training time.
 
     Args:
         every: number of optimizer steps.

@@ -18,8 +18,8 @@ def count(metric: Metric, batch: tuple[Any, ...], counts: bool) -> None:
     metric.update(*batch)
     for name, state in before.items():
         if isinstance(state, int):
-            parts = getattr(metric, name)
-            parts[state:] = [part[:0] for part in parts[state:]]
+            batches = getattr(metric, name)
+            batches[state:] = [batch[:0] for batch in batches[state:]]
         else:
             setattr(metric, name, state)
 
