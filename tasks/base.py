@@ -16,10 +16,10 @@ from tasks.checkpoints.contents import VERSION
 from tasks.checkpoints.reading import KEY, Checkpoint, net_weights
 from tasks.checkpoints.weights import load_weights
 from tasks.cli.parsing import merged
-from tasks.errors import RunError, refusals
+from tasks.errors import RunError, usage_errors
 from tasks.training import optim
 from tasks.training.evaluation import count
-from tasks.training.loss_weighting import StepMean
+from tasks.training.loss_weighting import LossWeighting
 from tasks.training.precision import float32_by_default, sum_in_float32, total_norm
 from tasks.training.seeds import position_seed, run_seed
 
@@ -61,7 +61,7 @@ class Task(pl.LightningModule):
         self.restored: Checkpoint | None = None
         self.untimed_seconds = 0.0  # of samples and the like; rates leave them out
         self.metrics = nn.ModuleDict()
-        self.step_mean = StepMean()
+        self.loss_weighting = LossWeighting()
         self.register_buffer("first_bad_step", torch.tensor(-1), persistent=False)
 
     # What a task is -------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Task(pl.LightningModule):
             return
         self.metadata = self.metadata or self.datamodule.facts()
         torch.manual_seed(run_seed())  # initial weights follow from the seed alone
-        with refusals():
+        with usage_errors():
             self.net = self.build(self.metadata)
             optim.freeze(self.net, self.optimizer_config.freeze)
         if self.restored is not None:
@@ -188,7 +188,7 @@ class Task(pl.LightningModule):
         """Returns the loss (scalar) of one micro-batch, weighted if a step has several."""
         with float32_by_default():
             loss, outputs, targets = self.step(batch, training=True)
-        return self.step_mean.add(
+        return self.loss_weighting.add(
             self.trainer, loss, self.weight(targets), self.training_figures(outputs)
         )
 
@@ -214,7 +214,7 @@ class Task(pl.LightningModule):
         """Finishes the gradients of a step, clips them, and logs the norm before that."""
         parameters = [p for p in self.net.parameters() if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        means = self.step_mean.finish(self.trainer, gradients)
+        means = self.loss_weighting.finish(self.trainer, gradients)
         self._record_bad_loss(means["loss"])
         self.log_step(means)
         limit = gradient_clip_val

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 from datamodules.utils.files import replacing
 from tasks.base import Task
 from tasks.cli.parsing import merged
-from tasks.tracking.media import Exhibits, Picture, Table, drawn
+from tasks.tracking.media import MediaTask, Picture, Table, rendered
 from tasks.tracking.report import draw_confusion
 from tasks.training.optim import OptimConfig
 
@@ -24,7 +24,7 @@ class ConfusionMatrix(MulticlassConfusionMatrix):
     names: tuple[str, ...] = ()
 
 
-class ClassifierTask(Exhibits, Task):
+class ClassifierTask(MediaTask, Task):
     """A task whose data have class names; arguments as `Task`, and:
 
     Args:
@@ -69,10 +69,10 @@ class ClassifierTask(Exhibits, Task):
         known = {name: self.metadata[name] for name in self.dataset_metadata}
         return merged(super().resolved(), {"data": {"dataset": known}})
 
-    def exhibits(self, split: str) -> dict[str, Table | Picture]:
+    def media(self, split: str) -> dict[str, Table | Picture]:
         """Returns the confusion matrix."""
         counts = self.metrics[split]["confusion"].compute().cpu()
-        return {"confusion": drawn(lambda file: draw_confusion(counts, self.class_names, file))}
+        return {"confusion": rendered(lambda file: draw_confusion(counts, self.class_names, file))}
 
     def draw_results(self, folder: Path) -> None:
         """Writes `confusion.png` of the test."""

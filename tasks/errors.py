@@ -1,4 +1,6 @@
-"""The one place that prints errors: one line on stderr and an exit code, a traceback only on request."""
+"""The one place that prints errors: one line on stderr and an exit code, a traceback only on
+request.
+"""
 
 import difflib
 import errno
@@ -6,185 +8,182 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from datamodules.utils.errors import DataError, UsageError
-from tasks.cli.signals import SIGNALS, Stopped
+from tasks.cli.signals import MESSAGES, SIGNALS, Stopped
 
 __all__ = [
     "DataError",
     "RunError",
     "UsageError",
-    "first_here",
-    "guarded",
-    "nearest",
-    "nearest_option",
-    "refusals",
+    "exit_status",
+    "is_local_rank_zero",
+    "unknown_name",
+    "unknown_option",
+    "usage_errors",
 ]
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-PATHS = (  # what is wrong with a path itself, not with a disk
-    *(
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.EEXIST,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EROFS,
-    ),
-    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENXIO),
-)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunError(RuntimeError):
-    """What was asked for is sound but failed while it ran: a loss that became NaN, a full disk. Exit code 1."""
+    """A sound request failed while it ran: a loss that became NaN, a full disk. Exit code 1."""
 
 
-def guarded(run: Callable[[], object], debug: bool, arguments: Sequence[str] = ()) -> int:
-    """Call `run` and turn what it raises into an exit code.
-
-    Args:
-        run: what to do, without arguments.
-        debug: let errors through, with their traceback.
-        arguments: of the command line, some of which may be paths.
-
-    Returns:
-        0 done, 1 it failed, 2 the user asked for something wrong, 130 interrupted, 141 unread, 143 terminated.
+@dataclass
+class ExitStatus:
+    """The exit code of a command: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 output
+    unread, 143 terminated.
     """
-    try:
-        with SIGNALS.handled():
-            run()
-            sys.stdout.flush()  # what cannot be written is an error, too
-    except Stopped as stop:
-        print(stop, end="\n" if str(stop) else "", file=sys.stderr)
-        return 128 + stop.number
-    except BaseException as error:
-        if SIGNALS.raised:  # Lightning, or code in C++, may have raised something else in its place
-            said = "terminated" if SIGNALS.raised == signal.SIGTERM else "interrupted"
-            return _say(said, 128 + SIGNALS.raised)
-        if debug:
-            raise
-        return _exit_code(error, arguments)
-    return 0
 
-
-def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
-    if isinstance(error, UsageError):
-        return _say(str(error), 2)
-    if isinstance(error, DataError | RunError):
-        return _say(str(error), 1)
-    if isinstance(
-        error, BrokenPipeError
-    ):  # whoever read the output, such as `head`, has seen enough
-        drop_output()
-        return 128 + signal.SIGPIPE
-    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
-        return _say(
-            "interrupted", 128 + signal.SIGINT
-        )  # Lightning's own, a SystemExit, would exit with 1
-    if isinstance(error, OSError) and error.errno in FULL:
-        return _say(
-            f"{error}: make room; what was saved before is whole, and `fit --resume` goes on from there",
-            1,
-        )
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        place = os.fsdecode(error.filename2 or error.filename)
-        what = f"'{place}' cannot be used ({error.strerror}): give another path"
-        if error.errno in PATHS and (option := named_by(place, arguments)):
-            return _say(f"{option}: {what}", 2)
-        return _say(f"{what} (add --debug for the traceback)", 1)
-    if (
-        type(error).__name__ == "MisconfigurationException"
-    ):  # Lightning's, of options that do not go together
-        return _say(str(error), 2)
-    if isinstance(error, Exception):
-        return _say(f"{type(error).__name__}: {error} (add --debug for the traceback)", 1)
-    raise error
-
-
-def named_by(place: str, arguments: Sequence[str]) -> str | None:
-    """The option whose value is a path, is in it, or is a folder that it is in; the current folder is everybody's.
-
-    >>> named_by("out/run/a.txt", ["--file", "x", "--run_dir=out/run"])
-    '--run_dir'
-    """
-    shared, path = (Path.cwd(), *Path.cwd().parents), Path(place).absolute()
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        option, equals, value = argument.partition("=")
-        named = Path(value if equals else following).absolute()
-        inside = named not in shared and path.is_relative_to(named)
-        if option.startswith("--") and (
-            inside or (path not in shared and named.is_relative_to(path))
-        ):
-            return option
-    return None
+    code: int = 0
 
 
 @contextmanager
-def refusals(what: str = "") -> Iterator[None]:
-    """What is raised while things are built from options is about the options: make it a `UsageError`.
+def exit_status(debug: bool, arguments: Sequence[str] = ()) -> Iterator[ExitStatus]:
+    """Turn an exception raised inside into one line on stderr and an exit code.
 
     Args:
-        what: the option that it is about, where that is known.
+        debug: let exceptions through, with their traceback.
+        arguments: of the command line, to name the option whose path cannot be used.
+    """
+    status = ExitStatus()
+    try:
+        with SIGNALS.installed():
+            yield status
+            sys.stdout.flush()  # output that cannot be written is an error, too
+    except Stopped as stop:
+        print(stop, end="\n" if str(stop) else "", file=sys.stderr)
+        status.code = 128 + stop.number
+    except BaseException as error:
+        if SIGNALS.raised:  # Lightning may have raised another exception in place of ours
+            _print_error(MESSAGES[SIGNALS.raised].removeprefix("error: "))
+            status.code = 128 + SIGNALS.raised
+        elif debug:
+            raise
+        else:
+            status.code = _exit_code(error, arguments)
+
+
+def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
+    """Print an error and return its exit code; re-raise what is none, such as SystemExit."""
+    message = str(error)
+    code = 1
+    if isinstance(error, BrokenPipeError):  # the reader of the output, such as `head`, has ended
+        _discard_output()
+        return 128 + signal.SIGPIPE
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
+        message = "interrupted"  # Lightning raises SystemExit(1)
+        code = 128 + signal.SIGINT
+    elif isinstance(error, UsageError) or _is_misconfiguration(error):
+        code = 2
+        if not is_local_rank_zero():  # all processes have the same options
+            return code
+    elif isinstance(error, OSError) and error.errno in DISK_FULL:
+        message += (
+            ": make room; saved checkpoints are whole, and `fit --resume` continues from them"
+        )
+    elif isinstance(error, OSError) and error.filename is not None and error.strerror:
+        path = os.fsdecode(error.filename2 or error.filename)
+        option = _option_of_path(path, arguments)
+        message = f"{option}'{path}' cannot be used ({error.strerror}): give another path"
+        code = 2 if option else 1
+    elif not isinstance(error, DataError | RunError):
+        if not isinstance(error, Exception):
+            raise error
+        message = f"{type(error).__name__}: {error} (add --debug for the traceback)"
+    _print_error(message)
+    return code
+
+
+def _is_misconfiguration(error: BaseException) -> bool:
+    """Whether this is Lightning's error about options that contradict each other (Lightning may not
+    be imported).
+    """
+    return type(error).__name__ == "MisconfigurationException"
+
+
+def _option_of_path(path: str, arguments: Sequence[str]) -> str:
+    """The option whose value is this path, or is inside or around it, with a colon; empty if there
+    is none.
+
+    >>> _option_of_path("out/run/a.txt", ["--file", "x", "--run_dir=out/run"])
+    '--run_dir: '
+    """
+    broken = Path(path).absolute()
+    everywhere = (Path.cwd(), *Path.cwd().parents)
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        option, equals, value = argument.partition("=")
+        given = Path(value if equals else following).absolute()
+        if not option.startswith("--") or given in everywhere:
+            continue
+        if broken.is_relative_to(given) or (
+            broken not in everywhere and given.is_relative_to(broken)
+        ):
+            return f"{option}: "
+    return ""
+
+
+@contextmanager
+def usage_errors(option: str = "") -> Iterator[None]:
+    """Raise a `ValueError` of a class that is built from options as a `UsageError`.
+
+    Args:
+        option: the option it is about, where that is known.
 
     Raises:
-        UsageError: for a `ValueError`, and for Lightning's own of its Trainer's options.
+        UsageError: for a `ValueError`, and for Lightning's error about the Trainer's options.
     """
     try:
         yield
     except Exception as error:
-        if isinstance(error, ValueError) or type(error).__name__ == "MisconfigurationException":
-            raise UsageError(f"{what}: {error}" if what else str(error)) from error
+        if isinstance(error, ValueError) or _is_misconfiguration(error):
+            raise UsageError(f"{option}: {error}" if option else str(error)) from error
         raise
 
 
-def nearest(word: str, known: Iterable[str], what: str) -> str:
-    """A sentence that refuses `word` and suggests the nearest of the known ones.
+def unknown_name(name: str, known: Iterable[str], kind: str) -> str:
+    """A sentence that refuses `name` and suggests the nearest known one.
 
-    >>> nearest("fti", ["fit", "test"], "command")
+    >>> unknown_name("fti", ["fit", "test"], "command")
     "unknown command 'fti': did you mean 'fit'? choose from fit, test"
     """
     known = list(known)
-    close = difflib.get_close_matches(word, known, 1, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, 1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    listed = f"choose from {', '.join(known)}" if len(known) <= 12 else f"there are {len(known)}"
-    return f"unknown {what} '{word}': {hint}{listed}"
+    choices = f"choose from {', '.join(known)}" if len(known) <= 12 else f"there are {len(known)}"
+    return f"unknown {kind} '{name}': {hint}{choices}"
 
 
-def nearest_option(name: str, known: Iterable[str]) -> str:
-    """A sentence that refuses an option and suggests the nearest of the known ones.
+def unknown_option(name: str, known: Iterable[str]) -> str:
+    """A sentence that refuses an option and suggests the nearest known one.
 
-    >>> nearest_option("--dpeth", ["--depth"])
+    >>> unknown_option("--dpeth", ["--depth"])
     'unknown option --dpeth: did you mean --depth?'
     """
     close = difflib.get_close_matches(name, known, 1, cutoff=0.6)
-    return f"unknown option {name[:200]}: " + (
-        f"did you mean {close[0]}?" if close else "`--help` lists the options"
-    )
+    hint = f"did you mean {close[0]}?" if close else "`--help` lists the options"
+    return f"unknown option {name[:200]}: {hint}"
 
 
-def first_here() -> bool:
+def is_local_rank_zero() -> bool:
     """Whether this is the first process of its run on this machine, or the only one."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
-def _say(message: str, code: int) -> int:
-    if code == 2 and not first_here():  # all processes have the same options
-        return code
+def _print_error(message: str) -> None:
     one_line = re.sub(r"\s*\n\s*", " ", message.strip())
     try:
         sys.stdout.flush()
     except OSError:
-        drop_output()
+        _discard_output()
     with suppress(OSError):
-        sys.stderr.write(
-            f"error: {one_line}\n"
-        )  # at once: a print is two writes, and other processes print, too
-    return code
+        sys.stderr.write(f"error: {one_line}\n")  # one write: other processes print, too
 
 
-def drop_output() -> None:
-    """Let what could not be written, and would be tried again at exit, go nowhere."""
+def _discard_output() -> None:
+    """Send buffered output that could not be written nowhere, or Python would try again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,7 +5,7 @@ import sys
 if __name__ == "__main__":
     from tasks.cli.signals import SIGNALS
 
-    SIGNALS.own_process()  # before anything slow is imported
+    SIGNALS.install()  # before anything slow is imported
 
 from tasks.cli.app import App
 from tasks.cli.main import main

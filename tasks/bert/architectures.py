@@ -20,7 +20,7 @@ from tasks.checkpoints.pretrained import (
 )
 from tasks.checkpoints.weights import fill_config
 from tasks.cli.parsing import Options
-from tasks.errors import UsageError, refusals
+from tasks.errors import UsageError, usage_errors
 from tasks.text import fill_vocabulary
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -99,7 +99,7 @@ def load_pretrained(
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     state = {name: value for name, value in state.items() if not name.startswith(reset)}
     net = build()
-    with refusals(f"--model.pretrained {source}"):
+    with usage_errors(f"--model.pretrained {source}"):
         missing = load_weights(net, state, HEADS)
     parts = sorted({name.partition(".")[0] for name in missing})
     if parts:

@@ -319,21 +319,18 @@ class TrainingState:
         require(self.epoch >= 0 and self.global_step >= 0, "epoch or global_step is below 0.")
 
 
-def check_training(checkpoint: Mapping[str, Any], sharded: bool = False) -> None:
+def check_training(checkpoint: Mapping[str, Any]) -> None:
     """Checks what a run continues with, besides what `check_model` does.
 
     Args:
         checkpoint: Its content.
-        sharded: Whether the states of its optimizers are in other files.
 
     Raises:
         ValueError: Something is missing or of another type; by name.
     """
-    if sharded:
-        checkpoint = {"optimizer_states": [], **checkpoint}
     state = from_known_entries(TrainingState, checkpoint)
     for name, callback in state.callbacks.items():
-        if name.startswith(("ModelCheckpoint", "FolderCheckpoint")):
+        if name.startswith(("ModelCheckpoint", "RunCheckpoint")):
             from_known_entries(ModelCheckpointState, callback, f"callbacks.{name}.")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from datamodules.utils.files import read_object
 from modules.generation.sampling import GenerationConfig
 from modules.schema import from_dict, shown
-from tasks.errors import UsageError, refusals
+from tasks.errors import UsageError, usage_errors
 
 FILE = "generation_config.json"
 DEFAULT_TOP_K = 50  # of transformers, with do_sample
@@ -166,7 +166,7 @@ class FolderGeneration:
         if ignored:
             listed = ", ".join(ignored)
             print(f"{self.file} asks for {listed}, which is not supported", file=sys.stderr)
-        with refusals(str(self.file)):
+        with usage_errors(str(self.file)):
             return replace(options, **found)
 
     def as_options(self, prompt_length: int) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def read_generation(
     else:
         file = folder / "config.json"
     known = {field.name for field in fields(GenerationSettings)}
-    with refusals(str(file)):
+    with usage_errors(str(file)):
         settings = from_dict(
             GenerationSettings, {name: content[name] for name in content if name in known}
         )

@@ -13,7 +13,7 @@ from modules.schema import checked
 from tasks.checkpoints.reading import KEY, Checkpoint, net_weights, read_checkpoint
 from tasks.checkpoints.weights import OPTION, State, match_classes, read_weights
 from tasks.cli.parsing import Options
-from tasks.errors import DataError, UsageError, refusals
+from tasks.errors import DataError, UsageError, usage_errors
 
 Families = Mapping[str, TransformersFamily[Any]]
 DOWNLOADED_FILES = (
@@ -183,7 +183,7 @@ def read_settings(folder: Path, read: Callable[[Settings], Value], option: str =
             f"{folder} has no readable config.json ({reason}): "
             "give a folder of Hugging Face's layout"
         ) from error
-    with refusals(f"{option} {folder / 'config.json'}"):
+    with usage_errors(f"{option} {folder / 'config.json'}"):
         return read(settings)
 
 

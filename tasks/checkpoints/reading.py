@@ -5,7 +5,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -19,7 +19,6 @@ from tasks.errors import RunError, UsageError
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
 CODE = "GLOBAL|allowlisted|reduce"  # in torch's messages about objects; others are about bytes
-META = "meta.pt"  # of a sharded checkpoint: everything but weights and optimizer states
 
 
 def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:
@@ -37,11 +36,6 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         OSError: It is no regular file.
     """
     file = Path(path)
-    if is_sharded(file):
-        command = f"python -m tasks.{task or 'TASK'} consolidate --ckpt_path {path}"
-        raise UsageError(
-            f"checkpoint '{path}' is a folder of parts: make one file of it with `{command}`"
-        )
     if file.is_dir() or not file.exists():
         names = sorted(found.name for found in file.parent.glob("*.ckpt"))
         hint = "`fit` writes RUN_DIR/checkpoints/best.ckpt and last.ckpt"
@@ -105,47 +99,6 @@ def check_finite(state: Mapping[str, torch.Tensor], what: str) -> None:
                 f"{what} cannot be used: {name} holds NaN or infinity; "
                 "take an earlier or another file"
             )
-
-
-def is_sharded(path: Path) -> bool:
-    """Tells whether this is the folder of a checkpoint that several processes wrote in parts."""
-    return (path / META).is_file()
-
-
-def old_path(path: Path) -> Path:
-    """Returns the name of the previous checkpoint while a new one takes the name `path`."""
-    return path.with_name(f".{path.name}.old")
-
-
-def recover(path: Path) -> None:
-    """Restores the name of a checkpoint if the run was killed before a new one had taken it."""
-    with suppress(OSError):  # there is none, or another process was faster
-        if not path.exists():
-            old_path(path).rename(path)
-
-
-def by_index(state: Checkpoint) -> Checkpoint:
-    """Returns an optimizer's state with indices of parameters for their names, as torch has it."""
-    groups = state.get("param_groups", ())
-    names = [name for group in groups for name in group["params"]]
-    return rename_parameters(state, {name: index for index, name in enumerate(names)})
-
-
-def by_name(state: Checkpoint, names: list[str]) -> Checkpoint:
-    """Reverses `by_index`, given the names of the parameters of all groups in order."""
-    indices = [index for group in state["param_groups"] for index in group["params"]]
-    return rename_parameters(state, dict(zip(indices, names, strict=True)))
-
-
-def rename_parameters(state: Checkpoint, keys: Mapping[Any, Any]) -> Checkpoint:
-    """Returns an optimizer's state with other keys of parameters."""
-    return {
-        "state": {keys[key]: value for key, value in state.get("state", {}).items()},
-        "param_groups": [
-            group | {"params": [keys[key] for key in group["params"]]}
-            for group in state.get("param_groups", ())
-        ],
-    }
 
 
 def load_tensors(file: Path, what: str) -> Any:

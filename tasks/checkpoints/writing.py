@@ -1,7 +1,8 @@
-"""Checkpoint files of a run: atomic writing, the latest two, the newest whole one."""
+"""Checkpoint files of a run: written whole or not at all, the latest two kept, and the newest whole
+one found.
+"""
 
 import os
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,25 +13,18 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from datamodules.utils.files import replacing
 from tasks.checkpoints.contents import check_training
-from tasks.checkpoints.reading import (
-    META,
-    Checkpoint,
-    checkpoint_errors,
-    is_sharded,
-    old_path,
-    read_checkpoint,
-    recover,
-)
+from tasks.checkpoints.reading import Checkpoint, checkpoint_errors, read_checkpoint
 from tasks.errors import RunError
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target, syncs and renames, so that a kill leaves the previous file whole.
+    """Write beside the target, sync, rename: a kill or a full disk leaves the previous checkpoint
+    whole.
 
-    The `last.ckpt` before stays as `previous.ckpt`. Lightning's own class writes through the
-    system's temporary folder, unsynced, with a second copy in memory.
+    The `last.ckpt` before the present one stays as `previous.ckpt`. Lightning's own goes through
+    the system's temporary folder, unsynced, with a second copy in memory.
 
     Args:
         damaged: A file that is not worth keeping.
@@ -50,83 +44,40 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target = Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            clear(target)
+            remove_partial(target)
             with replacing(target) as partial:
                 with open(partial, "wb") as file:
                     torch.save(checkpoint, file)
                     file.flush()
                     os.fsync(file.fileno())
-                self.keep_previous(target)
-            self.finish(target)
+                if target.name == LAST and target != self.damaged:
+                    keep(target, target.with_name(PREVIOUS))
+            sync_folder(target.parent)
+            if target == self.damaged:
+                self.damaged = None
         except (OSError, RuntimeError) as error:
-            full = "inline_container" in str(error)  # torch says no more
-            hint = " (is the disk full?)" if full else ""
+            is_torch = "inline_container" in str(error)  # torch gives no reason
+            hint = " (is the disk full?)" if is_torch else ""
             raise RunError(f"checkpoint {target} could not be written: {error}{hint}") from error
 
-    def rename_sharded(self, partial: Path, target: Path) -> None:
-        """Renames a sharded checkpoint, which all processes have written.
-
-        Raises:
-            OSError: That cannot be done; what was there before stays.
-        """
-        with open(partial / META, "rb") as file:
-            os.fsync(file.fileno())
-        sync_folder(partial)
-        self.keep_previous(target, is_folder=True)
-        partial.replace(target)
-        self.finish(target)
-
-    def keep_previous(self, target: Path, is_folder: bool = False) -> None:
-        """Gives the present checkpoint the name of the previous one.
-
-        A file keeps its own as well until a new file replaces it; a folder cannot be replaced.
-        """
-        kept = old_path(target)
-        if target.name == LAST and target != self.damaged:
-            kept = target.with_name(PREVIOUS)
-        if target.is_dir() or (is_folder and target.exists()):
-            discard(kept)
-            target.replace(kept)
-        elif kept.name == PREVIOUS:
-            link(target, kept)
-
-    def finish(self, target: Path) -> None:
-        """Cleans up once there is a new checkpoint."""
-        discard(old_path(target))
-        sync_folder(target.parent)
-        if target == self.damaged:
-            self.damaged = None
-
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> Checkpoint:
-        """Loads a checkpoint, a sharded one as a whole."""
-        if is_sharded(Path(path)):
-            from tasks.checkpoints.sharded import gathered
-
-            return gathered(Path(path))
+        """Load a checkpoint."""
         return read_checkpoint(path)
 
 
-def clear(target: Path) -> None:
-    """Removes what a killed process had begun to write beside `target`."""
+def remove_partial(target: Path) -> None:
+    """Remove what a process that was killed had begun to write beside `target`."""
     for name in (target.name, PREVIOUS):
-        for begun in target.parent.glob(f".{name}.*.tmp"):
-            discard(begun)
+        for partial in target.parent.glob(f".{name}.*.tmp"):
+            partial.unlink(missing_ok=True)
 
 
-def discard(path: Path) -> None:
-    """Removes a file, a folder or a link, if there is one."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def link(file: Path, name: Path) -> None:
-    """Gives a file a second name, or another name on file systems without hard links."""
+def keep(file: Path, name: Path) -> None:
+    """Give a file, if there is one, a second name; where the file system knows no such thing, in
+    place of the first.
+    """
     if not file.is_file():
         return
-    if name.is_dir():
-        discard(name)
     with replacing(name) as partial:
         try:
             partial.unlink(missing_ok=True)
@@ -156,7 +107,7 @@ def newest_checkpoint(
         say: Told of a damaged one, and of what is used instead.
 
     Returns:
-        Path and content, without the weights of a sharded one; None and None if there is none yet.
+        Path and content; None and None where there is no checkpoint yet.
 
     Raises:
         UsageError: One holds code, or is of another task.
@@ -165,11 +116,10 @@ def newest_checkpoint(
     damaged: list[str] = []
     found: list[tuple[Path, Checkpoint]] = []
     for path in (folder / LAST, folder / PREVIOUS, folder / BEST):
-        recover(path)
         if not path.exists():
             continue
         try:
-            found.append((path, read_for_resume(path, task)))
+            found.append((path, read_to_continue(path, task)))
         except RunError as error:
             damaged.append(str(error))
         if path.name == LAST and found:
@@ -184,19 +134,14 @@ def newest_checkpoint(
     return path, checkpoint
 
 
-def read_for_resume(path: Path, task: str) -> Checkpoint:
-    """Returns a checkpoint of this task; Lightning's strategy reads the parts of a sharded one.
+def read_to_continue(path: Path, task: str) -> Checkpoint:
+    """A checkpoint of this task, with all that training needs.
 
     Raises:
         UsageError: It holds code, or is of another task.
         RunError: It is damaged.
     """
-    if path.is_dir():
-        from tasks.checkpoints.sharded import read_parts
-
-        checkpoint = read_parts(path, task)
-    else:
-        checkpoint = read_checkpoint(path, task)
+    checkpoint = read_checkpoint(path, task)
     with checkpoint_errors(path):
-        check_training(checkpoint, path.is_dir())
+        check_training(checkpoint)
     return checkpoint

@@ -11,12 +11,6 @@ TRAINER_COMMANDS = {
     "test": "evaluate a checkpoint on the test split",
     "predict": "label new files with a checkpoint",
 }
-SHARED = {
-    "consolidate": (
-        "make one file of a checkpoint in parts (strategy fsdp)",
-        "tasks.checkpoints.consolidate:consolidate",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -29,16 +23,19 @@ class App:
         task: the LightningModule, as "module:Class".
         data: the LightningDataModule, as "module:Class".
         presets: function that gives the named model configurations, as "module:function".
-        pretrained: function from a `--model.pretrained` value to the options it implies, as "module:function".
+        pretrained: function from a `--model.pretrained` value to the options it implies, as
+            "module:function".
         links: model options that data options follow, such as the image size.
         default_config: what `fit` reads where no config says which data to use.
         trainer: Lightning Trainer defaults of this task.
         epochs: how long `fit` trains where nothing says so.
         trains: the commands among `TRAINER_COMMANDS` that this task has.
         takes_text: whether `predict` takes one text from the command line, as `--text`.
-        functions: further commands, name to (help, "module:function"); their options are the function's arguments.
+        functions: further commands, name to (help, "module:function"); their options are the
+            function's arguments.
         examples: command lines worth showing, without the leading `python -m tasks.NAME`.
-        follow: command lines to try after a fit, with {best} for its best checkpoint and {folder} for its run folder.
+        follow: command lines to try after a fit, with {best} for its best checkpoint and {folder}
+            for its run folder.
     """
 
     name: str
@@ -60,8 +57,8 @@ class App:
     @property
     def commands(self) -> dict[str, str]:
         """Name and one-line help of every command."""
-        trained = {name: TRAINER_COMMANDS[name] for name in self.trains}
-        return trained | {name: text for name, (text, _) in {**self.functions, **SHARED}.items()}
+        trainer_commands = {name: TRAINER_COMMANDS[name] for name in self.trains}
+        return trainer_commands | {name: text for name, (text, _) in self.functions.items()}
 
 
 def load(target: str) -> Any:

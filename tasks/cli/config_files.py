@@ -13,21 +13,13 @@ import yaml
 
 from datamodules.utils.files import open_regular
 from modules.schema import shown
-from tasks.errors import UsageError, nearest_option
+from tasks.errors import UsageError, unknown_option
 
 Options = dict[str, Any]
-MOST = 10**7  # characters of a text of options, aliases written out
-MOST_BYTES = 2**20  # of a file
-MOST_DIGITS = 100
-TAGS = (
-    "str",
-    "int",
-    "float",
-    "bool",
-    "null",
-    "seq",
-    "map",
-)  # YAML's other types are no values of options
+MAX_CHARACTERS = 10**7  # characters of a text of options, aliases written out
+MAX_BYTES = 2**20  # of a file
+MAX_DIGITS = 100
+TAGS = ("str", "int", "float", "bool", "null", "seq", "map")  # of YAML's types those of JSON
 TAG = "tag:yaml.org,2002:"
 SECTIONS = ("trainer", "model", "data", "checkpoint")
 
@@ -56,25 +48,25 @@ class Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key.value, str):
                 if (key.tag, key.value) in seen:
-                    raise refused(key, f"{shown(key.value)} is given twice")
+                    raise yaml_error(key, f"{shown(key.value)} is given twice")
                 seen.add((key.tag, key.value))
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """A value of the type that its tag says."""
-        if node.tag == f"{TAG}int" and len(node.value) > MOST_DIGITS:
-            raise refused(node, f"a number has {len(node.value)} digits")
+        if node.tag == f"{TAG}int" and len(node.value) > MAX_DIGITS:
+            raise yaml_error(node, f"a number has {len(node.value)} digits")
         try:
             if isinstance(node.value, str):
                 node.value.encode()  # half a pair of surrogates is no text
             return super().construct_object(node, deep)
         except (ValueError, KeyError) as error:
-            raise refused(
+            raise yaml_error(
                 node, f"{shown(node.value)} is no {node.tag.removeprefix(TAG)}"
             ) from error
 
 
-def refused(node: yaml.Node, why: str) -> yaml.YAMLError:
+def yaml_error(node: yaml.Node, why: str) -> yaml.YAMLError:
     """An error about a node."""
     return yaml.MarkedYAMLError(problem=why, problem_mark=node.start_mark)
 
@@ -83,41 +75,37 @@ def load_yaml(text: str) -> Any:
     """The value of a YAML text.
 
     Raises:
-        yaml.YAMLError: `Loader` refuses it, it is nested too deeply, or its aliases make it immense.
+        yaml.YAMLError: `Loader` refuses it, it is nested too deeply, or its aliases make it
+            immense.
     """
     try:
-        return Loader(bounded(text)).get_single_data()
+        return Loader(check_aliases(text)).get_single_data()
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deeply") from error
 
 
-def bounded(text: str) -> str:
+def check_aliases(text: str) -> str:
     """The same YAML, whose aliases must not make it immense ("billion laughs").
 
     Raises:
-        yaml.YAMLError: more than `MOST` characters with each alias written out, or an alias inside of what it names.
+        yaml.YAMLError: more than `MAX_CHARACTERS` characters with each alias written out, or an
+            alias inside of what it names.
     """
     sizes: dict[int, float] = {}
 
     def size(node: Any) -> float:
+        if isinstance(node, tuple):  # key and value
+            return sum(map(size, node))
         if id(node) not in sizes:
             sizes[id(node)] = math.inf  # until all that is inside is counted
-            parts = [] if isinstance(node.value, str) else node.value
-            inner = (
-                size(one)
-                for part in parts
-                for one in (part if isinstance(part, tuple) else (part,))
-            )
-            sizes[id(node)] = len(node.value) + 1 + sum(inner)
+            inner = [] if isinstance(node.value, str) else node.value
+            sizes[id(node)] = len(node.value) + 1 + sum(map(size, inner))
         return sizes[id(node)]
 
-    if (
-        "&" in text
-        and "*" in text
-        and (node := yaml.compose(text, yaml.SafeLoader))
-        and size(node) > MOST
-    ):
-        raise yaml.YAMLError(f"its aliases stand for more than {MOST:,} characters")
+    if "&" in text and "*" in text:
+        node = yaml.compose(text, yaml.SafeLoader)
+        if node and size(node) > MAX_CHARACTERS:
+            raise yaml.YAMLError(f"its aliases stand for more than {MAX_CHARACTERS:,} characters")
     return text
 
 
@@ -133,28 +121,29 @@ def in_yaml(value: Any) -> str:
 
 
 def read_config(value: str) -> Options:
-    """Options of a YAML or JSON file, given by path or as a name under `configs/` of the installed package.
+    """Options of a YAML or JSON file, by path or as a name under the installed `configs/`.
 
     Raises:
-        UsageError: it cannot be read, is not YAML, is no mapping, or has a section that is none, or a preset or
-            pretrained weights that are no name.
+        UsageError: it cannot be read, is not YAML, is no mapping, or has a section that is none, or
+            a preset or pretrained weights that are no name.
     """
     try:
         with open_regular(config_path(value)) as file:
-            raw = file.read(MOST_BYTES + 1)
+            raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(
-            f"config file '{value}' cannot be read ({error.strerror}): give the path of a YAML file, as in "
-            "configs/vit/cifar10.yaml"
+            f"config file '{value}' cannot be read ({error.strerror}): "
+            "give the path of a YAML file, as in configs/vit/cifar10.yaml"
         ) from error
-    if len(raw) > MOST_BYTES:
+    if len(raw) > MAX_BYTES:
         raise UsageError(
-            f"config file '{value}' has more than {MOST_BYTES:,} bytes: give a YAML file of options"
+            f"config file '{value}' has more than {MAX_BYTES:,} bytes: give a YAML file of options"
         )
     try:
         options = load_yaml(raw.decode("utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"config file '{value}' is not valid YAML: {problem(error)}") from error
+        problem = yaml_problem(error)
+        raise UsageError(f"config file '{value}' is not valid YAML: {problem}") from error
     if not isinstance(options, dict):
         raise UsageError(
             f"config file '{value}' must hold options by name, as in `trainer: {{max_epochs: 10}}`"
@@ -171,20 +160,19 @@ def read_config(value: str) -> Options:
 
 def config_path(value: str) -> Path:
     """Where a config file is: as named, or below the installed package."""
-    installed = find_spec("configs")
-    roots = (
-        [Path(root).parent for root in installed.submodule_search_locations or []]
-        if installed
-        else []
-    )
-    places = [Path(value), *(root / value for root in roots)]
-    return next(filter(os.path.exists, places), places[0])
+    package = find_spec("configs")
+    folders = package.submodule_search_locations if package else None
+    for path in (Path(value), *(Path(folder).parent / value for folder in folders or [])):
+        if os.path.exists(path):
+            return path
+    return Path(value)
 
 
-def problem(error: Exception) -> str:
+def yaml_problem(error: Exception) -> str:
     """What is wrong with a YAML text, and in which line."""
     mark = getattr(error, "problem_mark", None)
-    return f"line {mark.line + 1}: {error.problem}" if mark else str(error)  # type: ignore[attr-defined]
+    problem = getattr(error, "problem", None)
+    return f"line {mark.line + 1}: {problem}" if mark else str(error)
 
 
 def refuse_unknown(
@@ -206,7 +194,7 @@ def refuse_unknown(
         if name in links:
             raise UsageError(f"--{name} cannot be set: it follows --{links[name]}")
         if name not in known:
-            raise UsageError(nearest_option(f"--{name}", [f"--{one}" for one in known]))
+            raise UsageError(unknown_option(f"--{name}", [f"--{one}" for one in known]))
         if not any(one.startswith(f"{name}.") for one in known):
             continue  # no section
         if not isinstance(value, Mapping):
@@ -217,4 +205,5 @@ def refuse_unknown(
 
 def not_a_section(name: str, value: Any) -> str:
     """A sentence that refuses a value where options belong."""
-    return f"{name} is {'null' if value is None else shown(value)}: write options below it, by name, or leave it out"
+    given = "null" if value is None else shown(value)
+    return f"{name} is {given}: write options below it, by name, or leave it out"

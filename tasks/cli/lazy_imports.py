@@ -1,8 +1,9 @@
 """Import PyTorch Lightning without the packages it would pull in and never use.
 
-Lightning imports torchmetrics, and torchmetrics imports transformers, torchvision and matplotlib wherever they are
-installed, for metrics that no task here computes: about half of the start-up time. Telling torchmetrics that they are
-absent keeps them out; our own code still imports them where it needs them.
+Lightning imports torchmetrics, and torchmetrics imports transformers, torchvision and matplotlib
+wherever they are installed, for metrics that no task here computes: about half of the start-up
+time. Telling torchmetrics that they are absent keeps them out; our own code still imports them
+where it needs them.
 """
 
 import logging
@@ -32,7 +33,9 @@ EXPECTED = (  # Lightning's warnings about what is meant here
 
 
 def import_lightning() -> None:
-    """Import `pytorch_lightning` and `torchmetrics`; a no-op where torchmetrics is imported already."""
+    """Import `pytorch_lightning` and `torchmetrics`; a no-op where torchmetrics is imported
+    already.
+    """
     if "torchmetrics" in sys.modules:
         return
     from lightning_utilities.core.imports import RequirementCache

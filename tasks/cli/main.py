@@ -1,55 +1,61 @@
 """The command line of every task: `python -m tasks.<task> COMMAND [options]`.
 
-This module answers `--help`, `--version` and mistyped commands by itself, so it imports nothing heavy; what a command
-needs is imported when the command runs.
+This module answers `--help`, `--version` and mistyped commands without heavy imports; a command
+imports what it needs when it runs.
 """
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tasks import __version__
-from tasks.cli.app import SHARED, App, load, program
-from tasks.cli.text_io import settle_streams
-from tasks.errors import UsageError, guarded, nearest
+from tasks.cli.app import App, load, program
+from tasks.cli.signals import SIGNALS
+from tasks.cli.text_io import open_standard_streams
+from tasks.errors import UsageError, exit_status, unknown_name
 
 
 def main(app: App, argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
-    settle_streams()
+    open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    return guarded(lambda: _dispatch(app, arguments), debug, arguments)
+    command = arguments.pop(0) if arguments else "--help"
+    with exit_status(debug, arguments) as status:
+        if command in ("-h", "--help", "help"):
+            print(help_screen(app))
+        elif command == "--version":
+            print(f"tessera {__version__}")
+        elif command not in app.commands:
+            raise UsageError(unknown_name(command, app.commands, "command"))
+        else:
+            run = build_command(app, command, arguments)
+            with SIGNALS.raising():
+                run()
+    return status.code
 
 
-def _dispatch(app: App, arguments: list[str]) -> None:
-    command = arguments[0] if arguments else "--help"
-    if command in ("-h", "--help", "help"):
-        print(help_screen(app))
-    elif command == "--version":
-        print(f"tessera {__version__}")
-    elif command not in app.commands:
-        raise UsageError(nearest(command, app.commands, "command"))
-    else:
-        _run(app, command, arguments[1:])
-
-
-def _run(app: App, command: str, arguments: list[str]) -> None:
+def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], object]:
+    """What a command line asks for, its options checked: a function of the task, or a method of
+    `TaskCLI`.
+    """
     from tasks.training.allocator import tune_allocator
 
     tune_allocator()
-    if target := {**app.functions, **SHARED}.get(command):
-        from tasks.cli.parsing import run_function
+    if command in app.functions:
+        from tasks.cli.parsing import parse_function
 
-        run_function(f"{program(app)} {command}", load(target[1]), arguments)
-        return
+        return parse_function(
+            f"{program(app)} {command}", load(app.functions[command][1]), arguments
+        )
     from tasks.cli.lazy_imports import import_lightning
 
     import_lightning()
     from tasks.cli.lightning_cli import TaskCLI
 
-    TaskCLI(app, command, arguments)
+    method: Callable[[], object] = getattr(TaskCLI(app, command, arguments), command)
+    return method
 
 
 def help_screen(app: App) -> str:

@@ -11,25 +11,21 @@ from tasks.errors import UsageError
 UNFINISHED = " [...]"  # behind a text that was not at its end
 
 
-def settle_streams() -> None:
+def open_standard_streams() -> None:
     """Make the standard streams usable, whatever this process was started with.
 
-    A closed one becomes the null device: else the next file that is opened would take its place. Characters that the
-    encoding of a stream lacks are printed as escapes.
+    A closed one becomes the null device: else the next file that is opened would take its place.
+    Characters that the encoding of a stream lacks are printed as escapes.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(
-                os.open(os.devnull, os.O_RDWR), True
-            )  # the lowest number that is free
+            null = os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.set_inheritable(null, True)
         if getattr(sys, name) is None:
-            setattr(
-                sys,
-                name,
-                os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False),
-            )
+            mode = "w" if number else "r"
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -54,11 +50,8 @@ def read_lines(name: str, option: str, what: str) -> list[str]:
     """
     try:
         raw = sys.stdin.buffer.read() if name == "-" else read_bytes(name)
-        return (
-            raw.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n").split("\n")
-            if raw
-            else []
-        )
+        text = raw.decode("utf-8-sig").replace("\r\n", "\n")
+        return text.removesuffix("\n").split("\n") if text else []
     except OSError as error:
         raise UsageError(
             f"{option} {name} cannot be read ({error.strerror}): give a file of {what}"
@@ -70,11 +63,11 @@ def read_lines(name: str, option: str, what: str) -> list[str]:
         ) from error
 
 
-def flat(text: str) -> str:
+def single_line(text: str) -> str:
     """A text without tabs and line breaks."""
     return " ".join(text.split())
 
 
 def printed(text: str, finished: bool) -> str:
     """A text on one line, with a mark behind it if it was not at its end."""
-    return flat(text) + ("" if finished else UNFINISHED)
+    return single_line(text) + ("" if finished else UNFINISHED)

@@ -1,4 +1,6 @@
-"""Who starts the processes of a run beside Lightning: torchrun and SLURM's srun, and what their processes share."""
+"""Programs, other than Lightning, that start the processes of a run: torchrun and SLURM's srun; how
+to meet there.
+"""
 
 import os
 import socket
@@ -14,22 +16,22 @@ from torch.distributed import Store, TCPStore
 from tasks.errors import RunError
 
 
-class Started(NamedTuple):
-    """Processes that somebody else started."""
+class Launcher(NamedTuple):
+    """The program, other than Lightning, that started the processes of this run."""
 
-    by: str
-    here: int  # on this machine
+    name: str
+    processes: int  # on this machine
     machines: int
 
 
-def started() -> Started | None:
-    """The processes of this run where torchrun or srun started them, else None."""
+def external_launcher() -> Launcher | None:
+    """torchrun or srun where one of them started this process, else None."""
     if by_torchrun():
-        here = int(os.environ["LOCAL_WORLD_SIZE"])
-        return Started("torchrun", here, int(os.environ["WORLD_SIZE"]) // here)
+        processes = int(os.environ["LOCAL_WORLD_SIZE"])
+        return Launcher("torchrun", processes, int(os.environ["WORLD_SIZE"]) // processes)
     if by_slurm():
         machines = int(os.environ.get("SLURM_NNODES", 1))
-        return Started("srun", int(os.environ["SLURM_NTASKS"]) // machines, machines)
+        return Launcher("srun", int(os.environ["SLURM_NTASKS"]) // machines, machines)
     return None
 
 
@@ -44,11 +46,35 @@ def by_slurm() -> bool:
     return "SLURM_NTASKS" in os.environ and not interactive and not by_torchrun()
 
 
-@cache
-def kept_store() -> tuple[Store, int]:
-    """What torchrun's processes share, and the rank of this one; it outlives processes that are started again.
+def with_launcher(command: str) -> str:
+    """A command line with `fit` as torchrun or srun has to start it for as many processes; any
+    other as it is.
 
-    Kept open, since the first process has to serve it where torchrun was told not to.
+    Several machines meet at that of the first process, and at torchrun's usual port.
+    """
+    launcher = external_launcher()
+    if launcher is None or " fit " not in command:
+        return command
+    _, processes, machines = launcher
+    if launcher.name == "srun":
+        return f"srun --nodes {machines} --ntasks-per-node {processes} --kill-on-bad-exit {command}"
+    options = f"--nproc_per_node {processes}"
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if restarts != "0":
+        options += f" --max-restarts {restarts}"
+    module = command.removeprefix("python ")
+    if machines == 1:
+        return f"torchrun --standalone {options} {module}"
+    endpoint = f"--rdzv_backend c10d --rdzv_endpoint {os.environ['MASTER_ADDR']}:29500"
+    return f"torchrun --nnodes {machines} {options} {endpoint} {module} # on each machine"
+
+
+@cache
+def torchrun_store() -> tuple[Store, int]:
+    """The store that torchrun keeps for its processes, also when they are started again, and the
+    rank of this one.
+
+    It stays open, since the first process has to serve it where torchrun was told not to.
     """
     store, rank, _ = next(torch.distributed.rendezvous("env://"))
     return store, rank
@@ -56,28 +82,31 @@ def kept_store() -> tuple[Store, int]:
 
 @cache
 def fresh_store() -> Store:
-    """What torchrun's processes share for this start only, served by the first of them.
+    """A store for this start of torchrun's processes only, served by the first of them.
 
-    Left alone, torch connects processes that are started again through the store that torchrun keeps, and there they
-    find the addresses of those before them. From now on `env://` finds this one.
+    torch would connect processes that are started again through the store that torchrun keeps,
+    where they may find the addresses of those before them. From now on `env://` finds this one.
     """
-    kept, rank = kept_store()
+    kept, rank = torchrun_store()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return kept
-    host, size = os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"])
+    host = os.environ["MASTER_ADDR"]
+    size = int(os.environ["WORLD_SIZE"])
     if rank == 0:
         fresh = TCPStore(
             host, 0, size, True, timedelta(minutes=30), wait_for_workers=False, multi_tenant=True
         )
         kept.set("port of the first", str(fresh.port))
     else:
-        fresh = store_of_the_first(kept, host, size)
+        fresh = connect_to_first(kept, host, size)
     os.environ |= {"MASTER_PORT": str(fresh.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     return fresh
 
 
-def store_of_the_first(kept: Store, host: str, size: int) -> TCPStore:
-    """The store that the first process serves, once it does; that of an earlier start does not answer any more."""
+def connect_to_first(kept: Store, host: str, size: int) -> TCPStore:
+    """The store that the first process serves, once it does; that of an earlier start does not
+    answer any more.
+    """
     for _ in range(3600):
         port = int(kept.get("port of the first"))
         with suppress(OSError), socket.create_connection((host, port), 2):

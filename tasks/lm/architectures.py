@@ -26,7 +26,7 @@ from tasks.checkpoints.pretrained import (
 from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
 from tasks.checkpoints.weights import OPTION
 from tasks.cli.parsing import Options, merged
-from tasks.errors import UsageError, refusals
+from tasks.errors import UsageError, usage_errors
 from tasks.text import fill_vocabulary
 
 TASKS = ("lm",)  # whose checkpoints hold a decoder
@@ -114,7 +114,7 @@ def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, A
     """
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     net = Decoder(config)
-    with refusals(f"{OPTION} {source}"):
+    with usage_errors(f"{OPTION} {source}"):
         load_weights(net, state)
     return net
 
@@ -176,7 +176,7 @@ def load_folder(source: str) -> LanguageModel:
     folder = model_folder(source, CKPT_PATH)
     config = read_config(source, folder, CKPT_PATH)
     tokenizer = Tokenizer.from_file(folder)
-    with refusals(f"{CKPT_PATH} {source}"):
+    with usage_errors(f"{CKPT_PATH} {source}"):
         if config.vocabulary is None or config.max_length is None:
             raise UsageError("its config.json does not say how many tokens it knows or reads")
         if tokenizer.vocab_size > config.vocabulary:

@@ -13,7 +13,7 @@ from modules.generation.translation import Translation, translate
 from modules.record import AttentionRecord
 from tasks.checkpoints.exporting import new_file
 from tasks.cli.text_io import printed
-from tasks.errors import UsageError, refusals
+from tasks.errors import UsageError, usage_errors
 from tasks.seq2seq.translator import TranslationModel, load_model
 from tasks.training.devices import DeviceName, prepared
 
@@ -64,7 +64,7 @@ def attend(
     else:
         tokens = encode_translation(model, target)
     weights = cross_attention_weights(model, source, tokens)
-    with new_file(Path(out)) as partial, refusals(f"--out {out}"):
+    with new_file(Path(out)) as partial, usage_errors(f"--out {out}"):
         draw(
             weights,
             token_labels(model.tokenizer.source, source),

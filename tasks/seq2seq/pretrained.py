@@ -28,7 +28,7 @@ from tasks.checkpoints.pretrained import (
 from tasks.checkpoints.reading import KEY, net_weights
 from tasks.checkpoints.weights import OPTION
 from tasks.cli.parsing import Options
-from tasks.errors import UsageError, refusals
+from tasks.errors import UsageError, usage_errors
 from tasks.seq2seq.architectures import fit_to_data
 from tasks.seq2seq.decoding import decoder_start, folder_generation
 
@@ -128,7 +128,7 @@ def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, A
     for side in SIDES:
         check_tokenizer(source, getattr(theirs, side), metadata[f"{side}_tokenizer"])
     net = build_seq2seq(config)
-    with refusals(f"{OPTION} {source}"):
+    with usage_errors(f"{OPTION} {source}"):
         load_weights(net, state)
     return net
 
@@ -157,7 +157,7 @@ def load_folder(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]
         "languages": read_languages(folder),
     }
     state = folder_weights(folder, FAMILIES, CKPT_PATH)
-    with refusals(source):
+    with usage_errors(source):
         net = build_seq2seq(fit_to_data(config, metadata))
         load_weights(net, state)
     settings: Settings = read_settings(folder, dict, CKPT_PATH)

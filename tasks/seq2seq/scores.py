@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from torch import Tensor
 from torchmetrics import Metric
 
-from tasks.cli.text_io import flat
+from tasks.cli.text_io import single_line
 
 # Tokenizers of BLEU for languages without spaces between words; others: 13a.
 BLEU_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char"}
@@ -110,7 +110,7 @@ def table(rows: Sequence[ScoredTranslation]) -> str:
     lines = [
         ("index", "source", "translation", "reference", "finished"),
         *(
-            (str(index), *map(flat, texts), "yes" if ended else "no")
+            (str(index), *map(single_line, texts), "yes" if ended else "no")
             for index, *texts, ended in rows
         ),
     ]

@@ -25,7 +25,7 @@ from tasks.seq2seq.decoding import decoding_tokens
 from tasks.seq2seq.scores import TranslationScores, table
 from tasks.seq2seq.translator import TranslationModel
 from tasks.text import MeanOf, TextTask
-from tasks.tracking.media import Exhibits, Picture, Table, drawn
+from tasks.tracking.media import MediaTask, Picture, Table, rendered
 from tasks.training.averaging import LastWeights
 from tasks.training.optim import OptimConfig
 from tasks.training.throughput import TokenCount
@@ -70,7 +70,7 @@ class DecodingConfig:
         )
 
 
-class Seq2SeqTask(Exhibits, TextTask):
+class Seq2SeqTask(MediaTask, TextTask):
     """Translation with an encoder-decoder (Vaswani 2017).
 
     Args:
@@ -121,7 +121,7 @@ class Seq2SeqTask(Exhibits, TextTask):
         self.pretrained = pretrained
         self.average = average
         self.trained = TokenCount()
-        self.looked: dict[str, Picture] = {}
+        self.collected: dict[str, Picture] = {}
 
     def build(self, metadata: Mapping[str, Any]) -> Seq2Seq:
         """Builds an encoder-decoder for the data's tokens and lengths."""
@@ -199,7 +199,7 @@ class Seq2SeqTask(Exhibits, TextTask):
         """Returns target tokens/s, without padding."""
         return {"train/tokens_per_s": samples_per_s * self.trained.per_sample()}
 
-    def look(self, batch: Batch, outputs: dict[str, Any]) -> None:
+    def collect_media(self, batch: Batch, outputs: dict[str, Any]) -> None:
         """Keeps the cross-attention of the first translation."""
         from tasks.seq2seq.attend import (
             cross_attention_weights,
@@ -208,7 +208,7 @@ class Seq2SeqTask(Exhibits, TextTask):
             token_labels,
         )
 
-        if self.looked or not any(outputs["texts"][:1]):
+        if self.collected or not any(outputs["texts"][:1]):
             return
         model = TranslationModel.of(self.net, self.metadata)
         source = batch["source"][0][batch["source_keep"][0]].tolist()
@@ -221,12 +221,14 @@ class Seq2SeqTask(Exhibits, TextTask):
         mean = weights.float().mean(1, keepdim=True)  # (L, 1, N, M)
         sources = token_labels(self.tokenizer.source, source)
         targets = token_labels(self.tokenizer.target, tokens)
-        self.looked["attention"] = drawn(lambda file: draw(mean, sources, targets, file, "png"))
+        self.collected["attention"] = rendered(
+            lambda file: draw(mean, sources, targets, file, "png")
+        )
 
-    def exhibits(self, split: str) -> dict[str, Table | Picture]:
-        """Returns translations, and what `look` kept."""
-        shown: dict[str, Table | Picture] = {**self.looked}
-        self.looked = {}
+    def media(self, split: str) -> dict[str, Table | Picture]:
+        """Returns translations, and what `collect_media` kept."""
+        shown: dict[str, Table | Picture] = {**self.collected}
+        self.collected = {}
         rows = [row[1:4] for row in self.metrics[split]["scores"].found[:LOGGED]]
         if rows:
             shown["translations"] = Table(("source", "translation", "reference"), rows)

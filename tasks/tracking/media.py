@@ -1,4 +1,4 @@
-"""What a task has to show beside figures, in the loggers that can show it: tables, and pictures."""
+"""Tables and pictures of a task, in the loggers that can show them."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -11,6 +11,8 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
+from tasks.lightning_patches import logged_step
+
 Picture = Tensor  # uint8 (C, Y, X), grey or colour
 
 
@@ -20,90 +22,91 @@ class Table:
 
     Args:
         columns: their names.
-        rows: cells of a row: numbers, texts, or pictures of one size.
+        rows: numbers, texts, or pictures of one size, one for each column.
     """
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
 
 
-class Exhibits:
-    """A task with things to show, in the first process of runs with a logger that can show them."""
+class MediaTask:
+    """A task with tables and pictures, in the first process of runs with a logger that can show
+    them.
+    """
 
-    def look(self, batch: dict[str, Any], outputs: Any) -> None:
-        """Keep what `exhibits` wants of an evaluated batch."""
+    def collect_media(self, batch: dict[str, Any], outputs: Any) -> None:
+        """Keep what `media` needs of an evaluated batch."""
 
-    def exhibits(self, split: str) -> dict[str, Table | Picture]:
-        """What there is to show of a validation or test, "val" or "test", by name."""
+    def media(self, split: str) -> dict[str, Table | Picture]:
+        """Tables and pictures of a validation or test, "val" or "test", by name."""
         return {}
 
 
-class Gallery(Callback):
-    """After each validation and test, log what the task then has to show."""
+class MediaLogger(Callback):
+    """Logs a task's tables and pictures after each validation and test."""
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Let the task look at a batch of the validation."""
-        if isinstance(pl_module, Exhibits) and not trainer.sanity_checking and senders(trainer):
-            pl_module.look(batch, outputs)
+        """Let the task see a batch of the validation."""
+        if shows_media(trainer, pl_module):
+            pl_module.collect_media(batch, outputs)  # type: ignore[operator]
 
     def on_test_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Let the task look at a batch of the test."""
+        """Let the task see a batch of the test."""
         self.on_validation_batch_end(trainer, pl_module, outputs, batch)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Show what the task has."""
-        if isinstance(pl_module, Exhibits) and not trainer.sanity_checking and senders(trainer):
+        """Log what the task has."""
+        if shows_media(trainer, pl_module):
             split = "test" if trainer.testing else "val"
-            show(
-                trainer,
-                {f"{split}/{name}": shown for name, shown in pl_module.exhibits(split).items()},
-            )
+            media = pl_module.media(split)  # type: ignore[operator]
+            log_media(trainer, {f"{split}/{name}": shown for name, shown in media.items()})
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Show what the task has."""
+        """Log what the task has."""
         self.on_validation_end(trainer, pl_module)
 
 
-def show(trainer: pl.Trainer, found: Mapping[str, Table | Picture]) -> None:
-    """Log things by name, at the step of the metrics that are logged now."""
-    step = trainer.fit_loop.epoch_loop._batches_that_stepped
-    for logger, send in senders(trainer):
-        for name, shown in found.items():
-            send(logger, name, shown, step)
+def shows_media(trainer: pl.Trainer, task: pl.LightningModule) -> bool:
+    """Whether this process logs tables and pictures of this task now."""
+    return (
+        isinstance(task, MediaTask) and not trainer.sanity_checking and bool(media_loggers(trainer))
+    )
 
 
-def drawn(draw: Callable[[BinaryIO], None]) -> Picture:
-    """What `draw` writes as PNG."""
+def log_media(trainer: pl.Trainer, media: Mapping[str, Table | Picture]) -> None:
+    """Log tables and pictures by name, at the step of the metrics that are logged now."""
+    for logger, log in media_loggers(trainer):
+        for name, shown in media.items():
+            log(logger, name, shown, logged_step(trainer))
+
+
+def rendered(draw: Callable[[BinaryIO], None]) -> Picture:
+    """The picture that `draw` writes as PNG."""
     import numpy
     from PIL import Image
 
     file = io.BytesIO()
     draw(file)
-    return torch.from_numpy(numpy.array(Image.open(file).convert("RGB"))).permute(
-        2, 0, 1
-    )  # (3, Y, X)
+    pixels = numpy.array(Image.open(file).convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1)  # (Y, X, 3) -> (3, Y, X)
 
 
 def to_wandb(logger: Any, name: str, shown: Table | Picture, step: int) -> None:
     """Log a table, or an image."""
     import wandb
 
-    def cell(value: Any) -> Any:
-        return wandb.Image(value.float() / 255) if isinstance(value, Tensor) else value
+    def value(cell: Any) -> Any:
+        return wandb.Image(cell.float() / 255) if isinstance(cell, Tensor) else cell
 
-    if isinstance(shown, Table):
-        logger.log_table(
-            name,
-            list(shown.columns),
-            [[cell(value) for value in row] for row in shown.rows],
-            step=step,
-        )
-    else:
-        logger.log_metrics({name: cell(shown)}, step)
+    if not isinstance(shown, Table):
+        logger.log_metrics({name: value(shown)}, step)
+        return
+    rows = [[value(cell) for cell in row] for row in shown.rows]
+    logger.log_table(name, list(shown.columns), rows, step=step)
 
 
 def to_tensorboard(logger: Any, name: str, shown: Table | Picture, step: int) -> None:
@@ -111,34 +114,32 @@ def to_tensorboard(logger: Any, name: str, shown: Table | Picture, step: int) ->
     if not isinstance(shown, Table):
         logger.experiment.add_image(name, shown, step)
         return
-    pictures = [value for row in shown.rows for value in row if isinstance(value, Tensor)]
+    pictures = [cell for row in shown.rows for cell in row if isinstance(cell, Tensor)]
     if pictures:
         logger.experiment.add_images(name, torch.stack(pictures), step)  # (S, C, Y, X)
     texts = []
     for number, row in enumerate(shown.rows, 1):
-        cells = {
-            c: str(value)
-            for c, value in zip(shown.columns, row, strict=True)
-            if not isinstance(value, Tensor)
-        }
-        for column, text in cells.items():
-            lines = "\n".join(
-                "    " + line for line in text.splitlines()
-            )  # Markdown shows such lines as they are
-            texts.append(f"{number}. {column}\n\n{lines}")
+        for column, cell in zip(shown.columns, row, strict=True):
+            if not isinstance(cell, Tensor):
+                # Markdown shows indented lines as they are.
+                lines = "\n".join("    " + line for line in str(cell).splitlines())
+                texts.append(f"{number}. {column}\n\n{lines}")
     logger.experiment.add_text(name, "\n\n".join(texts), step)
 
 
-Send = Callable[[Any, str, Table | Picture, int], None]
-SHOWN_BY: dict[type[Logger], Send] = {WandbLogger: to_wandb, TensorBoardLogger: to_tensorboard}
+LogMedia = Callable[[Any, str, Table | Picture, int], None]
+LOG_FUNCTIONS: dict[type[Logger], LogMedia] = {
+    WandbLogger: to_wandb,
+    TensorBoardLogger: to_tensorboard,
+}
 
 
-def senders(trainer: pl.Trainer) -> list[tuple[Logger, Send]]:
-    """This process's loggers that can show something, each with how."""
+def media_loggers(trainer: pl.Trainer) -> list[tuple[Logger, LogMedia]]:
+    """This process's loggers that can show tables and pictures, each with how."""
     loggers = trainer.loggers if trainer.is_global_zero else []
     return [
-        (logger, send)
+        (logger, log)
         for logger in loggers
-        for kind, send in SHOWN_BY.items()
+        for kind, log in LOG_FUNCTIONS.items()
         if isinstance(logger, kind)
     ]

@@ -48,6 +48,7 @@ class ProgressLines(Callback):
         epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or 0) > 0 else ""
         steps = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
         print(
-            f"epoch {trainer.current_epoch + 1}{epochs}  step {trainer.global_step}{steps}  {values}",
+            f"epoch {trainer.current_epoch + 1}{epochs}  step {trainer.global_step}{steps}  "
+            f"{values}",
             flush=True,
         )

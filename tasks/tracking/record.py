@@ -1,4 +1,6 @@
-"""The record of a run: its configuration at the start, throughput on the way, summary and pictures at the end."""
+"""The record of a run: its configuration at the start, throughput on the way, summary and pictures
+at the end.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,12 +17,13 @@ from modules.schema import checked
 from tasks.base import Task
 from tasks.checkpoints.contents import read_count
 from tasks.cli.parsing import flat
+from tasks.lightning_patches import is_accumulating
+from tasks.tracking.metrics_csv import MetricsCSV, read_rows
 from tasks.tracking.report import draw_curves
 from tasks.tracking.run_folder import (
     code_version,
     lock,
     make_run_folder,
-    read_rows,
     unlock,
     write_config,
     write_summary,
@@ -29,7 +32,8 @@ from tasks.training.trainer_options import check_monitors
 
 
 class RunRecord(Callback):
-    """Write `config.yaml` once the data have decided what they decide, log samples/s, write `summary.json`.
+    """Write `config.yaml` once the data have decided what they decide, log samples/s, write
+    `summary.json`.
 
     Args:
         folder: run folder.
@@ -38,36 +42,37 @@ class RunRecord(Callback):
     """
 
     def __init__(self, folder: Path, options: dict[str, Any], changes: Sequence[str] = ()) -> None:
-        self.folder, self.options, self.changes = folder, options, changes
-        self.samples, self.seconds, self.since, self.unlogged = 0, 0.0, 0.0, 0
-        self.open = 0  # samples of an optimizer step that is not complete
-        self.counted = False
+        self.folder = folder
+        self.options = options
+        self.changes = changes
+        self.samples = 0  # of training
+        self.seconds = 0.0  # that they took
+        self.clock_start = 0.0
+        self.new_samples = 0  # since the clock was started
+        self.step_samples = 0  # of an optimizer step that is not complete
+        self.finished = False
         self.lock: BinaryIO | None = None
-        self.before, self.started = (
-            0.0,
-            time.perf_counter(),
-        )  # seconds of earlier processes of a continued run
+        self.earlier_seconds = 0.0  # of earlier processes of a continued run
+        self.process_start = time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
         """What `summary.json` counts, so that a continued run counts on."""
         now = time.perf_counter()
-        seconds = self.seconds + (now - self.since if self.unlogged else 0.0)
-        elapsed = self.before + now - self.started
+        new_seconds = now - self.clock_start if self.new_samples else 0.0
         return {
-            "samples": self.samples + self.unlogged - self.open,
-            "seconds": seconds,
-            "elapsed": elapsed,
+            "samples": self.samples + self.new_samples - self.step_samples,
+            "seconds": self.seconds + new_seconds,
+            "elapsed": self.earlier_seconds + now - self.process_start,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Count on, unless it is the tested checkpoint of the fit that was just counted."""
-        if self.counted:
+        if self.finished:
             return
         own = f"callbacks.{self.state_key}"
         self.samples = read_count(state_dict, own, "samples")
-        self.seconds, self.before = (
-            checked(float, state_dict.get(name), own) for name in ("seconds", "elapsed")
-        )
+        self.seconds = checked(float, state_dict.get("seconds"), own)
+        self.earlier_seconds = checked(float, state_dict.get("elapsed"), own)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Hand the options to the task, which keeps them in its checkpoints."""
@@ -75,7 +80,9 @@ class RunRecord(Callback):
         pl_module.run_config = self.options
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write `config.yaml`; the data are known now, and what a continued run changed fits its checkpoint."""
+        """Write `config.yaml`; the data are known now, and what a continued run changed fits its
+        checkpoint.
+        """
         assert isinstance(pl_module, Task)
         check_monitors(trainer, pl_module.logged())
         self.start_clock(pl_module)  # a run that goes on begins no epoch
@@ -88,17 +95,16 @@ class RunRecord(Callback):
         config = pl_module.resolved()
         write_config(self.folder, config)
         pl_module.keep_files(self.folder)
-        tracked = (
-            flat(config) | pl_module.notes() | code_version() if len(trainer.loggers) > 1 else {}
-        )
-        for logger in trainer.loggers:
-            logger.log_hyperparams(tracked)
+        others = [logger for logger in trainer.loggers if not isinstance(logger, MetricsCSV)]
+        hyperparameters = flat(config) | pl_module.notes() | code_version() if others else {}
+        for logger in others:
+            logger.log_hyperparams(hyperparameters)
             if isinstance(logger, pl.loggers.WandbLogger):
                 write_text(self.folder / "wandb_id", str(logger.version))
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop counting, and let others have the folder."""
-        self.counted = True
+        self.finished = True
         if self.lock:
             unlock(self.folder, self.lock)
 
@@ -108,12 +114,16 @@ class RunRecord(Callback):
 
     def start_clock(self, task: Any) -> None:
         """Log samples/s of what comes from now on."""
-        self.since, self.unlogged, task.untimed_seconds = time.perf_counter(), 0, 0.0
+        self.clock_start = time.perf_counter()
+        self.new_samples = 0
+        task.untimed_seconds = 0.0
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Log the learning rate of each role of parameters, where they differ; `train/lr` is the largest."""
+        """Log the learning rate of each role of parameters, where they differ; `train/lr` is the
+        largest.
+        """
         rates = dict[str, float]()
         for group in optimizer.param_groups:
             rates[group["name"]] = max(group["lr"], rates.get(group["name"], 0.0))
@@ -130,28 +140,31 @@ class RunRecord(Callback):
     ) -> None:
         """Count samples; log samples/s wherever the loggers log."""
         assert isinstance(pl_module, Task)
-        new, loop = pl_module.samples(batch) * trainer.world_size, trainer.fit_loop.epoch_loop
-        self.unlogged, self.open = (
-            self.unlogged + new,
-            self.open + new if loop._should_accumulate() else 0,
-        )
+        samples = pl_module.samples(batch) * trainer.world_size
+        self.new_samples += samples
+        self.step_samples = self.step_samples + samples if is_accumulating(trainer) else 0
         every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
-        if trainer.global_step % every == 0 or loop.batch_progress.is_last_batch:
-            rate = self.count(pl_module)
+        if (
+            trainer.global_step % every == 0
+            or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        ):
+            rate = self.add_up(pl_module)
             pl_module.log_dict({"train/samples_per_s": rate} | pl_module.rates(rate))
 
-    def count(self, task: Task) -> float:
-        """Add up samples and seconds since the clock was started, and start it again; samples/s."""
-        new, seconds = self.unlogged, time.perf_counter() - self.since - task.untimed_seconds
-        self.samples, self.seconds = self.samples + new, self.seconds + seconds
+    def add_up(self, task: Task) -> float:
+        """Count samples and seconds since the clock was started, and start it again; samples/s."""
+        rate_samples = self.new_samples
+        seconds = time.perf_counter() - self.clock_start - task.untimed_seconds
+        self.samples += rate_samples
+        self.seconds += seconds
         self.start_clock(task)
-        return new / seconds
+        return rate_samples / seconds
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Count what came before."""
         assert isinstance(pl_module, Task)
-        if self.unlogged:
-            self.count(pl_module)
+        if self.new_samples:
+            self.add_up(pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock again."""
@@ -177,7 +190,8 @@ class RunRecord(Callback):
         draw_curves(read_rows(self.folder / "metrics.csv"), self.folder / "curves.png")
         if trainer.state.fn == TrainerFn.TESTING:
             task.draw_results(self.folder)
-        texts, rates = task.closing_texts(self.folder), task.rates(rate) if rate else {}
+        texts = task.closing_texts(self.folder)
+        rates = task.rates(rate) if rate else {}
         write_summary(
             self.folder,
             {
@@ -189,7 +203,7 @@ class RunRecord(Callback):
                     name.removeprefix("train/"): float(f"{value:.4g}")
                     for name, value in rates.items()
                 },
-                "seconds": round(self.before + seconds, 1),
+                "seconds": round(self.earlier_seconds + seconds, 1),
                 "epochs": trainer.current_epoch,
                 "data": task.datamodule.origin,
                 "steps": trainer.global_step,

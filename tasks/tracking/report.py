@@ -1,4 +1,4 @@
-"""What a run says at its end: a table, and two pictures in the run folder."""
+"""What a run prints at its end, and its two pictures."""
 
 import shlex
 import sys
@@ -25,12 +25,13 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(grid)
 
 
-def left_out(datamodule: Any) -> dict[str, int]:
+def skipped_samples(datamodule: Any) -> dict[str, int]:
     """How many bad files, texts or pairs were skipped, where there were any."""
-    return {"skipped": len(skipped)} if (skipped := getattr(datamodule, "skipped", [])) else {}
+    skipped = getattr(datamodule, "skipped", [])
+    return {"skipped": len(skipped)} if skipped else {}
 
 
-def closing_table(
+def print_results(
     metrics: Mapping[str, Any], folder: Path | None = None, follow: Sequence[str] = ()
 ) -> None:
     """Print the metrics and, after a fit, where its files are and what to do next.
@@ -38,7 +39,8 @@ def closing_table(
     Args:
         metrics: by their logged names, and notes on them.
         folder: run folder of a fit.
-        follow: commands to try, with {best} for the best checkpoint and {folder} for the run folder.
+        follow: commands to try, with {best} for the best checkpoint and {folder} for the run
+            folder.
     """
     rows: dict[str, Any] = {**metrics}
     best: Path | None = None
@@ -55,7 +57,7 @@ def closing_table(
         print("next:", *(f"  {line.format(**quoted)}" for line in follow), sep="\n")
 
 
-def show_texts(texts: Mapping[str, str]) -> None:
+def print_texts(texts: Mapping[str, str]) -> None:
     """Print texts with their names, indented."""
     for name, text in texts.items():
         print(f"{name}:", textwrap.indent(text, "  ", lambda line: True).rstrip(), "", sep="\n")
@@ -71,16 +73,17 @@ def draw_curves(rows: Sequence[Mapping[str, str]], path: Path) -> None:
     import matplotlib.figure
 
     names = [name for name in sorted(set().union(*rows)) if name.startswith(("train/", "val/"))]
-    kinds = sorted(
-        {name.split("/")[1] for name in names if name.startswith("val/")} | {"loss", "lr"},
-        reverse=True,
-    )
-    figure = matplotlib.figure.Figure(figsize=(4.2 * len(kinds), 3.2), layout="constrained")
-    for axis, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
-        for name in (name for name in names if name.endswith("/" + kind)):
+    validated = {name.split("/")[1] for name in names if name.startswith("val/")}
+    panels = sorted(validated | {"loss", "lr"}, reverse=True)
+    size = (4.2 * len(panels), 3.2)
+    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for name in names:
+            split, _, metric = name.partition("/")
             points = [(int(row["step"]), float(row[name])) for row in rows if name in row]
-            axis.plot(*zip(*points, strict=True), label=name.split("/")[0]) if points else None
-        axis.set(xlabel="step", title=kind)
+            if metric == panel and points:
+                axis.plot(*zip(*points, strict=True), label=split)
+        axis.set(xlabel="step", title=panel)
         if axis.get_legend_handles_labels()[0]:
             axis.legend()
     with replacing(path) as partial:
@@ -88,7 +91,7 @@ def draw_curves(rows: Sequence[Mapping[str, str]], path: Path) -> None:
 
 
 def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) -> None:
-    """Draw a confusion matrix with row shares as colour and, up to 20 classes, the counts as text.
+    """Draw a confusion matrix, fractions of rows as colour; up to 20 classes, counts as text.
 
     Args:
         counts: (K, K), true class by predicted class.
@@ -100,8 +103,8 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) 
     size = min(3 + 0.35 * len(names), 14)
     figure = matplotlib.figure.Figure(figsize=(size, size), layout="constrained")
     axis = figure.subplots()
-    shares = counts / counts.sum(1, keepdim=True).clamp(min=1)  # (K, K)
-    axis.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    fractions = counts / counts.sum(1, keepdim=True).clamp(min=1)  # (K, K)
+    axis.imshow(fractions.numpy(), cmap="Blues", vmin=0, vmax=1)
     ticks = range(len(names))
     axis.set(
         xlabel="predicted", ylabel="true", title=f"accuracy {counts.trace() / counts.sum():.4f}"
@@ -110,17 +113,8 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) 
         axis.set_xticks(ticks, names, rotation=90)
         axis.set_yticks(ticks, names)
     if len(names) <= 20:
-        for row in ticks:
-            for column in ticks:
-                colour = "white" if shares[row, column] > 0.5 else "black"
-                if counts[row, column]:
-                    axis.text(
-                        column,
-                        row,
-                        str(int(counts[row, column])),
-                        ha="center",
-                        va="center",
-                        color=colour,
-                        fontsize=8,
-                    )
+        for row, column in counts.nonzero().tolist():
+            colour = "white" if fractions[row, column] > 0.5 else "black"
+            count = str(int(counts[row, column]))
+            axis.text(column, row, count, ha="center", va="center", color=colour, fontsize=8)
     figure.savefig(path, dpi=120, format="png")

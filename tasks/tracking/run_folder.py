@@ -1,6 +1,5 @@
-"""The run folder: where a run keeps its configuration, metrics, checkpoints, pictures and summary."""
+"""The run folder, with a run's configuration, metrics, checkpoints, pictures and summary."""
 
-import csv
 import errno
 import json
 import os
@@ -9,25 +8,19 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import version
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
-from lightning_fabric.loggers.csv_logs import _ExperimentWriter
-from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.loggers.logger import rank_zero_experiment
-from pytorch_lightning.utilities import rank_zero_only
 
-from datamodules.utils.files import open_regular, read_bytes, replacing, write_text
+from datamodules.utils.files import open_regular, write_text
 from tasks import __version__
 from tasks.checkpoints.exporting import made_parents
-from tasks.checkpoints.reading import Checkpoint
-from tasks.distributed.launchers import by_slurm, by_torchrun, kept_store
+from tasks.distributed.launchers import by_slurm, by_torchrun, torchrun_store
 from tasks.errors import RunError, UsageError
 
 LOCK = ".lock"
@@ -35,43 +28,43 @@ PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy"
 
 
 def run_folder(task: str, chosen: str | None) -> Path:
-    """The folder of this run: as chosen, else `runs/TASK/<time>`; the same one in every process of the run.
+    """The folder of this run: as chosen, else `runs/TASK/<time>`; the same in every process of the
+    run.
 
-    Lightning's processes inherit it from the one that launched them; those of torchrun get it from their first, also
-    when they are started again; those of SLURM know it by the number of their job and by their command line, since a
-    job may have several.
+    Processes that Lightning launches inherit it; those of torchrun get it from their first, also
+    when they are started again; those of SLURM know it by the number of their job and by their
+    command line, since a job may have several.
 
     Raises:
         UsageError: the chosen folder is a file, cannot be made, or holds a run already.
     """
     inherited = os.environ.get("TESSERA_RUN_DIR")
     if by_torchrun():
-        store, rank = kept_store()
+        store, rank = torchrun_store()
         if rank == 0 and not store.check(["run_folder"]):
             store.set("run_folder", str(new_folder(task, chosen)))
         return Path(store.get("run_folder").decode())
     if by_slurm():
         job = "_".join(os.environ.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
-        again = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
         line = zlib.crc32("\0".join(sys.argv[1:]).encode())
-        return new_folder(task, chosen or str(Path("runs", task, f"slurm_{job}_{line:08x}")), again)
+        is_restart = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
+        return new_folder(task, chosen or f"runs/{task}/slurm_{job}_{line:08x}", is_restart)
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
     return new_folder(task, chosen)
 
 
-def new_folder(task: str, chosen: str | None, again: bool = False) -> Path:
-    """The folder of a run of one process, absolute; one that holds a run only where that is started again.
+def new_folder(task: str, chosen: str | None, is_restart: bool = False) -> Path:
+    """The folder of a run of one process, absolute; one that holds a run only where that is started
+    again.
 
     Raises:
         UsageError: the chosen folder is a file, cannot be made, or holds a run already.
     """
-    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[
-        :-3
-    ]  # milliseconds: runs may start together
+    now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # runs may start together
     folder = Path(chosen or Path("runs", task, now)).resolve()
     check_writable(folder)
-    if (folder / "config.yaml").exists() and not again:
+    if (folder / "config.yaml").exists() and not is_restart:
         raise UsageError(
             f"--run_dir {folder} holds a run already: choose another folder, or continue that run "
             f"with --resume {folder}"
@@ -93,7 +86,8 @@ def check_writable(folder: Path) -> None:
         ) from error
     if not there.is_dir():
         raise UsageError(
-            f"--run_dir {folder}: {there} is a file; give a folder, it is made where it does not exist"
+            f"--run_dir {folder}: {there} is a file; give a folder, it is made where it does not "
+            f"exist"
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"--run_dir {folder} cannot be used: you may not write to {there}")
@@ -161,7 +155,7 @@ def unlock(folder: Path, file: BinaryIO) -> None:
 
 
 @contextmanager
-def kept_if_started(folder: Path) -> Iterator[None]:
+def remove_unless_started(folder: Path) -> Iterator[None]:
     """Remove a folder that was made inside, unless the run got as far as its `config.yaml`."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -204,7 +198,9 @@ def code_version() -> dict[str, str | None]:
 
 
 def git_commit() -> str | None:
-    """The commit of the source tree, with "-dirty" where it has changes; None outside of a git checkout."""
+    """The commit of the source tree, with "-dirty" where it has changes; None outside of a git
+    checkout.
+    """
     where = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
@@ -226,142 +222,3 @@ def git_commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a `metrics.csv`, without empty cells; a last one that was not written to its end is left out.
-
-    Raises:
-        RunError: it is something else.
-        OSError: it is no regular file, or cannot be read.
-    """
-    try:
-        content = read_bytes(path)
-    except FileNotFoundError:
-        return []
-    try:
-        lines = content[: content.rfind(b"\n") + 1].decode().splitlines()
-        rows = [
-            {name: value for name, value in row.items() if value}
-            for row in csv.DictReader(lines, strict=True)
-        ]
-        for row in rows:
-            int(row["step"])
-            for value in row.values():
-                float(value)  # raises ValueError
-    except (csv.Error, KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"{path} is damaged: move it away, and the run goes on without its earlier rows"
-        ) from error
-    return rows
-
-
-class Continued:
-    """What the loggers of a continued run keep: all from before its checkpoint that the run does not log again.
-
-    Args:
-        checkpoint: what it goes on from; None where it begins again.
-    """
-
-    def __init__(self, checkpoint: Checkpoint | None) -> None:
-        self.latest = (checkpoint["global_step"] if checkpoint else 0) - 1  # step that was logged
-        loops = checkpoint["loops"]["fit_loop"] if checkpoint else {}
-        self.validates = loops.get("epoch_loop.state_dict", {}).get(
-            "validates", False
-        )  # after that step
-        epochs = loops.get("epoch_progress", {}).get("current", {"completed": 0, "ready": 0})
-        self.ends = (
-            epochs["completed"] < epochs["ready"]
-        )  # whether the end of the epoch is still to come
-
-    def keeps(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row of metrics stays."""
-        step = int(row["step"])
-        if step != self.latest or "train/grad_norm" in row:
-            return step <= self.latest
-        return not (self.validates if any(name.startswith("val/") for name in row) else self.ends)
-
-
-class RowWriter(_ExperimentWriter):
-    """Lightning's writer, but for this: what is in the file stays there, also if the process is killed meanwhile.
-
-    It never writes through a link.
-    """
-
-    def _check_log_dir_exists(self) -> None:
-        """Nothing: Lightning would delete the file."""
-
-    def save(self) -> None:
-        """Append the rows that wait, below a new header where they have new columns."""
-        if not self.metrics:
-            return
-        path = Path(self.metrics_file_path)
-        if self._record_new_keys() or not path.exists():
-            self.write(read_rows(path), self.metrics_keys)
-        with TextIOWrapper(open_regular(path, follow=False, append=True), newline="") as file:
-            csv.DictWriter(file, self.metrics_keys).writerows(self.metrics)
-        self.metrics = []
-
-    def write(self, rows: list[dict[str, str]], columns: list[str]) -> None:
-        """Replace the file."""
-        with (
-            replacing(Path(self.metrics_file_path)) as partial,
-            open(partial, "w", newline="") as file,
-        ):
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(rows)
-
-
-class MetricsCSV(CSVLogger):
-    """`metrics.csv` in the run folder.
-
-    Args:
-        folder: run folder.
-        continued: what a run that goes on keeps of an earlier file; None drops all.
-    """
-
-    def __init__(self, folder: Path, continued: Continued | None = None) -> None:
-        super().__init__(save_dir=folder, name="", version="", flush_logs_every_n_steps=50)
-        self._continued = continued or Continued(None)
-
-    @property
-    def log_dir(self) -> str:
-        """The run folder itself."""
-        return self.save_dir
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> _ExperimentWriter:
-        """The writer of the file, once there is something to write: a refused run must not touch an old one's rows."""
-        if self._experiment is None:
-            raise AttributeError("metrics.csv is opened with its first row")
-        return self._experiment
-
-    @rank_zero_only
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Add a row; the first one opens the file."""
-        if self._experiment is None:
-            self._experiment = writer = RowWriter(log_dir=self.save_dir)
-            path = Path(writer.metrics_file_path)
-            if path.exists():
-                rows = [row for row in read_rows(path) if self._continued.keeps(row)]
-                writer.metrics_keys = sorted({"step"}.union(*rows))
-                writer.write(rows, writer.metrics_keys)
-        super().log_metrics(metrics, step)
-
-    @rank_zero_only
-    def save(self) -> None:
-        """Write the rows that wait."""
-        if self._experiment is not None:
-            super().save()
-
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        """Write the rows that wait; where the run failed already, as far as that works."""
-        with suppress(OSError) if status == "failed" else nullcontext():
-            super().finalize(status)
-
-    @rank_zero_only
-    def log_hyperparams(self, *_: Any, **__: Any) -> None:
-        """Nothing: `config.yaml` holds them."""

@@ -1,4 +1,6 @@
-"""Texts that a language model in training writes, in the run folder and in the loggers that can show text."""
+"""Texts that a language model in training writes, in the run folder and in the loggers that can
+show text.
+"""
 
 import time
 from contextlib import nullcontext
@@ -9,7 +11,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
 from datamodules.utils.files import write_text
-from tasks.tracking.media import Table, show
+from tasks.tracking.media import Table, log_media
 
 Sample = tuple[str, str]  # prompt, and how it goes on
 
@@ -17,8 +19,8 @@ Sample = tuple[str, str]  # prompt, and how it goes on
 class Samples(Callback):
     """Every so many steps write `samples/step_N.txt`, and show its texts in the loggers that can.
 
-    The task's `sample_texts` makes them. Only the first rank does, or all of them where they hold the weights in parts;
-    the time is no training time.
+    The task's `sample_texts` makes them. Only the first rank does, or all of them where they hold
+    sharded weights; the time is no training time.
 
     Args:
         every: number of optimizer steps.
@@ -49,7 +51,7 @@ class Samples(Callback):
         if not trainer.is_global_zero:
             return
         write_samples(Path(trainer.default_root_dir), f"step_{step:07}", found)
-        show(
+        log_media(
             trainer,
             {"samples": Table(("step", "prompt", "text"), [(step, *sample) for sample in found])},
         )

@@ -1,4 +1,6 @@
-"""How this process uses the machine. Imports nothing heavy, so that it can be called before torch is loaded."""
+"""How this process uses the machine. Imports nothing heavy, so that it can be called before torch
+is loaded.
+"""
 
 import ctypes
 import platform
@@ -13,9 +15,9 @@ KEPT, OLDER_LIMIT = (
 def tune_allocator() -> bool:
     """Makes glibc keep freed memory up to 1 GiB instead of giving it back after each training step.
 
-    A step allocates and frees the same large tensors every time; fresh pages from the kernel must be zeroed and mapped.
-    What that costs depends on the kernel: `python -m tests.benchmarks.vit_step` measures it. Call it before the first
-    large tensor.
+    A step allocates and frees the same large tensors every time; fresh pages from the kernel must
+    be zeroed and mapped. What that costs depends on the kernel: `python -m
+    tests.benchmarks.vit_step` measures it. Call it before the first large tensor.
 
     Returns:
         Whether anything was changed: True on Linux with glibc, False elsewhere.

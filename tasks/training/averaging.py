@@ -16,15 +16,17 @@ State = dict[str, Tensor]
 
 
 class Averaging(Callback):
-    """Keeps an average of the weights and shows it to everyone but the optimizer; subclasses say of which weights.
+    """Keeps an average of the weights and shows it to everyone but the optimizer; subclasses say of
+    which weights.
 
-    Validation sees the averaged weights, and so does whoever uses the task after `fit`, however that ended. A
-    checkpoint's `state_dict` holds them under the usual names; the weights in training are in this callback's own state
-    there, and a resumed run continues from those, bit by bit. Only parameters are averaged; buffers stay as they are.
+    Validation sees the averaged weights, and so does whoever uses the task after `fit`, however
+    that ended. A checkpoint's `state_dict` holds them under the usual names; the weights in
+    training are in this callback's own state there, and a resumed run continues from those, bit by
+    bit. Only parameters are averaged; buffers stay as they are.
 
-    Lightning 2.6's `WeightAveraging` is not exact: it mixes up the two sets of weights in a checkpoint that is written
-    when training ends or when validation is interrupted, saves the wrong one with `save_weights_only`, and copies the
-    whole task before it reaches its device.
+    Lightning 2.6's `WeightAveraging` is not exact: it mixes up the two sets of weights in a
+    checkpoint that is written when training ends or when validation is interrupted, saves the wrong
+    one with `save_weights_only`, and copies the whole task before it reaches its device.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,9 @@ class Averaging(Callback):
         self.loaded: dict[str, Any] = {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes over what else a checkpoint has of this callback; the trained weights are in place again."""
+        """Takes over what else a checkpoint has of this callback; the trained weights are in place
+        again.
+        """
 
     @property
     def ready(self) -> bool:
@@ -135,9 +139,11 @@ class Averaging(Callback):
 
 
 class LastWeights(Averaging):
-    """Shows the mean of the weights at the latest validations (Vaswani 2017, 6.1: of the last 5 or 20 checkpoints).
+    """Shows the mean of the weights at the latest validations (Vaswani 2017, 6.1: of the last 5 or
+    20 checkpoints).
 
-    Each validation first takes its own weights into the mean. Memory and checkpoints hold the network once for each.
+    Each validation first takes its own weights into the mean. Memory and checkpoints hold the
+    network once for each.
 
     Args:
         count: Number of validations, from 2 on; as many as there were as yet, if fewer.
@@ -193,6 +199,8 @@ class LastWeights(Averaging):
         super().on_validation_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """As in the base class, and the weights of the latest validations; one that goes on will be done again."""
+        """As in the base class, and the weights of the latest validations; one that goes on will be
+        done again.
+        """
         state = super().state_dict()
         return state | {"last": self.last[:-1] if self.taken else self.last} if state else {}

@@ -5,14 +5,15 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from modules.generation.quantized import QuantizationName, prepare
-from tasks.errors import UsageError, refusals
+from tasks.errors import UsageError, usage_errors
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 Model = TypeVar("Model", bound=Any)
 
 
 def prepared(model: Model, name: DeviceName, quantization: QuantizationName | None = None) -> Model:
-    """A model, a named tuple with a `net`, ready for use on a device, with weights as exact as wanted.
+    """A model, a named tuple with a `net`, ready for use on a device, with weights as exact as
+    wanted.
 
     Raises:
         UsageError: there is no such device, or it knows no such weights.
@@ -21,6 +22,6 @@ def prepared(model: Model, name: DeviceName, quantization: QuantizationName | No
         raise UsageError("--device cuda: there is no GPU that torch can use; leave it out")
     on_gpu = name != "cpu" and torch.cuda.is_available()
     net = model.net.to("cuda" if on_gpu else "cpu")
-    with refusals(f"--quantize {quantization}"):
+    with usage_errors(f"--quantize {quantization}"):
         prepare(net, quantization)
     return model._replace(net=net)

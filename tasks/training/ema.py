@@ -14,11 +14,12 @@ from tasks.training.averaging import Averaging
 class EMA(Averaging):
     """Shows a running mean of the weights (Polyak & Juditsky 1992).
 
-    After optimizer step t, `average = d * average + (1 - d) * weights` with `d = min(decay, (1 + t) / (10 + t))`, so
-    that short runs are not dominated by the first weights.
+    After optimizer step t, `average = d * average + (1 - d) * weights` with `d = min(decay, (1 + t)
+    / (10 + t))`, so that short runs are not dominated by the first weights.
 
     Args:
-        decay: Share of the average that each step keeps, from 0 to below 1; 0.999 remembers some 1,000 steps.
+        decay: Decay of the average in each step, from 0 to below 1; 0.999 averages some 1,000
+            steps.
 
     Raises:
         ValueError: `decay` is out of range.
@@ -36,12 +37,14 @@ class EMA(Averaging):
         """Starts every `fit` afresh.
 
         Raises:
-            UsageError: the weights have 16 bits: an average of such stays where it is, its steps being too small.
+            UsageError: the weights have 16 bits: an average of such stays where it is, its steps
+                being too small.
         """
         super().setup(trainer, pl_module, stage)
         if stage == TrainerFn.FITTING and str(trainer.precision).endswith("16-true"):
             raise UsageError(
-                f"--model.ema needs more digits than --trainer.precision {trainer.precision} has: use bf16-mixed"
+                f"--model.ema needs more digits than --trainer.precision {trainer.precision} has: "
+                f"use bf16-mixed"
             )
 
     def _forget(self) -> None:

@@ -11,15 +11,15 @@ def count(metric: Metric, batch: tuple[Any, ...], counts: bool) -> None:
     Args:
         metric: of one rank.
         batch: what its `update` takes.
-        counts: False for a batch that another rank counts: nothing is added then, but in the shapes that the batch has,
-            in which all ranks must agree where their states are put together.
+        counts: False for a batch that another rank counts: nothing is added then, but in the shapes
+            that the batch has, in which all ranks must agree where their states are put together.
     """
     before = {} if counts else {name: size(state) for name, state in metric.metric_state.items()}
     metric.update(*batch)
     for name, state in before.items():
         if isinstance(state, int):
-            parts = getattr(metric, name)
-            parts[state:] = [part[:0] for part in parts[state:]]
+            batches = getattr(metric, name)
+            batches[state:] = [batch[:0] for batch in batches[state:]]
         else:
             setattr(metric, name, state)
 

@@ -1,6 +1,7 @@
-"""Ends a training run at SIGTERM or Ctrl-C, to any of its processes, with a checkpoint to go on from."""
+"""Ends a training run at SIGTERM or Ctrl-C, to any of its processes, with a checkpoint to go on
+from.
+"""
 
-import math
 from typing import Any
 
 import pytorch_lightning as pl
@@ -9,68 +10,66 @@ import torch.distributed as dist
 from pytorch_lightning.callbacks import Callback
 
 from tasks.cli.signals import SIGNALS, Stopped
-from tasks.training.trainer_options import FolderCheckpoint
+from tasks.lightning_patches import RunCheckpoint
 
 
 class Interruption(Callback):
-    """All ranks agree after each optimizer step, and after each batch of a validation, whether one of them was asked.
+    """Stops all ranks after an optimizer step, or a batch of a validation, where one of them got a
+    signal.
 
-    They save the latest optimizer step and stop. In a validation that is the step before it; it will be done again.
+    They save the latest optimizer step. In a validation that is the step before it, and the
+    validation is done again.
 
     Args:
         last: saves the checkpoint.
     """
 
-    def __init__(self, last: FolderCheckpoint) -> None:
+    def __init__(self, last: RunCheckpoint) -> None:
         self.last = last
         self.group: Any = None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let ranks that compute on GPUs agree without waiting for those."""
+        """Let ranks that compute on GPUs agree without waiting for the GPUs."""
         if trainer.world_size > 1 and dist.get_backend() != "gloo":
             self.group = dist.new_group(backend="gloo")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """From now on a signal waits for the end of a step."""
-        SIGNALS.waiting = True
+        SIGNALS.mode = "defer"
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop where a signal came after the last step."""
-        SIGNALS.waiting = False  # one that comes after this is raised
-        number = self.agreed(trainer)
-        SIGNALS.noted = 0
+        SIGNALS.mode = "raise"
+        number = self.agreed_signal(trainer)
+        SIGNALS.received = 0
         if number:
             raise Stopped(number)
 
-    def agreed(self, trainer: pl.Trainer) -> int:
+    def agreed_signal(self, trainer: pl.Trainer) -> int:
         """The signal that a rank got, the same number on all of them; 0 for none."""
         if trainer.world_size == 1:
-            return SIGNALS.noted
-        number = torch.tensor(SIGNALS.noted)
+            return SIGNALS.received
+        number = torch.tensor(SIGNALS.received)
         dist.all_reduce(number, dist.ReduceOp.MAX, self.group)
         if number:
-            launcher: Any = trainer.strategy.launcher
-            getattr(
-                launcher, "procs", []
-            ).clear()  # else the first is ended where another ends before it
+            # Lightning would kill the first process where another ends before it.
+            getattr(trainer.strategy.launcher, "procs", []).clear()
         return int(number)
 
-    def stop_if_asked(self, trainer: pl.Trainer) -> None:
+    def stop_at_signal(self, trainer: pl.Trainer) -> None:
         """Save and stop where a rank got a signal.
 
         Raises:
             Stopped: on every rank.
         """
-        if number := self.agreed(trainer):
+        if number := self.agreed_signal(trainer):
+            SIGNALS.received = number  # torchrun sends SIGTERM to the ranks that end later
             self.last.save_now(trainer)
-            SIGNALS.since = (
-                math.inf
-            )  # torchrun sends SIGTERM to those that have not ended when the first one has
             raise Stopped(number)
 
     def after_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """After an optimizer step."""
-        self.stop_if_asked(trainer)
+        self.stop_at_signal(trainer)
 
     def on_validation_batch_end(
         self,
@@ -82,4 +81,4 @@ class Interruption(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """After a batch of a validation, of which all ranks have as many."""
-        self.stop_if_asked(trainer)
+        self.stop_at_signal(trainer)

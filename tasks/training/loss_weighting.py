@@ -1,4 +1,4 @@
-"""What an optimizer step is the mean over: all targets of its micro-batches, on all ranks."""
+"""The loss of an optimizer step: its mean over all targets of the micro-batches on all ranks."""
 
 from collections.abc import Mapping
 
@@ -6,15 +6,18 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-UNIT = 1024.0  # targets that weigh 1 in a gradient on its way: a power of two, which rounds nothing off
+# divides the weights of losses in a backward pass: a power of two, which rounds nothing off
+SCALE = 1024.0
 
 
-class StepMean:
-    """Makes each target count alike in an optimizer step, however micro-batches and ranks share them out.
+class LossWeighting:
+    """Weights every target of an optimizer step alike, however many are in each micro-batch and on
+    each rank.
 
-    Lightning takes the mean of the losses of micro-batches, and DDP that of the gradients of ranks, as if all stood
-    for as many targets. Here a loss is weighted by its number of targets before it goes backward, and the step's
-    gradient divided by their sum over all ranks. With one micro-batch on one rank nothing is changed, bit for bit.
+    Lightning averages the losses of micro-batches, and DDP the gradients of ranks, as if all had as
+    many targets. Here a loss is multiplied by its number of targets before the backward pass, and
+    the step's gradient divided by their sum over all ranks. With one micro-batch on one rank
+    nothing is changed, bit for bit.
     """
 
     def __init__(self) -> None:
@@ -35,15 +38,12 @@ class StepMean:
         Returns:
             What to go backward from, ().
         """
-        count = (
-            count.float()
-            if isinstance(count, Tensor)
-            else torch.full((), float(count), device=loss.device)
-        )
+        count = torch.as_tensor(count, dtype=torch.float32, device=loss.device)
         means = {"loss": loss.detach().float(), **figures}
         sums = torch.stack([count, *(mean * count for mean in means.values())])  # (1 + K,)
-        self.names, self.sums = list(means), sums if self.sums is None else self.sums + sums
-        return loss if self._alone(trainer) else loss * (count / UNIT)
+        self.names = list(means)
+        self.sums = sums if self.sums is None else self.sums + sums
+        return loss if self._is_single(trainer) else loss * (count / SCALE)
 
     def finish(self, trainer: Trainer, gradients: list[Tensor]) -> dict[str, Tensor]:
         """Make the gradients those of the mean over all targets since the last call, in place.
@@ -56,15 +56,16 @@ class StepMean:
             The means over the same targets: "loss", and the figures by name, () each.
         """
         assert self.sums is not None
-        sums, self.sums = self.sums, None
-        if not self._alone(trainer):
+        sums = self.sums
+        self.sums = None
+        if not self._is_single(trainer):
             sums = trainer.strategy.reduce(sums, reduce_op="sum")
-            taken = (
-                UNIT * trainer.accumulate_grad_batches * trainer.world_size
-            )  # what the means so far divided by
-            torch._foreach_mul_(gradients, taken / sums[0])
+            # Lightning and the strategy have divided by the numbers of micro-batches and ranks.
+            divided = SCALE * trainer.accumulate_grad_batches * trainer.world_size
+            for gradient in gradients:
+                gradient.mul_(divided / sums[0])
         return dict(zip(self.names, sums[1:] / sums[0], strict=True))
 
     @staticmethod
-    def _alone(trainer: Trainer) -> bool:
+    def _is_single(trainer: Trainer) -> bool:
         return trainer.world_size == 1 and trainer.accumulate_grad_batches == 1

@@ -11,36 +11,40 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from datamodules.utils.errors import UsageError
+from modules.config import require
 from modules.parameter_groups import parameter_depths, parameter_roles
+from tasks.lightning_patches import clippable
 
 Group = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """How the weights are trained.
+    """Optimizer, learning-rate schedule and clipping.
 
     Args:
-        optimizer: "adamw" for all weights (Loshchilov & Hutter 2019), or "muon" for the matrices inside the blocks
-            (Jordan 2024) with AdamW for the rest.
+        optimizer: "adamw" for all weights (Loshchilov & Hutter 2019), or "muon" for the matrices
+            inside the blocks (Jordan 2024) with AdamW for the rest.
         lr: Peak learning rate.
-        muon_lr: Peak learning rate of the matrices under "muon"; null means `lr`, since Muon's updates are scaled to
-            the size of AdamW's (Liu 2025).
-        momentum: Share of the past that Muon's running mean of gradients keeps in each step.
-        weight_decay: Share of a weight, times its learning rate, that each step takes away. Norms, biases, positions
-            and tokens are never decayed.
-        betas: Shares of the past that AdamW's running means of the gradient and of its square keep in each step.
+        muon_lr: Peak learning rate of the matrices under "muon"; null means `lr`, since Muon's
+            updates are scaled to the size of AdamW's (Liu 2025).
+        momentum: Decay of Muon's running mean of gradients.
+        weight_decay: Decoupled weight decay. Norms, biases, positions and tokens are never decayed.
+        betas: Decays of AdamW's running means of the gradient and of its square.
         eps: Added to AdamW's denominator.
-        schedule: Shape of the learning rate after the linear warm-up: "cosine" or "linear" down to `final_lr`, "noam"
-            (inverse square root of the step, Vaswani 2017), "wsd" (level, then down to `final_lr` over the last part:
-            warm-up, stable, decay), or "constant".
-        warmup: Length of the warm-up: below 1 it is a share of all steps, from 1 on a number of steps.
-        final_lr: Learning rate of the last step, as a share of the peak; for "cosine", "linear" and "wsd".
-        decay: Share of all steps in which "wsd" decays.
-        gradient_clip: Largest total norm of the gradients of a step, which are scaled down to it; null means no limit.
-        layer_decay: Factor on the learning rate for each layer further down from the head (Howard & Ruder 2018), for
-            fine-tuning: 0.9; 1 gives all layers the same.
-        freeze: Number of lowest layers that keep their weights: 1 the embedding, 1 + n the first n blocks too.
+        schedule: Shape of the learning rate after the linear warm-up: "cosine" or "linear" down to
+            `final_lr`, "noam" (inverse square root of the step, Vaswani 2017), "wsd" (level, then
+            down to `final_lr` over the last part: warm-up, stable, decay), or "constant".
+        warmup: Length of the warm-up: below 1 a fraction of all steps, from 1 on a number of steps.
+        final_lr: Learning rate of the last step, as a fraction of the peak; for "cosine", "linear"
+            and "wsd".
+        decay: Fraction of all steps in which "wsd" decays.
+        gradient_clip: Largest total norm of the gradients of a step, which are scaled down to it;
+            null means no limit.
+        layer_decay: Factor on the learning rate for each layer further down from the head (Howard &
+            Ruder 2018), for fine-tuning: 0.9; 1 gives all layers the same.
+        freeze: Number of lowest layers that keep their weights: 1 the embedding, 1 + n the first n
+            blocks too.
     """
 
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -61,37 +65,30 @@ class OptimConfig:
     def __post_init__(self) -> None:
         for name in ("lr", "muon_lr", "gradient_clip"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be a number above 0, but is {value}.")
+            require(
+                value is None or 0 < value < math.inf, f"{name} must be above 0, but is {value}."
+            )
         for name in ("weight_decay", "eps", "warmup"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"{name} must be a number from 0 up, but is {getattr(self, name)}."
-                )
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"{name} must not be negative, but is {value}.")
         for name in ("final_lr", "decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(
-                    f"{name} is a share and must be from 0 to 1, but is {getattr(self, name)}."
-                )
-        if not all(0 <= share < 1 for share in (self.momentum, *self.betas)):
-            raise ValueError(
-                f"momentum {self.momentum} and betas {self.betas} must be from 0 to below 1."
-            )
-        if not 0 < self.layer_decay <= 1:
-            raise ValueError(
-                f"layer_decay must be above 0 and at most 1, but is {self.layer_decay}."
-            )
-        if self.freeze < 0:
-            raise ValueError(
-                f"freeze is a number of layers and must not be negative, but is {self.freeze}."
-            )
-        if self.warmup > 1 and self.warmup % 1:
-            raise ValueError(
-                f"warmup is {self.warmup}: give a share of all steps (below 1) or a whole number of them."
-            )
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"{name} must be from 0 to 1, but is {value}.")
+        for name, value in (("momentum", self.momentum), *(("betas", beta) for beta in self.betas)):
+            require(0 <= value < 1, f"{name} must be from 0 to below 1, but is {value}.")
+        require(
+            0 < self.layer_decay <= 1,
+            f"layer_decay must be above 0 and at most 1, but is {self.layer_decay}.",
+        )
+        require(self.freeze >= 0, f"freeze must not be negative, but is {self.freeze}.")
+        require(
+            self.warmup <= 1 or self.warmup % 1 == 0,
+            f"warmup is {self.warmup}: give a fraction of all steps (below 1) or a whole number of "
+            f"them.",
+        )
 
 
-# ---------------------------------------------------------------------------------------------------- parameter groups
+# parameter groups ---------------------------------------------------------------------------------
 
 
 def freeze(net: nn.Module, layers: int) -> None:
@@ -101,10 +98,11 @@ def freeze(net: nn.Module, layers: int) -> None:
         ValueError: no layer would be left.
     """
     depths = parameter_depths(net)
-    if layers > (top := max(depths.values())):
-        raise ValueError(
-            f"freeze is {layers}, but must leave one of the network's {top + 1} layers to train."
-        )
+    top = max(depths.values())
+    require(
+        layers <= top,
+        f"freeze is {layers}, but must leave one of the network's {top + 1} layers to train.",
+    )
     for name, parameter in net.named_parameters():
         if depths[name] < layers:
             parameter.requires_grad_(False)
@@ -114,63 +112,68 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
     """Sorts the parameters of `net` by their role into groups for the optimizer.
 
     Args:
-        net: The network; its modules declare the roles (`modules.parameter_groups.parameter_roles`).
+        net: The network; its modules declare the roles
+            (`modules.parameter_groups.parameter_roles`).
         config: Learning rates, weight decay and choice of optimizer.
 
     Returns:
-        One group per role that occurs, "matrix", "table" and "scalar" in this order. Each has `name` (the role), `kind`
-        ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With `layer_decay`, one per role and depth, named
-        "matrix/3". Frozen parameters are in none.
+        One group per role that occurs, "matrix", "table" and "scalar" in this order. Each has
+        `name` (the role), `kind` ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With
+        `layer_decay`, one per role and depth, named "matrix/3". Frozen parameters are in none.
 
     Raises:
         ValueError: a parameter has no role or a role has no parameter.
     """
-    roles, depths = parameter_roles(net), parameter_depths(net)
+    roles = parameter_roles(net)
+    depths = parameter_depths(net)
     parameters = dict(net.named_parameters())
-    if wrong := sorted((roles.keys() ^ parameters.keys()) | (depths.keys() ^ parameters.keys())):
-        raise ValueError(
-            f"Each parameter needs one role (modules/parameter_groups.py); these names do not match: {wrong}."
-        )
-    muon_matrices = {"kind": "muon", "lr": config.muon_lr or config.lr, "momentum": config.momentum}
+    wrong = sorted((roles.keys() ^ parameters.keys()) | (depths.keys() ^ parameters.keys()))
+    require(
+        not wrong,
+        f"Each parameter needs one role (modules/parameter_groups.py); these names do not match: "
+        f"{wrong}.",
+    )
+    muon = {"kind": "muon", "lr": config.muon_lr or config.lr, "momentum": config.momentum}
     adamw = {"kind": "adamw", "lr": config.lr, "betas": tuple(config.betas), "eps": config.eps}
     settings: dict[str, Group] = {
         "matrix": {
-            **(muon_matrices if config.optimizer == "muon" else adamw),
+            **(muon if config.optimizer == "muon" else adamw),
             "weight_decay": config.weight_decay,
         },
         "table": {**adamw, "weight_decay": config.weight_decay},
         "scalar": {**adamw, "weight_decay": 0.0},
     }
-    if wrong := sorted(name for name, role in roles.items() if role not in settings):
-        raise ValueError(
-            f"Roles are {', '.join(settings)}; these parameters have another one: {wrong}."
-        )
+    wrong = sorted(name for name, role in roles.items() if role not in settings)
+    require(not wrong, f"Roles are {', '.join(settings)}; these parameters have another: {wrong}.")
     top = max(depths.values(), default=0)
     groups: dict[tuple[str, int], Group] = {}
+    by_depth = config.layer_decay < 1
     for role, options in settings.items():
-        for depth in range(top + 1) if config.layer_decay < 1 else (top,):
-            name = role if config.layer_decay == 1 else f"{role}/{depth}"
+        for depth in range(top + 1) if by_depth else (top,):
+            name = f"{role}/{depth}" if by_depth else role
             lr = options["lr"] * config.layer_decay ** (top - depth)
             groups[role, depth] = {"name": name, "params": [], **options, "lr": lr}
     for name, parameter in parameters.items():
         if parameter.requires_grad:
-            depth = depths[name] if config.layer_decay < 1 else top
+            depth = depths[name] if by_depth else top
             groups[roles[name], depth]["params"].append(parameter)
     return [group for group in groups.values() if group["params"]]
 
 
-# ---------------------------------------------------------------------------------------------------------- optimizers
+# optimizers ---------------------------------------------------------------------------------------
 
 
 class MuonAdamW(Optimizer):
-    """Muon for some groups and AdamW for the others, as one optimizer: Lightning steps, schedules and saves one.
+    """Muon for some groups and AdamW for the others, as one optimizer: Lightning steps, schedules
+    and saves one.
 
-    It only holds the groups and the state. The arithmetic is `torch.optim`'s: a Muon and an AdamW that work on the very
-    same group dicts and state, so a schedule that sets `lr` here sets it there.
+    It only holds the groups and the state. The arithmetic is `torch.optim`'s: a Muon and an AdamW
+    that work on the very same group dicts and state, so a schedule that sets `lr` here sets it
+    there.
 
     Args:
-        groups: Parameter groups, each with `kind`, "muon" (its parameters must be 2-D) or "adamw"; other keys are
-            options of that optimizer.
+        groups: Parameter groups, each with `kind`, "muon" (its parameters must be 2-D) or "adamw";
+            other keys are options of that optimizer.
     """
 
     def __init__(self, groups: Iterable[Group]) -> None:
@@ -187,51 +190,47 @@ class MuonAdamW(Optimizer):
         self._link()
 
     def _link(self) -> None:
-        self.parts: list[Optimizer] = []
-        for kind, make in PARTS.items():
+        self.optimizers: list[Optimizer] = []
+        for kind, make in OPTIMIZERS.items():
             if groups := [group for group in self.param_groups if group["kind"] == kind]:
-                part = make(groups)
-                part.state = self.state
-                self.parts.append(part)
+                optimizer = make(groups)
+                optimizer.state = self.state
+                self.optimizers.append(optimizer)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes one step in every group; returns what `closure` (forward and backward pass) returned."""
+        """Takes one step in every group; returns what `closure` (forward and backward pass)
+        returned.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for part in self.parts:
-            part.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return loss
 
 
-def _fused_adamw(groups: list[Group]) -> AdamW:
-    # One kernel per group: for 4 million weights on two CPU cores 3.5 ms a step, 13 ms one by one, 16 ms with foreach.
-    optimizer = AdamW(groups, fused=True)
-    # Lightning refuses to clip gradients under bf16-mixed where an optimizer says that it unscales them itself; without
-    # this mark a gradient scaler unscales them before the step, as for any other optimizer.
-    optimizer._step_supports_amp_scaling = False
-    return optimizer
+def _adamw(groups: list[Group]) -> AdamW:
+    # One kernel per group: for 4 million weights on two CPU cores 3.5 ms a step, 13 ms one by one,
+    # 16 ms with foreach.
+    return clippable(AdamW(groups, fused=True))
 
 
 def _muon(groups: list[Group]) -> Muon:
     return Muon(groups, adjust_lr_fn="match_rms_adamw")
 
 
-PARTS: dict[str, Callable[[list[Group]], Optimizer]] = {"muon": _muon, "adamw": _fused_adamw}
-STATES = {
+OPTIMIZERS: dict[str, Callable[[list[Group]], Optimizer]] = {"muon": _muon, "adamw": _adamw}
+STATE_NAMES = {  # of a parameter, by kind of optimizer
     "muon": {"momentum_buffer"},
     "adamw": {"step", "exp_avg", "exp_avg_sq"},
-}  # of a parameter, by name
-OPTIMIZERS: dict[str, Callable[[list[Group]], Optimizer]] = {
-    "adamw": _fused_adamw,
-    "muon": MuonAdamW,
 }
 
 
-# ----------------------------------------------------------------------------------------------------------- schedules
-# A schedule gives the learning rate of step t = 1 ... total as a share of the peak, after `warmup` steps of ramp.
+# schedules ----------------------------------------------------------------------------------------
+# A schedule gives the learning rate of step t = 1 ... total as a fraction of the peak, after
+# `warmup` steps of ramp.
 
 
 def _progress(t: int, start: int, end: int) -> float:
@@ -250,12 +249,14 @@ def linear(t: int, total: int, warmup: int, config: OptimConfig) -> float:
 
 
 def noam(t: int, total: int, warmup: int, config: OptimConfig) -> float:
-    """d^-0.5 min(t^-0.5, t warmup^-1.5) of Vaswani (2017, eq. 3), divided by its peak: 1 at t = warmup."""
+    """d^-0.5 min(t^-0.5, t warmup^-1.5) of Vaswani (2017, eq. 3), divided by its peak: 1 at t =
+    warmup.
+    """
     return math.sqrt(max(1, warmup) / t)
 
 
 def wsd(t: int, total: int, warmup: int, config: OptimConfig) -> float:
-    """Warm-up, stable, decay (Hu 2024): level at 1, then 1 - sqrt down to `final_lr` (Hägele 2024)."""
+    """Warm-up, stable, decay (Hu 2024): 1, then 1 - sqrt down to `final_lr` (Hägele 2024)."""
     start = max(warmup, total - round(config.decay * total))
     return 1 - (1 - config.final_lr) * math.sqrt(_progress(t, start, total))
 
@@ -274,80 +275,97 @@ SCHEDULES: dict[str, Callable[[int, int, int, OptimConfig], float]] = {
 }
 
 
-def lr_share(t: int, total: int, config: OptimConfig) -> float:
-    """Learning rate of optimizer step `t` (from 1 to `total`) as a share of the peak, warm-up included."""
+def lr_factor(t: int, total: int, config: OptimConfig) -> float:
+    """Learning rate of optimizer step `t` (from 1 to `total`) as a fraction of the peak, warm-up
+    included.
+    """
     warmup = int(config.warmup if config.warmup >= 1 else config.warmup * total)
     t = min(t, total)
     if total == 1 >= warmup:
         return 1.0  # that of the last step may be 0
-    return t / warmup if t < warmup else SCHEDULES[config.schedule](t, total, warmup, config)
+    if t < warmup:
+        return t / warmup
+    return SCHEDULES[config.schedule](t, total, warmup, config)
 
 
 class StepSchedule(LambdaLR):
-    """`lr_share` as a Lightning scheduler that resumes at the saved step, but with the peaks and the shape set now."""
+    """`lr_factor` as a scheduler that resumes at the saved step, but with the peaks and the shape
+    set now.
+    """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the number of steps done and sets the learning rate that belongs to it."""
         done = {name: state_dict[name] for name in ("last_epoch", "_step_count")}
         super().load_state_dict({**done, "lr_lambdas": [None for _ in self.lr_lambdas]})
-        for group, share, peak in zip(
-            self.optimizer.param_groups, self.lr_lambdas, self.base_lrs, strict=True
-        ):
-            group["lr"] = peak * share(self.last_epoch)
-        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        groups = self.optimizer.param_groups
+        for group, factor, peak in zip(groups, self.lr_lambdas, self.base_lrs, strict=True):
+            group["lr"] = peak * factor(self.last_epoch)
+        self._last_lr = [group["lr"] for group in groups]
+
+
+# resume -------------------------------------------------------------------------------------------
 
 
 def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Checks each tensor against its parameter: fused kernels write wherever the parameter's shape leads them.
+    """Checks each tensor against its parameter: fused kernels write wherever the parameter's shape
+    leads them.
 
     Raises:
         ValueError: One is missing, no tensor, or of another shape or type, by name.
     """
     for old, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
-        names = STATES.get(own["kind"])
+        names = STATE_NAMES.get(own["kind"])
         for number, parameter in zip(old["params"], own["params"], strict=True):
             state = saved["state"].get(number, {})
-            if state and names is not None and state.keys() != names:
-                raise ValueError(
-                    f"the optimizer state of parameter {number} has {', '.join(state)}, not {', '.join(names)}"
-                )
+            where = f"the optimizer state of parameter {number}"
+            require(
+                not state or names is None or state.keys() == names,
+                f"{where} has {', '.join(state)}, not {', '.join(names or ())}",
+            )
             for name, value in state.items():
                 shape = torch.Size() if name == "step" else parameter.shape
-                dense = value.layout == torch.strided and (
-                    value.is_contiguous() or value.stride() == parameter.stride()
+                fits = (
+                    value.shape == shape
+                    and value.is_floating_point()
+                    and _is_dense(value, parameter)
                 )
-                if (
-                    value.shape != shape
-                    or not value.is_floating_point()
-                    or not dense
-                    or not value.isfinite().all()
-                ):
-                    raise ValueError(
-                        f"{name} in the optimizer state of parameter {number} has dtype {value.dtype} and shape "
-                        f"{[*value.shape]}, but must be finite floating point of shape {[*shape]}"
-                    )
+                require(
+                    fits and bool(value.isfinite().all()),
+                    f"{name} in {where} has dtype {value.dtype} and shape {[*value.shape]}, but "
+                    f"must be finite "
+                    f"floating point of shape {[*shape]}",
+                )
 
 
-def _keep_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Lets a resumed run take the state from the checkpoint, and the options (weight decay, ...) from the user."""
-    old, own = saved["param_groups"], optimizer.param_groups
-    was, now = (
-        [(group["name"], group["kind"], len(group["params"])) for group in groups]
-        for groups in (old, own)
-    )
-    if was != now:
+def _is_dense(value: torch.Tensor, parameter: torch.Tensor) -> bool:
+    if value.layout != torch.strided:
+        return False
+    return value.is_contiguous() or value.stride() == parameter.stride()
+
+
+def _with_own_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Lets a resumed run take the state from the checkpoint, and the options (weight decay, ...)
+    from the user.
+    """
+    old = _describe(saved["param_groups"])
+    own = _describe(optimizer.param_groups)
+    if old != own:
         raise UsageError(
-            f"The checkpoint was trained with optimizer groups {was}, not {now}: resume it with its own."
+            f"The checkpoint was trained with optimizer groups {old}, not {own}: resume it with "
+            f"its own."
         )
     _check_state(optimizer, saved)
-    return {
-        **saved,
-        "param_groups": [{**a, "params": b["params"]} for a, b in zip(own, old, strict=True)],
-    }
+    groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
+    return {**saved, "param_groups": [{**a, "params": b["params"]} for a, b in groups]}
+
+
+def _describe(groups: list[Group]) -> list[tuple[str, str, int]]:
+    return [(group["name"], group["kind"], len(group["params"])) for group in groups]
 
 
 def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, Any]:
-    """Optimizer and schedule of `net`, in the form that `LightningModule.configure_optimizers` returns.
+    """Optimizer and schedule of `net`, in the form that `LightningModule.configure_optimizers`
+    returns.
 
     Args:
         net: The network, with its final parameters (on any device).
@@ -359,9 +377,11 @@ def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, 
     """
     if not 1 <= total_steps < math.inf:
         raise UsageError(
-            "The schedule needs the number of training steps: set the trainer's max_epochs or max_steps."
+            "The schedule needs the number of training steps: set the trainer's max_epochs or "
+            "max_steps."
         )
-    optimizer = OPTIMIZERS[config.optimizer](parameter_groups(net, config))
-    optimizer.register_load_state_dict_pre_hook(_keep_options)
-    scheduler = StepSchedule(optimizer, lambda done: lr_share(done + 1, int(total_steps), config))
+    groups = parameter_groups(net, config)
+    optimizer = MuonAdamW(groups) if config.optimizer == "muon" else _adamw(groups)
+    optimizer.register_load_state_dict_pre_hook(_with_own_options)
+    scheduler = StepSchedule(optimizer, lambda done: lr_factor(done + 1, int(total_steps), config))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 @contextmanager
 def float32_by_default() -> Iterator[None]:
-    """New tensors have 32 bits at least: in 16, as Lightning would make them, draws and coordinates lose their digits.
+    """New tensors have 32 bits at least: in 16, as Lightning would make them, draws and coordinates
+    lose their digits.
 
     Serves as a decorator, too.
     """
@@ -25,7 +26,9 @@ def float32_by_default() -> Iterator[None]:
 
 
 def sum_in_float32(model: Any) -> None:
-    """Have DDP sum gradients of 16 bits over processes in 32, as FSDP does; any other `model` stays as it is."""
+    """Have DDP sum gradients of 16 bits over processes in 32, as FSDP does; any other `model` stays
+    as it is.
+    """
     if isinstance(model, DistributedDataParallel) and any(
         one.dtype.itemsize < 4 for one in model.parameters()
     ):

@@ -1,4 +1,6 @@
-"""Seeds that follow from the run's own, and from where training stands; and what others drew their numbers from."""
+"""Seeds that follow from the run's own, and from where training stands; and what others drew their
+numbers from.
+"""
 
 import os
 import random
@@ -22,7 +24,9 @@ def position_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
 
 
 def random_states(device: torch.device) -> States:
-    """The states of this process's generators, primitives and tensors: Python's, NumPy's, PyTorch's on CPU and GPU."""
+    """The states of this process's generators, primitives and tensors: Python's, NumPy's, PyTorch's
+    on CPU and GPU.
+    """
     state: Any = np.random.get_state()
     kind, numbers, *rest = state
     states = {
@@ -43,7 +47,9 @@ def set_random_states(states: States, device: torch.device) -> None:
 
 
 def check_random_states(states: Any, device: torch.device) -> None:
-    """Raises `ValueError` unless generators can go on from such states, read from a file; theirs stay as they are."""
+    """Raises `ValueError` unless generators can go on from such states, read from a file; theirs
+    stay as they are.
+    """
     own = random_states(device)
     try:
         set_random_states(states, device)

@@ -1,4 +1,8 @@
-"""How much a training step does: tokens, and which share of the machine's peak (Chowdhery 2022)."""
+"""Throughput of training: tokens, and the fraction of the machine's peak FLOP/s (Chowdhery 2022).
+
+Lightning's ThroughputMonitor counts padding, knows no peak of CPUs, and waits for a GPU at each
+step.
+"""
 
 import time
 from typing import Any
@@ -13,11 +17,13 @@ DTYPES = {
     "16": torch.float16,
     "64": torch.float64,
 }  # by how a precision's name begins
-SIDES = {"cpu": 2048}  # of the matrices that are multiplied; elsewhere 8192
+MATRIX_SIZES = {"cpu": 2048}  # rows of the multiplied matrices; elsewhere 8192
 
 
 class TokenCount(nn.Module):
-    """How many tokens the samples of training had, padding left out; counted on the device, which need not wait."""
+    """How many tokens the samples of training had, padding left out; counted on the device, which
+    need not wait.
+    """
 
     sums: Tensor
 
@@ -38,11 +44,13 @@ class TokenCount(nn.Module):
 
 
 def flops_per_token(net: Any, length: int) -> int:
-    """FLOP that training needs for a token, forward and backward: 6 N + 12 L H D T (Chowdhery 2022, appendix B).
+    """FLOP that training needs for a token, forward and backward: 6 N + 12 L H D T (Chowdhery 2022,
+    appendix B).
 
-    N are the weights that a token is multiplied with: those of linear layers and of the output layer; looking up an
-    embedding multiplies nothing. L blocks of H heads of size D compare the token with all T of a row, as if attention
-    saw later ones, too. What activation checkpointing computes again does not count.
+    N are the weights that a token is multiplied with: those of linear layers and of the output
+    layer; looking up an embedding multiplies nothing. L blocks of H heads of size D compare the
+    token with all T of a row, as if attention saw later ones, too. What activation checkpointing
+    computes again does not count.
 
     Args:
         net: A `Decoder`.
@@ -69,9 +77,11 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> f
     dtype = next(
         (dtype for name, dtype in DTYPES.items() if precision.startswith(name)), torch.float32
     )
-    side, draw = SIDES.get(device.type, 8192), torch.Generator(device).manual_seed(0)
-    a, b = torch.randn(2, side, side, generator=draw, device=device, dtype=dtype)
-    best, end = float("inf"), time.perf_counter() + seconds
+    size = MATRIX_SIZES.get(device.type, 8192)
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = torch.randn(2, size, size, generator=generator, device=device, dtype=dtype)
+    best = float("inf")
+    end = time.perf_counter() + seconds
     with torch.no_grad():
         linear(a, b)
         while time.perf_counter() < end or best == float("inf"):
@@ -80,7 +90,7 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> f
             linear(a, b)
             _wait(device)
             best = min(best, time.perf_counter() - start)
-    return 2 * side**3 / best
+    return 2 * size**3 / best
 
 
 def _wait(device: torch.device) -> None:

@@ -20,7 +20,7 @@ from modules.pretrained.vit import TIMM
 from modules.schema import checked, from_dict
 from tasks.checkpoints.weights import OPTION, State, match_classes, read_header, read_weights
 from tasks.cli.parsing import Options, flat
-from tasks.errors import DataError, UsageError, nearest, refusals
+from tasks.errors import DataError, UsageError, unknown_name, usage_errors
 
 # Arguments of timm that shapes tell, or that weights do not depend on.
 SIZE_ARGUMENTS = {"img_size", "in_chans", "num_classes", "dynamic_img_size"}
@@ -71,7 +71,7 @@ def pretrained_options(source: str) -> Options:
         }
     weights = read_weights(source)
     base = known or KnownModel(ViTConfig(pool="mean", stack=StackConfig(heads=1)))
-    with refusals(f"{OPTION} {source}"):
+    with usage_errors(f"{OPTION} {source}"):
         config = config_from_timm_state(weights, base.config, base.prefix_positions)
         if base.name is not None:
             check_sizes(base.name, base.config, config)
@@ -137,7 +137,7 @@ def known_model(source: str) -> KnownModel | None:
     header = read_header(source)
     if "config" not in header:
         return model_by_name(source)
-    with refusals(f"{OPTION} {source}: its header"):
+    with usage_errors(f"{OPTION} {source}: its header"):
         config = from_dict(ViTConfig, parse_object(header["config"]))
         metadata = parse_object(header.get("metadata", "{}"))
         names = checked(list[str] | None, metadata.get("class_names"), "class_names")
@@ -188,7 +188,7 @@ def from_timm(source: str, model: Any, **known: Any) -> KnownModel:
     Raises:
         UsageError: It is no plain ViT.
     """
-    with refusals(f"{OPTION} {source}"):
+    with usage_errors(f"{OPTION} {source}"):
         config = config_from_timm_model(model)
     return KnownModel(config, prefix_positions=not model.no_embed_class, **known)
 
@@ -249,9 +249,9 @@ def timm_model(source: str, pretrained: bool = False, device: str = "cpu") -> An
 
     name = source.removeprefix("timm/")
     if not timm.is_model(name):
-        raise UsageError(nearest(name, timm.list_models("vit_*"), "timm model"))
+        raise UsageError(unknown_name(name, timm.list_models("vit_*"), "timm model"))
     known = timm.list_pretrained(f"{name.partition('.')[0]}.*")
     if "." in name and name not in known:
-        raise UsageError(nearest(name, known, "timm model"))
+        raise UsageError(unknown_name(name, known, "timm model"))
     with torch.device(device):
         return timm.create_model(name, pretrained=pretrained)

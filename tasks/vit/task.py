@@ -17,7 +17,7 @@ from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from tasks.base import Batch
 from tasks.checkpoints.weights import fill_config
 from tasks.classification import ClassifierTask
-from tasks.tracking.media import Picture, Table, drawn
+from tasks.tracking.media import Picture, Table, rendered
 from tasks.tracking.run_folder import make_folder
 from tasks.training.optim import OptimConfig
 from tasks.vit.attend import draw, rollout
@@ -59,7 +59,7 @@ class ViTTask(ClassifierTask):
         self.net_config = net
         self.pretrained = pretrained
         self.augment = Augment(augment)
-        self.looked: dict[str, Picture] = {}
+        self.collected: dict[str, Picture] = {}
         self.mistakes: list[tuple[Any, ...]] = []
 
     @staticmethod
@@ -92,9 +92,9 @@ class ViTTask(ClassifierTask):
         smoothing = self.label_smoothing if training else 0.0
         return F.cross_entropy(logits, targets, label_smoothing=smoothing), logits, labels
 
-    def look(self, batch: Batch, outputs: Tensor) -> None:
+    def collect_media(self, batch: Batch, outputs: Tensor) -> None:
         """Keeps the first misclassified images, and attention of the first images."""
-        if self.looked and len(self.mistakes) >= MISTAKES:
+        if self.collected and len(self.mistakes) >= MISTAKES:
             return
         images = batch["image"]
         probabilities = outputs.float().softmax(-1).cpu()  # (B, K)
@@ -104,7 +104,7 @@ class ViTTask(ClassifierTask):
             (self.class_names[label], self.class_names[guess])
             for label, guess in zip(labels.tolist(), predicted.tolist(), strict=True)
         ]
-        if not self.looked:
+        if not self.collected:
             first = images[:ROLLOUTS]
             with self.trainer.precision_plugin.val_step_context():
                 attention = rollout(self.net, self.normalised(first))
@@ -112,18 +112,20 @@ class ViTTask(ClassifierTask):
                 label if label == guess else f"{label}\n(seen as {guess})"
                 for label, guess in names[:ROLLOUTS]
             ]
-            self.looked["attention"] = drawn(lambda file: draw(first, attention, titles, file))
+            self.collected["attention"] = rendered(
+                lambda file: draw(first, attention, titles, file)
+            )
         wrong = torch.nonzero(predicted != labels).flatten()  # (S,)
         for i in wrong[: MISTAKES - len(self.mistakes)].tolist():
             self.mistakes.append((images[i].cpu(), *names[i], float(confidence[i])))
 
-    def exhibits(self, split: str) -> dict[str, Table | Picture]:
-        """Returns also what `look` kept."""
-        shown = super().exhibits(split) | self.looked
+    def media(self, split: str) -> dict[str, Table | Picture]:
+        """Returns also what `collect_media` kept."""
+        shown = super().media(split) | self.collected
         if self.mistakes:
             columns = ("image", "label", "prediction", "probability")
             shown["misclassified"] = Table(columns, self.mistakes)
-        self.looked = {}
+        self.collected = {}
         self.mistakes = []
         return shown
 

@@ -19,16 +19,21 @@ from tests.tasks.command import (
 from tests.tasks.forked import Server
 
 SHARED = (
-    "--seed_everything 7 --trainer.log_every_n_steps 1 --trainer.limit_val_batches 3 --trainer.limit_test_batches 1 "
-    "--trainer.enable_progress_bar false --checkpoint.every_n_train_steps 2 --data.loading.eval_batch_size 16"
+    "--seed_everything 7 --trainer.log_every_n_steps 1 --trainer.limit_val_batches 3 "
+    "--trainer.limit_test_batches 1 "
+    "--trainer.enable_progress_bar false --checkpoint.every_n_train_steps 2 "
+    "--data.loading.eval_batch_size 16"
 )
 RANDOM = (
-    "--model.net.stack.depth 2 --model.net.stack.dropout 0.1 --model.net.stack.drop_path 0.2 --model.ema 0.9 "
-    "--model.augment.mixup 0.5 --model.augment.cutmix 0.5 --model.augment.crop_padding 1 --model.augment.flip 0.5 "
+    "--model.net.stack.depth 2 --model.net.stack.dropout 0.1 --model.net.stack.drop_path 0.2 "
+    "--model.ema 0.9 "
+    "--model.augment.mixup 0.5 --model.augment.cutmix 0.5 --model.augment.crop_padding 1 "
+    "--model.augment.flip 0.5 "
     "--model.augment.erase 0.5 --model.augment.rand_augment_ops 1 --model.optimizer.optimizer muon"
 )
 TEXT = (
-    "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2 --model.net.stack.dropout 0.1 "
+    "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2 "
+    "--model.net.stack.dropout 0.1 "
     "--data.max_length 32 --data.batch_size 8"
 )
 LM = (
@@ -44,13 +49,16 @@ CASES = {  # by sampler: task and options
     "plain": ("vit", f"{RANDOM} --trainer.max_epochs 3 --trainer.limit_train_batches 8"),
     "workers": (
         "vit",
-        f"--preset digits {RANDOM} --model.net.image_size 12 --data.source folder --data.path images "
-        "--data.batch_size 4 --data.loading.memory_limit_mb 0 --data.loading.num_workers 2 --trainer.max_epochs 3 "
+        f"--preset digits {RANDOM} --model.net.image_size 12 --data.source folder --data.path "
+        f"images "
+        "--data.batch_size 4 --data.loading.memory_limit_mb 0 --data.loading.num_workers 2 "
+        "--trainer.max_epochs 3 "
         "--trainer.accumulate_grad_batches 2",
     ),
     "length buckets": (
         "bert",
-        f"{TEXT} --trainer.max_epochs 2 --trainer.limit_train_batches 11 --trainer.accumulate_grad_batches 3 "
+        f"{TEXT} --trainer.max_epochs 2 --trainer.limit_train_batches 11 "
+        f"--trainer.accumulate_grad_batches 3 "
         "--trainer.precision bf16-mixed",
     ),
     "tokens per batch": (
@@ -61,7 +69,8 @@ CASES = {  # by sampler: task and options
     "both lengths": (
         "seq2seq",
         f"{S2S} {PAIRS} --data.batch_size 16 --model.average 3 --trainer.max_epochs 2 "
-        "--trainer.limit_train_batches 10 --trainer.accumulate_grad_batches 2 --trainer.val_check_interval 7 "
+        "--trainer.limit_train_batches 10 --trainer.accumulate_grad_batches 2 "
+        "--trainer.val_check_interval 7 "
         "--trainer.check_val_every_n_epoch null",
     ),
     "random windows": (
@@ -70,8 +79,10 @@ CASES = {  # by sampler: task and options
     ),
     "documents": (
         "lm",
-        f"{LM} --data.source files --data.path texts --data.packing documents --trainer.max_epochs 2 "
-        "--trainer.accumulate_grad_batches 2 --trainer.check_val_every_n_epoch 2 --trainer.precision bf16-true",
+        f"{LM} --data.source files --data.path texts --data.packing documents --trainer.max_epochs "
+        f"2 "
+        "--trainer.accumulate_grad_batches 2 --trainer.check_val_every_n_epoch 2 "
+        "--trainer.precision bf16-true",
     ),
 }
 
@@ -109,7 +120,8 @@ MOMENTS = {  # where a process gets a signal: in a step, most often while gradie
     "step": 'Task, "training_step", 8, strike',
     "half-written checkpoint": 'torch, "save", 2, half',
     "validation": 'Task, "validation_step", 1, strike',
-    "full disk": 'Task, "training_step", 8, full',  # with the size of files in the place of the signal
+    # with the size of files in the place of the signal
+    "full disk": 'Task, "training_step", 8, full',
     "test": 'Task, "test_step", 1, strike',
 }
 
@@ -172,7 +184,8 @@ def assert_same(ours: Path, theirs: Path) -> None:
 
 
 def scale_gradients(put: Callable[..., None] = setattr, **options: float) -> None:
-    """Have runs compute in float16 with a gradient scaler, as under 16-mixed on a GPU; Lightning has neither on a CPU.
+    """Have runs compute in float16 with a gradient scaler, as under 16-mixed on a GPU; Lightning
+    has neither on a CPU.
 
     Args:
         put: like setattr; sets what replaces parts of modules.
@@ -187,6 +200,6 @@ def scale_gradients(put: Callable[..., None] = setattr, **options: float) -> Non
     put(trainer_options, "default_precision", lambda _: None)
     put(
         lightning_cli,
-        "environment",
+        "slurm_plugins",
         lambda: [MixedPrecision("16-mixed", "cpu", scaler("cpu", **options))],
     )

@@ -25,7 +25,8 @@ SHORT = (
 
 CLOCK = ("train/samples_per_s", "train/tokens_per_s", "train/mfu")
 SMALL_LM = (
-    "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2 --model.samples.every null "
+    "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2 "
+    "--model.samples.every null "
     "--model.samples.generation.max_new_tokens 8 --data.batch_size 4 --data.max_length 32 "
     "--data.tokenizer.min_frequency 1 --trainer.max_epochs 1 --trainer.log_every_n_steps 1"
 )
@@ -35,8 +36,10 @@ SMALL_S2S = " ".join(
     for side in ("encoder", "decoder")
 )
 SMALL_S2S += (
-    " --data.batch_size 16 --data.max_length 24 --data.tokenizer.vocabulary 60 --data.tokenizer.min_frequency 1 "
-    "--data.tokenizer.kind whitespace --trainer.max_epochs 1 --trainer.log_every_n_steps 1 --model.optimizer.lr 5e-3"
+    " --data.batch_size 16 --data.max_length 24 --data.tokenizer.vocabulary 60 "
+    "--data.tokenizer.min_frequency 1 "
+    "--data.tokenizer.kind whitespace --trainer.max_epochs 1 --trainer.log_every_n_steps 1 "
+    "--model.optimizer.lr 5e-3"
 )
 PAIRS = "--data.source files --data.path pairs --data.languages en-up"
 
@@ -53,7 +56,9 @@ def run(line: str, task: str = "vit") -> int:
 def process(
     line: str, before: str = "", task: str = "vit", **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m tasks.TASK LINE` in a process of its own, after the Python code `before`; prints what it imported."""
+    """`python -m tasks.TASK LINE` in a process of its own, after the Python code `before`; prints
+    what it imported.
+    """
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{before}\n"
         f"from tasks.cli.main import main\nfrom tasks.{task}.__main__ import APP\n"
@@ -118,7 +123,9 @@ def write_images(
 
 
 def write_reviews(folder: Path, copies: int = 20, names: tuple[str, ...] = ("neg", "pos")) -> Path:
-    """Reviews in the hub's schema, negative and positive in turn, with unlabelled ones; `names` of their classes."""
+    """Reviews in the hub's schema, negative and positive in turn, with unlabelled ones; `names` of
+    their classes.
+    """
     from datasets import ClassLabel, Dataset, Features, Value
 
     folder.mkdir()

@@ -52,7 +52,9 @@ def best(finished: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def lm_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Best checkpoint of a tiny language model of byte-level tokens and several documents; not to be changed."""
+    """Best checkpoint of a tiny language model of byte-level tokens and several documents; not to
+    be changed.
+    """
     folder = tmp_path_factory.mktemp("lm_bytes")
     texts = write_corpus(folder / "texts")
     line = f"fit {SMALL_LM} --data.source files --data.path {texts} --data.tokenizer.vocabulary 400"
@@ -68,13 +70,16 @@ def lm_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def lm_letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Best checkpoint of a tiny language model of characters, learned positions and one document; not to be changed."""
+    """Best checkpoint of a tiny language model of characters, learned positions and one document;
+    not to be changed.
+    """
     folder = tmp_path_factory.mktemp("lm_letters")
     (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 60)
     line = f"fit {SMALL_LM} --data.source files --data.path {folder}/text.txt --data.tokenizer.kind character"
     assert (
         run(
-            f"{line} --data.tokenizer.vocabulary 100 --model.optimizer.lr 1e-2 --run_dir {folder}/run",
+            f"{line} --data.tokenizer.vocabulary 100 --model.optimizer.lr 1e-2 --run_dir "
+            f"{folder}/run",
             "lm",
         )
         == 0

@@ -1,4 +1,6 @@
-"""Commands in processes that start at once: forked from one that has imported everything, with one thread each."""
+"""Commands in processes that start at once: forked from one that has imported everything, with one
+thread each.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""The mean of the weights at the latest validations: what sees it, and that a resumed run goes on with it."""
+"""The mean of the weights at the latest validations: what sees it, and that a resumed run goes on
+with it.
+"""
 
 import contextlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Text classification and pretraining through the command line: runs, predictions, refusals."""
+"""Text classification and pretraining through the command line: runs, predictions, usage_errors."""
 
 import csv
 import io

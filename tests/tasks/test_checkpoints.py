@@ -13,11 +13,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from torch.distributed.checkpoint import save
 
 from tasks.checkpoints.contents import VERSION
-from tasks.checkpoints.reading import KEY, META, old_path, read_checkpoint
-from tasks.checkpoints.writing import AtomicCheckpointIO, clear, newest_checkpoint
+from tasks.checkpoints.reading import KEY, read_checkpoint
+from tasks.checkpoints.writing import AtomicCheckpointIO, newest_checkpoint
 from tasks.errors import RunError, UsageError
 from tests.tasks.command import Malicious, checkpoint, metrics, run, same, write_images
 
@@ -221,7 +220,7 @@ def test_what_is_there_is_named(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "best.ckpt")
 
 
-# Files and folders of parts -----------------------------------------------------------------------------------------
+# Files -----------------------------------------------------------------------------------------
 
 CHANGES = (
     "os.rename",
@@ -247,21 +246,14 @@ def going_on(step: int) -> dict[str, Any]:
     }
 
 
-def write(kind: str, step: int, target: Path, damaged: Path | None = None) -> None:
-    """A checkpoint in one file or in parts, as a run writes it; its weight is the step."""
-    writer, weights = AtomicCheckpointIO(damaged), {"weight": torch.full((1000,), float(step))}
-    rest = going_on(step)
-    if kind == "file":
-        writer.save_checkpoint(rest | {"state_dict": weights, "optimizer_states": []}, target)
-        return
-    partial = target.with_name(f".{target.name}.parts.tmp")
-    clear(target)
-    save({"state_dict": weights, "optimizer_0": {"lr": 0.1}}, checkpoint_id=partial, no_dist=True)
-    torch.save(rest, partial / META)
-    writer.rename_sharded(partial, target)
+def write(step: int, target: Path, damaged: Path | None = None) -> None:
+    """A checkpoint as a run writes it; its weight is the step."""
+    weights = {"weight": torch.full((1000,), float(step))}
+    content = going_on(step) | {"state_dict": weights, "optimizer_states": []}
+    AtomicCheckpointIO(damaged).save_checkpoint(content, target)
 
 
-def killed(kind: str, step: int, target: Path, changes: int) -> bool:
+def killed(step: int, target: Path, changes: int) -> bool:
     """Whether a process that writes a checkpoint was killed before its nth change of names."""
     if pid := os.fork():
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -279,7 +271,7 @@ def killed(kind: str, step: int, target: Path, changes: int) -> bool:
     try:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         sys.addaudithook(kill)
-        write(kind, step, target)
+        write(step, target)
         os._exit(0)
     finally:
         os._exit(1)
@@ -295,29 +287,25 @@ def found(folder: Path) -> tuple[Path, int]:
 
 
 @pytest.mark.parametrize("name", ["last", "best"])
-@pytest.mark.parametrize("kinds", ["file file", "parts parts", "file parts", "parts file"])
-def test_killed_between_any_two_changes(kinds: str, name: str, tmp_path: Path) -> None:
-    """A run in which the second kind of checkpoints takes the place of the first."""
-    before, after = kinds.split()
+def test_killed_between_any_two_changes(name: str, tmp_path: Path) -> None:
     for changes in itertools.count(1):
         target = tmp_path / str(changes) / f"{name}.ckpt"
         target.parent.mkdir()
-        write(before, 4, target)
-        write(before, 8, target)
-        if not killed(after, 12, target, changes):
+        write(4, target)
+        write(8, target)
+        if not killed(12, target, changes):
             assert found(target.parent) == (target, 12)
             break
         path, step = found(target.parent)
         assert step in (8, 12) and (step == 8 or path == target)
-        write(after, 12, target, None if path == target else target)
+        write(12, target, None if path == target else target)
         assert found(target.parent) == (target, 12)
         assert not [left for left in target.parent.iterdir() if left.name.startswith(".")]
-    assert changes > (2 if "parts" in kinds or name == "last" else 1)
+    assert changes > (2 if name == "last" else 1)
 
 
-@pytest.mark.parametrize("kind", ["file", "parts"])
 def test_all_is_on_the_disk_before_it_is_named(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[int, int] | str] = []
     sync, rename, target = os.fsync, os.replace, tmp_path / "last.ckpt"
@@ -326,17 +314,14 @@ def test_all_is_on_the_disk_before_it_is_named(
         return status.st_ino, 0 if stat.S_ISDIR(status.st_mode) else status.st_size
 
     monkeypatch.setattr(os, "fsync", lambda file: (done.append(what(os.fstat(file))), sync(file)))
-    write(kind, 4, target)
+    write(4, target)
     done.clear()
     monkeypatch.setattr(
         os, "replace", lambda old, new: (done.append(Path(new).name), rename(old, new))
     )
-    write(kind, 8, target)
-    folders = [target, tmp_path] if kind == "parts" else [tmp_path]
-    *inner, outer = (what(folder.stat()) for folder in folders)
-    content = what((target / META if kind == "parts" else target).stat())
-    assert done[-len(folders) - 3 :] == [content, *inner, "previous.ckpt", "last.ckpt", outer]
-    assert kind == "file" or what((target / "__0_0.distcp").stat()) in done
+    write(8, target)
+    content, folder = what(target.stat()), what(tmp_path.stat())
+    assert done[-4:] == [content, "previous.ckpt", "last.ckpt", folder]
 
 
 def test_the_one_before_where_a_file_has_one_name(
@@ -347,8 +332,8 @@ def test_the_one_before_where_a_file_has_one_name(
     monkeypatch.setattr(
         os, "link", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted"))
     )
-    write("file", 4, last)
-    write("file", 8, last)
+    write(4, last)
+    write(8, last)
     assert found(tmp_path) == (last, 8)
     last.unlink()
     assert found(tmp_path) == (tmp_path / "previous.ckpt", 4)
@@ -356,8 +341,8 @@ def test_the_one_before_where_a_file_has_one_name(
 
 @pytest.mark.parametrize("step, name", [(4, "previous"), (8, "best")])
 def test_the_newest_of_those_that_are_left(step: int, name: str, tmp_path: Path) -> None:
-    write("file", step, tmp_path / "best.ckpt")
-    write("file", 6, tmp_path / "previous.ckpt")
+    write(step, tmp_path / "best.ckpt")
+    write(6, tmp_path / "previous.ckpt")
     (tmp_path / "last.ckpt").write_bytes(b"half")
     assert found(tmp_path) == (tmp_path / f"{name}.ckpt", max(step, 6))
 
@@ -370,65 +355,3 @@ def test_after_a_damaged_one_the_one_before_is_kept_again(tmp_path: Path) -> Non
     assert not previous.exists()
     writer.save_checkpoint({"step": 8}, last)
     assert torch.load(previous, weights_only=True) == {"step": 4}
-
-
-PARTS = {
-    "cut": lambda file: file.write_bytes(file.read_bytes()[:-100]),
-    "one bit": lambda file: file.write_bytes(flipped(file.read_bytes())),
-    "no part": Path.unlink,
-    "no description": lambda file: (file.parent / ".metadata").unlink(),
-    "half removed": lambda file: (file.parent / META).unlink(),
-}
-
-
-@pytest.mark.parametrize("damage", PARTS)
-def test_the_parts_before_damaged_ones(
-    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    last = tmp_path / "last.ckpt"
-    write("parts", 4, last)
-    write("parts", 8, last)
-    assert found(tmp_path) == (last, 8)
-    PARTS[damage](last / "__0_0.distcp")
-    assert found(tmp_path) == (tmp_path / "previous.ckpt", 4)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert f"checkpoint '{last}' lacks" in line and "resuming from previous.ckpt, step 4" in line
-    write("parts", 12, last, damaged=last)
-    assert found(tmp_path) == (last, 12)
-    shutil.rmtree(last)
-    assert found(tmp_path) == (
-        tmp_path / "previous.ckpt",
-        4,
-    )  # the damaged one has not become the one before
-
-
-@pytest.mark.parametrize("place", ["../outside", "{}/outside"])
-def test_parts_lie_in_their_folder(place: str, tmp_path: Path) -> None:
-    """What describes them leads to no other file."""
-    last = tmp_path / "last.ckpt"
-    write("parts", 4, last)
-    (last / "__0_0.distcp").rename(tmp_path / "outside")
-    metadata = pickle.loads((last / ".metadata").read_bytes())
-    for found in metadata.storage_data.values():
-        found.relative_path = place.format(tmp_path)
-    (last / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(UsageError, match="is refused"):
-        AtomicCheckpointIO().load_checkpoint(last)
-
-
-def test_one_file_of_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It takes the folder's name, also after a kill between two names; nothing is overwritten."""
-    last, folder = tmp_path / "last.ckpt", tmp_path / "last.ckpt.parts"
-    write("parts", 4, last)
-    last.rename(old_path(last))
-    folder.mkdir()
-    for more, told in (
-        ("", f"{folder}, which --ckpt_path would become, is there already"),
-        (folder, "is a folder"),
-    ):
-        assert run(f"consolidate --ckpt_path {last}" + (f" --output {more}" if more else "")) == 2
-        assert told in capsys.readouterr().err
-    folder.rmdir()
-    assert run(f"consolidate --ckpt_path {last}") == 0
-    assert last.is_file() and found(tmp_path) == (last, 4)
-    assert AtomicCheckpointIO().load_checkpoint(folder).keys() == read_checkpoint(last).keys()

@@ -9,8 +9,8 @@ import pytest
 from tasks import __version__
 from tasks.cli.lightning_cli import TaskCLI
 from tasks.cli.main import help_screen
-from tasks.cli.parsing import PlainErrors
-from tasks.training.trainer_options import fill_in
+from tasks.cli.parsing import OneLineErrorParser
+from tasks.training.trainer_options import set_defaults
 from tasks.vit.__main__ import APP
 from tests.tasks.command import SHORT, picture, process, run
 
@@ -146,23 +146,24 @@ def test_fit_in_a_process_without_a_terminal(tmp_path: Path) -> None:
 
 def test_only_one_place_makes_parsers_plain() -> None:
     with pytest.raises(ValueError, match="unknown option --dpeth: did you mean --depth"):
-        parser = PlainErrors()
+        parser = OneLineErrorParser()
         parser.add_argument("--depth", type=int)
-        parser.parse_args(["--dpeth", "3"])
+        parser.parse_args(["--dpeth=3"])
 
 
 def test_a_run_without_an_end_gets_one() -> None:
     options = Namespace(
         precision="32-true",
+        plugins=None,
         accelerator="cpu",
         max_epochs=None,
         max_steps=-1,
         max_time=None,
         logger=None,
     )
-    fill_in(options, 7)
+    set_defaults(options, 7)
     assert options.max_epochs == 7
     for name, value in (("max_epochs", 3), ("max_steps", 9), ("max_time", "00:00:01:00")):
         given = Namespace(**{**vars(options), "max_epochs": None, name: value})
-        fill_in(given, 7)
+        set_defaults(given, 7)
         assert given.max_epochs == (3 if name == "max_epochs" else None)

@@ -1,4 +1,6 @@
-"""The averaged weights: against torch's own averaging, and through every way in which a run can stop and go on."""
+"""The averaged weights: against torch's own averaging, and through every way in which a run can
+stop and go on.
+"""
 
 import contextlib
 from pathlib import Path
@@ -36,7 +38,9 @@ class TiedNet(nn.Module):
 
 
 class Toy(LightningModule):
-    """Trains on noise that depends on the position in training alone, so that any resume is exact but for the EMA."""
+    """Trains on noise that depends on the position in training alone, so that any resume is exact
+    but for the EMA.
+    """
 
     def __init__(self, stop_at: int | None = None, stop_in_validation: int | None = None) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Evaluation on several ranks gives the figures of one process, to the last bit: uneven batches, and ranks without."""
+"""Evaluation on several ranks gives the figures of one process, to the last bit: uneven batches,
+and ranks without.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -39,7 +41,8 @@ TASKS = {  # and how many samples make an odd number of batches
     "seq2seq": (f"{SMALL_S2S} {PAIRS}", 7),
 }
 FIT = (
-    "fit --trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.val_check_interval 1 --data.batch_size 4 "
+    "fit --trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.val_check_interval 1 "
+    "--data.batch_size 4 "
     "--trainer.log_every_n_steps 1"
 )
 FOUND = """
@@ -47,7 +50,7 @@ import json, pathlib, tasks.cli.lightning_cli as cli
 def keep(found, *_):
     found = {name: float(value) for name, value in found.items() if "/" in name}
     pathlib.Path("found.json").write_text(json.dumps(found))
-cli.closing_table = keep
+cli.print_results = keep
 """
 Figures = dict[str, float]
 METRICS = (CalibrationError, MulticlassAUROC, MulticlassConfusionMatrix)

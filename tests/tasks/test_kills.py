@@ -1,4 +1,6 @@
-"""Runs that are killed, anywhere and any number of times, and resumed end with the bits of one that was not."""
+"""Runs that are killed, anywhere and any number of times, and resumed end with the bits of one that
+was not.
+"""
 
 import random
 import signal
@@ -56,7 +58,9 @@ files.sync_folder = sync
 
 @pytest.mark.slow
 def test_killed_after_the_checkpoint_of_an_epoch(server: Server, tmp_path: Path) -> None:
-    """As checkpoints are saved by default: neither the epoch's row is lost, nor is its end done twice."""
+    """As checkpoints are saved by default: neither the epoch's row is lost, nor is its end done
+    twice.
+    """
     line = first("documents").replace(
         "--checkpoint.every_n_train_steps 2", "--trainer.callbacks+=EarlyStopping"
     )
@@ -102,7 +106,9 @@ TWO = [(slice(2), slice(0)), (slice(1), slice(1, 2)), (slice(1, 2), slice(1))]
 def test_killed_again_and_again(
     ranks: int, epochs: int, kills: list[tuple[slice, slice]], server: Server, tmp_path: Path
 ) -> None:
-    """One run, killed at random moments of its training; of two processes both, or one, which ends the other."""
+    """One run, killed at random moments of its training; of two processes both, or one, which ends
+    the other.
+    """
     folder, whole, moments = fill(tmp_path / "here"), fill(tmp_path / "whole"), random.Random(0)
     line = long = first("both lengths", ranks).replace(
         "--trainer.max_epochs 2", f"--trainer.max_epochs {epochs}"
@@ -200,7 +206,9 @@ Task.on_before_optimizer_step = on_before_optimizer_step
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("case", ["plain", "both lengths"])
 def test_what_others_draw_goes_on(case: str, ranks: int, server: Server, tmp_path: Path) -> None:
-    """Numbers drawn between steps, which do not follow from the position in training, from any generator."""
+    """Numbers drawn between steps, which do not follow from the position in training, from any
+    generator.
+    """
     task, line, whole, folder = (
         CASES[case][0],
         first(case, ranks),

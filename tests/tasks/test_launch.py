@@ -1,4 +1,6 @@
-"""Runs of several processes: who starts them, on how many machines, and what happens when one of them ends."""
+"""Runs of several processes: who starts them, on how many machines, and what happens when one of
+them ends.
+"""
 
 import json
 import os
@@ -9,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ import torch
 import yaml
 
 from tasks.distributed import launch
+from tasks.distributed.launchers import with_launcher
 from tasks.errors import RunError, UsageError
 from tests.tasks.cases import Wholes, assert_same, fill, first
 from tests.tasks.command import ROOT, checkpoint, metrics, run, same
@@ -52,7 +55,7 @@ class Spy(pl.Callback):
         own, launcher = os.getpid(), os.getppid()
         pid = {"launcher": launcher, "terminal": -os.getpgid(launcher)}.get("".join(to), own)
         os.kill(pid, getattr(signal, how))
-        while not SIGNALS.noted:
+        while not SIGNALS.received:
             time.sleep(0.01)
         time.sleep(2.5 * self.slow)
     def on_exception(self, trainer, task, error):
@@ -63,7 +66,9 @@ class Spy(pl.Callback):
 
 
 def start(line: str, folder: Path, before: str = "", **environment: str) -> subprocess.Popen[str]:
-    """`python -m LINE` in `folder`, with a callback that says what it saw; one thread unless told otherwise."""
+    """`python -m LINE` in `folder`, with a callback that says what it saw; one thread unless told
+    otherwise.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "spy.py").write_text(SPY)
     command = [
@@ -105,7 +110,7 @@ def assert_once(text: str) -> None:
     ], text
 
 
-# ------------------------------------------------------------------------------------------------ what is settled
+# what is settled ----------------------------------------------------------------------------------
 
 
 def options(**given: object) -> SimpleNamespace:
@@ -163,16 +168,16 @@ def test_devices_and_machines(
     chosen = options(**given)
     if isinstance(settled, str):
         with pytest.raises(UsageError, match=settled):
-            launch.settle(chosen, "fit")
+            launch.resolve_devices(chosen, "fit")
         return
-    launch.settle(chosen, "fit")
+    launch.resolve_devices(chosen, "fit")
     assert (chosen.devices, chosen.num_nodes) == settled
 
 
 def test_gpus_are_all_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     chosen = options(strategy="fsdp")
-    launch.settle(chosen, "fit")
+    launch.resolve_devices(chosen, "fit")
     assert chosen.devices == "auto"
 
 
@@ -203,7 +208,8 @@ def test_sharded_weights_need_gpus(chosen: str, capsys: pytest.CaptureFixture[st
         ),
         (
             SRUN_SETS,
-            "srun --nodes 2 --ntasks-per-node 3 --kill-on-bad-exit python -m tasks.vit fit --resume r",
+            "srun --nodes 2 --ntasks-per-node 3 --kill-on-bad-exit python -m tasks.vit fit "
+            "--resume r",
         ),
     ],
 )
@@ -212,9 +218,9 @@ def test_how_to_go_on(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert launch.as_started("python -m tasks.vit fit --resume r") == started
+    assert with_launcher("python -m tasks.vit fit --resume r") == started
     assert (
-        launch.as_started("python -m tasks.vit test --ckpt_path c")
+        with_launcher("python -m tasks.vit test --ckpt_path c")
         == "python -m tasks.vit test --ckpt_path c"
     )
 
@@ -223,7 +229,7 @@ def test_predictions_are_made_by_one(best: Path, monkeypatch: pytest.MonkeyPatch
     for name, value in SRUN_SETS.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="predict runs in one process: start it without srun"):
-        launch.settle(options(), "predict")
+        launch.resolve_devices(options(), "predict")
 
 
 @pytest.mark.slow
@@ -243,7 +249,7 @@ def test_masked_lm_in_two_processes(tmp_path: Path) -> None:
     assert len(spied(tmp_path)) == 2 and len(list(tmp_path.rglob("summary.json"))) == 1
 
 
-# --------------------------------------------------------------------------------------------- where one of them ends
+# where one of them ends ---------------------------------------------------------------------------
 
 
 def gone(pid: int) -> bool:
@@ -252,70 +258,6 @@ def gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def forked(work: Callable[[], object]) -> int:
-    """The process id of a copy of this process that does something for ten seconds at most."""
-    if pid := os.fork():
-        return pid
-    try:
-        work()
-        time.sleep(10)
-    finally:
-        os._exit(0)
-
-
-@pytest.mark.parametrize(
-    "end, told", [("exit 3", "ended with exit code 3"), ("kill -9 $$", "was ended by SIGKILL")]
-)
-def test_one_that_hangs_is_ended(end: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a collective of GPUs, which does not notice that another process has ended."""
-    monkeypatch.setattr(launch, "PATIENCE", 0.2)
-
-    def work() -> None:
-        sys.stderr = open("said", "w")  # noqa: SIM115
-        children = [subprocess.Popen(["sleep", "100"]), subprocess.Popen(["sh", "-c", end])]
-        Path("pid").write_text(str(children[0].pid))
-        launch.watch(children)
-
-    _, status = os.waitpid(forked(work), 0)
-    assert os.waitstatus_to_exitcode(status) == 1
-    assert (
-        Path("said").read_text() == f"error: process 2 of this run {told}, so this one ends, too\n"
-    )
-    assert gone(int(Path("pid").read_text()))
-
-
-def test_one_that_stops_by_itself_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where all stop at a signal, and the first has yet to write a checkpoint."""
-    monkeypatch.setattr(launch, "PATIENCE", 0.5)
-
-    def work() -> None:
-        children = [subprocess.Popen(["sh", "-c", "exit 143"])]
-        children[0].wait()
-        launch.watch(children)
-        children.clear()
-        time.sleep(1.5)
-        Path("lived").touch()
-        os._exit(0)
-
-    _, status = os.waitpid(forked(work), 0)
-    assert os.waitstatus_to_exitcode(status) == 0 and Path("lived").exists()
-
-
-def test_one_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "PATIENCE", 0.2)
-
-    def main() -> None:
-        parent = os.getpid()
-        Path("pid").write_text(str(forked(lambda: launch.end_with(parent))))
-        os._exit(0)
-
-    os.waitpid(forked(main), 0)
-    start = time.monotonic()
-    while not gone(int(Path("pid").read_text())):
-        assert time.monotonic() - start < 5
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -393,24 +335,21 @@ NCCL = "NCCL error in: c10d.cpp:1, invalid usage\nncclInvalidUsage: This is wron
 def test_why_processes_are_not_connected(
     connected: bool, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch.subprocess_script, "_launch_process_observer", None)
     monkeypatch.setattr(launch, "PATIENCE", 0.0)
-    monkeypatch.setattr(launch, "first_to_say", lambda _: True)
+    monkeypatch.setattr(launch, "_first_to_report", lambda _: True)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: connected)
     monkeypatch.setenv("MASTER_ADDR", "here")
     monkeypatch.setenv("MASTER_PORT", "1")
     trainer: Any = SimpleNamespace(world_size=2, strategy=SimpleNamespace(launcher=None))
-    with pytest.raises((RunError, type(error)), match=said), launch.as_one(trainer):
+    with pytest.raises((RunError, type(error)), match=said), launch.fail_together(trainer):
         raise error
 
 
 def test_what_all_have_to_say_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also before they are connected, by those that torchrun started."""
-    store = torch.distributed.HashStore()
-    monkeypatch.setattr(launch, "fresh_store", lambda: store)
-    assert launch.first_to_say("a") and launch.first_to_say("a")  # nobody else is there
-    monkeypatch.setattr(launch, "by_torchrun", lambda: True)
-    assert [launch.first_to_say(text) for text in "aab"] == [True, False, True]
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    assert [launch._first_to_report(text) for text in "aab"] == [True, False, True]
 
 
 @pytest.mark.slow
@@ -469,7 +408,9 @@ def test_torchrun_starts_again_where_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_stops_at_a_signal_and_goes_on(wholes: Wholes, tmp_path: Path) -> None:
-    """One for torchrun, one from a terminal, and one for a process that is slow to end: torchrun ends it meanwhile."""
+    """One for torchrun, one from a terminal, and one for a process that is slow to end: torchrun
+    ends it meanwhile.
+    """
     folder = fill(tmp_path / "here")
     command = f"{TORCHRUN} -m tasks.vit {first('workers', 2)}"
     for end, name in (
@@ -510,18 +451,18 @@ def test_torchrun_does_not_continue_the_run_of_another(tmp_path: Path) -> None:
     assert process.returncode == 1 and said.count("holds a run already") == 2  # one for each start
 
 
-# ---------------------------------------------------------------------------------------------- SLURM, two machines
+# SLURM, two machines ------------------------------------------------------------------------------
 
 
 def test_several_runs_of_one_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each continues its own after the job was queued again, and none that of another."""
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_JOB_NAME": "fit"}.items():
         monkeypatch.setenv(name, value)
-    lines = [["--model.optimizer.lr", lr] for lr in ("0.1", "0.2")]
+    lines = [[f"--model.optimizer.lr={lr}"] for lr in ("0.1", "0.2")]
 
     def asked(line: list[str]) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["vit", "fit", *line])
-        return launch.continued("vit", "fit", line)
+        return launch.resume_if_restarted("vit", line)
 
     folders = []
     for line in lines:
@@ -532,8 +473,8 @@ def test_several_runs_of_one_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UsageError, match="holds a run already"):
         asked(lines[0])
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert [asked(line) for line in lines] == [["--resume", str(folder)] for folder in folders]
-    assert asked(["--trainer.max_steps", "1"]) == ["--trainer.max_steps", "1"]
+    assert [asked(line) for line in lines] == [[f"--resume={folder}"] for folder in folders]
+    assert asked(["--trainer.max_steps=1"]) == ["--trainer.max_steps=1"]
 
 
 @pytest.mark.slow
@@ -562,7 +503,8 @@ def test_one_process_of_slurm(tmp_path: Path) -> None:
 
 @contextmanager
 def two_machines() -> Iterator[list[str]]:
-    """Two network namespaces that are linked, each with a name of its own; how to start a command on each.
+    """Two network namespaces that are linked, each with a name of its own; how to start a command
+    on each.
 
     The test is skipped where they cannot be made, which needs Linux, iproute2 and root.
     """
@@ -590,7 +532,8 @@ def two_machines() -> Iterator[list[str]]:
                     + "".join(f"{net}.{i} {n}\n" for i, n in enumerate(names, 1))
                 )
             ip(
-                f"link add te{mark}a netns {names[0]} type veth peer name te{mark}b netns {names[1]}"
+                f"link add te{mark}a netns {names[0]} type veth peer name te{mark}b netns "
+                f"{names[1]}"
             )
             for i, name in enumerate(names, 1):
                 ip(f"-n {name} addr add {net}.{i}/24 dev te{mark}{'ab'[i - 1]}")
@@ -611,7 +554,9 @@ def two_machines() -> Iterator[list[str]]:
 def on_each(
     folder: Path, starts: list[str], line: str, *, restarts: int = 3, **environment: str
 ) -> list[str]:
-    """What two machines say that run `fit LINE` by the README's torchrun together, each in a folder of its own."""
+    """What two machines say that run `fit LINE` by the README's torchrun together, each in a folder
+    of its own.
+    """
     name = re.findall(r"exec (\S+)", starts[0])[0]
     (said,) = re.findall(r"^    torchrun (--nnodes 2 .*)$", (ROOT / "README.md").read_text(), re.M)
     for there, here in (
@@ -654,7 +599,9 @@ def test_machines_without_a_common_disk_do_not_start_again(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("machines", [1, 2])
 def test_slurms_processes_are_one_run_and_continue_it(machines: int, tmp_path: Path) -> None:
-    """Two processes with the variables that srun sets; one dies, SLURM queues the job again, and it is continued."""
+    """Two processes with the variables that srun sets; one dies, SLURM queues the job again, and it
+    is continued.
+    """
     line, each = f"tasks.vit fit {SHORT} {DDP} --checkpoint.every_n_train_steps 1", 2 // machines
     job = {
         "SLURM_JOB_ID": "4711",

@@ -122,7 +122,7 @@ def test_pipes_that_are_written_are_replaced(run_copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["test", "predict --data.predict_path .", "export --format onnx", "consolidate"]
+    "command", ["test", "predict --data.predict_path .", "export --format onnx"]
 )
 def test_a_checkpoint_that_is_a_pipe(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo("x.ckpt")

@@ -272,7 +272,7 @@ def test_the_peak_is_that_of_the_fastest_product(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(throughput, "linear", slow)
-    monkeypatch.setitem(throughput.SIDES, "cpu", 10)
+    monkeypatch.setitem(throughput.MATRIX_SIZES, "cpu", 10)
     assert throughput.matmul_peak(torch.device("cpu"), "bf16-mixed", 1.2) == pytest.approx(
         2000 / 0.02
     )

@@ -1,4 +1,6 @@
-"""Groups, optimizers and schedules: against torch's optimizers, transformers' schedules and closed forms."""
+"""Groups, optimizers and schedules: against torch's optimizers, transformers' schedules and closed
+forms.
+"""
 
 import copy
 import dataclasses
@@ -28,7 +30,7 @@ from tasks.training.optim import (
     OptimConfig,
     build,
     freeze,
-    lr_share,
+    lr_factor,
     parameter_groups,
 )
 
@@ -76,7 +78,7 @@ def through_file(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-# ------------------------------------------------------------------------------------------------------------- groups
+# groups -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -149,7 +151,7 @@ def test_layer_decay_slows_lower_layers(
     [
         ({"weight": "matrix"}, r"do not match: \['bias'\]"),
         ({"weight": "matrix", "bias": "scalar", "ghost": "table"}, r"do not match: \['ghost'\]"),
-        ({"weight": "matrix", "bias": "vector"}, r"another one: \['bias'\]"),
+        ({"weight": "matrix", "bias": "vector"}, r"another: \['bias'\]"),
     ],
 )
 def test_wrong_roles_are_refused_by_name(
@@ -160,7 +162,7 @@ def test_wrong_roles_are_refused_by_name(
         parameter_groups(nn.Linear(2, 2), OptimConfig())
 
 
-# --------------------------------------------------------------------------------------------------------- optimizers
+# optimizers ---------------------------------------------------------------------------------------
 
 
 def test_equals_separate_torch_optimizers() -> None:
@@ -258,7 +260,7 @@ def test_resume_takes_options_from_the_user(optimizer: str) -> None:
     after["optimizer"].load_state_dict(before["optimizer"].state_dict())
     scheduler(after).load_state_dict(scheduler(before).state_dict())
     for group in after["optimizer"].param_groups:
-        assert group["lr"] == pytest.approx(5e-4 * lr_share(5, 20, now))
+        assert group["lr"] == pytest.approx(5e-4 * lr_factor(5, 20, now))
         assert group["weight_decay"] in (0.0, 0.2)
         assert group.get("betas", (0.8, 0.9)) == (0.8, 0.9)
     assert (
@@ -289,7 +291,7 @@ def test_copy_and_closure() -> None:
     assert same_weights(net, copied_net)
 
 
-# ---------------------------------------------------------------------------------------------------------- schedules
+# schedules ----------------------------------------------------------------------------------------
 
 
 def test_dictionaries_match_the_config() -> None:
@@ -304,7 +306,7 @@ def test_dictionaries_match_the_config() -> None:
 def test_schedule_properties(schedule: str, warmup: float, total: int) -> None:
     config = OptimConfig(schedule=schedule, warmup=warmup, final_lr=0.1, decay=0.3)
     steps = int(warmup if warmup >= 1 else warmup * total)
-    shares = [lr_share(t, total, config) for t in range(1, total + 1)]
+    shares = [lr_factor(t, total, config) for t in range(1, total + 1)]
     ramp, rest = shares[:steps], shares[max(steps - 1, 0) :]
     assert all(0 < share <= 1 for share in shares)
     assert ramp == pytest.approx([t / steps for t in range(1, len(ramp) + 1)])
@@ -315,11 +317,13 @@ def test_schedule_properties(schedule: str, warmup: float, total: int) -> None:
         assert shares[steps - 1] == 1
     if steps < total > 1 and schedule in ("cosine", "linear", "wsd"):
         assert shares[-1] == pytest.approx(0.1)
-    assert lr_share(total + 5, total, config) == shares[-1]
+    assert lr_factor(total + 5, total, config) == shares[-1]
 
 
 def transformers_lambda(name: str) -> Callable[[int], float]:
-    """`name` as transformers schedules it, in 100 steps, 10 of them warm-up, down to 0.1 where it ends anywhere."""
+    """`name` as transformers schedules it, in 100 steps, 10 of them warm-up, down to 0.1 where it
+    ends anywhere.
+    """
     from transformers import optimization
 
     dummy = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -352,7 +356,7 @@ def test_schedule_equals_transformers(schedule: str) -> None:
     for t in range(
         10 if schedule == "wsd" else 1, 101
     ):  # their wsd warms up from the last share, ours from 0
-        assert lr_share(t, 100, config) == pytest.approx(theirs(t), abs=1e-9), t
+        assert lr_factor(t, 100, config) == pytest.approx(theirs(t), abs=1e-9), t
 
 
 def test_noam_equals_the_paper() -> None:
@@ -362,7 +366,7 @@ def test_noam_equals_the_paper() -> None:
         return 512**-0.5 * min(t**-0.5, t * 4000**-1.5)
 
     for t in (1, 100, 4000, 16000, 100_000):
-        assert lr_share(t, 100_000, config) == pytest.approx(rate(t) / rate(4000))
+        assert lr_factor(t, 100_000, config) == pytest.approx(rate(t) / rate(4000))
 
 
 def test_the_optimizer_follows_the_schedule() -> None:
@@ -375,7 +379,7 @@ def test_the_optimizer_follows_the_schedule() -> None:
             1e-2 if group["kind"] == "muon" else 1e-3 for group in built["optimizer"].param_groups
         ]
         used = [group["lr"] for group in built["optimizer"].param_groups]
-        assert used == pytest.approx([peak * lr_share(t, 10, config) for peak in peaks])
+        assert used == pytest.approx([peak * lr_factor(t, 10, config) for peak in peaks])
         train(net, built, range(t, t + 1))
 
 
@@ -407,7 +411,7 @@ def test_wrong_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
         OptimConfig(**wrong)
 
 
-# ---------------------------------------------------------------------------------------------------------- Lightning
+# Lightning ----------------------------------------------------------------------------------------
 
 
 class Toy(LightningModule):

@@ -8,7 +8,7 @@ import yaml
 
 from tasks.cli.config_files import in_yaml, read_config
 from tasks.cli.lightning_cli import TaskCLI
-from tasks.cli.parsing import expand, flat, given, merged, names_data
+from tasks.cli.parsing import expand_macros, flat, join_values, merged, names_data, take_option
 from tasks.errors import UsageError
 from tests.tasks.command import run
 
@@ -17,9 +17,7 @@ from tests.tasks.command import run
 def options(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function from a command line to the options that `fit` would have, flat."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        TaskCLI, "fit", lambda self, model, datamodule, **_: seen.append(flat(self.dumped()))
-    )
+    monkeypatch.setattr(TaskCLI, "fit", lambda self: seen.append(flat(self.options_to_save())))
 
     def parsed(line: str) -> dict[str, Any]:
         assert run(f"fit {line}") == 0
@@ -88,8 +86,8 @@ def test_named_configs_come_with_the_package(tmp_path: Path) -> None:
     assert (
         read_config("configs/vit/digits.yaml")["data"]["source"] == "digits"
     )  # from another working directory
-    assert names_data(["--config", "configs/vit/digits.yaml"])
-    assert not names_data(["--config", "configs/logger/wandb.yaml", "--trainer.max_epochs", "3"])
+    assert names_data(["--config=configs/vit/digits.yaml"])
+    assert not names_data(["--config=configs/logger/wandb.yaml", "--trainer.max_epochs=3"])
 
 
 def test_compile_is_short_for_the_models(options: Any) -> None:
@@ -97,20 +95,21 @@ def test_compile_is_short_for_the_models(options: Any) -> None:
     assert options("")["model.compile"] is False
 
 
-def test_expand_puts_configs_below_what_is_typed() -> None:
+def test_configs_are_put_below_what_is_typed() -> None:
     macros = {"--preset": lambda value: {"size": value}}
     line = ["--x", "1", "--preset", "big", "--preset=small", "--fast", "--slow=false"]
-    assert expand(line, macros, {"--fast": "--speed", "--slow": "--snail"}) == [
+    assert expand_macros(join_values(line, ["--fast", "--slow"]), macros) == [
         '--config=# --preset big\n{"size": "big"}', '--config=# --preset small\n{"size": "small"}',
-        "--x", "1", "--speed=true", "--snail=false"
+        "--x=1", "--fast=true", "--slow=false"
     ]  # fmt: skip
-    with pytest.raises(UsageError, match="--preset needs a value"):
-        expand(["--preset"], macros, {})
+    for line in (["--preset"], ["--preset", "--x=1"], ["--preset="]):
+        with pytest.raises(UsageError, match="--preset needs a value"):
+            join_values(line)
 
 
-def test_given_takes_the_last() -> None:
-    assert given(["--a", "1", "--r", "x", "--r=y"], "--r") == ("y", ["--a", "1"])
-    assert given(["--a"], "--r") == (None, ["--a"])
+def test_the_last_of_several_values_is_taken() -> None:
+    assert take_option(["--a=1", "--r=x", "--r=y"], "--r") == ("y", ["--a=1"])
+    assert take_option(["--a=1"], "--r") == (None, ["--a=1"])
 
 
 def test_merged_and_flat() -> None:
@@ -121,24 +120,35 @@ def test_merged_and_flat() -> None:
 
 
 SENTENCES = {
-    "--model.net.stack.detph 3": "unknown option --model.net.stack.detph: did you mean --model.net.stack.depth?",
-    "--trainer.max_epoch 3": "unknown option --trainer.max_epoch: did you mean --trainer.max_epochs?",
+    "--model.net.stack.detph 3": "unknown option --model.net.stack.detph: did you mean "
+    "--model.net.stack.depth?",
+    "--trainer.max_epoch 3": "unknown option --trainer.max_epoch: did you mean "
+    "--trainer.max_epochs?",
     "--zzzzzzz 3": "unknown option --zzzzzzz: `--help` lists the options",
     "--config a.yaml": "unknown option --trainer.max_epoch: did you mean --trainer.max_epochs?",
-    "--config b.yaml": "--trainer.max_epochs many: must be a whole number or null (in --config b.yaml)\n",
-    "--config=c.yaml --config b.yaml": "--trainer.max_epochs many: must be a whole number or null (in --config b.yaml)",
-    "--config b.yaml --config c.yaml --trainer.max_epochs 2": "--trainer.max_epochs many: must be a whole number or "
+    "--config b.yaml": "--trainer.max_epochs many: must be a whole number or null (in --config "
+    "b.yaml)\n",
+    "--config=c.yaml --config b.yaml": "--trainer.max_epochs many: must be a whole number or null "
+    "(in --config b.yaml)",
+    "--config b.yaml --config c.yaml --trainer.max_epochs 2": "--trainer.max_epochs many: must be "
+    "a whole number or "
     "null (in --config b.yaml)",
-    "--config d.yaml": "--data.dataset.mean [0.5, 'half']: must be a number or null (in --config d.yaml)",
-    "--config c.yaml --trainer.max_epochs three": "--trainer.max_epochs three: must be a whole number or null\n",
+    "--config d.yaml": "--data.dataset.mean [0.5, 'half']: must be a number or null (in --config "
+    "d.yaml)",
+    "--config c.yaml --trainer.max_epochs three": "--trainer.max_epochs three: must be a whole "
+    "number or null\n",
     "--model.optimizer.lr fast": "--model.optimizer.lr fast: must be a number",
-    "--model.net.stack.order pree": "--model.net.stack.order pree: must be pre, post or parallel: did you mean pre?",
-    "--model.optimizer.optimizer adam": "--model.optimizer.optimizer adam: must be adamw or muon: did you mean adamw?",
+    "--model.net.stack.order pree": "--model.net.stack.order pree: must be pre, post or parallel: "
+    "did you mean pre?",
+    "--model.optimizer.optimizer adam": "--model.optimizer.optimizer adam: must be adamw or muon: "
+    "did you mean adamw?",
     "--trainer.max_epochs": "--trainer.max_epochs needs a value",
     "--data.image_size 16": "--data.image_size cannot be set: it follows --model.net.image_size",
     "--preset tinny": "unknown preset 'tinny': did you mean 'tiny'?",
-    "--model.net.stack.heads 5": "width 64 cannot be split into 5 heads; make width a multiple of heads.",
-    "--model.net.patch_size 3": "image_size 8 is not a multiple of patch_size 3; change one of them.",
+    "--model.net.stack.heads 5": "width 64 cannot be split into 5 heads; make width a multiple of "
+    "heads.",
+    "--model.net.patch_size 3": "image_size 8 is not a multiple of patch_size 3; change one of "
+    "them.",
     "stray": "unexpected 'stray': options begin with --",
 }
 
@@ -171,7 +181,9 @@ def test_any_text_is_an_option(text: str) -> None:
 
 
 def laughs(item: str, levels: int = 9) -> str:
-    """YAML of a few hundred characters that stands for 10^levels values, each level being ten times the one below."""
+    """YAML of a few hundred characters that stands for 10^levels values, each level being ten times
+    the one below.
+    """
     lines = [
         "a0: &a0 {x: 1}",
         *(f"a{n}: &a{n} {item.format(', '.join([f'*a{n - 1}'] * 10))}" for n in range(1, levels)),

@@ -1,4 +1,6 @@
-"""Every task trains in every precision, and what is made of it then works; loss curves hardly depend on it."""
+"""Every task trains in every precision, and what is made of it then works; loss curves hardly
+depend on it.
+"""
 
 import math
 from collections.abc import Callable
@@ -59,10 +61,11 @@ def write_data() -> None:
     Path("text.txt").write_text("def f(x): return x\n" * 4)
 
 
-# Runs ---------------------------------------------------------------------------------------------------------------
+# Runs ---------------------------------------------------------------------------------------------
 
 SCALED = (  # what 16-mixed is on a GPU; on a CPU Lightning makes it bf16-mixed
-    "--trainer.plugins pytorch_lightning.plugins.MixedPrecision --trainer.plugins.precision 16-mixed "
+    "--trainer.plugins pytorch_lightning.plugins.MixedPrecision --trainer.plugins.precision "
+    "16-mixed "
     "--trainer.plugins.device cpu"
 )
 PRECISIONS = {  # what most often goes wrong is tried for all tasks, the rest for one
@@ -117,7 +120,8 @@ def test_averages_need_digits(capsys: pytest.CaptureFixture[str]) -> None:
 
 LONG = {
     "vit": "--model.net.stack.depth 2 --model.optimizer.lr 2e-4 --data.batch_size 64",
-    "bert": f"{BERT} --data.batch_size 32 --model.optimizer.optimizer muon --model.optimizer.lr 3e-3",
+    "bert": f"{BERT} --data.batch_size 32 --model.optimizer.optimizer muon --model.optimizer.lr "
+    f"3e-3",
     "lm": f"{LM} --model.optimizer.lr 1e-3",
     "seq2seq": f"{SMALL_S2S} {PAIRS} --model.optimizer.lr 1e-3",
 }
@@ -142,7 +146,7 @@ def test_loss_curves(task: str) -> None:
     assert ((two - one).abs() / one).max() < 0.02, ((two - one).abs() / one).max()
 
 
-# What needs float32 has it ------------------------------------------------------------------------------------------
+# What needs float32 has it ------------------------------------------------------------------------
 
 ROUNDED = 2.0**-8  # relative error of a number in bfloat16
 EXACT: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {

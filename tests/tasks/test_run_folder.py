@@ -9,7 +9,7 @@ from PIL import Image
 
 from datamodules.sources import Source
 from tasks.cli.lightning_cli import TaskCLI
-from tasks.tracking.run_folder import Continued, read_rows
+from tasks.tracking.metrics_csv import LoggedRows, read_rows
 from tests.tasks.command import (
     PAIRS,
     SHORT,
@@ -97,10 +97,12 @@ def test_rows(finished: Path) -> None:
 
 @pytest.mark.parametrize("validates, ends", [(False, False), (False, True), (True, True)])
 def test_rows_that_come_again_go(validates: bool, ends: bool) -> None:
-    """Of the step that a checkpoint is of: where its validation, or the end of its epoch, is still to come."""
+    """Of the step that a checkpoint is of: where its validation, or the end of its epoch, is still
+    to come.
+    """
     loops = {"epoch_loop.state_dict": {"validates": validates}}
     progress = {"epoch_progress": {"current": {"completed": 0 if ends else 1, "ready": 1}}}
-    continued = Continued({"global_step": 4, "loops": {"fit_loop": loops | progress}})
+    earlier = LoggedRows({"global_step": 4, "loops": {"fit_loop": loops | progress}})
     rows = [
         ("3", "train/grad_norm"),
         ("3", "val/loss"),
@@ -108,7 +110,7 @@ def test_rows_that_come_again_go(validates: bool, ends: bool) -> None:
         ("2", "val/loss"),
         ("4", "train/loss"),
     ]
-    kept = [continued.keeps({"step": step, name: "1"}) for step, name in rows]
+    kept = [earlier.keeps({"step": step, name: "1"}) for step, name in rows]
     assert kept == [True, not validates, not ends, True, False]
 
 
@@ -205,8 +207,10 @@ MONITORS = {
     "--checkpoint.monitor acc --checkpoint.save_top_k 2": "--checkpoint.monitor acc",
     "--checkpoint.monitor val/confusion": "--checkpoint.monitor val/confusion",
     "--checkpoint.monitor val/loss --trainer.limit_val_batches 0": "--checkpoint.monitor val/loss",
-    "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=test/loss": "EarlyStopping monitors test/loss",
-    "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.monitor=loss": "ModelCheckpoint monitors loss",
+    "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=test/loss": "EarlyStopping "
+    "monitors test/loss",
+    "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.monitor=loss": "ModelCheckpoint "
+    "monitors loss",
 }
 
 
@@ -235,9 +239,11 @@ FEW = (
     "--trainer.max_epochs 1 --trainer.log_every_n_steps 1"
 )
 LOGGED = {
-    "vit": f"{FEW} --model.net.stack.depth 1 --model.optimizer.optimizer muon --model.optimizer.muon_lr 0.1",
+    "vit": f"{FEW} --model.net.stack.depth 1 --model.optimizer.optimizer muon "
+    f"--model.optimizer.muon_lr 0.1",
     "bert": f"{FEW} {TINY}",
-    "mlm": f"{FEW} {TINY} --data.next_sentence true --model.net.segments 2 --data.tokenizer.vocabulary 300",
+    "mlm": f"{FEW} {TINY} --data.next_sentence true --model.net.segments 2 "
+    f"--data.tokenizer.vocabulary 300",
     "lm": f"{FEW} {SMALL_LM} --data.source files --data.path texts --data.tokenizer.vocabulary 400",
     "seq2seq": f"{FEW} {SMALL_S2S} {PAIRS}",
 }

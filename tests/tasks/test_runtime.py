@@ -16,7 +16,8 @@ from tasks.training.allocator import tune_allocator
 assert "torch" not in sys.modules
 tuned = sys.argv[1] == "tuned" and tune_allocator()
 import torch
-step = lambda: torch.ones(192, 2**16).mul(2.0).add_(1.0)  # 48 MiB twice, more than glibc ever keeps by itself
+# 48 MiB twice, more than glibc ever keeps by itself
+step = lambda: torch.ones(192, 2**16).mul(2.0).add_(1.0)
 for _ in range(3):
     step()
 start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

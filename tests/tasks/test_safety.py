@@ -208,7 +208,7 @@ def write_checkpoints() -> list[str]:
 @pytest.mark.parametrize("task", TASKS)
 def test_checkpoints_of_every_command(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = import_module(f"tasks.{task}.__main__").APP.commands.keys()
-    assert {line.split()[0] for line in READS[task]} | {"fit", "consolidate"} == set(
+    assert {line.split()[0] for line in READS[task]} | {"fit"} == set(
         commands
     )  # see test_sharding.py
     for file in write_checkpoints():

@@ -1,4 +1,6 @@
-"""Runs in float16 with a gradient scaler: what it needs of a step, and what a step that overflows leaves as it was."""
+"""Runs in float16 with a gradient scaler: what it needs of a step, and what a step that overflows
+leaves as it was.
+"""
 
 import math
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""What a training step draws follows from the seed and from where the step is, and from nothing else."""
+"""What a training step draws follows from the seed and from where the step is, and from nothing
+else.
+"""
 
 import os
 from itertools import product

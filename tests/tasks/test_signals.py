@@ -1,4 +1,6 @@
-"""SIGTERM and Ctrl-C, to any process, stop a run after a complete step, with a checkpoint and the right exit code."""
+"""SIGTERM and Ctrl-C, to any process, stop a run after a complete step, with a checkpoint and the
+right exit code.
+"""
 
 import os
 import shlex
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from tasks.base import Task
-from tasks.cli.signals import Signals
+from tasks.cli.signals import SignalHandler
 from tests.tasks.cases import CASES, Wholes, assert_same, at, fill, first
 from tests.tasks.command import ROOT, SHORT, checkpoint, run
 from tests.tasks.forked import Server
@@ -185,16 +187,13 @@ def test_saves_also_where_last_is_not_asked_for(
     assert checkpoint("r")["global_step"] == 3
 
 
-def test_what_torchrun_passes_on_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for launcher in (False, True):
-        if launcher:
-            monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
-        signals = Signals()
-        signals.waiting = True
+def test_what_torchrun_repeats_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals = SignalHandler()
+    signals.mode = "defer"
+    signals(signal.SIGINT, None)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a run")
+    signals(signal.SIGINT, None)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    with pytest.raises(KeyboardInterrupt):
         signals(signal.SIGINT, None)
-        if launcher:
-            signals(signal.SIGINT, None)
-            signals.since -= 10
-        with pytest.raises(KeyboardInterrupt):
-            signals(signal.SIGINT, None)
-        assert signals.noted == signal.SIGINT
+    assert signals.received == signal.SIGINT

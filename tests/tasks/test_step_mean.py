@@ -1,4 +1,6 @@
-"""An optimizer step is the mean over all its targets, however micro-batches and ranks share them out."""
+"""An optimizer step is the mean over all its targets, however micro-batches and ranks share them
+out.
+"""
 
 import json
 from collections.abc import Iterator
@@ -22,16 +24,19 @@ from tests.tasks.command import (
 )
 from tests.tasks.forked import Server
 
-# Nothing random but the order, and an AdamW whose steps show how long a gradient is instead of the noise where it is 0.
+# Nothing random but the order, and an AdamW whose steps show how long a gradient is instead of the
+# noise where it is 0.
 CALM = (
-    "--model.optimizer.optimizer adamw --model.optimizer.eps 1e-3 --model.optimizer.schedule constant "
+    "--model.optimizer.optimizer adamw --model.optimizer.eps 1e-3 --model.optimizer.schedule "
+    "constant "
     "--model.optimizer.warmup 0 --model.optimizer.gradient_clip null --trainer.log_every_n_steps 1 "
     "--trainer.max_epochs 9 --trainer.accelerator cpu"
 )
 STILL = "--model.net.stack.depth 1 --model.net.stack.dropout 0 --model.net.stack.drop_path 0"
 TASKS = {
     "vit": f"{STILL} --model.augment.crop_padding 0 --trainer.limit_val_batches 2",
-    "bert": f"{STILL} --model.net.stack.width 32 --model.net.stack.heads 2 --trainer.limit_val_batches 2",
+    "bert": f"{STILL} --model.net.stack.width 32 --model.net.stack.heads 2 "
+    f"--trainer.limit_val_batches 2",
     "mlm": f"{STILL} --model.net.stack.width 32 --model.net.stack.heads 2 "
     "--data.source txt --data.path texts --data.dataset.val_fraction 0.4 "
     "--data.max_length 44 --data.tokenizer.vocabulary 300",
@@ -42,7 +47,9 @@ TASKS = {
 
 
 def same_draws(tokens: torch.Tensor, seeds: list[int] | None) -> torch.Tensor:
-    """What decides on a token's mask (3, B, N) follows from the token and its place, whatever the batch."""
+    """What decides on a token's mask (3, B, N) follows from the token and its place, whatever the
+    batch.
+    """
     numbers = tokens * 7 + torch.arange(tokens.shape[1]) * 31
     return torch.stack([numbers * factor % 101 / 101 for factor in (3, 5, 11)])
 
@@ -125,7 +132,7 @@ def test_two_ranks_equal_one_process(
     chosen = "best" if Path("r/checkpoints/best.ckpt").exists() else "last"
     found: dict[str, float] = {}
     monkeypatch.setattr(
-        "tasks.cli.lightning_cli.closing_table", lambda metrics, *_: found.update(metrics)
+        "tasks.cli.lightning_cli.print_results", lambda metrics, *_: found.update(metrics)
     )
     assert run(f"test --ckpt_path r/checkpoints/{chosen}.ckpt --trainer.accelerator cpu", task) == 0
     for name in (name for name in found if name.startswith("test/")):

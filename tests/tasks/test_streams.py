@@ -1,4 +1,6 @@
-"""Standard streams that are closed or cannot print a character, and names of files that are not UTF-8."""
+"""Standard streams that are closed or cannot print a character, and names of files that are not
+UTF-8.
+"""
 
 import json
 import os

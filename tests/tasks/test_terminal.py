@@ -16,7 +16,9 @@ PLAIN = r"epoch \d/2  step \d  train/loss \d"
 
 
 def on_a_terminal(line: str, folder: Path) -> tuple[int, str]:
-    """Exit code of `python -m tasks.vit LINE` in `folder`, and what its terminal was sent, control codes left out."""
+    """Exit code of `python -m tasks.vit LINE` in `folder`, and what its terminal was sent, control
+    codes left out.
+    """
     ours, theirs = pty.openpty()
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),

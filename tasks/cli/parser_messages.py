@@ -1,0 +1,80 @@
+"""jsonargparse's messages as one sentence, with the nearest option or choice."""
+
+import difflib
+import re
+
+from tasks.errors import unknown_option
+
+# environment variable: more packages, separated by commas, whose classes options may name
+TRUST = "TESSERA_TRUST"
+UNKNOWN_OPTION = (
+    r"[Uu]nrecognized arguments?:? '?(--[\w.+-]+)|does not accept option '([\w.]+)'"
+    r"|[Kk]ey '([\w.]+)' is not expected"
+)
+WRONG_VALUE = r'.*Parser key "([\w.]+)":(.*)(?:Got value|Given value): ?(.*)'
+EXPECTED = r"Expected an? (?:<class '(?:\w+\.)*(\w+)'>|(dot import path)|typing\.Literal\[(.*?)\])"
+TYPE_NAMES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true/false",
+    "str": "text",
+    "NoneType": "null",
+    "tuple": "a list",
+    "list": "a list",
+    "Iterable": "a list",
+    "dot import path": "a class",
+}
+SENTENCES = {  # jsonargparse's message, and ours
+    r".*argument (--\S+): expected .*argument": r"\1 needs a value",
+    r".*arguments are required: (\w+).*": r"--\1 is missing",
+    r".*argument ([\w.]+) --> ([\w.]+):.*": r"--\2 cannot be set: it follows --\1",
+    r".*Parser key \"([\w.]+)\": Unable to load config \"(.*?)\"": r"--\1 \2: no such file of "
+    r"options",
+    r"Parser key \"(\w+)\": Not of type Seed: .*": r"--\1 must be a whole number from 0 to "
+    r"4294967295",
+    r"[Uu]nrecognized arguments: ?(.*)": r"unexpected '\1': options begin with --",
+}
+
+
+def one_sentence(message: str, options: list[str]) -> str:
+    """jsonargparse's message as one sentence, with the nearest of `options` for an unknown one."""
+    message = re.sub(r"\s*\n\s*(- )?", " ", message.strip()).removeprefix('Parser key "config": ')
+    if found := re.search(r"Importing '(([\w-]+)[\w.-]*)' is not allowed", message):
+        return (
+            f"{found[1]} is refused, since naming it would run its code: "
+            f"set {TRUST}={found[2]} if you trust it"
+        )
+    if found := re.search(UNKNOWN_OPTION, message):
+        name = next(filter(None, found.groups())).removeprefix("--")
+        return unknown_option(f"--{name}", options)
+    if found := re.fullmatch(WRONG_VALUE, message):
+        return wrong_value(*found.groups())
+    for pattern, sentence in SENTENCES.items():
+        if re.fullmatch(pattern, message):
+            return re.sub(pattern, sentence, message)
+    return message
+
+
+def wrong_value(key: str, reason: str, value: str) -> str:
+    """A sentence that refuses an option's value and says what it must be."""
+    if nested := re.fullmatch(r"NestedArg\(key='(.*)', val='?(.*?)'?\)", value):
+        key = f"{key}.{nested[1]}"
+        value = nested[2]
+    value = value[:200] or "''"
+    types = re.findall(EXPECTED, reason)
+    choices = [choice for *_, literal in types for choice in re.findall(r"[\w.-]+", literal)]
+    names = [TYPE_NAMES.get(a or b, a) for a, b, _ in types if a or b]
+    names = list(dict.fromkeys(names + choices))
+    expected = " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    close = difflib.get_close_matches(value, choices, 1)
+    hint = f": did you mean {close[0]}?" if close else ""
+    base_class = re.search(r"Subtypes: \[.*?<class '[a-z_.]+\.([A-Z]\w+)'>", reason)
+    if base_class:
+        # An argument of the class that was named, or a name that is no such class.
+        inner = re.search(
+            r"(--\w+ (?:is missing|.*?: must be .*?))(?= Not a valid| Option| Expected|$)", reason
+        )
+        what = "an argument" if nested else "the name"
+        expected = f"{what} of a {base_class[1]}"
+        hint = f" ({inner[1]})" if inner else ""
+    return f"--{key} {value}: must be {expected or 'another value'}{hint}"

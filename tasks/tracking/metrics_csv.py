@@ -1,0 +1,150 @@
+"""`metrics.csv` in the run folder, which a continued run goes on with."""
+
+import csv
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers import Logger
+from pytorch_lightning.utilities import rank_zero_only
+
+from datamodules.utils.files import open_regular, read_bytes, replacing
+from tasks.checkpoints.reading import Checkpoint
+from tasks.errors import RunError
+
+ROWS_BEFORE_WRITE = 50
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a `metrics.csv`, without empty cells; a last one that was not written to its end
+    is left out.
+
+    Raises:
+        RunError: it is something else.
+        OSError: it is no regular file, or cannot be read.
+    """
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError:
+        return []
+    try:
+        lines = content[: content.rfind(b"\n") + 1].decode().splitlines()
+        rows = [
+            {name: value for name, value in row.items() if value}
+            for row in csv.DictReader(lines, strict=True)
+        ]
+        for row in rows:
+            int(row["step"])
+            for value in row.values():
+                float(value)  # raises ValueError
+    except (csv.Error, KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{path} is damaged: move it away, and the run goes on without its earlier rows"
+        ) from error
+    return rows
+
+
+class LoggedRows:
+    """Which rows of metrics a continued run keeps: all from before its checkpoint that it does not
+    log again.
+
+    Args:
+        checkpoint: where it continues; None where it begins.
+    """
+
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        self.last_step = (checkpoint["global_step"] if checkpoint else 0) - 1
+        loops = checkpoint["loops"]["fit_loop"] if checkpoint else {}
+        self.validates = loops.get("epoch_loop.state_dict", {}).get("validates", False)
+        epochs = loops.get("epoch_progress", {}).get("current", {"completed": 0, "ready": 0})
+        self.ends_epoch = epochs["completed"] < epochs["ready"]
+
+    def keeps(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row stays."""
+        step = int(row["step"])
+        if step != self.last_step or "train/grad_norm" in row:
+            return step <= self.last_step
+        if any(name.startswith("val/") for name in row):
+            return not self.validates
+        return not self.ends_epoch
+
+
+class MetricsCSV(Logger):
+    """Writes `metrics.csv`: a row a step, a column a metric, and more columns when they come up.
+
+    Lightning's CSVLogger deletes the file of an earlier process.
+
+    Args:
+        folder: run folder.
+        earlier: which rows of an earlier process are kept; a file is touched with the first new
+            row.
+    """
+
+    def __init__(self, folder: Path, earlier: LoggedRows) -> None:
+        super().__init__()
+        self.folder = folder
+        self.path = folder / "metrics.csv"
+        self.earlier = earlier
+        self.columns: list[str] = []
+        self.waiting: list[dict[str, Any]] = []
+        self.opened = False
+
+    @property
+    def name(self) -> str:
+        """Empty: Lightning puts no folder of this name into the run folder."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """Empty, as the name."""
+        return ""
+
+    @property
+    def log_dir(self) -> str:
+        """The run folder."""
+        return str(self.folder)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *_: Any, **__: Any) -> None:
+        """Do nothing: `config.yaml` holds them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add a row; the first one opens the file."""
+        if not self.opened and self.path.exists():
+            rows = [row for row in read_rows(self.path) if self.earlier.keeps(row)]
+            self.columns = sorted({"step"}.union(*rows))
+            self.rewrite(rows)
+        self.opened = True
+        self.waiting.append({"step": step, **{name: float(metrics[name]) for name in metrics}})
+        if len(self.waiting) >= ROWS_BEFORE_WRITE:
+            self.save()
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the rows that wait, below a new header where they have new columns."""
+        if not self.waiting:
+            return
+        new = set().union(*self.waiting) - set(self.columns)
+        self.columns += sorted(new)
+        if new or not self.path.exists():
+            self.rewrite(read_rows(self.path))
+        with TextIOWrapper(open_regular(self.path, follow=False, append=True), newline="") as file:
+            csv.DictWriter(file, self.columns).writerows(self.waiting)
+        self.waiting = []
+
+    def rewrite(self, rows: list[dict[str, str]]) -> None:
+        """Replace the file, whole or not at all."""
+        with replacing(self.path) as partial, open(partial, "w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write the rows that wait; of a run that failed, as far as that works."""
+        with suppress(OSError) if status == "failed" else nullcontext():
+            self.save()
