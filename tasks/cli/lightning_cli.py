@@ -252,7 +252,7 @@ class TaskCLI(LightningCLI):
         """Hand over the checkpoint, if there is one, and let go of it."""
         if self.line.checkpoint:
             self.model.restore(self.line.checkpoint)
-            self.datamodule.adopt(self.model.facts)
+            self.datamodule.set_metadata(self.model.metadata)
         self.line.checkpoint = None
 
     def fit(self) -> None:
