@@ -104,18 +104,18 @@ class CorpusData(TokenizedData):
     def marks_documents(self) -> bool:
         """Whether special tokens mark where documents begin and end: if there are several to train
         on."""
-        if "marks_documents" in self._facts:
-            return bool(self._facts["marks_documents"])
+        if "marks_documents" in self._metadata:
+            return bool(self._metadata["marks_documents"])
         return self.source.statistics("train" if self.source.has("train") else "test").documents > 1
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """As in the base class, and marks_documents (bool)."""
-        if not self._facts:
-            self._facts = {**super().facts(), "marks_documents": self.marks_documents}
-        return self._facts
+        if not self._metadata:
+            self._metadata = {**super().metadata(), "marks_documents": self.marks_documents}
+        return self._metadata
 
-    def adopt(self, facts: dict[str, Any]) -> None:
-        super().adopt(facts)
+    def restore_metadata(self, metadata: dict[str, Any]) -> None:
+        super().restore_metadata(metadata)
         self._is_tokenizer_given = True
 
     # Splits.

@@ -88,21 +88,21 @@ class ImageData(ResumableDataModule):
         self.options = dataset
         self.loading = loading
         self.source: Source[Records] = SOURCES[source](path, dataset, skip_bad)
-        self._facts: dict[str, Any] = {}
+        self._metadata: dict[str, Any] = {}
         self._records: dict[str, Records] = {}
         self._datasets: dict[str, BatchedDataset] = {}
         self._skipped: list[str] = []
 
     # What the model must know of the data, measured or from a checkpoint.
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Primitives that a checkpoint keeps; from the training split, unless they were adopted.
 
         Returns:
             class_names (list), num_classes, channels, image_size (pixels), mean and std (per
             channel, in [0, 1]).
         """
-        if "mean" not in self._facts:
+        if "mean" not in self._metadata:
             layout = self._layout()
             mean = self.options.mean
             std = self.options.std
@@ -115,31 +115,31 @@ class ImageData(ResumableDataModule):
                     raise UsageError(
                         f"{name} {values} need a number for each of {layout['channels']} channels."
                     )
-            self._facts = {**layout, "mean": mean, "std": std}
-        return self._facts
+            self._metadata = {**layout, "mean": mean, "std": std}
+        return self._metadata
 
-    def adopt(self, facts: dict[str, Any]) -> None:
-        """Takes the facts of a checkpoint: prediction then needs no data set, and other data must
+    def restore_metadata(self, metadata: dict[str, Any]) -> None:
+        """Takes the metadata of a checkpoint: prediction then needs no data set, and other data must
         agree with them.
 
         Raises:
             UsageError: Another image size was asked for.
         """
-        if self.image_size not in (None, facts["image_size"]):
+        if self.image_size not in (None, metadata["image_size"]):
             raise UsageError(
                 f"image_size is {self.image_size}, the checkpoint was trained with "
-                f"{facts['image_size']}: leave it out."
+                f"{metadata['image_size']}: leave it out."
             )
         for name in ("class_names", "mean", "std"):
             given = getattr(self.options, name)
-            if given is not None and list(given) != list(facts[name]):
+            if given is not None and list(given) != list(metadata[name]):
                 raise UsageError(
-                    f"{name} is {given}, the checkpoint was trained with {facts[name]}: leave it "
+                    f"{name} is {given}, the checkpoint was trained with {metadata[name]}: leave it "
                     "out."
                 )
-        self._facts = dict(facts)
-        self.image_size = facts["image_size"]
-        self.source.checkpoint_classes = facts["class_names"]
+        self._metadata = dict(metadata)
+        self.image_size = metadata["image_size"]
+        self.source.checkpoint_classes = metadata["class_names"]
         self._records = {}
         self._datasets = {}
 
@@ -154,19 +154,19 @@ class ImageData(ResumableDataModule):
         return sorted({*self._skipped, *self.source.skipped})
 
     def _layout(self) -> dict[str, Any]:
-        """The facts that are known before any training image is decoded."""
-        if not self._facts:
+        """The metadata that are known before any training image is decoded."""
+        if not self._metadata:
             names = self.source.checked_class_names()
             train = self._split("train")
             channels = self.options.channels or train.channels()
             size = self.image_size or train.common_size(channels, self.skip_bad)
-            self._facts = {
+            self._metadata = {
                 "class_names": names,
                 "num_classes": len(names),
                 "channels": channels,
                 "image_size": size,
             }
-        return self._facts
+        return self._metadata
 
     # Splits: read and decoded when first needed, so that the test images stay untouched until the
     # test.
@@ -181,11 +181,11 @@ class ImageData(ResumableDataModule):
         if stage == "predict":
             self._dataset("predict")
             return
-        if self._facts:
-            self.source.require_classes(self._facts["class_names"])
+        if self._metadata:
+            self.source.require_classes(self._metadata["class_names"])
         for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}[stage]:
             self._dataset(split)
-        self.facts()
+        self.metadata()
 
     def _split(self, split: str) -> Records:
         if split not in self._records:

@@ -115,10 +115,10 @@ class NextSentencePairs(Chunks):
 
 
 class MaskedTextData(TextData):
-    """Batches of text to pretrain on: {"tokens": int64 (B, N), "keep": bool (B, N), "index": int64
+    """Batches of text to pretrain on: {"tokens": int64 (B, N), "padding_mask": bool (B, N), "index": int64
     (B,)}.
 
-    "keep" is False at padding. With `next_sentence` also "segments": int64 (B, N), 1 in the second
+    "padding_mask" is False at padding. With `next_sentence` also "segments": int64 (B, N), 1 in the second
     of two spans, and "is_next": int64 (B,), 1 where it follows the first. Tokens are masked later,
     on the device (see `datamodules.tokens.masking`).
 
@@ -152,20 +152,20 @@ class MaskedTextData(TextData):
         self.source.labelled = False
         self.next_sentence = next_sentence
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """As in the base class, and next_sentence (bool)."""
-        if not self._facts:
-            self._facts = {"next_sentence": self.next_sentence, **super().facts()}
-        return self._facts
+        if not self._metadata:
+            self._metadata = {"next_sentence": self.next_sentence, **super().metadata()}
+        return self._metadata
 
-    def adopt(self, facts: dict[str, Any]) -> None:
+    def restore_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the kind of samples must agree, too."""
-        if self.next_sentence != facts["next_sentence"]:
+        if self.next_sentence != metadata["next_sentence"]:
             raise UsageError(
                 f"next_sentence is {self.next_sentence}, the checkpoint was trained with "
-                f"{facts['next_sentence']}: leave it out."
+                f"{metadata['next_sentence']}: leave it out."
             )
-        super().adopt(facts)
+        super().restore_metadata(metadata)
 
     @cached_property
     def _training(self) -> Any:

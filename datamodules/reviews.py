@@ -53,10 +53,10 @@ class LabelledTokens(Sequences):
 
 
 class ReviewData(TextData):
-    """Batches of texts: {"tokens": int64 (B, N), "keep": bool (B, N), "label": int64 (B,), "index":
+    """Batches of texts: {"tokens": int64 (B, N), "padding_mask": bool (B, N), "label": int64 (B,), "index":
     int64 (B,)}.
 
-    "keep" is False at padding. Evaluation and prediction go from the longest to the shortest text:
+    "padding_mask" is False at padding. Evaluation and prediction go from the longest to the shortest text:
     "index" is the position of a text in the order it was read, for prediction in `predict_texts`;
     then batches have no "label".
 
@@ -88,30 +88,30 @@ class ReviewData(TextData):
         self.predict_path = predict_path
         self.predict_text: str | None = None  # a single text to classify, instead of a file
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """As in the base class, and class_names (list) and num_classes."""
-        if not self._facts:
+        if not self._metadata:
             names = self.source.checked_class_names()
-            self._facts = {"class_names": names, "num_classes": len(names), **super().facts()}
-        return self._facts
+            self._metadata = {"class_names": names, "num_classes": len(names), **super().metadata()}
+        return self._metadata
 
-    def adopt(self, facts: dict[str, Any]) -> None:
+    def restore_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the class names must agree, too."""
         given = self.options.class_names
-        if given is not None and given != facts["class_names"]:
+        if given is not None and given != metadata["class_names"]:
             raise UsageError(
-                f"class_names is {given}, the checkpoint was trained with {facts['class_names']}: "
+                f"class_names is {given}, the checkpoint was trained with {metadata['class_names']}: "
                 "leave it out."
             )
-        super().adopt(facts)
-        self.source.checkpoint_classes = facts["class_names"]
+        super().restore_metadata(metadata)
+        self.source.checkpoint_classes = metadata["class_names"]
 
     def setup(self, stage: str) -> None:
         """As in the base class; classes that are missing, or not the checkpoint's, are refused
         first."""
         if stage != "predict":
             self.source.require_classes(
-                self._facts.get("class_names") or self.source.checked_class_names()
+                self._metadata.get("class_names") or self.source.checked_class_names()
             )
         super().setup(stage)
 

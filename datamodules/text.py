@@ -199,8 +199,8 @@ class Sequences:
         return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
     def batch(self, index: Tensor, rows: Sequence[list[int]]) -> dict[str, Any]:
-        """{"tokens": int64 (B, N), "keep": bool (B, N), False at padding, "index": int64 (B,)}."""
+        """{"tokens": int64 (B, N), "padding_mask": bool (B, N), False at padding, "index": int64 (B,)}."""
         tokens = self.pad(index, rows)
         sizes = torch.tensor([len(row) for row in rows])
-        keep = torch.arange(tokens.shape[1]) < sizes[:, None]  # (N,), (B, 1) -> (B, N)
-        return {"tokens": tokens, "keep": keep, "index": index}
+        padding_mask = torch.arange(tokens.shape[1]) < sizes[:, None]  # (N,), (B, 1) -> (B, N)
+        return {"tokens": tokens, "padding_mask": padding_mask, "index": index}

@@ -49,7 +49,7 @@ class TokenizedData(ResumableDataModule):
         self.max_length = max_length
         self.config = tokenizer
         self.skip_bad = skip_bad
-        self._facts: dict[str, Any] = {}
+        self._metadata: dict[str, Any] = {}
         self._datasets: dict[str, Any] = {}
 
     # What subclasses say.
@@ -81,31 +81,31 @@ class TokenizedData(ResumableDataModule):
         texts = [] if self.config.file is not None else self.training_texts()
         return Tokenizer.load_or_train(texts, self.config)
 
-    def stored_tokenizer(self, facts: dict[str, Any]) -> Any:
+    def stored_tokenizer(self, metadata: dict[str, Any]) -> Any:
         """A checkpoint's."""
-        return Tokenizer.from_json(facts["tokenizer"], self.config.truncate)
+        return Tokenizer.from_json(metadata["tokenizer"], self.config.truncate)
 
     @property
     def padding(self) -> int:
         """Id of the padding token."""
         return self.tokenizer.special_id("pad")
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Primitives that a checkpoint keeps.
 
         Returns:
             tokenizer (content of its tokenizer.json), tokenizer_options, vocabulary (its size),
             padding (id of its padding token), max_length (tokens).
         """
-        if not self._facts:
-            self._facts = {
+        if not self._metadata:
+            self._metadata = {
                 "tokenizer": self.tokenizer.to_json(),
                 "tokenizer_options": self._tokenizer_options(),
                 "vocabulary": self.tokenizer.vocab_size,
                 "padding": self.padding,
                 "max_length": self.max_length,
             }
-        return self._facts
+        return self._metadata
 
     def _tokenizer_options(self) -> dict[str, Any]:
         """The tokenizer's options; those that it would be trained with only where it was."""
@@ -120,27 +120,27 @@ class TokenizedData(ResumableDataModule):
             }
         return options
 
-    def adopt(self, facts: dict[str, Any]) -> None:
-        """Uses the facts of a checkpoint: prediction then needs no data set.
+    def restore_metadata(self, metadata: dict[str, Any]) -> None:
+        """Uses the metadata of a checkpoint: prediction then needs no data set.
 
         Raises:
             UsageError: The options name another length or another tokenizer.
         """
-        if self.max_length != facts["max_length"]:
+        if self.max_length != metadata["max_length"]:
             raise UsageError(
                 f"max_length is {self.max_length}, the checkpoint was trained with "
-                f"{facts['max_length']}: leave it out."
+                f"{metadata['max_length']}: leave it out."
             )
         options = asdict(self.config)
-        stored = self.stored_tokenizer(facts)
-        for name, value in facts["tokenizer_options"].items():
+        stored = self.stored_tokenizer(metadata)
+        for name, value in metadata["tokenizer_options"].items():
             if not name.endswith("file") and options[name] != value:
                 raise UsageError(
                     f"--data.tokenizer.{name} {options[name]} (vocabulary "
                     f"{options['vocabulary']}) does not fit the checkpoint, whose tokenizer of "
                     f"{stored.vocab_size} tokens was made with {name} {value}: leave it out."
                 )
-        stored_file = facts["tokenizer_options"]["file"]
+        stored_file = metadata["tokenizer_options"]["file"]
         if self.config.file not in (None, stored_file):  # the stored file may be gone
             given = self.make_tokenizer()
             if given.digest != stored.digest:
@@ -149,7 +149,7 @@ class TokenizedData(ResumableDataModule):
                     f"checkpoint's ({stored.vocab_size} tokens): leave --data.tokenizer.file out."
                 )
         self.tokenizer = stored  # in place of the cached property's
-        self._facts = dict(facts)
+        self._metadata = dict(metadata)
         self._datasets = {}
 
     @property
@@ -180,7 +180,7 @@ class TokenizedData(ResumableDataModule):
         new = [self.dataset(split) for split in splits if split not in self._datasets]
         self.warn_truncated(new)
         if stage != "predict":
-            self.facts()
+            self.metadata()
 
     def dataset(self, split: str) -> Any:
         """A split, read and tokenised once."""

@@ -62,7 +62,7 @@ class PairTokens:
         source = self._source.batch(index, source_rows)
         batch = {
             "source": source["tokens"],
-            "source_keep": source["keep"],
+            "source_padding_mask": source["padding_mask"],
             "tokens": self._target.pad(index, [row[:-1] for row in rows]),
             "targets": self._target.pad(index, [row[1:] for row in rows], IGNORED),
             "index": index,
@@ -74,7 +74,7 @@ class PairTokens:
 
 
 class TranslationData(TextData):
-    """Batches of pairs: {"source": int64 (B, M), "source_keep": bool (B, M), False at padding,
+    """Batches of pairs: {"source": int64 (B, M), "source_padding_mask": bool (B, M), False at padding,
     "tokens": int64 (B, N), "targets": int64 (B, N), -100 at padding, "index": int64 (B,)}.
 
     "tokens" are the targets shifted right, which begin with the start token; targets end with
@@ -140,8 +140,8 @@ class TranslationData(TextData):
         """Those of the files, or trained from the training pairs."""
         return PairTokenizer.load_or_train(self._sides, self.training_texts, self.config)
 
-    def stored_tokenizer(self, facts: dict[str, Any]) -> PairTokenizer:
-        return PairTokenizer.from_facts(facts)
+    def stored_tokenizer(self, metadata: dict[str, Any]) -> PairTokenizer:
+        return PairTokenizer.from_metadata(metadata)
 
     def _sides(self) -> tuple[Any, Any]:
         pairs = self.source.split("train")
@@ -153,30 +153,30 @@ class TranslationData(TextData):
 
         return pa.chunked_array([chunk for side in self._sides() for chunk in side.chunks])
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Primitives that a checkpoint keeps.
 
         Returns:
-            What `PairTokenizer.facts` returns; tokenizer_options, max_length (tokens of either
+            What `PairTokenizer.metadata` returns; tokenizer_options, max_length (tokens of either
             side), languages (list of two).
         """
-        if not self._facts:
-            self._facts = {
-                **self.tokenizer.facts(),
+        if not self._metadata:
+            self._metadata = {
+                **self.tokenizer.metadata(),
                 "tokenizer_options": self._tokenizer_options(),
                 "max_length": self.max_length,
                 "languages": self.languages,
             }
-        return self._facts
+        return self._metadata
 
-    def adopt(self, facts: dict[str, Any]) -> None:
+    def restore_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the languages must agree, too."""
-        if self.languages != facts["languages"]:
+        if self.languages != metadata["languages"]:
             raise UsageError(
                 f"--data.languages is {language_pair(self.languages)}, the checkpoint was trained with "
-                f"{language_pair(facts['languages'])}: leave it out."
+                f"{language_pair(metadata['languages'])}: leave it out."
             )
-        super().adopt(facts)
+        super().restore_metadata(metadata)
 
     # Splits.
 

@@ -104,7 +104,7 @@ class Task(pl.LightningModule):
         """Builds the network, once the data are set up."""
         if self.net is not None:
             return
-        self.metadata = self.metadata or self.datamodule.facts()
+        self.metadata = self.metadata or self.datamodule.metadata()
         torch.manual_seed(run_seed())  # initial weights follow from the seed alone
         with refusals():
             self.net = self.build(self.metadata)

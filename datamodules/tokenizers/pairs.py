@@ -65,19 +65,19 @@ class PairTokenizer:
         return cls(source, target, config)
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> "PairTokenizer":
-        """From the facts of `datamodules.translation.TranslationData`, which a checkpoint keeps.
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> "PairTokenizer":
+        """From the metadata of `datamodules.translation.TranslationData`, which a checkpoint keeps.
 
         Raises:
             DataError: They hold no tokenizer.
         """
-        config = PairTokenizerConfig(**facts["tokenizer_options"])
-        source = target = Tokenizer.from_json(facts["source_tokenizer"], config.truncate)
-        if facts["target_tokenizer"] != facts["source_tokenizer"]:
-            target = Tokenizer.from_json(facts["target_tokenizer"], config.truncate)
+        config = PairTokenizerConfig(**metadata["tokenizer_options"])
+        source = target = Tokenizer.from_json(metadata["source_tokenizer"], config.truncate)
+        if metadata["target_tokenizer"] != metadata["source_tokenizer"]:
+            target = Tokenizer.from_json(metadata["target_tokenizer"], config.truncate)
         return cls(source, target, config)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What a checkpoint keeps of them.
 
         Returns:

@@ -103,17 +103,17 @@ class BertTask(TextTask, ClassifierTask):
         """Returns loss (), probabilities (B, K) and labels (B,) of a batch of tokens (B, N)."""
         labels = batch["label"]
         smoothing = self.label_smoothing if training else 0.0
-        logits = self.net(batch["tokens"], batch["keep"])
+        logits = self.net(batch["tokens"], batch["padding_mask"])
         loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
         if training and self.r_drop:
-            again = self.net(batch["tokens"], batch["keep"])
+            again = self.net(batch["tokens"], batch["padding_mask"])
             loss = (loss + F.cross_entropy(again, labels, label_smoothing=smoothing)) / 2
             loss = loss + self.r_drop * divergence(logits, again) / 2
         return loss, logits.softmax(-1), labels
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor]:
         """Returns indices of the texts (B,) and their class probabilities (B, K)."""
-        return batch["index"], self.net(batch["tokens"], batch["keep"]).softmax(-1)
+        return batch["index"], self.net(batch["tokens"], batch["padding_mask"]).softmax(-1)
 
     def write_predictions(self, trainer: pl.Trainer, datamodule: ReviewData, folder: Path) -> None:
         """Writes `predictions.csv`: text, label, probability of each class; or prints them."""

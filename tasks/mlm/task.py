@@ -95,8 +95,8 @@ class MaskedLMTask(TextTask):
         seeds = None
         if not training:
             seeds = [position_seed(run_seed(), -1, i, 0) for i in batch["index"].tolist()]
-        masked, where = self.masker(tokens, batch["keep"], seeds)
-        hidden = self.net.hidden(masked, batch["keep"], batch.get("segments"))
+        masked, where = self.masker(tokens, batch["padding_mask"], seeds)
+        hidden = self.net.hidden(masked, batch["padding_mask"], batch.get("segments"))
         targets = tokens[where]  # (S,)
         loss, right = self.net.loss(hidden, targets, where)
         count = max(1, len(targets))

@@ -28,7 +28,7 @@ def fit_to_data(config: Seq2SeqConfig, metadata: Mapping[str, Any]) -> Seq2SeqCo
     """
     config = fill_vocabulary(config, metadata, "source_vocabulary")
     config = fill_vocabulary(config, metadata, "target_vocabulary")
-    tokenizer = PairTokenizer.from_facts(metadata)
+    tokenizer = PairTokenizer.from_metadata(metadata)
     same = tokenizer.source.vocab == tokenizer.target.vocab
     if config.tying in ("all", "inputs") and not same:
         raise UsageError(

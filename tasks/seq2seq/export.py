@@ -41,7 +41,7 @@ def special_tokens(metadata: dict[str, Any]) -> dict[str, int]:
     """Returns the special tokens by their roles in a config.json."""
     tokens = {
         "decoder_start": metadata["start"],
-        "bos": PairTokenizer.from_facts(metadata).target.special_ids.bos,
+        "bos": PairTokenizer.from_metadata(metadata).target.special_ids.bos,
         "eos": metadata["end"],
         "pad": metadata["padding"],
     }
@@ -63,7 +63,7 @@ def to_huggingface(
 
 def write_tokenizers(metadata: dict[str, Any], folder: Path, tokens: DecodingTokens) -> None:
     """Writes tokenizers, and a `generation_config.json` that equals `translate`."""
-    pair = PairTokenizer.from_facts(metadata)
+    pair = PairTokenizer.from_metadata(metadata)
     sides = {folder: pair.source}
     if not pair.joint:
         sides[folder / TARGET_FOLDER] = pair.target

@@ -118,7 +118,7 @@ def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, A
     """
     if source.endswith(".ckpt"):
         checkpoint = read_task_checkpoint(source, TASKS)
-        theirs = PairTokenizer.from_facts(checkpoint[KEY]["metadata"])
+        theirs = PairTokenizer.from_metadata(checkpoint[KEY]["metadata"])
         state = net_weights(checkpoint)
     else:
         folder = model_folder(source)
@@ -151,7 +151,7 @@ def load_folder(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]
     folder = model_folder(source, CKPT_PATH)
     config, tokenizer_config = read_folder(folder, CKPT_PATH)
     metadata = {
-        **load_tokenizers(tokenizer_config).facts(),
+        **load_tokenizers(tokenizer_config).metadata(),
         "tokenizer_options": asdict(tokenizer_config),
         "max_length": config.max_length,
         "languages": read_languages(folder),

@@ -142,7 +142,7 @@ class Seq2SeqTask(Exhibits, TextTask):
     def configure_model(self) -> None:
         """Builds also the tokenizers of the data."""
         super().configure_model()
-        self.tokenizer = PairTokenizer.from_facts(self.metadata)
+        self.tokenizer = PairTokenizer.from_metadata(self.metadata)
 
     @property
     def language(self) -> str:
@@ -167,7 +167,7 @@ class Seq2SeqTask(Exhibits, TextTask):
     def step(self, batch: Batch, training: bool) -> tuple[Tensor, dict[str, Any], dict[str, Any]]:
         """Returns loss () of sources (B, M) and targets (B, N); in evaluation translations, too."""
         targets = batch["targets"]
-        hidden = self.net(batch["source"], batch["tokens"], batch["source_keep"])
+        hidden = self.net(batch["source"], batch["tokens"], batch["source_padding_mask"])
         loss, right = self.net.loss(hidden, targets, self.label_smoothing if training else 0.0)
         count = (targets != IGNORE_INDEX).sum()
         if training:
@@ -187,8 +187,8 @@ class Seq2SeqTask(Exhibits, TextTask):
         beams = self.decoding.beams if self.trainer.testing else self.decoding.val_beams
         config = self.decoding.generation(beams, self.net.max_length)
         sources = [
-            row[keep].tolist()
-            for row, keep in zip(batch["source"], batch["source_keep"], strict=True)
+            row[padding_mask].tolist()
+            for row, padding_mask in zip(batch["source"], batch["source_padding_mask"], strict=True)
         ]
         found = translate(self.net, sources, config, **decoding_tokens(self.tokenizer))
         best = [ranked[0] for ranked in found]
@@ -211,7 +211,7 @@ class Seq2SeqTask(Exhibits, TextTask):
         if self.looked or not any(outputs["texts"][:1]):
             return
         model = TranslationModel.of(self.net, self.metadata)
-        source = batch["source"][0][batch["source_keep"][0]].tolist()
+        source = batch["source"][0][batch["source_padding_mask"][0]].tolist()
         tokens = encode_translation(model, outputs["texts"][0])
         with (
             self.trainer.precision_plugin.val_step_context(),

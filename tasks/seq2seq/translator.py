@@ -34,7 +34,7 @@ class TranslationModel(NamedTuple):
         cls, net: Seq2Seq, metadata: dict[str, Any], generation: FolderGeneration | None = None
     ) -> "TranslationModel":
         """Returns a network with the tokenizers of its metadata, and the settings of its folder."""
-        tokenizer = PairTokenizer.from_facts(metadata)
+        tokenizer = PairTokenizer.from_metadata(metadata)
         if generation is None:
             tokens = decoding_tokens(tokenizer)
         else:

@@ -134,7 +134,7 @@ class TorchTransformer(nn.Module):
         ):
             layer.dropout = 0.0
 
-    def forward(self, source: Tensor, tokens: Tensor, source_keep: Tensor) -> Tensor:
+    def forward(self, source: Tensor, tokens: Tensor, source_padding_mask: Tensor) -> Tensor:
         """(B, M), (B, N), (B, M) -> logits (B, N, V)."""
         read, written = (
             self.dropout(self.embed(x) * WIDTH**0.5 + self.waves[: x.shape[1]])
@@ -147,8 +147,8 @@ class TorchTransformer(nn.Module):
             read,
             written,
             tgt_mask=later,
-            src_key_padding_mask=~source_keep,
-            memory_key_padding_mask=~source_keep,
+            src_key_padding_mask=~source_padding_mask,
+            memory_key_padding_mask=~source_padding_mask,
             tgt_is_causal=True,
         )
         return F.linear(hidden, self.embed.weight)
@@ -178,7 +178,7 @@ def torch_transformer(dropout: float = 0.0) -> TorchTransformer:
 
 def logits(net: Any, batch: Batch) -> Tensor:
     """Logits (B, N, V) of a batch, whosever the model is."""
-    source, tokens, keep = batch["source"], batch["tokens"], batch["source_keep"]
+    source, tokens, keep = batch["source"], batch["tokens"], batch["source_padding_mask"]
     if hasattr(net, "generation_config"):
         return net(
             input_ids=source, attention_mask=keep.long(), decoder_input_ids=tokens, use_cache=False
@@ -194,11 +194,11 @@ def loss(net: Any, batch: Batch) -> Tensor:
     """Mean cross entropy as each side's own training computes it."""
     if hasattr(net, "loss"):
         return net.loss(
-            net(batch["source"], batch["tokens"], batch["source_keep"]), batch["targets"]
+            net(batch["source"], batch["tokens"], batch["source_padding_mask"]), batch["targets"]
         )[0]
     if hasattr(net, "generation_config"):
         given = {
-            "attention_mask": batch["source_keep"].long(),
+            "attention_mask": batch["source_padding_mask"].long(),
             "decoder_input_ids": batch["tokens"],
         }
         return net(

@@ -126,7 +126,9 @@ def train_theirs() -> Callable[[], int]:
     """Hugging Face's model with PyTorch's AdamW, as it comes."""
     net = hugging_face()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
-    return training(net, optimizer, grouped(), lambda b: net(b["tokens"], b["keep"].long()).logits)
+    return training(
+        net, optimizer, grouped(), lambda b: net(b["tokens"], b["padding_mask"].long()).logits
+    )
 
 
 def train_ours() -> Callable[[], int]:
@@ -137,7 +139,7 @@ def train_ours() -> Callable[[], int]:
     tune_allocator()
     net = tessera()
     optimizer = build(net, OptimConfig(lr=1e-4), 1000)["optimizer"]
-    return training(net, optimizer, bucketed(), lambda b: net(b["tokens"], b["keep"]))
+    return training(net, optimizer, bucketed(), lambda b: net(b["tokens"], b["padding_mask"]))
 
 
 def evaluation() -> list[Batch]:
@@ -162,7 +164,7 @@ def inference(net: Any, logits: Callable[[Batch], Any]) -> Callable[[], int]:
 def infer_theirs() -> Callable[[], int]:
     """Hugging Face's model."""
     net = hugging_face()
-    return inference(net, lambda b: net(b["tokens"], b["keep"].long()).logits)
+    return inference(net, lambda b: net(b["tokens"], b["padding_mask"].long()).logits)
 
 
 def infer_ours() -> Callable[[], int]:
@@ -171,7 +173,7 @@ def infer_ours() -> Callable[[], int]:
 
     tune_allocator()
     net = tessera()
-    return inference(net, lambda b: net(b["tokens"], b["keep"]))
+    return inference(net, lambda b: net(b["tokens"], b["padding_mask"]))
 
 
 COMPETITORS = {
@@ -187,8 +189,10 @@ def difference() -> float:
     """Largest difference between the logits of both over the batches that inference is timed with."""
     theirs, ours, largest = hugging_face().eval(), tessera().eval(), 0.0
     for batch in evaluation():
-        expected = theirs(batch["tokens"], batch["keep"].long()).logits
-        largest = max(largest, float((ours(batch["tokens"], batch["keep"]) - expected).abs().max()))
+        expected = theirs(batch["tokens"], batch["padding_mask"].long()).logits
+        largest = max(
+            largest, float((ours(batch["tokens"], batch["padding_mask"]) - expected).abs().max())
+        )
     return largest
 
 

@@ -47,7 +47,7 @@ def torchvision_batches(data: ImageData, config: AugmentConfig) -> Callable[[], 
     """The same augmentations as torchvision's `transforms`, in two workers."""
     from torchvision import transforms
 
-    metadata, train = data.facts(), data._dataset("train")
+    metadata, train = data.metadata(), data._dataset("train")
     pixels = train[list(range(len(train)))]["image"]
     to_pil = transforms.ToPILImage()
     steps = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
@@ -63,7 +63,7 @@ def torchvision_batches(data: ImageData, config: AugmentConfig) -> Callable[[], 
 
 def our_batches(data: ImageData, config: AugmentConfig) -> Callable[[], Iterator[Tensor]]:
     """The datamodule's loader and batched augmentation, in this process."""
-    metadata, augment, loader = data.facts(), Augment(config), data.train_dataloader()
+    metadata, augment, loader = data.metadata(), Augment(config), data.train_dataloader()
 
     def batches() -> Iterator[Tensor]:
         for batch in loader:

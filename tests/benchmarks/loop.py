@@ -34,7 +34,7 @@ def fill(data: "ImageData") -> None:
         pixels = torch.randint(0, 256, (size, 3, 32, 32), dtype=torch.uint8)
         data._datasets[split] = MemoryImages(pixels, torch.randint(0, 10, (size,)))
     names = [str(i) for i in range(10)]
-    data._facts = {
+    data._metadata = {
         "class_names": names,
         "channels": 3,
         "image_size": 32,
@@ -54,7 +54,7 @@ def bare() -> float:
 
     data, task = ImageData(batch_size=BATCH), ViTTask(net=VIT_PRESETS["cifar_tiny"])
     fill(data)
-    task.metadata, task.net = data.facts(), task.build(data.facts())
+    task.metadata, task.net = data.metadata(), task.build(data.metadata())
     built = optim.build(task.net, task.optimizer_config, STEPS)
     for number, batch in enumerate(data.train_dataloader()):
         loss, _, _ = task.step(batch, training=True)

@@ -46,13 +46,13 @@ def fail(
     kind: type[Exception],
     *words: str,
     stage: str = "fit",
-    facts: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
     with pytest.raises(kind) as caught:
         data = ImageData(**options)
-        if facts:
-            data.adopt(facts)
+        if metadata:
+            data.restore_metadata(metadata)
         data.setup(stage)
     message = str(caught.value)
     assert "\n" not in message and message.endswith((".", "?"))
@@ -190,7 +190,7 @@ def test_bad_files_are_named_or_skipped_and_counted(
 
     def run(skip_bad: bool) -> tuple[int, list[str]]:
         data = ImageData(skip_bad=skip_bad, **options)  # type: ignore[arg-type]
-        data.adopt(FACTS)
+        data.restore_metadata(FACTS)
         data.setup(stage)
         loader = (
             data.predict_dataloader()
@@ -221,7 +221,7 @@ def test_workers_report_through_the_trainer(photos: Path, skip_bad: bool) -> Non
     made_text(photos / "train" / "bee" / "3.jpg")
     loading = LoadingOptions(memory_limit_mb=0, num_workers=2, eval_batch_size=4)
     data = ImageData(predict_path=str(photos), skip_bad=skip_bad, loading=loading)
-    data.adopt(FACTS)
+    data.restore_metadata(FACTS)
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False
     )
@@ -234,14 +234,14 @@ def test_workers_report_through_the_trainer(photos: Path, skip_bad: bool) -> Non
 
 
 def test_nothing_to_predict(tmp_path: Path) -> None:
-    fail(UsageError, "--data.predict_path", stage="predict", facts=FACTS)
-    fail(UsageError, "/no/such.jpg", stage="predict", facts=FACTS, predict_path="/no/such.jpg")
+    fail(UsageError, "--data.predict_path", stage="predict", metadata=FACTS)
+    fail(UsageError, "/no/such.jpg", stage="predict", metadata=FACTS, predict_path="/no/such.jpg")
     fail(
         UsageError,
         str(tmp_path),
         "holds no images",
         stage="predict",
-        facts=FACTS,
+        metadata=FACTS,
         predict_path=str(tmp_path),
     )
     (tmp_path / "1.jpg").write_text("x")
@@ -249,7 +249,7 @@ def test_nothing_to_predict(tmp_path: Path) -> None:
         DataError,
         "none of the 1",
         stage="predict",
-        facts=FACTS,
+        metadata=FACTS,
         predict_path=str(tmp_path),
         skip_bad=True,
     )
@@ -257,11 +257,11 @@ def test_nothing_to_predict(tmp_path: Path) -> None:
 
 def test_data_and_checkpoint_must_agree(photos: Path) -> None:
     words = ["2 classes (ant, bee)", "3 (ant, bee, cat)"]
-    facts = {**FACTS, "class_names": ["ant", "bee", "cat"], "num_classes": 3}
+    metadata = {**FACTS, "class_names": ["ant", "bee", "cat"], "num_classes": 3}
     for stage in ("fit", "validate", "test"):
-        fail(UsageError, *words, stage=stage, facts=facts, source="folder", path=str(photos))
-    fail(UsageError, "10 classes", "checkpoint 2 (ant, bee)", stage="test", facts=FACTS)
-    fail(UsageError, "image_size is 16", "trained with 8", facts=FACTS, image_size=16)
+        fail(UsageError, *words, stage=stage, metadata=metadata, source="folder", path=str(photos))
+    fail(UsageError, "10 classes", "checkpoint 2 (ant, bee)", stage="test", metadata=FACTS)
+    fail(UsageError, "image_size is 16", "trained with 8", metadata=FACTS, image_size=16)
 
 
 def test_no_network_says_what_to_put_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ def test_the_reference(packing: str, tokenizer: TokenizerConfig) -> None:
     data.prepare_data()
     data.setup("fit")
     data.setup("test")
-    facts = data.facts()
-    assert set(facts) == {
+    metadata = data.metadata()
+    assert set(metadata) == {
         "tokenizer",
         "tokenizer_options",
         "vocabulary",
@@ -80,9 +80,9 @@ def test_the_reference(packing: str, tokenizer: TokenizerConfig) -> None:
         "marks_documents",
     }
     assert (
-        facts["marks_documents"] is True
-        and facts["vocabulary"] == data.tokenizer.vocab_size
-        and facts["padding"] == 0
+        metadata["marks_documents"] is True
+        and metadata["vocabulary"] == data.tokenizer.vocab_size
+        and metadata["padding"] == 0
     )
     names = ["tokens", "targets"] + ["documents", "positions"] * (packing == "documents")
     batches = list(data.train_dataloader())
@@ -122,7 +122,7 @@ def test_one_document_has_no_special_tokens_and_the_tail_is_held_back(poem: Path
     """As nanoGPT prepares tiny Shakespeare."""
     data, text = corpus(poem), poem.read_text()
     data.setup("fit")
-    assert data.facts()["marks_documents"] is False
+    assert data.metadata()["marks_documents"] is False
     assert data.tokenizer.decode(data.file("train").tokens.tolist()) == text[: int(len(text) * 0.9)]
     assert data.tokenizer.decode(data.file("val").tokens.tolist()) == text[int(len(text) * 0.9) :]
     rows = torch.cat([batch["targets"] for batch in data.val_dataloader()])
@@ -145,7 +145,7 @@ def test_bytes_leave_out_a_first_token_that_nothing_foresees(
         tokenizer=TokenizerConfig(kind, 300, 1, False),
     )
     data.setup("fit")
-    assert data.facts()["marks_documents"] is False
+    assert data.metadata()["marks_documents"] is False
     held = text[int(len(text) * 0.9) :]
     assert held.startswith("été")
     first = {
@@ -180,7 +180,7 @@ def test_a_tokenizer_of_one_special_token(letters: Path, tmp_path: Path) -> None
     data = corpus(letters, "documents", tokenizer=config, max_length=1000)
     data.setup("fit")
     end = data.tokenizer.special_ids.eos
-    assert end == data.tokenizer.special_ids.bos == data.facts()["padding"]
+    assert end == data.tokenizer.special_ids.bos == data.metadata()["padding"]
     file = data.file("train")
     assert file.unknown == 0  # though the token is GPT-2's for that, too
     assert (
@@ -344,13 +344,13 @@ def test_unknown_characters_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.txt").write_text(text + "naïve " + text)
     data = corpus(tmp_path / "a.txt")
-    facts = data.facts()
-    (tmp_path / "tokenizer.json").write_text(facts["tokenizer"])
+    metadata = data.metadata()
+    (tmp_path / "tokenizer.json").write_text(metadata["tokenizer"])
     given = TokenizerConfig(file=str(tmp_path / "tokenizer.json"))
     for tokenizer in (CHARACTERS, given):
         other = corpus(tmp_path / "b.txt", tokenizer=tokenizer)
         if tokenizer is CHARACTERS:
-            other.adopt(facts)
+            other.restore_metadata(metadata)
         for _ in range(2):  # tokens on disk change nothing
             with pytest.raises(
                 DataError,
@@ -385,25 +385,25 @@ def test_the_quick_way_for_characters_is_the_same(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_tokenizer_that_does_not_match_a_checkpoint(letters: Path, tmp_path: Path) -> None:
-    facts = corpus(letters, "documents").facts()
+    metadata = corpus(letters, "documents").metadata()
     data = corpus(letters, "documents")
-    data.adopt(facts)
+    data.restore_metadata(metadata)
     data.setup("fit")
-    assert data.facts() == facts
+    assert data.metadata() == metadata
     with pytest.raises(UsageError, match=r"tokenizer.kind bpe .*does not fit the checkpoint"):
-        corpus(letters, tokenizer=TokenizerConfig("bpe", 2000, 1, False)).adopt(facts)
+        corpus(letters, tokenizer=TokenizerConfig("bpe", 2000, 1, False)).restore_metadata(metadata)
     with pytest.raises(UsageError, match="max_length is 32, the checkpoint was trained with 16"):
-        corpus(letters, max_length=32).adopt(facts)
+        corpus(letters, max_length=32).restore_metadata(metadata)
     (tmp_path / "tokenizer.json").write_text(Tokenizer.train(["other"], CHARACTERS).to_json())
     config = TokenizerConfig("character", 2000, 1, False, file=str(tmp_path / "tokenizer.json"))
     with pytest.raises(
         UsageError, match=r"is not the checkpoint's \(\d+ tokens\): leave --data.tokenizer.file out"
     ):
-        corpus(letters, tokenizer=config).adopt(facts)
+        corpus(letters, tokenizer=config).restore_metadata(metadata)
     alone = corpus(
         letters, skip_bad=True
     )  # one document, to a model that knows where documents end
-    alone.adopt(facts)
+    alone.restore_metadata(metadata)
     own = corpus(letters, skip_bad=True, tokenizer=alone.config)
     own.tokenizer = alone.tokenizer
     assert alone.marks_documents and not own.marks_documents

@@ -1,4 +1,4 @@
-"""Images from every source: the right pixels, labels, splits and facts."""
+"""Images from every source: the right pixels, labels, splits and metadata."""
 
 import os
 import subprocess
@@ -83,19 +83,19 @@ def test_batches_and_facts(source: str, limit: int, photos: Path, parquet: Path)
     data = build(source, photos, parquet, loading=Loading(memory_limit_mb=limit, num_workers=0))
     data.prepare_data()
     data.setup("fit")
-    facts = data.facts()
+    metadata = data.metadata()
     batch = next(iter(data.train_dataloader()))
-    side = facts["image_size"]
+    side = metadata["image_size"]
     assert batch["image"].dtype == torch.uint8
-    assert batch["image"].shape == (8, facts["channels"], side, side)
+    assert batch["image"].shape == (8, metadata["channels"], side, side)
     assert batch["label"].dtype == batch["index"].dtype == torch.int64
-    assert facts["num_classes"] == len(facts["class_names"])
-    assert set(facts) == {"class_names", "num_classes", "channels", "image_size", "mean", "std"}
+    assert metadata["num_classes"] == len(metadata["class_names"])
+    assert set(metadata) == {"class_names", "num_classes", "channels", "image_size", "mean", "std"}
     everything = (
         torch.cat([b["image"] for b in data.eval_loader(data._dataset("train"))]).double() / 255
     )
-    assert facts["mean"] == pytest.approx(everything.mean((0, 2, 3)).tolist(), abs=1e-4)
-    assert facts["std"] == pytest.approx(
+    assert metadata["mean"] == pytest.approx(everything.mean((0, 2, 3)).tolist(), abs=1e-4)
+    assert metadata["std"] == pytest.approx(
         everything.std((0, 2, 3), unbiased=False).tolist(), abs=1e-4
     )
 
@@ -163,7 +163,7 @@ def test_folder_is_read_as_torchvision_reads_it(photos: Path) -> None:
     theirs = ImageFolder(str(photos / "train"))
     data = ImageData("folder", str(photos), 12)
     data.setup("fit")
-    assert data.facts()["class_names"] == theirs.classes
+    assert data.metadata()["class_names"] == theirs.classes
     ours = {**_by_path(data, "train"), **_by_path(data, "val")}
     assert {path for path in ours if not path.endswith(".gif")} == {
         path for path, _ in theirs.samples
@@ -216,7 +216,7 @@ def test_hub_schema_equals_what_datasets_reads(parquet: Path) -> None:
     theirs = datasets.Dataset.from_parquet(str(parquet / "train-00000-of-00001.parquet"))
     data = ImageData("hub", str(parquet))
     data.setup("fit")
-    assert data.facts()["class_names"] == theirs.features["label"].names
+    assert data.metadata()["class_names"] == theirs.features["label"].names
     rows, dataset = data._split("train").rows.tolist(), data._dataset("train")
     for i, row in enumerate(rows):
         batch = dataset[[i]]
@@ -239,7 +239,7 @@ def test_hub_reads_what_datasets_downloads(
     local = ImageData("hub", str(parquet))
     for data in (online, local):
         data.setup("fit")
-    assert online.facts() == local.facts()
+    assert online.metadata() == local.metadata()
     assert torch.equal(
         online._dataset("train")[[0, 5]]["image"], local._dataset("train")[[0, 5]]["image"]
     )
@@ -265,8 +265,10 @@ def test_hub_columns_can_be_chosen(tmp_path: Path) -> None:
         "hub", str(tmp_path), dataset=DatasetOptions(label_column="fine", val_fraction=0.25)
     )
     data.setup("fit")
-    assert data.facts()["class_names"] == ["w", "x", "y", "z"] and data.facts()["channels"] == 1
-    assert ImageData("hub", str(tmp_path)).facts()["class_names"] == ["a", "b"]
+    assert (
+        data.metadata()["class_names"] == ["w", "x", "y", "z"] and data.metadata()["channels"] == 1
+    )
+    assert ImageData("hub", str(tmp_path)).metadata()["class_names"] == ["a", "b"]
 
 
 def test_local_folder_of_the_environment_is_read_instead_of_the_network(
@@ -274,11 +276,11 @@ def test_local_folder_of_the_environment_is_read_instead_of_the_network(
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(parquet.parent))
     data = ImageData("hub", dataset=DatasetOptions(name="someone/something", local=parquet.name))
-    assert data.facts()["class_names"] == CLASSES
+    assert data.metadata()["class_names"] == CLASSES
 
 
 def test_prediction_needs_the_facts_and_no_data_set(photos: Path) -> None:
-    facts = {
+    metadata = {
         "class_names": CLASSES,
         "num_classes": 3,
         "channels": 1,
@@ -288,29 +290,29 @@ def test_prediction_needs_the_facts_and_no_data_set(photos: Path) -> None:
     }
     for path, count in ((photos / "train", 36), (photos / "train" / "ant" / "00.jpg", 1)):
         data = ImageData("hub", predict_path=str(path))
-        data.adopt(facts)
+        data.restore_metadata(metadata)
         data.setup("predict")
         (batch,) = data.predict_dataloader()
         assert batch["image"].shape == (count, 1, 9, 9) and "label" not in batch
         assert batch["path"] == sorted(batch["path"]) and all(
             Path(p).is_file() for p in batch["path"]
         )
-        assert data.facts() == facts
+        assert data.metadata() == metadata
 
 
 def test_a_checkpoint_tests_data_that_hold_no_training_split(photos: Path) -> None:
-    facts = ImageData("folder", str(photos), 12).facts()
+    metadata = ImageData("folder", str(photos), 12).metadata()
     (photos / "train").rename(photos / "test")
     data = ImageData("folder", str(photos))
-    data.adopt(facts)
+    data.restore_metadata(metadata)
     data.setup("test")
     assert len(data._dataset("test")) == 36
 
 
 def test_given_names_mean_and_std_win(parquet: Path) -> None:
     options = DatasetOptions(class_names=["x", "y", "z"], mean=[0.1, 0.2, 0.3], std=[1.0, 1.0, 1.0])
-    facts = ImageData("hub", str(parquet), dataset=options).facts()
-    assert (facts["class_names"], facts["mean"], facts["std"]) == (
+    metadata = ImageData("hub", str(parquet), dataset=options).metadata()
+    assert (metadata["class_names"], metadata["mean"], metadata["std"]) == (
         ["x", "y", "z"],
         [0.1, 0.2, 0.3],
         [1.0, 1.0, 1.0],
@@ -347,10 +349,14 @@ def test_importing_adds_no_heavy_package_to_those_of_lightning() -> None:
 def test_cifar10_is_whole(real_data: Path) -> None:
     data = ImageData("hub", str(real_data / "cifar10_jpeg"))
     data.setup("test")
-    facts = data.facts()
-    assert facts["class_names"][3] == "cat" and facts["image_size"] == 32 and facts["channels"] == 3
-    assert facts["mean"] == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.002)
-    assert facts["std"] == pytest.approx([0.247, 0.2435, 0.2616], abs=0.003)
+    metadata = data.metadata()
+    assert (
+        metadata["class_names"][3] == "cat"
+        and metadata["image_size"] == 32
+        and metadata["channels"] == 3
+    )
+    assert metadata["mean"] == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.002)
+    assert metadata["std"] == pytest.approx([0.247, 0.2435, 0.2616], abs=0.003)
     assert [len(data._split(split)) for split in ("train", "val", "test")] == [
         45_000,
         5_000,

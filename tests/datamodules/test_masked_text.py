@@ -57,7 +57,7 @@ def test_pieces_hold_every_token_once_and_are_full(
 
 def spans(batch: dict[str, Tensor], row: int) -> tuple[list[int], list[int]]:
     """The two spans of a sample, taken apart by its segments."""
-    tokens, segments, keep = (batch[name][row] for name in ("tokens", "segments", "keep"))
+    tokens, segments, keep = (batch[name][row] for name in ("tokens", "segments", "padding_mask"))
     first, second = tokens[keep & (segments == 0)].tolist(), tokens[keep & (segments == 1)].tolist()
     assert first[0] == 2 and first[-1] == second[-1] == 3 and not segments[~keep].any()
     return first[1:-1], second[:-1]
@@ -73,7 +73,7 @@ def test_pairs_follow_each_other_or_are_of_two_documents(
         dataset.sampler = type("Epoch", (), {"epoch": epoch})()
         batch = dataset[list(range(len(dataset)))]
         assert (
-            batch["tokens"].shape == batch["segments"].shape == batch["keep"].shape
+            batch["tokens"].shape == batch["segments"].shape == batch["padding_mask"].shape
             and len(batch["is_next"]) > 0
         )
         for row in range(len(dataset)):
@@ -232,12 +232,12 @@ def test_corpora(source: str, tmp_path: Path) -> None:
     data.prepare_data()
     data.setup("fit")
     assert (
-        data.facts()["next_sentence"] is False
-        and data.facts()["vocabulary"] == data.tokenizer.vocab_size
+        data.metadata()["next_sentence"] is False
+        and data.metadata()["vocabulary"] == data.tokenizer.vocab_size
     )
     batch = next(iter(data.train_dataloader()))
-    assert set(batch) == {"tokens", "keep", "index"} and torch.equal(
-        batch["keep"], batch["tokens"] != 0
+    assert set(batch) == {"tokens", "padding_mask", "index"} and torch.equal(
+        batch["padding_mask"], batch["tokens"] != 0
     )
     if path is None:
         data.setup("test")
@@ -272,14 +272,14 @@ def test_plain_files_need_no_classes(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_other_samples_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "csv")
-    facts = MaskedTextData("csv", path, tokenizer=WORDS).facts()
+    metadata = MaskedTextData("csv", path, tokenizer=WORDS).metadata()
     with pytest.raises(
         UsageError, match="next_sentence is True, the checkpoint was trained with False"
     ):
-        MaskedTextData("csv", path, next_sentence=True, tokenizer=WORDS).adopt(facts)
+        MaskedTextData("csv", path, next_sentence=True, tokenizer=WORDS).restore_metadata(metadata)
     data = MaskedTextData("csv", path, tokenizer=WORDS)
-    data.adopt(facts)
+    data.restore_metadata(metadata)
     data.setup("fit")
-    assert data.facts() == facts
+    assert data.metadata() == metadata
     with pytest.raises(UsageError, match="source is reviews"):
         MaskedTextData("reviews")  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ def test_marian_has_two_files_and_one_numbering(tmp_path: Path) -> None:
     pair = PairTokenizer.load_or_train(list, list, config)
     assert pair.source.vocab_size == pair.target.vocab_size == len(theirs.encoder)
     assert pair.source.vocab == pair.target.vocab == theirs.encoder
-    assert (pair.eos_id, pair.facts()["padding"], pair.decoder_start_id) == (
+    assert (pair.eos_id, pair.metadata()["padding"], pair.decoder_start_id) == (
         0,
         theirs.pad_token_id,
         theirs.pad_token_id,

@@ -66,7 +66,7 @@ def contents(data: ReviewData, split: str) -> list[tuple[str, int]]:
     """Decoded texts and labels of a split, in its order."""
     dataset = data.dataset(split)
     batch = dataset[list(range(len(dataset)))]
-    assert torch.equal(batch["keep"], batch["tokens"] != 0)
+    assert torch.equal(batch["padding_mask"], batch["tokens"] != 0)
     texts = [data.tokenizer.decode(row.tolist()) for row in batch["tokens"]]
     return list(zip(texts, batch["label"].tolist(), strict=True))
 
@@ -81,8 +81,8 @@ def test_every_source_gives_the_same_texts_and_labels(
     data.setup("fit")
     data.setup("test")
     assert (
-        data.facts()["class_names"] == NAMES
-        and data.facts()["vocabulary"] == data.tokenizer.vocab_size
+        data.metadata()["class_names"] == NAMES
+        and data.metadata()["vocabulary"] == data.tokenizer.vocab_size
     )
     assert data.origin == str(folders[source])
     expected = sorted((" ".join(text.split()), label) for text, label in ROWS)
@@ -104,18 +104,18 @@ def test_batches(source: str, folders: dict[str, Path]) -> None:
     for batch in batches:
         assert batch["tokens"].dtype == batch["label"].dtype == batch["index"].dtype == torch.int64
         width = batch["tokens"].shape[1]
-        assert width % 4 == 0 and batch["keep"].dtype == torch.bool
+        assert width % 4 == 0 and batch["padding_mask"].dtype == torch.bool
         for index, row, keep, label in zip(
-            *(batch[k] for k in ("index", "tokens", "keep", "label")), strict=True
+            *(batch[k] for k in ("index", "tokens", "padding_mask", "label")), strict=True
         ):
             text = data.source.split("train").column[int(index)].as_py()
             (ids,) = data.tokenizer.encode_batch([text])
             assert row[keep].tolist() == [2, *ids, 3] and not row[~keep].any()
             assert label == data.source.split("train").labels[index]
-        assert width - batch["keep"].sum(1).max() < 4
+        assert width - batch["padding_mask"].sum(1).max() < 4
     sizes = sorted(len(batch["tokens"]) for batch in batches)
     assert sum(sizes) == len(data.dataset("train")) and set(sizes[1:]) == {6}
-    kept = sum(int(batch["keep"].sum()) for batch in batches)
+    kept = sum(int(batch["padding_mask"].sum()) for batch in batches)
     cells = sum(batch["tokens"].numel() for batch in batches)
     assert data.padding_share() == pytest.approx(1 - kept / cells)
 
@@ -209,11 +209,11 @@ def test_columns_and_classes_can_be_chosen(tmp_path: Path) -> None:
     data = ReviewData(
         "jsonl", str(tmp_path), dataset=TextDatasetOptions(**options), tokenizer=WORDS
     )  # type: ignore[arg-type]
-    assert data.facts()["class_names"] == ["1", "2", "3", "4", "5"]
+    assert data.metadata()["class_names"] == ["1", "2", "3", "4", "5"]
     assert {label - int(text.split()[1]) % 5 for text, label in contents(data, "train")} == {0}
     names = TextDatasetOptions(**options, class_names=["awful", "bad", "fair", "good", "great"])  # type: ignore[arg-type]
     data = ReviewData("jsonl", str(tmp_path), dataset=names, tokenizer=WORDS)
-    assert data.facts()["class_names"][4] == "great"
+    assert data.metadata()["class_names"][4] == "great"
     assert {label - int(text.split()[1]) % 5 for text, label in contents(data, "train")} == {0}
 
 
@@ -370,7 +370,7 @@ def test_spaces_around_labels_make_no_classes(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("text, label\n" + "fine, good\nfine,good \ndull,bad\ndull,\tbad\n" * 5)
     data = ReviewData("csv", str(path), tokenizer=WORDS)
-    assert data.facts()["class_names"] == ["bad", "good"]
+    assert data.metadata()["class_names"] == ["bad", "good"]
     assert {*contents(data, "train"), *contents(data, "val")} == {("dull", 0), ("fine", 1)}
 
 
@@ -388,7 +388,8 @@ def test_long_texts_are_cut_counted_and_said_once(folders: dict[str, Path]) -> N
         data.setup("fit")
     batch = next(iter(data.train_dataloader()))
     assert (
-        batch["tokens"].shape[1] == 10 and (batch["tokens"][batch["keep"].all(1)][:, -1] == 3).all()
+        batch["tokens"].shape[1] == 10
+        and (batch["tokens"][batch["padding_mask"].all(1)][:, -1] == 3).all()
     )
     import warnings
 
@@ -398,25 +399,27 @@ def test_long_texts_are_cut_counted_and_said_once(folders: dict[str, Path]) -> N
 
 
 @pytest.fixture
-def facts(folders: dict[str, Path]) -> dict[str, Any]:
+def metadata(folders: dict[str, Path]) -> dict[str, Any]:
     data = ReviewData("csv", str(folders["csv"]), tokenizer=WORDS)
     data.setup("fit")
-    return data.facts()
+    return data.metadata()
 
 
-def test_prediction_needs_the_facts_and_no_data_set(facts: dict[str, Any], tmp_path: Path) -> None:
+def test_prediction_needs_the_facts_and_no_data_set(
+    metadata: dict[str, Any], tmp_path: Path
+) -> None:
     path = tmp_path / "asked.txt"
     path.write_bytes("good\r\na good film of café\nbad, bad film\n".encode())
     data = ReviewData(
         "hub", predict_path=str(path), tokenizer=WORDS, loading=TextLoading(eval_batch_size=2)
     )
-    data.adopt(facts)
+    data.restore_metadata(metadata)
     kept = set((tmp_path / "cache").rglob("*"))
     data.setup("predict")
     assert set((tmp_path / "cache").rglob("*")) == kept  # what is asked is not written down
     assert (
         data.predict_texts == ["good", "a good film of café", "bad, bad film"]
-        and data.facts() == facts
+        and data.metadata() == metadata
     )
     batches = list(data.predict_dataloader())
     order = torch.cat([batch["index"] for batch in batches])
@@ -427,13 +430,13 @@ def test_prediction_needs_the_facts_and_no_data_set(facts: dict[str, Any], tmp_p
 
 @pytest.mark.parametrize(("line", "words"), [(b" ", "holds no text"), (b"\xff\xfe", "UTF-8")])
 def test_bad_lines_to_predict(
-    facts: dict[str, Any], tmp_path: Path, line: bytes, words: str
+    metadata: dict[str, Any], tmp_path: Path, line: bytes, words: str
 ) -> None:
     path = tmp_path / "asked.txt"
     path.write_bytes(b"good\n" + line + b"\nbad\n")
     for skip in (False, True):
         data = ReviewData(predict_path=str(path), skip_bad=skip, tokenizer=WORDS)
-        data.adopt(facts)
+        data.restore_metadata(metadata)
         if skip:
             data.setup("predict")
             assert data.predict_texts == ["good", "bad"] and data.skipped == [f"line 2 of {path}"]
@@ -443,38 +446,38 @@ def test_bad_lines_to_predict(
 
 
 def test_texts_from_standard_input_and_the_command_line(
-    facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("good\ncafé".encode())))
     data = ReviewData(predict_path="-", tokenizer=WORDS)
-    data.adopt(facts)
+    data.restore_metadata(metadata)
     assert data.predict_texts == ["good", "café"]
     data = ReviewData(tokenizer=WORDS)
-    data.adopt(facts)
+    data.restore_metadata(metadata)
     data.predict_text = "a bad film"
     data.setup("predict")
     (batch,) = data.predict_dataloader()
     assert batch["tokens"].shape == (1, 8)
     for text, words in ((None, "--data.predict_path"), (" ", "--text holds no text")):
         data = ReviewData(tokenizer=WORDS)
-        data.adopt(facts)
+        data.restore_metadata(metadata)
         data.predict_text = text
         with pytest.raises((UsageError, DataError), match=words):
             data.setup("predict")
     for path, words in (("/no/such", "does not exist"), (str(tmp_path), "is a folder")):
         data = ReviewData(predict_path=path, tokenizer=WORDS)
-        data.adopt(facts)
+        data.restore_metadata(metadata)
         with pytest.raises(UsageError, match=words):
             data.setup("predict")
 
 
 def test_data_and_checkpoint_must_agree(
-    facts: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+    metadata: dict[str, Any], folders: dict[str, Path], tmp_path: Path
 ) -> None:
     other = ReviewData("csv", str(folders["csv"]), tokenizer=TokenizerConfig("character"))
     file = tmp_path / "tokenizer.json"
     file.write_text(other.tokenizer.to_json())
-    size = facts["vocabulary"]
+    size = metadata["vocabulary"]
     for options, words in (
         ({"max_length": 64}, "max_length is 64, the checkpoint was trained with 128"),
         (
@@ -489,13 +492,13 @@ def test_data_and_checkpoint_must_agree(
         ({"dataset": TextDatasetOptions(class_names=["a", "b"])}, "class_names"),
     ):
         with pytest.raises(UsageError, match=words):
-            ReviewData(**{"tokenizer": WORDS, **options}).adopt(facts)  # type: ignore[arg-type]
+            ReviewData(**{"tokenizer": WORDS, **options}).restore_metadata(metadata)  # type: ignore[arg-type]
     (folders["csv"] / "train.csv").write_text(
         "text,label\n" + "".join(f"x {i},{'abc'[i % 3]}\n" for i in range(30))
     )
     for stage in ("fit", "validate", "test"):
         data = ReviewData("csv", str(folders["csv"]), tokenizer=WORDS)
-        data.adopt(facts)
+        data.restore_metadata(metadata)
         with pytest.raises(
             UsageError, match=r"3 classes \(a, b, c\), the checkpoint 2 \(neg, pos\)"
         ):
@@ -504,12 +507,12 @@ def test_data_and_checkpoint_must_agree(
 
 @pytest.mark.parametrize("source", FILES)
 def test_a_checkpoint_tests_data_that_hold_no_training_split(
-    source: str, facts: dict[str, Any], folders: dict[str, Path]
+    source: str, metadata: dict[str, Any], folders: dict[str, Path]
 ) -> None:
     for path in folders[source].glob("train*"):
         path.rename(folders[source] / f"unread_{path.name}")
     data = ReviewData(source, str(folders[source]), tokenizer=WORDS)  # type: ignore[arg-type]
-    data.adopt(facts)
+    data.restore_metadata(metadata)
     data.setup("test")
     assert sorted(contents(data, "test")) == sorted(
         (" ".join(text.split()), label) for text, label in ROWS[:10]

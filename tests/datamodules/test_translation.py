@@ -51,7 +51,7 @@ def data_of(folder: Path, stage: str = "fit", **options: Any) -> TranslationData
 def rows(batch: dict[str, Any]) -> Iterator[tuple[list[int], list[int], list[int], int]]:
     """Source, decoder's input and targets of each pair without padding, and its index."""
     for source, keep, tokens, targets, index in zip(
-        *(batch[name] for name in ("source", "source_keep", "tokens", "targets", "index")),
+        *(batch[name] for name in ("source", "source_padding_mask", "tokens", "targets", "index")),
         strict=True,
     ):
         real = targets != IGNORED
@@ -66,12 +66,12 @@ def test_languages_with_a_hyphen(folder: Path) -> None:
     data = TranslationData("files", str(folder), "en:de-AT", tokenizer=SMALL)
     data.prepare_data()
     data.setup("fit")
-    assert data.facts()["languages"] == ["en", "de-AT"]
+    assert data.metadata()["languages"] == ["en", "de-AT"]
     other = TranslationData("files", str(folder), "en-de", tokenizer=SMALL)
     with pytest.raises(
         UsageError, match="languages is en-de, the checkpoint was trained with en:de-AT"
     ):
-        other.adopt(data.facts())
+        other.restore_metadata(data.metadata())
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -89,9 +89,11 @@ def test_batches(joint: bool, folder: Path) -> None:
         }
         assert (
             batch["tokens"].shape == batch["targets"].shape
-            and batch["source_keep"].dtype == torch.bool
+            and batch["source_padding_mask"].dtype == torch.bool
         )
-        assert batch["source"].shape == batch["source_keep"].shape and "reference" not in batch
+        assert (
+            batch["source"].shape == batch["source_padding_mask"].shape and "reference" not in batch
+        )
         for source, tokens, targets, index in rows(batch):
             text, translation = (column[index].as_py() for column in pairs.columns)
             assert source == [*tokenizer.source.encode_batch([text])[0], EOS]
@@ -102,7 +104,7 @@ def test_batches(joint: bool, folder: Path) -> None:
             )
             seen.append(index)
         for side, keep in (
-            ("source", batch["source_keep"]),
+            ("source", batch["source_padding_mask"]),
             ("tokens", batch["targets"] != IGNORED),
         ):
             width, longest = batch[side].shape[1], int(keep.sum(1).max())
@@ -110,7 +112,8 @@ def test_batches(joint: bool, folder: Path) -> None:
     assert sorted(seen) == list(range(240))
     cells = sum(batch["source"].numel() + batch["tokens"].numel() for batch in batches)
     kept = sum(
-        int(batch["source_keep"].sum() + (batch["targets"] != IGNORED).sum()) for batch in batches
+        int(batch["source_padding_mask"].sum() + (batch["targets"] != IGNORED).sum())
+        for batch in batches
     )
     assert data.padding_share() == pytest.approx(1 - kept / cells)
 
@@ -215,7 +218,7 @@ def test_what_other_models_have_around_a_text(folder: Path) -> None:
         SMALL, start=0, begin=True, prompt=prompt
     )  # begins with its padding, and has [BOS] before texts
     data = data_of(folder, tokenizer=config)
-    assert data.facts()["start"] == 0
+    assert data.metadata()["start"] == 0
     dataset, text = data.dataset("train"), data.tokenizer.source
     batch = dataset[[4, 1]]
     assert (
@@ -228,10 +231,10 @@ def test_what_other_models_have_around_a_text(folder: Path) -> None:
     )
     assert data.tokenizer.decode(batch["tokens"][1].tolist()) == f"{DE[1]} 1"
     (row,), (cut,) = data.tokenizer.encode_sources([f"{EN[0]} 4"], 128)
-    assert row == batch["source"][0][batch["source_keep"][0]].tolist() and not cut
+    assert row == batch["source"][0][batch["source_padding_mask"][0]].tolist() and not cut
     assert (
         dataset.token_counts[[4, 1]]
-        == torch.stack([batch["source_keep"].sum(1), (batch["targets"] >= 0).sum(1)], 1)
+        == torch.stack([batch["source_padding_mask"].sum(1), (batch["targets"] >= 0).sum(1)], 1)
     ).all()
     rows, cut = data.tokenizer.encode_sources(["a man", "a man " * 30], 30)
     assert cut == [False, True] and len(rows[1]) == 30 and rows[1][-1] == EOS
@@ -255,18 +258,21 @@ def test_tokenizers_from_files(folder: Path, tmp_path: Path) -> None:
         first.digest,
         second.digest,
     )
-    facts = two.facts()
-    assert (facts["source_vocabulary"], facts["target_vocabulary"]) == (
+    metadata = two.metadata()
+    assert (metadata["source_vocabulary"], metadata["target_vocabulary"]) == (
         first.vocab_size,
         second.vocab_size,
     )
-    assert facts["tokenizer_options"]["vocabulary"] == first.vocab_size
+    assert metadata["tokenizer_options"]["vocabulary"] == first.vocab_size
     for file in files:
         file.unlink()  # a checkpoint needs none
     data = TranslationData(
-        "files", str(folder), "en-de", tokenizer=PairTokenizerConfig(**facts["tokenizer_options"])
+        "files",
+        str(folder),
+        "en-de",
+        tokenizer=PairTokenizerConfig(**metadata["tokenizer_options"]),
     )
-    data.adopt(facts)
+    data.restore_metadata(metadata)
     data.setup("validate")
     assert data.tokenizer.target.digest == second.digest and not data.tokenizer.joint
     with pytest.raises(UsageError, match="target_file needs a file"):
@@ -276,12 +282,12 @@ def test_tokenizers_from_files(folder: Path, tmp_path: Path) -> None:
 def test_facts_are_primitives_that_make_the_tokenizers_again(folder: Path, tmp_path: Path) -> None:
     for joint in (True, False):
         data = data_of(folder, tokenizer=replace(SMALL, joint=joint), max_length=20)
-        torch.save(data.facts(), tmp_path / "facts.pt")
-        facts = torch.load(tmp_path / "facts.pt", weights_only=True)
-        assert facts == data.facts()
-        assert (facts["source_tokenizer"] == facts["target_tokenizer"]) == joint
+        torch.save(data.metadata(), tmp_path / "metadata.pt")
+        metadata = torch.load(tmp_path / "metadata.pt", weights_only=True)
+        assert metadata == data.metadata()
+        assert (metadata["source_tokenizer"] == metadata["target_tokenizer"]) == joint
         numbers = {
-            name: facts[name]
+            name: metadata[name]
             for name in ("start", "end", "padding", "source_padding", "max_length")
         }
         assert numbers == {
@@ -291,8 +297,8 @@ def test_facts_are_primitives_that_make_the_tokenizers_again(folder: Path, tmp_p
             "source_padding": 0,
             "max_length": 20,
         }
-        assert facts["languages"] == ["en", "de"]
-        again = PairTokenizer.from_facts(facts)
+        assert metadata["languages"] == ["en", "de"]
+        again = PairTokenizer.from_metadata(metadata)
         assert (
             again.digest == data.tokenizer.digest
             and again.joint == joint
@@ -302,7 +308,7 @@ def test_facts_are_primitives_that_make_the_tokenizers_again(folder: Path, tmp_p
 
 
 def test_data_and_checkpoint_must_agree(folder: Path, tmp_path: Path) -> None:
-    facts = data_of(folder).facts()
+    metadata = data_of(folder).metadata()
     for options, words in (
         ({"max_length": 64}, "max_length is 64, the checkpoint was trained with 128"),
         ({"languages": "de-en"}, "languages is de-en, the checkpoint was trained with en-de"),
@@ -318,13 +324,13 @@ def test_data_and_checkpoint_must_agree(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=words):
             TranslationData(
                 "files", str(folder), **{"languages": "en-de", "tokenizer": SMALL, **options}
-            ).adopt(facts)
+            ).restore_metadata(metadata)
     (folder / "train.en").unlink()  # what trained the checkpoint is not needed to measure it
     (folder / "train.de").unlink()
     data = TranslationData("files", str(folder), "en-de", tokenizer=SMALL)
-    data.adopt(facts)
+    data.restore_metadata(metadata)
     data.setup("validate")
-    assert len(data.dataset("val")) == 21 and data.facts() == facts
+    assert len(data.dataset("val")) == 21 and data.metadata() == metadata
 
 
 @pytest.mark.parametrize(
@@ -361,7 +367,7 @@ def test_dates_need_no_option() -> None:
     data = TranslationData(tokenizer=PairTokenizerConfig(vocabulary=500))
     data.prepare_data()
     data.setup("fit")
-    assert data.facts()["languages"] == ["en", "fr"] and data.origin == "embedded"
+    assert data.metadata()["languages"] == ["en", "fr"] and data.origin == "embedded"
     assert len(data.dataset("train")) == 8000 and data.dataset("train").truncated == 0
     (batch, *_) = data.val_dataloader()
     assert batch["text"][0].isascii() and len(data.dataset("val")) == 500

@@ -316,7 +316,7 @@ def test_bad_rows_and_columns_are_named(case: str, capsys: pytest.CaptureFixture
 def test_bad_rows_can_be_skipped(case: str) -> None:
     jsonl(JSON[case][0])()
     data = ReviewData("jsonl", "d", skip_bad=True)
-    assert data.facts()["class_names"] == ["bad", "good"]
+    assert data.metadata()["class_names"] == ["bad", "good"]
     data.setup("fit")
     assert (
         data.skipped == [JSON_ROW] and len(data.dataset("train")) + len(data.dataset("val")) == 20
@@ -334,14 +334,14 @@ def test_whole_numbers_are_classes(source: str) -> None:
             lines, "d/train.jsonl", '{"text": "fine", "label": 1}', '{"text": "a", "label": 0}'
         ),
     )()
-    assert ReviewData(source, "d").facts()["class_names"] == ["0", "1"]  # type: ignore[arg-type]
+    assert ReviewData(source, "d").metadata()["class_names"] == ["0", "1"]  # type: ignore[arg-type]
 
 
 def test_named_classes_may_have_any_numbers() -> None:
     table([-1, 10**12] * 10)()
     data = ReviewData("hub", "d", dataset=TextDatasetOptions(class_names=["bad", "good"]))
     data.setup("fit")
-    assert data.facts()["class_names"] == ["bad", "good"]
+    assert data.metadata()["class_names"] == ["bad", "good"]
 
 
 # Files that are none.
@@ -447,7 +447,7 @@ def test_links_to_files_are_followed() -> None:
         path.symlink_to(target)
     data = ImageData("folder", "d")
     data.setup("fit")
-    assert data.facts()["class_names"] == ["cat", "dog"] and not data.skipped
+    assert data.metadata()["class_names"] == ["cat", "dog"] and not data.skipped
 
 
 PREDICT = {  # task, command line

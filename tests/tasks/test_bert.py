@@ -202,7 +202,9 @@ def test_r_drop_adds_the_mean_of_both_divergences() -> None:
         task = BertTask(r_drop=weight)
         task.net = net
         torch.manual_seed(1)
-        return task.step({"tokens": tokens, "keep": keep, "label": labels}, training=True)[0]
+        return task.step({"tokens": tokens, "padding_mask": keep, "label": labels}, training=True)[
+            0
+        ]
 
     torch.manual_seed(1)
     one, two = net(tokens, keep), net(tokens, keep)

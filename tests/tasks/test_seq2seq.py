@@ -256,11 +256,11 @@ def test_what_is_saved_is_enough(options: str, joint: bool) -> None:
         max_length=24,
         tokenizer=PairTokenizerConfig(**model.metadata["tokenizer_options"]),
     )
-    data.adopt(model.metadata)
+    data.restore_metadata(model.metadata)
     data.setup("test")
     batch = next(iter(data.test_dataloader()))
     with torch.no_grad():
-        hidden = model.net(batch["source"], batch["tokens"], batch["source_keep"])
+        hidden = model.net(batch["source"], batch["tokens"], batch["source_padding_mask"])
         loss, _ = model.net.loss(hidden, batch["targets"])
     assert len(batch["index"]) == 12  # all of the test
     assert float(loss) == pytest.approx(summary("r")["test/loss"], rel=1e-5)

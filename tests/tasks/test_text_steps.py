@@ -30,7 +30,7 @@ def test_labels_are_smoothed_in_training_only(r_drop: float) -> None:
         replace(BERT_PRESETS["tiny"], vocabulary=60, num_classes=3)
     ).eval()  # without dropout
     texts = batch("roberta") | {"label": labels}
-    scores = task.net(texts["tokens"], texts["keep"]).log_softmax(-1)
+    scores = task.net(texts["tokens"], texts["padding_mask"]).log_softmax(-1)
     right = scores[torch.arange(3), labels]
     training, evaluation = (task.step(texts, training=flag)[0] for flag in (True, False))
     torch.testing.assert_close(training, -(0.8 * right + 0.2 * scores.mean(1)).mean())
