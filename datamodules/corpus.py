@@ -114,8 +114,8 @@ class CorpusData(TokenizedData):
             self._metadata = {**super().metadata(), "marks_documents": self.marks_documents}
         return self._metadata
 
-    def restore_metadata(self, metadata: dict[str, Any]) -> None:
-        super().restore_metadata(metadata)
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
+        super().set_metadata(metadata)
         self._is_tokenizer_given = True
 
     # Splits.

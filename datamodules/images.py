@@ -118,7 +118,7 @@ class ImageData(ResumableDataModule):
             self._metadata = {**layout, "mean": mean, "std": std}
         return self._metadata
 
-    def restore_metadata(self, metadata: dict[str, Any]) -> None:
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Takes the metadata of a checkpoint: prediction then needs no data set, and other data must
         agree with them.
 

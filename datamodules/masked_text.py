@@ -158,14 +158,14 @@ class MaskedTextData(TextData):
             self._metadata = {"next_sentence": self.next_sentence, **super().metadata()}
         return self._metadata
 
-    def restore_metadata(self, metadata: dict[str, Any]) -> None:
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the kind of samples must agree, too."""
         if self.next_sentence != metadata["next_sentence"]:
             raise UsageError(
                 f"next_sentence is {self.next_sentence}, the checkpoint was trained with "
                 f"{metadata['next_sentence']}: leave it out."
             )
-        super().restore_metadata(metadata)
+        super().set_metadata(metadata)
 
     @cached_property
     def _training(self) -> Any:

@@ -95,7 +95,7 @@ class ReviewData(TextData):
             self._metadata = {"class_names": names, "num_classes": len(names), **super().metadata()}
         return self._metadata
 
-    def restore_metadata(self, metadata: dict[str, Any]) -> None:
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the class names must agree, too."""
         given = self.options.class_names
         if given is not None and given != metadata["class_names"]:
@@ -103,7 +103,7 @@ class ReviewData(TextData):
                 f"class_names is {given}, the checkpoint was trained with {metadata['class_names']}: "
                 "leave it out."
             )
-        super().restore_metadata(metadata)
+        super().set_metadata(metadata)
         self.source.checkpoint_classes = metadata["class_names"]
 
     def setup(self, stage: str) -> None:

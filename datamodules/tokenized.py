@@ -120,7 +120,7 @@ class TokenizedData(ResumableDataModule):
             }
         return options
 
-    def restore_metadata(self, metadata: dict[str, Any]) -> None:
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Uses the metadata of a checkpoint: prediction then needs no data set.
 
         Raises:

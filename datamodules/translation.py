@@ -169,14 +169,14 @@ class TranslationData(TextData):
             }
         return self._metadata
 
-    def restore_metadata(self, metadata: dict[str, Any]) -> None:
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the languages must agree, too."""
         if self.languages != metadata["languages"]:
             raise UsageError(
                 f"--data.languages is {language_pair(self.languages)}, the checkpoint was trained with "
                 f"{language_pair(metadata['languages'])}: leave it out."
             )
-        super().restore_metadata(metadata)
+        super().set_metadata(metadata)
 
     # Splits.
 

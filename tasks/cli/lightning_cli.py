@@ -359,7 +359,7 @@ class TaskCLI(LightningCLI):
         """Hand over the checkpoint, if there is one, and let go of it."""
         if self.checkpoint:
             model.restore(self.checkpoint)
-            datamodule.restore_metadata(model.metadata)
+            datamodule.set_metadata(model.metadata)
         self.checkpoint = None
 
     def fit(self, model: Any, datamodule: Any, **_: Any) -> None:

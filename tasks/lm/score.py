@@ -107,7 +107,7 @@ def load_tokens(text: ScoredText, metadata: dict[str, Any]) -> Any:
         tokenizer=TokenizerConfig(**metadata["tokenizer_options"]),
         skip_bad=text.skip_bad,
     )
-    data.restore_metadata(metadata)
+    data.set_metadata(metadata)
     data.source.option_prefix = "--data"
     data.source.prepare()
     return data.tokens(data.source.whole(), "the text")

@@ -52,7 +52,7 @@ def fail(
     with pytest.raises(kind) as caught:
         data = ImageData(**options)
         if metadata:
-            data.restore_metadata(metadata)
+            data.set_metadata(metadata)
         data.setup(stage)
     message = str(caught.value)
     assert "\n" not in message and message.endswith((".", "?"))
@@ -190,7 +190,7 @@ def test_bad_files_are_named_or_skipped_and_counted(
 
     def run(skip_bad: bool) -> tuple[int, list[str]]:
         data = ImageData(skip_bad=skip_bad, **options)  # type: ignore[arg-type]
-        data.restore_metadata(FACTS)
+        data.set_metadata(FACTS)
         data.setup(stage)
         loader = (
             data.predict_dataloader()
@@ -221,7 +221,7 @@ def test_workers_report_through_the_trainer(photos: Path, skip_bad: bool) -> Non
     made_text(photos / "train" / "bee" / "3.jpg")
     loading = LoadingOptions(memory_limit_mb=0, num_workers=2, eval_batch_size=4)
     data = ImageData(predict_path=str(photos), skip_bad=skip_bad, loading=loading)
-    data.restore_metadata(FACTS)
+    data.set_metadata(FACTS)
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False
     )

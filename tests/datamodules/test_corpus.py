@@ -350,7 +350,7 @@ def test_unknown_characters_are_named(tmp_path: Path) -> None:
     for tokenizer in (CHARACTERS, given):
         other = corpus(tmp_path / "b.txt", tokenizer=tokenizer)
         if tokenizer is CHARACTERS:
-            other.restore_metadata(metadata)
+            other.set_metadata(metadata)
         for _ in range(2):  # tokens on disk change nothing
             with pytest.raises(
                 DataError,
@@ -387,23 +387,23 @@ def test_the_quick_way_for_characters_is_the_same(monkeypatch: pytest.MonkeyPatc
 def test_a_tokenizer_that_does_not_match_a_checkpoint(letters: Path, tmp_path: Path) -> None:
     metadata = corpus(letters, "documents").metadata()
     data = corpus(letters, "documents")
-    data.restore_metadata(metadata)
+    data.set_metadata(metadata)
     data.setup("fit")
     assert data.metadata() == metadata
     with pytest.raises(UsageError, match=r"tokenizer.kind bpe .*does not fit the checkpoint"):
-        corpus(letters, tokenizer=TokenizerConfig("bpe", 2000, 1, False)).restore_metadata(metadata)
+        corpus(letters, tokenizer=TokenizerConfig("bpe", 2000, 1, False)).set_metadata(metadata)
     with pytest.raises(UsageError, match="max_length is 32, the checkpoint was trained with 16"):
-        corpus(letters, max_length=32).restore_metadata(metadata)
+        corpus(letters, max_length=32).set_metadata(metadata)
     (tmp_path / "tokenizer.json").write_text(Tokenizer.train(["other"], CHARACTERS).to_json())
     config = TokenizerConfig("character", 2000, 1, False, file=str(tmp_path / "tokenizer.json"))
     with pytest.raises(
         UsageError, match=r"is not the checkpoint's \(\d+ tokens\): leave --data.tokenizer.file out"
     ):
-        corpus(letters, tokenizer=config).restore_metadata(metadata)
+        corpus(letters, tokenizer=config).set_metadata(metadata)
     alone = corpus(
         letters, skip_bad=True
     )  # one document, to a model that knows where documents end
-    alone.restore_metadata(metadata)
+    alone.set_metadata(metadata)
     own = corpus(letters, skip_bad=True, tokenizer=alone.config)
     own.tokenizer = alone.tokenizer
     assert alone.marks_documents and not own.marks_documents

@@ -290,7 +290,7 @@ def test_prediction_needs_the_facts_and_no_data_set(photos: Path) -> None:
     }
     for path, count in ((photos / "train", 36), (photos / "train" / "ant" / "00.jpg", 1)):
         data = ImageData("hub", predict_path=str(path))
-        data.restore_metadata(metadata)
+        data.set_metadata(metadata)
         data.setup("predict")
         (batch,) = data.predict_dataloader()
         assert batch["image"].shape == (count, 1, 9, 9) and "label" not in batch
@@ -304,7 +304,7 @@ def test_a_checkpoint_tests_data_that_hold_no_training_split(photos: Path) -> No
     metadata = ImageData("folder", str(photos), 12).metadata()
     (photos / "train").rename(photos / "test")
     data = ImageData("folder", str(photos))
-    data.restore_metadata(metadata)
+    data.set_metadata(metadata)
     data.setup("test")
     assert len(data._dataset("test")) == 36
 

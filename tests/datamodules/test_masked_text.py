@@ -276,9 +276,9 @@ def test_a_checkpoint_of_other_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="next_sentence is True, the checkpoint was trained with False"
     ):
-        MaskedTextData("csv", path, next_sentence=True, tokenizer=WORDS).restore_metadata(metadata)
+        MaskedTextData("csv", path, next_sentence=True, tokenizer=WORDS).set_metadata(metadata)
     data = MaskedTextData("csv", path, tokenizer=WORDS)
-    data.restore_metadata(metadata)
+    data.set_metadata(metadata)
     data.setup("fit")
     assert data.metadata() == metadata
     with pytest.raises(UsageError, match="source is reviews"):

@@ -413,7 +413,7 @@ def test_prediction_needs_the_facts_and_no_data_set(
     data = ReviewData(
         "hub", predict_path=str(path), tokenizer=WORDS, loading=TextLoading(eval_batch_size=2)
     )
-    data.restore_metadata(metadata)
+    data.set_metadata(metadata)
     kept = set((tmp_path / "cache").rglob("*"))
     data.setup("predict")
     assert set((tmp_path / "cache").rglob("*")) == kept  # what is asked is not written down
@@ -436,7 +436,7 @@ def test_bad_lines_to_predict(
     path.write_bytes(b"good\n" + line + b"\nbad\n")
     for skip in (False, True):
         data = ReviewData(predict_path=str(path), skip_bad=skip, tokenizer=WORDS)
-        data.restore_metadata(metadata)
+        data.set_metadata(metadata)
         if skip:
             data.setup("predict")
             assert data.predict_texts == ["good", "bad"] and data.skipped == [f"line 2 of {path}"]
@@ -450,23 +450,23 @@ def test_texts_from_standard_input_and_the_command_line(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("good\ncafé".encode())))
     data = ReviewData(predict_path="-", tokenizer=WORDS)
-    data.restore_metadata(metadata)
+    data.set_metadata(metadata)
     assert data.predict_texts == ["good", "café"]
     data = ReviewData(tokenizer=WORDS)
-    data.restore_metadata(metadata)
+    data.set_metadata(metadata)
     data.predict_text = "a bad film"
     data.setup("predict")
     (batch,) = data.predict_dataloader()
     assert batch["tokens"].shape == (1, 8)
     for text, words in ((None, "--data.predict_path"), (" ", "--text holds no text")):
         data = ReviewData(tokenizer=WORDS)
-        data.restore_metadata(metadata)
+        data.set_metadata(metadata)
         data.predict_text = text
         with pytest.raises((UsageError, DataError), match=words):
             data.setup("predict")
     for path, words in (("/no/such", "does not exist"), (str(tmp_path), "is a folder")):
         data = ReviewData(predict_path=path, tokenizer=WORDS)
-        data.restore_metadata(metadata)
+        data.set_metadata(metadata)
         with pytest.raises(UsageError, match=words):
             data.setup("predict")
 
@@ -492,13 +492,13 @@ def test_data_and_checkpoint_must_agree(
         ({"dataset": TextDatasetOptions(class_names=["a", "b"])}, "class_names"),
     ):
         with pytest.raises(UsageError, match=words):
-            ReviewData(**{"tokenizer": WORDS, **options}).restore_metadata(metadata)  # type: ignore[arg-type]
+            ReviewData(**{"tokenizer": WORDS, **options}).set_metadata(metadata)  # type: ignore[arg-type]
     (folders["csv"] / "train.csv").write_text(
         "text,label\n" + "".join(f"x {i},{'abc'[i % 3]}\n" for i in range(30))
     )
     for stage in ("fit", "validate", "test"):
         data = ReviewData("csv", str(folders["csv"]), tokenizer=WORDS)
-        data.restore_metadata(metadata)
+        data.set_metadata(metadata)
         with pytest.raises(
             UsageError, match=r"3 classes \(a, b, c\), the checkpoint 2 \(neg, pos\)"
         ):
@@ -512,7 +512,7 @@ def test_a_checkpoint_tests_data_that_hold_no_training_split(
     for path in folders[source].glob("train*"):
         path.rename(folders[source] / f"unread_{path.name}")
     data = ReviewData(source, str(folders[source]), tokenizer=WORDS)  # type: ignore[arg-type]
-    data.restore_metadata(metadata)
+    data.set_metadata(metadata)
     data.setup("test")
     assert sorted(contents(data, "test")) == sorted(
         (" ".join(text.split()), label) for text, label in ROWS[:10]

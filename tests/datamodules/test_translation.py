@@ -71,7 +71,7 @@ def test_languages_with_a_hyphen(folder: Path) -> None:
     with pytest.raises(
         UsageError, match="languages is en-de, the checkpoint was trained with en:de-AT"
     ):
-        other.restore_metadata(data.metadata())
+        other.set_metadata(data.metadata())
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -272,7 +272,7 @@ def test_tokenizers_from_files(folder: Path, tmp_path: Path) -> None:
         "en-de",
         tokenizer=PairTokenizerConfig(**metadata["tokenizer_options"]),
     )
-    data.restore_metadata(metadata)
+    data.set_metadata(metadata)
     data.setup("validate")
     assert data.tokenizer.target.digest == second.digest and not data.tokenizer.joint
     with pytest.raises(UsageError, match="target_file needs a file"):
@@ -324,11 +324,11 @@ def test_data_and_checkpoint_must_agree(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=words):
             TranslationData(
                 "files", str(folder), **{"languages": "en-de", "tokenizer": SMALL, **options}
-            ).restore_metadata(metadata)
+            ).set_metadata(metadata)
     (folder / "train.en").unlink()  # what trained the checkpoint is not needed to measure it
     (folder / "train.de").unlink()
     data = TranslationData("files", str(folder), "en-de", tokenizer=SMALL)
-    data.restore_metadata(metadata)
+    data.set_metadata(metadata)
     data.setup("validate")
     assert len(data.dataset("val")) == 21 and data.metadata() == metadata
 

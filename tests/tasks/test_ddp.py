@@ -128,7 +128,7 @@ def figures_of_texts(folder: Path) -> dict[str, float]:
     tokenizer = TokenizerConfig(**metadata["tokenizer_options"])
     loading = TextLoading(eval_batch_size=1000)
     data = ReviewData(max_length=metadata["max_length"], tokenizer=tokenizer, loading=loading)
-    data.restore_metadata(metadata)
+    data.set_metadata(metadata)
     data.setup("test")
     (batch,) = data.test_dataloader()
     labels = batch["label"]
@@ -172,7 +172,7 @@ def test_two_processes_share_all_texts(tmp_path: Path) -> None:
         tokenizer=tokenizer,
         loading=TextLoading(**options["loading"]),
     )
-    data.restore_metadata(metadata)
+    data.set_metadata(metadata)
     data.setup("fit")
     dataset = data.dataset("train")
     (share,) = (float(row["train/padding"]) for row in rows if "train/padding" in row)

@@ -88,7 +88,7 @@ def test_figures_are_those_of_the_text(packing: str, capsys: pytest.CaptureFixtu
     data = CorpusData(
         "files", "texts", packing, max_length=32, tokenizer=TokenizerConfig("bpe", 400, 1, False)
     )
-    data.restore_metadata(saved[KEY]["metadata"])
+    data.set_metadata(saved[KEY]["metadata"])
     data.setup("test")
     with torch.no_grad():
         total, right, count = by_hand(net, data)
@@ -126,7 +126,7 @@ def test_bits_per_byte_in_training_are_those_of_the_batch() -> None:
         max_length=32,
         tokenizer=TokenizerConfig("bpe", 400, 1, False),
     )
-    data.restore_metadata(checkpoint("s")[KEY]["metadata"])
+    data.set_metadata(checkpoint("s")[KEY]["metadata"])
     tokens, bytes_ = (
         len(data.file("train").tokens) - len(data.file("train")),
         int(data.file("train").bytes[-1]),

@@ -256,7 +256,7 @@ def test_what_is_saved_is_enough(options: str, joint: bool) -> None:
         max_length=24,
         tokenizer=PairTokenizerConfig(**model.metadata["tokenizer_options"]),
     )
-    data.restore_metadata(model.metadata)
+    data.set_metadata(model.metadata)
     data.setup("test")
     batch = next(iter(data.test_dataloader()))
     with torch.no_grad():
