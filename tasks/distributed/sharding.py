@@ -39,6 +39,9 @@ class Sharded(ModelParallelStrategy):
     continue such a run, and this strategy the run of one process.
     """
 
+    def __init__(self) -> None:
+        super().__init__(save_distributed_checkpoint=False)
+
     def setup(self, trainer: Trainer) -> None:
         """Shard the network, once.
 

@@ -29,7 +29,7 @@ from tests.tasks.test_launch import SHORT, finish, start
 
 LINE = f"{SHORT} --model.optimizer.gradient_clip 0.5 --trainer.limit_test_batches 2 --checkpoint.every_n_train_steps 2"
 ON_CPU = "from tasks.distributed.sharding import Sharded\nclass OnCPU(Sharded):\n    pass\n"
-SHARDED = "--trainer.strategy parts.OnCPU"
+SHARDED = "'--trainer.strategy={class_path: parts.OnCPU}'"
 
 
 def fit(line: str, folder: Path) -> str:
