@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from modules.config import StackConfig, require
 from modules.models.gpt import Decoder, DecoderConfig
-from modules.position import RotaryScaling
 from modules.pretrained.family import TransformersFamily
 from modules.pretrained.family import matching_family as first_matching
 from modules.pretrained.settings import (
@@ -26,6 +25,7 @@ from modules.pretrained.settings import (
     write_options,
 )
 from modules.pretrained.weights import Layers, Names, weight_names
+from modules.rotary_scaling import RotaryScaling
 from modules.schema import checked, from_dict
 
 HEAD = "lm_head"

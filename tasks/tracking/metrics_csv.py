@@ -10,6 +10,7 @@ from typing import Any
 
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor
 
 from datamodules.utils.files import open_regular, read_bytes, replacing
 from tasks.checkpoints.reading import Checkpoint
@@ -119,7 +120,10 @@ class MetricsCSV(Logger):
             self.columns = sorted({"step"}.union(*rows))
             self.rewrite(rows)
         self.opened = True
-        self.waiting.append({"step": step, **{name: float(metrics[name]) for name in metrics}})
+        row: dict[str, Any] = {"step": step}
+        for name, value in metrics.items():
+            row[name] = value.item() if isinstance(value, Tensor) else value
+        self.waiting.append(row)
         if len(self.waiting) >= ROWS_BEFORE_WRITE:
             self.save()
 
@@ -129,7 +133,7 @@ class MetricsCSV(Logger):
         if not self.waiting:
             return
         new = set().union(*self.waiting) - set(self.columns)
-        self.columns += sorted(new)
+        self.columns = sorted({*self.columns, *new})
         if new or not self.path.exists():
             self.rewrite(read_rows(self.path))
         with TextIOWrapper(open_regular(self.path, follow=False, append=True), newline="") as file:

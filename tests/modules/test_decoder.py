@@ -14,7 +14,7 @@ from modules.config import StackConfig
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
 from modules.parameter_groups import parameter_depths, parameter_roles
-from modules.position import RotaryScaling
+from modules.rotary_scaling import RotaryScaling
 from tests.modules.test_cache import PLACES, VARIANTS, T, V, close, decoder, name_of
 
 

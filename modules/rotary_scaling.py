@@ -1,0 +1,66 @@
+"""Lower frequencies of rotary positions, for longer sequences than in the first training."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from modules.config import require
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """Lower frequencies of rotary positions, for longer sequences than in the first training.
+
+    Args:
+        kind: "linear": all frequencies are divided by `factor` (Chen 2023); "llama3": only the low
+            ones, those between in part (Grattafiori 2024).
+        factor: What frequencies are divided by, at least 1.
+        low_freq_factor: "llama3": wavelengths above `original_max_length` / this are divided fully.
+        high_freq_factor: "llama3": wavelengths below `original_max_length` / this stay.
+        original_max_length: "llama3": context of the first training, in tokens.
+    """
+
+    kind: Literal["linear", "llama3"] = "linear"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_length: int = 8192
+
+    def __post_init__(self) -> None:
+        require(self.factor >= 1, f"The factor of rotary scaling is {self.factor}; give 1 or more.")
+        require(
+            0 < self.low_freq_factor < self.high_freq_factor,
+            f"low_freq_factor {self.low_freq_factor} of rotary scaling must be above 0 and below "
+            f"high_freq_factor {self.high_freq_factor}.",
+        )
+        require(
+            self.original_max_length >= 1,
+            f"original_max_length of rotary scaling is {self.original_max_length}; "
+            "it must be at least 1.",
+        )
+
+
+def linear_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
+    """Frequencies divided by the factor, as if positions were closer (Chen 2023).
+
+    Keeps the shape.
+    """
+    return frequency / scaling.factor
+
+
+def llama3_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
+    """Low frequencies divided by the factor, blended into high ones that stay. Keeps the shape."""
+    wavelength = 2 * math.pi / frequency
+    turns = scaling.original_max_length / wavelength  # within the first context
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
+    return (1 - kept) * frequency / scaling.factor + kept * frequency
+
+
+SCALINGS: dict[str, Callable[[Tensor, RotaryScaling], Tensor]] = {
+    "linear": linear_scaling,
+    "llama3": llama3_scaling,
+}
