@@ -1,4 +1,4 @@
-"""Lightning's W&B logger, for runs that lose the network."""
+"""Lightning's loggers of W&B and TensorBoard, for runs that continue or lose the network."""
 
 import os
 import warnings
@@ -54,3 +54,11 @@ class WandbLogger(loggers.WandbLogger):
             run.log(dict(metrics))
         elif step >= run.starting_step:
             run.log({**metrics, STEP: step}, step=step)
+
+
+class TensorBoardLogger(loggers.TensorBoardLogger):
+    """Lightning's, without its `hparams.yaml`: the options are in `config.yaml`."""
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Does nothing: events are written as they come."""

@@ -46,7 +46,8 @@ MINIMUM = {  # of the Trainer's numbers, for some of which -1 is all or no end
 }
 MAXIMUM = 2**63 - 1  # PyTorch's largest integer
 NOT_ZERO = ("accumulate_grad_batches", "limit_train_batches", "max_epochs", "max_steps")
-LOGGERS = {"WandbLogger": "tasks.tracking.loggers.WandbLogger"}  # in place of Lightning's
+# In place of Lightning's.
+LOGGERS = {name: f"tasks.tracking.loggers.{name}" for name in ("WandbLogger", "TensorBoardLogger")}
 BEST = "best"  # name of the checkpoint that the task's own monitor finds best
 
 

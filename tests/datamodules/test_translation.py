@@ -318,7 +318,7 @@ def test_data_and_checkpoint_must_agree(folder: Path, tmp_path: Path) -> None:
         ),
         (
             {"tokenizer": replace(SMALL, start=0)},
-            "tokenizer.decoder_start_id 0 .* made with start None",
+            "tokenizer.start 0 .* made with start None",
         ),
     ):
         with pytest.raises(UsageError, match=words):

@@ -49,7 +49,7 @@ def empty() -> None:
     Path("theirs").mkdir()
 
 
-RUN_SAYS = "run is the folder of a run: give its checkpoint, "
+RUN_SAYS = "give its checkpoint, "
 GENERATE = "generate --ckpt_path LETTERS"
 SCORE = "score --ckpt_path LETTERS --data.path texts/a.txt"
 CASES: dict[

@@ -87,7 +87,7 @@ CASES: dict[
         USER,
         (
             "--model.net.tying all shares one table",
-            "number their tokens otherwise",
+            "tokenizers number",
             "set --model.net.tying target",
         ),
     ),
@@ -188,14 +188,14 @@ CASES: dict[
         f"{TRANSLATE} --temperature 1",
         nothing,
         USER,
-        ("draws nothing", "set beams and nbest to 1"),
+        ("samples none", "set beams and nbest to 1"),
     ),
     "several drawn": (
         f"{TRANSLATE} --beams 1 --nbest 2 --temperature 1",
         nothing,
         USER,
         (
-            "draws one translation of each sentence",
+            "samples one translation of each sentence",
             "set beams and nbest to 1, or leave temperature out",
         ),
     ),

@@ -14,7 +14,7 @@ import torch
 
 from tasks.checkpoints.contents import SCHEMAS, VERSION
 from tasks.checkpoints.reading import KEY, read_checkpoint
-from tasks.checkpoints.writing import read_for_resume
+from tasks.checkpoints.writing import read_to_continue
 from tasks.errors import DataError, RunError, UsageError
 from tests.tasks.command import SHORT, checkpoint, run
 
@@ -111,7 +111,7 @@ def test_any_entry(task: str, last: dict[str, Path], tmp_path: Path) -> None:
     for place in draw.sample(places, 120):
         torch.save(changed(whole, place, draw.choice(ODD)), file)
         try:
-            read_for_resume(file, task)
+            read_to_continue(file, task)
         except (UsageError, RunError) as error:
             refused += 1
             assert "x.ckpt" in str(error) and "\n" not in str(error) and len(str(error)) < 600
@@ -121,7 +121,7 @@ def test_any_entry(task: str, last: dict[str, Path], tmp_path: Path) -> None:
 def test_an_entry_for_each_task(last: dict[str, Path]) -> None:
     assert SCHEMAS.keys() == last.keys()
     for task, file in last.items():
-        assert read_for_resume(file, task)[KEY]["task"] == task
+        assert read_to_continue(file, task)[KEY]["task"] == task
 
 
 NET, METADATA = (KEY, "net"), (KEY, "metadata")

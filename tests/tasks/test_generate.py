@@ -161,7 +161,7 @@ def test_text_is_printed_as_it_is_made(lm_letters: Path, monkeypatch: pytest.Mon
     letters = load_model(str(lm_letters)).tokenizer
 
     def slow(*_: Any) -> Iterator[torch.Tensor]:
-        for letter in "dogs" if "s" in letters.vocabulary else "dog.":
+        for letter in "dogs" if "s" in letters.vocab else "dog.":
             events.append("step")
             yield torch.tensor(letters.encode_batch([letter])[0])
 

@@ -82,7 +82,7 @@ def test_two_steps(
     task: str, precision: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: set[torch.dtype] = set()
-    watch, log = Task._watch, Task._log_evaluation
+    watch, log = Task._record_bad_loss, Task._log_evaluation
 
     def watched(self: Task, loss: Tensor) -> None:
         seen.add(loss.dtype)
@@ -92,7 +92,7 @@ def test_two_steps(
         assert self.metrics[f"{split}_loss"].compute().dtype == torch.float64
         log(self, split)
 
-    monkeypatch.setattr(Task, "_watch", watched)
+    monkeypatch.setattr(Task, "_record_bad_loss", watched)
     monkeypatch.setattr(Task, "_log_evaluation", logged)
     write_data()
     chosen = SCALED if precision == "16-mixed" else f"--trainer.precision {precision}"

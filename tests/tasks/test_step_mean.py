@@ -57,14 +57,14 @@ def same_draws(tokens: torch.Tensor, seeds: list[int] | None) -> torch.Tensor:
 SAME_DRAWS = """
 from datamodules.tokens.masking import Masker
 from tests.tasks.test_step_mean import same_draws
-Masker._draws = staticmethod(same_draws)
+Masker._random = staticmethod(same_draws)
 """
 
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Masker, "_draws", staticmethod(same_draws))
+    monkeypatch.setattr(Masker, "_random", staticmethod(same_draws))
     write_corpus(tmp_path / "texts", 40)
     return write_pairs(tmp_path / "pairs", 130)
 

@@ -70,7 +70,7 @@ def test_a_pair_that_belongs_together_has_label_0_as_in_hugging_face() -> None:
 
 
 @pytest.fixture
-def rendered(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     """What is masked in training from now on."""
     steps: Drawn = []
     mask = Masker.__call__
