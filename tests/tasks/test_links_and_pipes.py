@@ -158,7 +158,7 @@ def test_folders_may_be_links(finished: Path, tmp_path: Path) -> None:
     assert torch.load(tmp_path / "large_disk" / "last.ckpt", weights_only=True)["global_step"] == 12
 
 
-def test_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     assert run(f"fit {SHORT} --config configs/logger/tensorboard.yaml --run_dir r") == 0
     events, *_ = Path("r").rglob("events.out.tfevents.*")
@@ -168,9 +168,7 @@ def test_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert not (tmp_path / "new").exists()
     events.unlink()
     os.mkfifo(events)
-    capsys.readouterr()
-    assert run("fit --resume r --trainer.max_epochs 4") == 2
-    assert events.name in capsys.readouterr().err
+    assert run("fit --resume r --trainer.max_epochs 4") == 0  # nobody reads it
 
 
 @pytest.mark.parametrize(
