@@ -131,8 +131,7 @@ class CorpusData(TokenizedData):
         if len(file.tokens) < min_tokens:
             raise UsageError(
                 f"the {split} split of {self.origin} has {len(file.tokens):,} tokens, which is not "
-                "even a window of "
-                f"{min_tokens:,}: give more text, or lower --data.max_length."
+                f"even a window of {min_tokens:,}: give more text, or lower --data.max_length."
             )
         if self.packing == "documents":
             return PackedDocuments(file, self.max_length, self.padding)
@@ -168,9 +167,8 @@ class CorpusData(TokenizedData):
         if self._is_tokenizer_given and not self.skip_bad:
             raise DataError(
                 f"{named} in {where} is not in the tokenizer's vocabulary of "
-                f"{self.tokenizer.vocab_size}: use a text "
-                "of the same characters, or read such characters as [UNK] with --data.skip_bad "
-                "true."
+                f"{self.tokenizer.vocab_size}: use a text of the same characters, or read such "
+                "characters as [UNK] with --data.skip_bad true."
             )
         advice = "the model learns nothing of them"
         if not self._is_tokenizer_given and (self.config.min_frequency or 0) > 1:

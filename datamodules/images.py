@@ -134,8 +134,8 @@ class ImageData(ResumableDataModule):
             given = getattr(self.options, name)
             if given is not None and list(given) != list(metadata[name]):
                 raise UsageError(
-                    f"{name} is {given}, the checkpoint was trained with {metadata[name]}: leave it "
-                    "out."
+                    f"{name} is {given}, the checkpoint was trained with {metadata[name]}: leave "
+                    "it out."
                 )
         self._metadata = dict(metadata)
         self.image_size = metadata["image_size"]

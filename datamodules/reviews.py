@@ -100,8 +100,8 @@ class ReviewData(TextData):
         given = self.options.class_names
         if given is not None and given != metadata["class_names"]:
             raise UsageError(
-                f"class_names is {given}, the checkpoint was trained with {metadata['class_names']}: "
-                "leave it out."
+                f"class_names is {given}, the checkpoint was trained with "
+                f"{metadata['class_names']}: leave it out."
             )
         super().set_metadata(metadata)
         self.source.checkpoint_classes = metadata["class_names"]

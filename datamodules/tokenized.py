@@ -136,9 +136,9 @@ class TokenizedData(ResumableDataModule):
         for name, value in metadata["tokenizer_options"].items():
             if not name.endswith("file") and options[name] != value:
                 raise UsageError(
-                    f"--data.tokenizer.{name} {options[name]} (vocabulary "
-                    f"{options['vocabulary']}) does not fit the checkpoint, whose tokenizer of "
-                    f"{stored.vocab_size} tokens was made with {name} {value}: leave it out."
+                    f"--data.tokenizer.{name} {options[name]} (vocabulary {options['vocabulary']}) "
+                    f"does not fit the checkpoint, whose tokenizer of {stored.vocab_size} tokens "
+                    f"was made with {name} {value}: leave it out."
                 )
         stored_file = metadata["tokenizer_options"]["file"]
         if self.config.file not in (None, stored_file):  # the stored file may be gone

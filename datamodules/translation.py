@@ -129,8 +129,7 @@ class TranslationData(TextData):
         if len(self.languages) != 2 or "" in self.languages:
             raise UsageError(
                 f"--data.languages is {names or 'missing'}, but must be source and target, such as "
-                "en-de, or with a "
-                "colon if a name has a hyphen, such as en:pt-BR."
+                "en-de, or with a colon if a name has a hyphen, such as en:pt-BR."
             )
         self.source = PARALLEL[source](path, dataset, self.languages, self.skip_bad)
 
@@ -173,8 +172,8 @@ class TranslationData(TextData):
         """As in the base class; the languages must agree, too."""
         if self.languages != metadata["languages"]:
             raise UsageError(
-                f"--data.languages is {language_pair(self.languages)}, the checkpoint was trained with "
-                f"{language_pair(metadata['languages'])}: leave it out."
+                f"--data.languages is {language_pair(self.languages)}, the checkpoint was trained "
+                f"with {language_pair(metadata['languages'])}: leave it out."
             )
         super().set_metadata(metadata)
 
@@ -210,6 +209,6 @@ class TranslationData(TextData):
         if truncated := sum(dataset.truncated for dataset in datasets):
             rank_zero_warn(
                 f"{truncated:,} of {sum(map(len, datasets)):,} pairs have a side of more than "
-                f"{self.max_length} tokens, "
-                "which was truncated: raise --data.max_length to keep all of it."
+                f"{self.max_length} tokens, which was truncated: raise --data.max_length to keep "
+                "all of it."
             )

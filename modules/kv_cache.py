@@ -76,8 +76,8 @@ class KVCache(StackCache):
         require(
             self.length + count <= self.max_length and rows == len(self.padding_mask),
             f"{count} tokens in {rows} rows do not fit into a cache of {len(self.padding_mask)} "
-            f"rows by {self.max_length} tokens of which {self.length} are taken; "
-            "make a larger one, or shorten the text.",
+            f"rows by {self.max_length} tokens of which {self.length} are taken; make a larger "
+            "one, or shorten the text.",
         )
         self.past = self.length
         self.length += count

@@ -121,8 +121,8 @@ class Learned(Position):
         count = math.prod(self.grid)
         require(
             length <= count,
-            f"{length} tokens are more than the {count} learned positions; "
-            "shorten them or resize the table.",
+            f"{length} tokens are more than the {count} learned positions; shorten them or resize "
+            "the table.",
         )
 
     def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -217,8 +217,8 @@ class Rotary(Position):
         self.rotary_dim = round(stack.resolved.head_dim * fraction)  # R, channels that are rotated
         require(
             self.rotary_dim > 0 and self.rotary_dim % (2 * self.axes) == 0,
-            f"Rotary positions rotate {self.rotary_dim} of {stack.resolved.head_dim} channels "
-            f"a head, which {2 * self.axes} must divide; change width, heads or the fraction.",
+            f"Rotary positions rotate {self.rotary_dim} of {stack.resolved.head_dim} channels a "
+            f"head, which {2 * self.axes} must divide; change width, heads or the fraction.",
         )
 
     def rotate(self, positions: Tensor) -> Rotation:

@@ -38,8 +38,8 @@ class RotaryScaling:
         )
         require(
             self.original_max_length >= 1,
-            f"original_max_length of rotary scaling is {self.original_max_length}; "
-            "it must be at least 1.",
+            f"original_max_length of rotary scaling is {self.original_max_length}; it must be at "
+            "least 1.",
         )
 
 

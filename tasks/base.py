@@ -244,9 +244,9 @@ class Task(pl.LightningModule):
         step = int(self.first_bad_step)
         if step >= 0:
             raise RunError(
-                f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): "
-                "try a lower --model.optimizer.lr or --model.optimizer.gradient_clip; "
-                "checkpoints before it are kept"
+                f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): try "
+                "a lower --model.optimizer.lr or --model.optimizer.gradient_clip; checkpoints "
+                "before it are kept"
             )
 
     # Evaluation -----------------------------------------------------------------------------------
@@ -335,9 +335,9 @@ class Task(pl.LightningModule):
         self.check_finite()
         if not all(torch.isfinite(parameter).all() for parameter in self.net.parameters()):
             raise RunError(
-                f"the weights became NaN or infinite by step {self.global_step} "
-                f"(epoch {self.current_epoch}): try a lower --model.optimizer.lr; "
-                "checkpoints before it are kept"
+                f"the weights became NaN or infinite by step {self.global_step} (epoch "
+                f"{self.current_epoch}): try a lower --model.optimizer.lr; checkpoints before it "
+                "are kept"
             )
         completed = self.trainer.fit_loop.completed  # type: ignore[attr-defined]
         checkpoint["epoch"] = completed  # as the loops have it

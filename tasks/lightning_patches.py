@@ -205,7 +205,7 @@ class FitLoop(_FitLoop):
         if self.max_epochs is not None and -1 != self.max_epochs < done:
             raise UsageError(
                 f"the run has done {done} epochs, and --trainer.max_epochs {self.max_epochs} is "
-                f"less: give more"
+                "less: give more"
             )
         self.ends_epoch = epochs.completed < epochs.ready
         for stopping, patience in self.patience.items():

@@ -41,8 +41,7 @@ class TextTask(Task):
             origin = f"that of --model.pretrained {options.model.pretrained}"
         raise UsageError(
             f"--data.tokenizer.{name} {config[name]} (vocabulary {config.vocabulary}) cannot go "
-            f"with "
-            f"a tokenizer that is there already, {origin} "
+            f"with a tokenizer that is there already, {origin} "
             f"({Tokenizer.from_file(config.file).vocab_size} tokens): leave it out"
         )
 
@@ -83,16 +82,14 @@ def fill_vocabulary(
     if known < tokens:
         raise UsageError(
             f"the tokenizer has {tokens} tokens and the network {known}: use the tokenizer that "
-            f"the "
-            f"network was trained with, or leave --model.net.{name} out"
+            f"the network was trained with, or leave --model.net.{name} out"
         )
     length = metadata["max_length"]
     limit = net.max_length
     if net.position == "learned" and limit is not None and length > limit:
         raise UsageError(
             f"--data.max_length {length} is more than the {limit} learned positions of the "
-            f"network: "
-            "lower it, or raise --model.net.max_length of a new network"
+            "network: lower it, or raise --model.net.max_length of a new network"
         )
     return replace(net, **{name: known})
 

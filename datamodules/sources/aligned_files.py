@@ -85,8 +85,8 @@ class AlignedFiles(ParallelSource):
             only = f", only {shortened(names)}" if names else ""
             hint = self.suggest_source(self._folder)
             raise UsageError(
-                f"{self._folder} holds no train.{self.columns[0]} and train.{self.columns[1]}"
-                f"{only}{hint or ': choose with --data.path and --data.languages'}."
+                f"{self._folder} holds no train.{self.columns[0]} and "
+                f"train.{self.columns[1]}{only}{hint or ': choose with --data.path and --data.languages'}."
             )
         if self.options.test is not None and "test" not in files:
             name = f"{self.options.test}.{self.columns[0]}"

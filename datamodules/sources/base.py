@@ -147,8 +147,8 @@ class Source(Generic[S]):
             given = candidates[0]
         if given not in names:
             raise UsageError(
-                f"no column {given or option.removesuffix('_column')} in {self.origin}: "
-                f"set {self.option_prefix}.{option} to one of {', '.join(names)}."
+                f"no column {given or option.removesuffix('_column')} in {self.origin}: set "
+                f"{self.option_prefix}.{option} to one of {', '.join(names)}."
             )
         if names.count(given) > 1:
             raise DataError(
@@ -171,8 +171,8 @@ class Source(Generic[S]):
             )
         if len(given) < 2:
             raise UsageError(
-                f"the data have one class only ({shortened(given)}): classification needs at "
-                "least two."
+                f"the data have one class only ({shortened(given)}): classification needs at least "
+                "two."
             )
         return given
 

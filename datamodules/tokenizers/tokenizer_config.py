@@ -82,8 +82,7 @@ def apply_settings(content: dict[str, Any], settings: Settings, name: str, folde
         if expected is not None and expected != actual and not ignored:
             raise DataError(
                 f"{folder / CONFIG}: {option} is {str(expected).lower()} for a {name}, which "
-                "contradicts "
-                "tokenizer.json: set it to what the model was trained with."
+                "contradicts tokenizer.json: set it to what the model was trained with."
             )
 
 
@@ -179,8 +178,7 @@ def add_tokens(
         if number != entry["id"]:
             raise DataError(
                 f"{origin} says that {ascii(token)} is token {entry['id']}, but the other files "
-                "have "
-                f"it as {number}: write the tokenizer's files again."
+                f"have it as {number}: write the tokenizer's files again."
             )
     return content
 

@@ -37,8 +37,7 @@ class MaskConfig:
         if min(self.mask, self.random) < 0 or self.mask + self.random > 1 + 1e-9:
             raise UsageError(
                 f"of the selected tokens {self.mask} become [MASK] and {self.random} random ones: "
-                "both must be "
-                "at least 0, and together at most 1."
+                "both must be at least 0, and together at most 1."
             )
 
 

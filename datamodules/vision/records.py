@@ -64,8 +64,7 @@ class Records:
         except Exception as error:  # each decoder has its own kinds
             raise DataError(
                 f"{self.name(i)} is not a readable image ({_reason(error)}): remove it, or leave "
-                "such files out "
-                "with --data.skip_bad true."
+                "such files out with --data.skip_bad true."
             ) from error
         y, x = image.shape[-2:]
         if (y, x) != (size, size):

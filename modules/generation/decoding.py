@@ -183,8 +183,8 @@ def check_prompts(
         )
         require(
             min(prompt) >= 0 and max(prompt) < vocabulary,
-            f"{name} {number} has a token that is not among the {vocabulary} of the model; "
-            "use the tokenizer that it was trained with.",
+            f"{name} {number} has a token that is not among the {vocabulary} of the model; use the "
+            "tokenizer that it was trained with.",
         )
 
 

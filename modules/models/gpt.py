@@ -59,8 +59,8 @@ class DecoderConfig:
         )
         require(
             self.stack.causal and not self.stack.cross_attention,
-            "A decoder sees what came before and nothing else; "
-            "set stack.causal and leave stack.cross_attention off.",
+            "A decoder sees what came before and nothing else; set stack.causal and leave "
+            "stack.cross_attention off.",
         )
 
 
@@ -78,8 +78,8 @@ class Decoder(nn.Module):
         super().__init__()
         if config.vocabulary is None or config.max_length is None:
             raise ValueError(
-                "vocabulary or max_length is null; "
-                "fill both in from the data before building a decoder."
+                "vocabulary or max_length is null; fill both in from the data before building a "
+                "decoder."
             )
         self.config = config
         self.max_length = config.max_length

@@ -71,8 +71,8 @@ class Seq2Seq(nn.Module):
         super().__init__()
         if None in (config.source_vocabulary, config.target_vocabulary, config.max_length):
             raise ValueError(
-                "A vocabulary or max_length is null; "
-                "fill all in from the data before building a model."
+                "A vocabulary or max_length is null; fill all in from the data before building a "
+                "model."
             )
         self.config = config
         self.max_length: int = config.max_length  # type: ignore[assignment]

@@ -59,19 +59,19 @@ class Seq2SeqConfig:
             check_position(self.position, self.position_options, stack, (self.max_length or 1,))
         require(
             not (self.encoder.causal or self.encoder.cross_attention),
-            "The encoder sees the whole source and nothing else; "
-            "leave encoder.causal and encoder.cross_attention off.",
+            "The encoder sees the whole source and nothing else; leave encoder.causal and "
+            "encoder.cross_attention off.",
         )
         require(
             self.decoder.causal and self.decoder.cross_attention,
-            "The decoder sees what came before and the source; "
-            "set decoder.causal and decoder.cross_attention.",
+            "The decoder sees what came before and the source; set decoder.causal and "
+            "decoder.cross_attention.",
         )
         require(
             self.encoder.width == self.decoder.width
             and self.decoder.context_width in (None, self.encoder.width),
-            f"The encoder is {self.encoder.width} wide and the decoder {self.decoder.width}; "
-            "give both the same width, and leave decoder.context_width out.",
+            f"The encoder is {self.encoder.width} wide and the decoder {self.decoder.width}; give "
+            "both the same width, and leave decoder.context_width out.",
         )
         require(
             self.tying not in ("all", "inputs")

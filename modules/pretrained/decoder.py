@@ -186,8 +186,8 @@ def read_rotary(settings: Settings, length: int) -> Settings:
     nested = any(isinstance(value, dict) for value in rope.values())
     require(
         not nested,
-        "rope_parameters that differ from layer to layer are not supported; "
-        "choose a model without them.",
+        "rope_parameters that differ from layer to layer are not supported; choose a model without "
+        "them.",
     )
     known = ("default", *SCALING)
     require(

@@ -217,6 +217,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
             decoder = get_option(config.decoder, option)
             require(
                 encoder == decoder,
-                f"{name} models have the same {option} in encoder and decoder, "
-                f"not {encoder} and {decoder}.",
+                f"{name} models have the same {option} in encoder and decoder, not {encoder} and "
+                f"{decoder}.",
             )

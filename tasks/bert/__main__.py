@@ -31,8 +31,8 @@ APP = App(
     examples=(
         "fit",
         "fit --config configs/bert/imdb.yaml --run_dir runs/bert/imdb",
-        "fit --config configs/bert/imdb.yaml "
-        "--model.pretrained runs/mlm/latest/checkpoints/best.ckpt",
+        "fit --config configs/bert/imdb.yaml --model.pretrained "
+        "runs/mlm/latest/checkpoints/best.ckpt",
         'predict --ckpt_path runs/bert/latest/checkpoints/best.ckpt --text "not bad at all"',
         'tokenize --text "not bad at all"',
     ),

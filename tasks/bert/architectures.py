@@ -57,8 +57,8 @@ def fit_to_data(
         )
     if config.next_sentence and not metadata.get("next_sentence"):
         raise UsageError(
-            "--model.net.next_sentence true needs pairs of sentences: "
-            "add --data.next_sentence true to pretraining, or leave it out"
+            "--model.net.next_sentence true needs pairs of sentences: add --data.next_sentence "
+            "true to pretraining, or leave it out"
         )
     return fill_config(replace(config, padding=padding), sizes)
 

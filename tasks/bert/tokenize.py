@@ -37,7 +37,7 @@ def tokenize(
     if max_length is not None and max_length < 3:
         raise UsageError(
             f"--max_length {max_length} leaves no room for text between special tokens: give 3 at "
-            f"least"
+            "least"
         )
     if ckpt_path is None:
         chosen = Tokenizer.load_or_train(generate()["train"][0], tokenizer)
@@ -47,8 +47,8 @@ def tokenize(
             raise UsageError(f"checkpoint '{ckpt_path}' has no tokenizer: give one of a text task")
         if surplus := next((name for name in typed if name.startswith("--tokenizer")), None):
             raise UsageError(
-                f"{surplus} cannot go with --ckpt_path: the checkpoint has its tokenizer, so "
-                f"leave it out"
+                f"{surplus} cannot go with --ckpt_path: the checkpoint has its tokenizer, so leave "
+                "it out"
             )
         chosen = Tokenizer.from_json(
             metadata["tokenizer"], metadata["tokenizer_options"]["truncate"]

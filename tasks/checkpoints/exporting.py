@@ -76,8 +76,8 @@ def write_huggingface(net: Any, folder: Path, convert: Convert) -> str:
         settings, state = convert(net)
     except ValueError as error:
         raise UsageError(
-            f"no model of Hugging Face is like this one ({str(error).rstrip('.')}): "
-            "export to safetensors"
+            f"no model of Hugging Face is like this one ({str(error).rstrip('.')}): export to "
+            "safetensors"
         ) from error
     save_weights(state, folder / "model.safetensors", format="pt")
     write_text(folder / "config.json", json.dumps(settings, indent=2))

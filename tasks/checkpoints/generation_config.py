@@ -103,8 +103,8 @@ class FolderGeneration:
         phrases = self.settings.bad_words_ids or []
         if any(len(phrase) != 1 for phrase in phrases):
             raise UsageError(
-                f"{self.file} bans phrases of several tokens (bad_words_ids), "
-                "which is not supported: remove them"
+                f"{self.file} bans phrases of several tokens (bad_words_ids), which is not "
+                "supported: remove them"
             )
         words = [token for (token,) in phrases if token not in self.stop]
         return (*self.check_tokens("bad_words_ids", words), *self.tokens("suppress_tokens"))
@@ -125,8 +125,8 @@ class FolderGeneration:
         for token in tokens:
             if not 0 <= token < self.vocabulary:
                 raise UsageError(
-                    f"{self.file}: {name} names token {shown(token)}, "
-                    f"but the model has {self.vocabulary}: correct it"
+                    f"{self.file}: {name} names token {shown(token)}, but the model has "
+                    f"{self.vocabulary}: correct it"
                 )
         return tuple(tokens)
 

@@ -180,8 +180,8 @@ def read_settings(folder: Path, read: Callable[[Settings], Value], option: str =
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{folder} has no readable config.json ({reason}): "
-            "give a folder of Hugging Face's layout"
+            f"{folder} has no readable config.json ({reason}): give a folder of Hugging Face's "
+            "layout"
         ) from error
     with usage_errors(f"{option} {folder / 'config.json'}"):
         return read(settings)
@@ -214,9 +214,8 @@ def model_folder(source: str, option: str = OPTION) -> Path:
         raise UsageError(f"{option} {source} holds no model: give {wanted}")
     raise UsageError(
         f"{option} {source} has neither model.safetensors nor pytorch_model.bin: choose a model "
-        f"that "
-        "has, or write this one anew with save_pretrained(FOLDER) of transformers and give that "
-        "FOLDER"
+        "that has, or write this one anew with save_pretrained(FOLDER) of transformers and give "
+        "that FOLDER"
     )
 
 
@@ -268,9 +267,7 @@ def download(model: str, option: str = OPTION) -> Path:
     except Exception as error:  # of urllib, huggingface_hub, ...
         raise DataError(
             f"hf/{model} could not be downloaded ({type(error).__name__}): fetch its files "
-            f"elsewhere "
-            "(config.json, model.safetensors, and tokenizer.json or, of Marian, source.spm, "
-            "target.spm "
-            f"and vocab.json) and give their folder as {option} FOLDER"
+            "elsewhere (config.json, model.safetensors, and tokenizer.json or, of Marian, "
+            f"source.spm, target.spm and vocab.json) and give their folder as {option} FOLDER"
         ) from error
     return folder

@@ -56,8 +56,8 @@ def check_checkpoint(checkpoint: Checkpoint, path: Path, task: str | None) -> Ch
     """
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(
-            f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; "
-            "weights of other libraries load through --model.pretrained"
+            f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; weights of other "
+            "libraries load through --model.pretrained"
         )
     try:
         check_version(checkpoint[KEY])
@@ -96,8 +96,8 @@ def check_finite(state: Mapping[str, torch.Tensor], what: str) -> None:
     for name, value in state.items():
         if not value.isfinite().all():
             raise RunError(
-                f"{what} cannot be used: {name} holds NaN or infinity; "
-                "take an earlier or another file"
+                f"{what} cannot be used: {name} holds NaN or infinity; take an earlier or another "
+                "file"
             )
 
 
@@ -121,8 +121,8 @@ def load_tensors(file: Path, what: str) -> Any:
         pickled = re.search(CODE, str(error)) or file.open("rb").read(1) == b"\x80"
         if isinstance(error, pickle.UnpicklingError) and pickled:
             raise UsageError(
-                f"{what} holds objects other than tensors and primitives; "
-                "loading them could run code, so it is refused"
+                f"{what} holds objects other than tensors and primitives; loading them could run "
+                "code, so it is refused"
             ) from error
         raise RunError(f"{what} is truncated or not a checkpoint") from error
     if damaged:

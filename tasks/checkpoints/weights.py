@@ -47,8 +47,8 @@ def read_weights(source: str, option: str = OPTION) -> State:
             state = state.get(name, state) if isinstance(state, dict) else {}
     if not state or not all(isinstance(name, str) and is_dense(state[name]) for name in state):
         raise DataError(
-            f"{what} holds no weights by name: "
-            "give what `torch.save(model.state_dict(), FILE)` wrote"
+            f"{what} holds no weights by name: give what `torch.save(model.state_dict(), FILE)` "
+            "wrote"
         )
     for name, value in state.items():
         if value.is_floating_point() and value.element_size() == 1:
@@ -112,8 +112,8 @@ def match_classes(
         return state | {name: value[rows] for name, value in head.items()}
     known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "without names"
     rank_zero_only(print)(
-        f"{OPTION} {source}: its classes ({known}) are not those of the data, "
-        "so the head is initialised anew"
+        f"{OPTION} {source}: its classes ({known}) are not those of the data, so the head is "
+        "initialised anew"
     )
     return {name: value for name, value in state.items() if name not in head}
 

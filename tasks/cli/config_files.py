@@ -132,8 +132,8 @@ def read_config(value: str) -> Options:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(
-            f"config file '{value}' cannot be read ({error.strerror}): "
-            "give the path of a YAML file, as in configs/vit/cifar10.yaml"
+            f"config file '{value}' cannot be read ({error.strerror}): give the path of a YAML "
+            "file, as in configs/vit/cifar10.yaml"
         ) from error
     if len(raw) > MAX_BYTES:
         raise UsageError(

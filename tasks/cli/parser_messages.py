@@ -41,8 +41,8 @@ def one_sentence(message: str, options: list[str]) -> str:
     message = re.sub(r"\s*\n\s*(- )?", " ", message.strip()).removeprefix('Parser key "config": ')
     if found := re.search(r"Importing '(([\w-]+)[\w.-]*)' is not allowed", message):
         return (
-            f"{found[1]} is refused, since naming it would run its code: "
-            f"set {TRUST}={found[2]} if you trust it"
+            f"{found[1]} is refused, since naming it would run its code: set {TRUST}={found[2]} if "
+            "you trust it"
         )
     if found := re.search(UNKNOWN_OPTION, message):
         name = next(filter(None, found.groups())).removeprefix("--")

@@ -105,8 +105,7 @@ def resolve_devices(options: Any, command: str) -> None:
     elif options.num_nodes > 1 and "NODE_RANK" not in os.environ:
         raise UsageError(
             f"--trainer.num_nodes {options.num_nodes}: start one process for each device of each "
-            f"machine with torchrun "
-            "or srun, which count the machines"
+            "machine with torchrun or srun, which count the machines"
         )
     elif (
         options.devices == "auto" and name not in ("auto", "SingleDeviceStrategy") and not has_gpus
@@ -183,10 +182,8 @@ class SameCheckpoint(Callback):
         if first != self.start:
             raise UsageError(
                 f"the first process of this run goes on from {first or 'the beginning'}, which "
-                f"{socket.gethostname()} "
-                f"does not see (it has {self.start or 'no checkpoint'}): a run that is to continue "
-                f"needs a run folder "
-                "on a disk that all machines share"
+                f"{socket.gethostname()} does not see (it has {self.start or 'no checkpoint'}): a "
+                "run that is to continue needs a run folder on a disk that all machines share"
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -237,8 +234,7 @@ def _raise_once(error: Exception, trainer: pl.Trainer) -> None:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RunError(
             f"the processes of this run cannot be connected at {address} ({reason}): MASTER_ADDR "
-            f"has to be the "
-            "machine of the first, and MASTER_PORT one of its ports that is free"
+            "has to be the machine of the first, and MASTER_PORT one of its ports that is free"
         ) from error
     if may_be_connection and (isinstance(error, DistError) or re.search(LOST_CONNECTION, reason)):
         if not is_local_rank_zero():

@@ -134,7 +134,7 @@ def check_options(task: Any) -> None:
     if any(needed.values()):
         options = " ".join(option for option, found in needed.items() if found)
         raise UsageError(
-            f"sharded weights (--trainer.strategy fsdp) are not averaged nor compiled: give "
+            "sharded weights (--trainer.strategy fsdp) are not averaged nor compiled: give "
             f"{options}"
         )
 

@@ -55,8 +55,7 @@ def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderCo
     if window is not None and length > window:
         raise UsageError(
             f"--data.max_length {length} is more than the {window} tokens that the weights attend "
-            f"to "
-            f"(sliding_window), and there is no attention within a window here: lower it to "
+            "to (sliding_window), and there is no attention within a window here: lower it to "
             f"{window}"
         )
     return replace(config, max_length=max(config.max_length or 0, length))
@@ -95,8 +94,7 @@ def read_config(source: str, folder: Path, option: str = OPTION) -> DecoderConfi
         print_once = rank_zero_only(print)
         print_once(
             f"{source}: its attention looks back {config.max_length} tokens, so that is the "
-            f"context, "
-            f"not {positions}"
+            f"context, not {positions}"
         )
     return config
 

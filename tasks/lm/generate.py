@@ -78,8 +78,8 @@ class GenerateOptions(GenerationConfig):
             raise ValueError("a stop string is empty; leave it out.")
         if self.stop and self.beams > 1:
             raise ValueError(
-                "beam search ranks whole texts, which a stop string would cut; leave stop or "
-                "beams out."
+                "beam search ranks whole texts, which a stop string would cut; leave stop or beams "
+                "out."
             )
 
 
@@ -120,8 +120,8 @@ def generate(options: GenerateOptions, typed: Collection[str] = ()) -> None:
         print_text(row, batch)
     if any(row.stream.ended == "context" for row in rows):
         print(
-            f"texts ended with the context of {model.net.max_length} tokens, "
-            "which beam search cannot go beyond",
+            f"texts ended with the context of {model.net.max_length} tokens, which beam search "
+            "cannot go beyond",
             file=sys.stderr,
         )
     count = sum(row.stream.tokens for row in rows)
@@ -206,8 +206,7 @@ def truncate(
         raise UsageError(
             f"prompt {number} has {len(tokens)} tokens, and with --max_new_tokens "
             f"{options.max_new_tokens} the text is longer than the {window} tokens that the "
-            f"weights "
-            "attend to (sliding_window): lower it, or shorten the prompt"
+            "weights attend to (sliding_window): lower it, or shorten the prompt"
         )
     limit = context
     if options.beams > 1:

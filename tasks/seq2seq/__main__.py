@@ -36,8 +36,8 @@ APP = App(
         "fit",
         "fit --config configs/seq2seq/multi30k_en_de.yaml --data.path FOLDER",
         'translate --ckpt_path runs/seq2seq/latest/checkpoints/best.ckpt --text "March 5, 2021"',
-        "translate --ckpt_path runs/seq2seq/latest/checkpoints/best.ckpt "
-        "--file FILE --beams 8 --nbest 3",
+        "translate --ckpt_path runs/seq2seq/latest/checkpoints/best.ckpt --file FILE --beams 8 "
+        "--nbest 3",
         'attend --ckpt_path runs/seq2seq/latest/checkpoints/best.ckpt --text "March 5, 2021"',
     ),
     follow=(

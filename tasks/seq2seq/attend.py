@@ -55,8 +55,8 @@ def attend(
     (source,), (cut,) = model.tokenizer.encode_sources([text], model.net.max_length)
     if cut:
         print(
-            f"the text is longer than the {len(source)} tokens that the model reads: "
-            "the rest is not drawn"
+            f"the text is longer than the {len(source)} tokens that the model reads: the rest is "
+            "not drawn"
         )
     finished = True
     if target is None:
@@ -91,7 +91,7 @@ def encode_translation(model: TranslationModel, text: str) -> list[int]:
     if len(ids) + model.tokenizer.num_special_tokens > limit:
         print(
             f"--target is longer than the {limit} tokens that the model writes: the rest is not "
-            f"drawn"
+            "drawn"
         )
     return model.tokenizer.build_target(ids, model.net.max_length)[1:]
 

@@ -67,14 +67,12 @@ class TranslateOptions(GenerationConfig):
         require(
             self.temperature == 0 or self.beams == self.nbest == 1,
             f"temperature is {self.temperature}, which samples one translation of each sentence, "
-            f"and beam "
-            "search samples none; set beams and nbest to 1, or leave temperature out.",
+            "and beam search samples none; set beams and nbest to 1, or leave temperature out.",
         )
         require(
             self.nbest <= self.beams,
             f"nbest is {self.nbest}, but beam search with {self.beams} beams ends with "
-            f"{self.beams} translations; "
-            "raise beams.",
+            f"{self.beams} translations; raise beams.",
         )
         require(
             self.temperature > 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None),
@@ -132,8 +130,7 @@ def translations(
     if any(cut):
         print(
             f"{sum(cut)} of {len(lines)} sentences are longer than the {model.net.max_length} "
-            f"tokens "
-            "that the model reads, and are translated without the rest",
+            "tokens that the model reads, and are translated without the rest",
             file=sys.stderr,
         )
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))

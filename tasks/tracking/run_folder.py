@@ -87,7 +87,7 @@ def check_writable(folder: Path) -> None:
     if not there.is_dir():
         raise UsageError(
             f"--run_dir {folder}: {there} is a file; give a folder, it is made where it does not "
-            f"exist"
+            "exist"
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"--run_dir {folder} cannot be used: you may not write to {there}")

@@ -44,7 +44,7 @@ class EMA(Averaging):
         if stage == TrainerFn.FITTING and str(trainer.precision).endswith("16-true"):
             raise UsageError(
                 f"--model.ema needs more digits than --trainer.precision {trainer.precision} has: "
-                f"use bf16-mixed"
+                "use bf16-mixed"
             )
 
     def _forget(self) -> None:

@@ -84,7 +84,7 @@ class OptimConfig:
         require(
             self.warmup <= 1 or self.warmup % 1 == 0,
             f"warmup is {self.warmup}: give a fraction of all steps (below 1) or a whole number of "
-            f"them.",
+            "them.",
         )
 
 
@@ -130,7 +130,7 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
     wrong = sorted((roles.keys() ^ parameters.keys()) | (depths.keys() ^ parameters.keys()))
     require(
         not wrong,
-        f"Each parameter needs one role (modules/parameter_groups.py); these names do not match: "
+        "Each parameter needs one role (modules/parameter_groups.py); these names do not match: "
         f"{wrong}.",
     )
     muon = {"kind": "muon", "lr": config.muon_lr or config.lr, "momentum": config.momentum}
@@ -332,8 +332,7 @@ def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
                 require(
                     fits and bool(value.isfinite().all()),
                     f"{name} in {where} has dtype {value.dtype} and shape {[*value.shape]}, but "
-                    f"must be finite "
-                    f"floating point of shape {[*shape]}",
+                    f"must be finite floating point of shape {[*shape]}",
                 )
 
 
@@ -352,7 +351,7 @@ def _with_own_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, 
     if old != own:
         raise UsageError(
             f"The checkpoint was trained with optimizer groups {old}, not {own}: resume it with "
-            f"its own."
+            "its own."
         )
     _check_state(optimizer, saved)
     groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)

@@ -213,7 +213,7 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
         if is_ours and is_new and asked not in (".", str(folder)):
             raise UsageError(
                 f"{name} cannot have the save_dir {asked}: logs go into the run folder, see "
-                f"--run_dir"
+                "--run_dir"
             )
         options["save_dir"] = str(folder)
         if name == "WandbLogger":

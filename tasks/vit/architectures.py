@@ -233,8 +233,8 @@ def timm_weights(source: str) -> State:
         state: State = timm_model(source, pretrained=True).state_dict()
     except Exception as error:  # of urllib, huggingface_hub, timm
         raise DataError(
-            f"the weights of {source} could not be downloaded ({type(error).__name__}): "
-            f"fetch the file elsewhere and give it as {OPTION} FILE.safetensors"
+            f"the weights of {source} could not be downloaded ({type(error).__name__}): fetch the "
+            f"file elsewhere and give it as {OPTION} FILE.safetensors"
         ) from error
     return state
 

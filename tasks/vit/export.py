@@ -49,8 +49,8 @@ def write_timm(net: ViT, metadata: dict[str, Any], path: Path) -> str:
         state = TIMM.weights_to_external(net.state_dict(), net.config)
     except ValueError as error:
         raise UsageError(
-            f"no model of timm is like this one ({str(error).rstrip('.')}): "
-            "export to onnx or safetensors"
+            f"no model of timm is like this one ({str(error).rstrip('.')}): export to onnx or "
+            "safetensors"
         ) from error
     save_weights(state, path, config=json.dumps(asdict(net.config)), metadata=json.dumps(metadata))
     arguments = "".join(f", {key}={value!r}" for key, value in options.items())

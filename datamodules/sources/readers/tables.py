@@ -185,8 +185,8 @@ class HubTables:
         path = self.source.local_path
         if path is None and self.source.options.name is None:
             raise UsageError(
-                "the source hub needs --data.dataset.name ID (uoft-cs/cifar10) or "
-                "--data.path FOLDER."
+                "the source hub needs --data.dataset.name ID (uoft-cs/cifar10) or --data.path "
+                "FOLDER."
             )
         return path
 
@@ -319,9 +319,9 @@ def download(options: Any) -> dict[str, pa.Table]:
         reason = (str(error) or "no reason given").splitlines()[0][:160]
         local = f", or set TESSERA_DATA to a folder that holds {options.local}/"
         raise DataError(
-            f"could not get {options.name} from the Hugging Face hub "
-            f"({type(error).__name__}: {reason}); without network, put its parquet files into a "
-            f"folder and name it with --data.path FOLDER{local if options.local else ''}."
+            f"could not get {options.name} from the Hugging Face hub ({type(error).__name__}: "
+            f"{reason}); without network, put its parquet files into a folder and name it with "
+            f"--data.path FOLDER{local if options.local else ''}."
         ) from error
     tables = {}
     for name, part in splits.items():
