@@ -119,8 +119,7 @@ class ImageData(ResumableDataModule):
         return self._metadata
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
-        """Takes the metadata of a checkpoint: prediction then needs no data set, and other data must
-        agree with them.
+        """Uses the metadata of a checkpoint: prediction then needs no data set.
 
         Raises:
             UsageError: Another image size was asked for.

@@ -115,12 +115,12 @@ class NextSentencePairs(Chunks):
 
 
 class MaskedTextData(TextData):
-    """Batches of text to pretrain on: {"tokens": int64 (B, N), "padding_mask": bool (B, N), "index": int64
-    (B,)}.
+    """Batches of text to pretrain on.
 
-    "padding_mask" is False at padding. With `next_sentence` also "segments": int64 (B, N), 1 in the second
-    of two spans, and "is_next": int64 (B,), 1 where it follows the first. Tokens are masked later,
-    on the device (see `datamodules.tokens.masking`).
+    {"tokens": int64 (B, N), "padding_mask": bool (B, N), False at padding, "index": int64 (B,)}.
+    With `next_sentence` also "segments": int64 (B, N), 1 in the second of two spans, and "is_next":
+    int64 (B,), 1 where it follows the first. Tokens are masked later, on the device (see
+    `datamodules.tokens.masking`).
 
     Args:
         source: reference: that of the Python language, no download; hub: a data set of the hub;

@@ -53,10 +53,10 @@ class LabelledTokens(Sequences):
 
 
 class ReviewData(TextData):
-    """Batches of texts: {"tokens": int64 (B, N), "padding_mask": bool (B, N), "label": int64 (B,), "index":
-    int64 (B,)}.
+    """Batches of texts and labels.
 
-    "padding_mask" is False at padding. Evaluation and prediction go from the longest to the shortest text:
+    {"tokens": int64 (B, N), "padding_mask": bool (B, N), False at padding, "label": int64 (B,),
+    "index": int64 (B,)}. Evaluation and prediction go from the longest to the shortest text:
     "index" is the position of a text in the order it was read, for prediction in `predict_texts`;
     then batches have no "label".
 

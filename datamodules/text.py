@@ -199,7 +199,7 @@ class Sequences:
         return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
     def batch(self, index: Tensor, rows: Sequence[list[int]]) -> dict[str, Any]:
-        """{"tokens": int64 (B, N), "padding_mask": bool (B, N), False at padding, "index": int64 (B,)}."""
+        """{"tokens": int64 (B, N), "padding_mask": bool (B, N), "index": int64 (B,)}."""
         tokens = self.pad(index, rows)
         sizes = torch.tensor([len(row) for row in rows])
         padding_mask = torch.arange(tokens.shape[1]) < sizes[:, None]  # (N,), (B, 1) -> (B, N)

@@ -74,8 +74,10 @@ class PairTokens:
 
 
 class TranslationData(TextData):
-    """Batches of pairs: {"source": int64 (B, M), "source_padding_mask": bool (B, M), False at padding,
-    "tokens": int64 (B, N), "targets": int64 (B, N), -100 at padding, "index": int64 (B,)}.
+    """Batches of pairs.
+
+    {"source": int64 (B, M), "source_padding_mask": bool (B, M), False at padding, "tokens": int64
+    (B, N), "targets": int64 (B, N), -100 at padding, "index": int64 (B,)}.
 
     "tokens" are the targets shifted right, which begin with the start token; targets end with
     [EOS]. Evaluation goes from the longest to the shortest pair, and adds "text" and "reference":

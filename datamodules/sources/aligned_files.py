@@ -84,10 +84,9 @@ class AlignedFiles(ParallelSource):
             names = sorted(f"{stem}.{name}" for stem in found for name in found[stem])
             only = f", only {shortened(names)}" if names else ""
             hint = self.suggest_source(self._folder)
-            raise UsageError(
-                f"{self._folder} holds no train.{self.columns[0]} and "
-                f"train.{self.columns[1]}{only}{hint or ': choose with --data.path and --data.languages'}."
-            )
+            hint = hint or ": choose with --data.path and --data.languages"
+            one, other = self.columns
+            raise UsageError(f"{self._folder} holds no train.{one} and train.{other}{only}{hint}.")
         if self.options.test is not None and "test" not in files:
             name = f"{self.options.test}.{self.columns[0]}"
             raise UsageError(f"{self._folder} holds no {name}: set --data.dataset.test.")

@@ -24,8 +24,15 @@ from tasks.distributed.launch import resume_if_restarted
 from tasks.errors import UsageError, unknown_name
 
 COMMAND_LINE_ONLY = {
-    *("config", "help", "print_config", "run_dir", "debug", "ckpt_path", "resume"),
-    *("compile", "text"),
+    "config",
+    "help",
+    "print_config",
+    "run_dir",
+    "debug",
+    "ckpt_path",
+    "resume",
+    "compile",
+    "text",
 }
 
 
@@ -73,7 +80,9 @@ class CommandLine:
             "--model.pretrained": lambda value: self.with_implied({"model": {"pretrained": value}}),
         }
         arguments = [
-            one.replace("--compile=", "--model.compile=", 1) if one.startswith("--comp") else one
+            one.replace("--compile=", "--model.compile=", 1)
+            if one.startswith("--compile=")
+            else one
             for one in arguments
         ]
         arguments = expand_macros(arguments, macros)
@@ -85,8 +94,9 @@ class CommandLine:
 
     def with_implied(self, options: Options) -> Options:
         """Options of a file, above those that its preset and its pretrained weights imply."""
-        for misplaced in COMMAND_LINE_ONLY.intersection(options):
-            raise UsageError(f"{misplaced} belongs on the command line, not in a config file")
+        misplaced = sorted(COMMAND_LINE_ONLY.intersection(options))
+        if misplaced:
+            raise UsageError(f"{misplaced[0]} belongs on the command line, not in a config file")
         self.named |= {f"--{name}" for name in flat(options)}
         implied: Options = {}
         if name := options.get("preset"):
@@ -96,8 +106,9 @@ class CommandLine:
             implied = {"model": {"net": presets[name]}}
         pretrained = options.get("model", {}).get("pretrained")
         if pretrained and self.source:
+            option = "--resume" if self.command == "fit" else "--ckpt_path"
             raise UsageError(
-                "--model.pretrained cannot go with --resume: the checkpoint has the weights"
+                f"--model.pretrained cannot go with {option}: the checkpoint has the weights"
             )
         if pretrained and self.app.pretrained:
             implied = merged(implied, load(self.app.pretrained)(pretrained))

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from jsonargparse.typing import restricted_number_type
 from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 from tasks.checkpoints.contents import check_primitives
@@ -212,7 +213,7 @@ class TaskCLI(LightningCLI):
             "logger": False,
             "enable_checkpointing": False,
             "enable_model_summary": bool(options.enable_model_summary),
-            "enable_progress_bar": any(hasattr(one, "enable") for one in callbacks),
+            "enable_progress_bar": any(isinstance(one, ProgressBar) for one in callbacks),
             "strategy": strategy(options.strategy),
         }
         if self.command == "predict":

@@ -28,8 +28,8 @@ class SampleConfig:
     """Texts that the model generates during training, and one at the end.
 
     Args:
-        every: Optimizer steps between them; null: only the last one.
-        prompts: Their beginnings; empty: the beginning of a document, or of a line.
+        every: Optimizer steps between samples; null: only after training.
+        prompts: Prompts to continue; "" starts from the beginning of a document, or of a line.
         generation: How tokens are sampled, and how many.
     """
 
@@ -50,10 +50,10 @@ class LMTask(TextTask):
     """Language modelling with a decoder (Radford 2019): each token from those before it.
 
     Args:
-        net: The network. Number of tokens and context come from the data where they are null.
+        net: The network. Vocabulary and `max_length` come from the data where they are null.
         optimizer: Optimizer, schedule and clipping.
-        z_loss: Weight in training of the mean square of the logarithm of the softmax's denominator,
-            which keeps it near 1 (Chowdhery 2022, there 1e-4).
+        z_loss: Coefficient, in training, of the z-loss: the mean of logsumexp(logits)^2
+            (Chowdhery 2022, there 1e-4).
         samples: Texts that the model generates now and then.
         pretrained: Weights to start from, tokenizer included: a checkpoint of `python -m tasks.lm`,
             `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null starts from

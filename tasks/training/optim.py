@@ -29,7 +29,8 @@ class OptimConfig:
         muon_lr: Peak learning rate of the matrices under "muon"; null means `lr`, since Muon's
             updates are scaled to the size of AdamW's (Liu 2025).
         momentum: Decay of Muon's running mean of gradients.
-        weight_decay: Decoupled weight decay. Norms, biases, positions and tokens are never decayed.
+        weight_decay: Decoupled weight decay of linear, convolution and embedding weights; not of
+            biases, norms, positions, class and register tokens.
         betas: Decays of AdamW's running means of the gradient and of its square.
         eps: Added to AdamW's denominator.
         schedule: Shape of the learning rate after the linear warm-up: "cosine" or "linear" down to
@@ -43,8 +44,8 @@ class OptimConfig:
             null means no limit.
         layer_decay: Factor on the learning rate for each layer further down from the head (Howard &
             Ruder 2018), for fine-tuning: 0.9; 1 gives all layers the same.
-        freeze: Number of lowest layers that keep their weights: 1 the embedding, 1 + n the first n
-            blocks too.
+        freeze: Layers to freeze from the input: 0 none, 1 the embeddings, 1 + n also the first n
+            blocks.
     """
 
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -112,27 +113,17 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
     """Sorts the parameters of `net` by their role into groups for the optimizer.
 
     Args:
-        net: The network; its modules declare the roles
-            (`modules.parameter_groups.parameter_roles`).
+        net: The network.
         config: Learning rates, weight decay and choice of optimizer.
 
     Returns:
         One group per role that occurs, "matrix", "table" and "scalar" in this order. Each has
         `name` (the role), `kind` ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With
         `layer_decay`, one per role and depth, named "matrix/3". Frozen parameters are in none.
-
-    Raises:
-        ValueError: a parameter has no role or a role has no parameter.
     """
     roles = parameter_roles(net)
     depths = parameter_depths(net)
     parameters = dict(net.named_parameters())
-    wrong = sorted((roles.keys() ^ parameters.keys()) | (depths.keys() ^ parameters.keys()))
-    require(
-        not wrong,
-        "Each parameter needs one role (modules/parameter_groups.py); these names do not match: "
-        f"{wrong}.",
-    )
     muon = {"kind": "muon", "lr": config.muon_lr or config.lr, "momentum": config.momentum}
     adamw = {"kind": "adamw", "lr": config.lr, "betas": tuple(config.betas), "eps": config.eps}
     settings: dict[str, Group] = {
@@ -143,8 +134,6 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
         "table": {**adamw, "weight_decay": config.weight_decay},
         "scalar": {**adamw, "weight_decay": 0.0},
     }
-    wrong = sorted(name for name, role in roles.items() if role not in settings)
-    require(not wrong, f"Roles are {', '.join(settings)}; these parameters have another: {wrong}.")
     top = max(depths.values(), default=0)
     groups: dict[tuple[str, int], Group] = {}
     by_depth = config.layer_decay < 1

@@ -146,22 +146,6 @@ def test_layer_decay_slows_lower_layers(
     assert len({group["name"] for group in groups}) == len(groups)
 
 
-@pytest.mark.parametrize(
-    ("roles", "message"),
-    [
-        ({"weight": "matrix"}, r"do not match: \['bias'\]"),
-        ({"weight": "matrix", "bias": "scalar", "ghost": "table"}, r"do not match: \['ghost'\]"),
-        ({"weight": "matrix", "bias": "vector"}, r"another: \['bias'\]"),
-    ],
-)
-def test_wrong_roles_are_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, roles: dict[str, str], message: str
-) -> None:
-    monkeypatch.setattr(optim, "parameter_roles", lambda net: roles)
-    with pytest.raises(ValueError, match=message):
-        parameter_groups(nn.Linear(2, 2), OptimConfig())
-
-
 # optimizers ---------------------------------------------------------------------------------------
 
 
