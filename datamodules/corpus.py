@@ -130,8 +130,9 @@ class CorpusData(TokenizedData):
         min_tokens = self.max_length + 1 if random_windows else 2
         if len(file.tokens) < min_tokens:
             raise UsageError(
-                f"the {split} split of {self.origin} has {len(file.tokens):,} tokens, which is not "
-                f"even a window of {min_tokens:,}: give more text, or lower --data.max_length."
+                f"the {split} split of {self.origin} has {len(file.tokens):,} tokens, and at least "
+                f"{min_tokens:,} are needed: give more text"
+                + (", or lower --data.max_length." if random_windows else ".")
             )
         if self.packing == "documents":
             return PackedDocuments(file, self.max_length, self.padding)
@@ -178,7 +179,7 @@ class CorpusData(TokenizedData):
     def padding_share(self) -> float:
         """Fraction of the tokens of a training epoch that are padding."""
         dataset = self.dataset("train")
-        return dataset.padding_share() if isinstance(dataset, Rows) else 0.0
+        return dataset.padding_share() if isinstance(dataset, PackedDocuments) else 0.0
 
     def count_tokens(self) -> tuple[float, float]:
         """Fraction of tokens that are not padding, of 1; the same for any number of ranks."""

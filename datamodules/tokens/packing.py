@@ -13,8 +13,7 @@ IGNORED = -100  # the target of a position without a loss
 
 
 class RandomWindows:
-    """Adjacent windows from a random offset in each epoch: every token is a target once an epoch,
-    but for fewer than a window's at the beginning.
+    """Adjacent windows from a random offset in each epoch; the last is moved back to fit.
 
     Args:
         file: Of more than `length` tokens.
@@ -91,10 +90,6 @@ class Rows:
         """The spans in the rows (B,)."""
         raise NotImplementedError
 
-    def padding_share(self) -> float:
-        """Fraction of all positions that are padding."""
-        raise NotImplementedError
-
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         """{"tokens": int64 (B, T), "targets": int64 (B, T), -100 at padding, "bytes": int64 (B,),
         of the text that the targets stand for}; with separate documents also "documents": int64 (B,
@@ -135,9 +130,6 @@ class Windows(Rows):
         start = rows * self.length
         size = (len(self.file.tokens) - 1 - start).clip(max=self.length)
         return Spans(np.arange(len(rows)), start, size)
-
-    def padding_share(self) -> float:
-        return 1 - (len(self.file.tokens) - 1) / (len(self) * self.length)
 
 
 class PackedDocuments(Rows):

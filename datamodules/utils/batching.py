@@ -122,11 +122,6 @@ class ResumableBatchSampler(SequentialSampler):  # Lightning leaves the order of
         self._start = (0, 0)
         self.overfit = False  # every epoch is the first again, for `--trainer.overfit_batches`
 
-    @property
-    def sampler(self) -> "ResumableBatchSampler":
-        """Itself: Lightning calls `set_epoch` on a loader's `batch_sampler.sampler`."""
-        return self
-
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch; from batch 0, unless `start` named another."""
         self.epoch = 0 if self.overfit else epoch

@@ -76,9 +76,6 @@ def test_windows_hold_every_target_once_in_order(token_file: TokenFile, length: 
         rows["bytes"].dtype == torch.int64
         and int(rows["bytes"].sum()) == token_file.bytes[-1] - token_file.first[0]
     )
-    assert Windows(token_file, length, PAD).padding_share() == pytest.approx(
-        1 - float(counted.double().mean())
-    )
 
 
 @pytest.mark.parametrize("length", [1, 8, 16, 100, 1000])

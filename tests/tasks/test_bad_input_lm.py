@@ -62,7 +62,7 @@ CASES: dict[
         FIT,
         text("a b c d"),
         USER,
-        ("not even a window", "lower --data.max_length"),
+        ("are needed", "lower --data.max_length"),
     ),
     "not UTF-8": (FIT, text(b"one\ntwo\ncaf\xe9"), FAILED, ("texts/a.txt", "UTF-8")),
     "context too short": (
