@@ -263,9 +263,9 @@ class TaskCLI(LightningCLI):
         # for the processes that Lightning launches
         os.environ["TESSERA_RUN_DIR"] = str(self.folder)
         self.restore()
-        with fail_together(self.trainer), self.checkpoint_errors():
+        with fail_together(self.trainer):
             try:
-                with remove_unless_started(self.folder):
+                with self.checkpoint_errors(), remove_unless_started(self.folder):
                     self.trainer.fit(
                         self.model,
                         datamodule=self.datamodule,

@@ -191,7 +191,8 @@ class SameCheckpoint(Callback):
         self.restored = True
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say so where nothing was left to do."""
+        """Reports when no training steps remained."""
+        self.restored = True
         if self.start_step and trainer.global_step == self.start_step:
             limits = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
             given = [f"--trainer.{name} {n}" for name, n in limits.items() if n not in (None, -1)]

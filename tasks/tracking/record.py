@@ -50,6 +50,7 @@ class RunRecord(Callback):
         self.clock_start = 0.0
         self.new_samples = 0  # since the clock was started
         self.step_samples = 0  # of an optimizer step that is not complete
+        self.code: dict[str, str | None] = {}  # version and commit that train
         self.finished = False
         self.lock: BinaryIO | None = None
         self.earlier_seconds = 0.0  # of earlier processes of a continued run
@@ -78,6 +79,8 @@ class RunRecord(Callback):
         """Hand the options to the task, which keeps them in its checkpoints."""
         assert isinstance(pl_module, Task)
         pl_module.run_config = self.options
+        if trainer.is_global_zero and not self.code:
+            self.code = code_version()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write `config.yaml`; the data are known now, and what a continued run changed fits its
@@ -96,7 +99,7 @@ class RunRecord(Callback):
         write_config(self.folder, config)
         pl_module.keep_files(self.folder)
         others = [logger for logger in trainer.loggers if not isinstance(logger, MetricsCSV)]
-        hyperparameters = flat(config) | pl_module.notes() | code_version() if others else {}
+        hyperparameters = flat(config) | pl_module.notes() | self.code if others else {}
         for logger in others:
             logger.log_hyperparams(hyperparameters)
             if isinstance(logger, pl.loggers.WandbLogger):
@@ -197,6 +200,7 @@ class RunRecord(Callback):
             {
                 **metrics,
                 **texts,
+                "git_commit": self.code.get("git_commit"),
                 "parameters": sum(p.numel() for p in task.net.parameters()),
                 "samples_per_s": round(rate, 1) or None,
                 **{

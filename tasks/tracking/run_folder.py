@@ -182,14 +182,11 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Write `summary.json`, with the versions and the commit that made it."""
-    origin = {"tessera": __version__, "python": platform.python_version()} | {
-        p: version(p) for p in PACKAGES
-    }
-    write_text(
-        folder / "summary.json",
-        json.dumps(summary | {"versions": origin, "git_commit": git_commit()}, indent=2),
-    )
+    """Writes `summary.json`, with the versions of Python and packages."""
+    versions = {"tessera": __version__, "python": platform.python_version()}
+    versions |= {name: version(name) for name in PACKAGES}
+    text = json.dumps(summary | {"versions": versions}, indent=2)
+    write_text(folder / "summary.json", text)
 
 
 def code_version() -> dict[str, str | None]:
