@@ -33,7 +33,7 @@ class CorpusOptions:
         local: Folder below the one that the environment variable TESSERA_DATA names, read instead
             of the hub.
         text_column: Column with the texts; None: text, review, sentence, content or document.
-        val_share: Fraction of the training text, counted in characters, whose tail is held out for
+        val_fraction: Fraction of the training text, counted in characters, whose tail is held out for
             validation where the data have no validation split.
         blank_lines: Split plain text into documents at blank lines; else each file is a document.
         sample: Millions of characters, from the beginning of the training text, that a tokenizer
@@ -47,13 +47,13 @@ class CorpusOptions:
     subset: str | None = None
     local: str | None = None
     text_column: str | None = None
-    val_share: float = 0.1
+    val_fraction: float = 0.1
     blank_lines: bool = False
     sample: float = 50.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.val_share < 1:
-            raise UsageError(f"val_share is {self.val_share}, but must lie between 0 and 1.")
+        if not 0 < self.val_fraction < 1:
+            raise UsageError(f"val_fraction is {self.val_fraction}, but must lie between 0 and 1.")
         if self.sample <= 0:
             raise UsageError(
                 f"sample is {self.sample} million characters, but must be more than 0."
@@ -142,7 +142,7 @@ class DocumentSource(Source[Any]):
     """Base of the sources of documents: subclasses read a split, here it is measured and split.
 
     Data without a validation split give the tail of their training text for it: exactly
-    `val_share` of the characters, as is the custom for tiny Shakespeare (Karpathy 2015), even where
+    `val_fraction` of the characters, as is the custom for tiny Shakespeare (Karpathy 2015), even where
     that cuts a document. Data without a test split are tested on the validation split, with a
     warning.
     """
@@ -234,7 +234,7 @@ class DocumentSource(Source[Any]):
         if not self.has("train"):
             raise UsageError(f"{self.origin} has no training split.")
         statistics = self.statistics("train")
-        cut = int(statistics.characters * (1 - self.options.val_share))
+        cut = int(statistics.characters * (1 - self.options.val_fraction))
         documents = Documents(partial(self.read, "train"), statistics)
         if split == "train":
             return replace(documents, stop=cut)
@@ -265,7 +265,7 @@ class ReferenceDocuments(DocumentSource):
 
     noun = "reference"
     embedded = True
-    unused_options = {"name", "subset", "local", "text_column", "val_share", "blank_lines"}
+    unused_options = {"name", "subset", "local", "text_column", "val_fraction", "blank_lines"}
 
     def has(self, split: str) -> bool:
         return split in ("train", "val", "test")

@@ -222,6 +222,8 @@ def fail_together(trainer: pl.Trainer) -> Iterator[None]:
         if trainer.world_size > 1:
             _raise_once(error, trainer)
         raise
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # its threads may abort a process that ends first
 
 
 def _raise_once(error: Exception, trainer: pl.Trainer) -> None:

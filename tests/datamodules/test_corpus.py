@@ -418,7 +418,7 @@ def test_too_little_text(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"train split of .*a.txt has 16 tokens, and at least 17"):
         corpus(tmp_path / "a.txt").setup("fit")
     with pytest.raises(UsageError, match="val split of .* has 1 tokens, and at least 2"):
-        corpus(tmp_path / "a.txt", max_length=15, dataset=CorpusOptions(val_share=0.05)).setup(
+        corpus(tmp_path / "a.txt", max_length=15, dataset=CorpusOptions(val_fraction=0.05)).setup(
             "fit"
         )
     corpus(tmp_path / "a.txt", max_length=15).setup("fit")

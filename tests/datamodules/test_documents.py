@@ -174,7 +174,7 @@ def test_the_tail_is_held_back(tmp_path: Path) -> None:
         assert list(found.split("test")) == list(found.split("val"))
     assert len({found.split(split).digest for split in ("train", "val")}) == 2
     for share in (0.5, 0.25, 0.01):
-        other = source(tmp_path / "a.txt", val_share=share)
+        other = source(tmp_path / "a.txt", val_fraction=share)
         assert (
             other.split("train").characters
             == 1000 - other.split("val").characters
@@ -184,7 +184,7 @@ def test_the_tail_is_held_back(tmp_path: Path) -> None:
 
 def test_a_tail_of_several_documents(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.jsonl", texts=["abcd" * 10, "efgh" * 10, "ijkl" * 5])
-    found = source(tmp_path / "a.jsonl", val_share=0.3)
+    found = source(tmp_path / "a.jsonl", val_fraction=0.3)
     assert joined(found.split("train")) == ["abcd" * 10, "efgh" * 7 + "ef"]
     assert joined(found.split("val")) == ["gh" + "efgh" * 2, "ijkl" * 5]
     assert [piece.closes for piece in found.split("train")] == [True, False]
@@ -450,9 +450,9 @@ def test_what_cannot_be_read(case: str, tmp_path: Path) -> None:
         source(make(tmp_path)).statistics("train")
 
 
-@pytest.mark.parametrize("options", [{"val_share": 0}, {"val_share": 1.0}, {"sample": 0}])
+@pytest.mark.parametrize("options", [{"val_fraction": 0}, {"val_fraction": 1.0}, {"sample": 0}])
 def test_options_out_of_range(options: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="val_share is|sample is"):
+    with pytest.raises(UsageError, match="val_fraction is|sample is"):
         CorpusOptions(**options)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="source is web, but must be one of reference, files, hub"):
         document_source("web", None, CorpusOptions())

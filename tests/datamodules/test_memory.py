@@ -29,7 +29,7 @@ def resident(name):
     return int(next(line for line in lines if line.startswith(name)).split()[1]) / 1000
 
 def corpus(packing):
-    options = CorpusOptions(val_share=0.01, blank_lines=True)
+    options = CorpusOptions(val_fraction=0.01, blank_lines=True)
     config = {"character": ("character", 200, 1, False), "bpe": ("bpe", 4096, 2, False)}[sys.argv[2]]
     return CorpusData("files", sys.argv[1], packing, 12, 256, options, TokenizerConfig(*config))
 

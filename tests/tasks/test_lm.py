@@ -388,7 +388,7 @@ def test_an_exported_model_writes_and_scores_what_its_checkpoint_does(
         "The value of a",
         next(write_corpus(Path("texts"), documents).iterdir()).read_text(),
     )
-    line = f"{FIT} --data.dataset.val_share 0.2 --data.max_length 16 --model.optimizer.lr 1e-2 --trainer.max_steps 20"
+    line = f"{FIT} --data.dataset.val_fraction 0.2 --data.max_length 16 --model.optimizer.lr 1e-2 --trainer.max_steps 20"
     assert run(f"{line} --run_dir r", "lm") == 0
     assert run("export --ckpt_path r/checkpoints/last.ckpt --output theirs", "lm") == 0
     Path("text.txt").write_text(text)
