@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torchmetrics import MeanMetric
 
-from datamodules.tokenizers import Tokenizer
 from datamodules.utils.files import write_text
 from tasks.base import Task
 from tasks.cli.parsing import merged

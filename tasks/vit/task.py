@@ -130,7 +130,7 @@ class ViTTask(ClassifierTask):
         return media
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Normalises uint8 images (B, C, H, W) with the training data's mean and standard deviation."""
+        """Normalises uint8 images (B, C, H, W) with the mean and std of the training data."""
         return normalise(images, self.metadata["mean"], self.metadata["std"])
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[list[str], Tensor]:
