@@ -77,13 +77,28 @@ LOSSES = {  # of three training steps and of the test, by task and options
     ("mlm", "--data.next_sentence true"): [4.9664, 4.8879, 4.9294, 4.9076],
     ("lm", ""): [5.9783, 5.9776, 5.9792, 5.9803],
     ("lm", "--model.net.stack.checkpoint_activations true"): [5.9783, 5.9776, 5.9792, 5.9803],
-    ("lm", "--data.packing documents --model.net.position rotary"): [5.9671, 5.9884, 5.9846, 5.9592],
+    ("lm", "--data.packing documents --model.net.position rotary"): [
+        5.9671,
+        5.9884,
+        5.9846,
+        5.9592,
+    ],
     ("lm", "--model.z_loss 0.1"): [9.5766, 9.5707, 9.5703, 5.982],
     ("lm", ACCUMULATE): [5.9834, 5.9737, 5.9879, 5.977],
     ("seq2seq", ""): [3.3687, 3.1083, 2.8405, 2.7051],
-    ("seq2seq", "--model.label_smoothing 0 --model.net.position rotary"): [3.6347, 3.0415, 2.7187, 2.7568],
+    ("seq2seq", "--model.label_smoothing 0 --model.net.position rotary"): [
+        3.6347,
+        3.0415,
+        2.7187,
+        2.7568,
+    ],
     ("seq2seq", AVERAGE): [3.3687, 2.8979, 2.6618, 2.7084],
-    ("seq2seq", "--model.net.architecture prefix --data.loading.batch_tokens 96"): [3.9513, 3.3427, 3.0519, 3.0969],
+    ("seq2seq", "--model.net.architecture prefix --data.loading.batch_tokens 96"): [
+        3.9513,
+        3.3427,
+        3.0519,
+        3.0969,
+    ],
 }
 
 
