@@ -66,6 +66,9 @@ MASKS = (
 )
 ACCUMULATE = "--trainer.accumulate_grad_batches 2 --trainer.limit_train_batches 6"
 AVERAGE = "--model.average 2 --trainer.max_epochs 3 --trainer.limit_train_batches 1"
+DOCUMENTS = "--data.packing documents --model.net.position rotary"
+NO_SMOOTHING = "--model.label_smoothing 0 --model.net.position rotary"
+PREFIX = "--model.net.architecture prefix --data.loading.batch_tokens 96"
 LOSSES = {  # of three training steps and of the test, by task and options
     ("vit", ""): [2.6263, 2.5575, 2.3401, 2.4694],
     ("vit", "--model.net.channels 3 --model.ema 0.5"): [2.6523, 2.7946, 2.4458, 2.4511],
@@ -77,7 +80,7 @@ LOSSES = {  # of three training steps and of the test, by task and options
     ("mlm", "--data.next_sentence true"): [4.9664, 4.8879, 4.9294, 4.9076],
     ("lm", ""): [5.9783, 5.9776, 5.9792, 5.9803],
     ("lm", "--model.net.stack.checkpoint_activations true"): [5.9783, 5.9776, 5.9792, 5.9803],
-    ("lm", "--data.packing documents --model.net.position rotary"): [
+    ("lm", DOCUMENTS): [
         5.9671,
         5.9884,
         5.9846,
@@ -86,14 +89,14 @@ LOSSES = {  # of three training steps and of the test, by task and options
     ("lm", "--model.z_loss 0.1"): [9.5766, 9.5707, 9.5703, 5.982],
     ("lm", ACCUMULATE): [5.9834, 5.9737, 5.9879, 5.977],
     ("seq2seq", ""): [3.3687, 3.1083, 2.8405, 2.7051],
-    ("seq2seq", "--model.label_smoothing 0 --model.net.position rotary"): [
+    ("seq2seq", NO_SMOOTHING): [
         3.6347,
         3.0415,
         2.7187,
         2.7568,
     ],
     ("seq2seq", AVERAGE): [3.3687, 2.8979, 2.6618, 2.7084],
-    ("seq2seq", "--model.net.architecture prefix --data.loading.batch_tokens 96"): [
+    ("seq2seq", PREFIX): [
         3.9513,
         3.3427,
         3.0519,
