@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from torch.nn import functional as F
 from datamodules.embedded.reviews import generate
 from datamodules.reviews import ReviewData
 from datamodules.tokenizers import SPECIAL_TOKENS, Tokenizer, TokenizerConfig
-from datamodules.tokens.masking import Masker
 from datamodules.utils.files import write_text
 from modules.models.bert import BERT_PRESETS, BertClassifier, BertMaskedLM
 from modules.pretrained.bert import FAMILIES, HEADS
@@ -47,25 +45,9 @@ def read_table(path: str) -> list[dict[str, str]]:
 # Steps --------------------------------------------------------------------------------------------
 
 
-def tiny_classifier() -> BertClassifier:
-    return BertClassifier(replace(BERT_PRESETS["tiny"], vocabulary=60, num_classes=3))
-
-
-@pytest.mark.parametrize("r_drop", [0.0, 2.0])
-def test_labels_are_smoothed_in_training_only(r_drop: float) -> None:
-    task = BertTask(label_smoothing=0.2, r_drop=r_drop)
-    task.net = tiny_classifier().eval()  # without dropout both passes are equal
-    labels = torch.tensor([0, 2, 1])
-    texts = batch("roberta") | {"label": labels}
-    scores = task.net(texts["tokens"], texts["padding_mask"]).log_softmax(-1)
-    correct = scores[torch.arange(3), labels]
-    smoothed = -(0.8 * correct + 0.2 * scores.mean(1)).mean()
-    torch.testing.assert_close(task.step(texts, training=True)[0], smoothed)
-    torch.testing.assert_close(task.step(texts, training=False)[0], -correct.mean())
-
-
 def test_r_drop_adds_the_mean_of_both_divergences() -> None:
-    net = tiny_classifier().train()
+    config = replace(BERT_PRESETS["tiny"], vocabulary=60, num_classes=3)
+    net = BertClassifier(config).train()
     labels = torch.tensor([0, 1, 2, 0])
     tokens = torch.randint(1, 50, (4, 9))
     padding_mask = torch.ones(4, 9, dtype=torch.bool)
@@ -110,70 +92,6 @@ def test_next_sentence_loss_is_that_of_hugging_face() -> None:
     torch.testing.assert_close(loss - means["token_loss"], expected.loss, atol=1e-5, rtol=0)
     assert counts["next_acc"] == 3
     assert means["next_acc"] == (expected.logits.argmax(1) == label).float().mean()
-
-
-Masked = list[tuple[Tensor, Tensor, Tensor]]  # of each training step: tokens, input, targets
-
-
-@pytest.fixture
-def masked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Masked]:
-    """What is masked in training."""
-    steps: Masked = []
-    mask = Masker.__call__
-
-    def record(self: Masker, tokens: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-        inputs, where = mask(self, tokens, *rest)  # type: ignore[arg-type]
-        if torch.is_grad_enabled():
-            steps.append((tokens, inputs, where))
-        return inputs, where
-
-    monkeypatch.setattr(Masker, "__call__", record)
-    yield steps
-
-
-def pretrain(options: str) -> None:
-    """Two epochs of the same two batches of texts, in words of many tokens."""
-    if not Path("hub").exists():
-        write_reviews(Path("hub"))
-    line = "fit --preset tiny --data.source hub --data.path hub --data.max_length 48"
-    line += " --data.batch_size 8 --data.tokenizer.vocabulary 70 --trainer.overfit_batches 2"
-    assert run(f"{line} --trainer.max_epochs 2 {options}", "mlm") == 0
-
-
-def partly_masked_words(steps: Masked, starts_word: list[bool]) -> int:
-    found = 0
-    for tokens, _, where in steps:
-        for row, chosen in zip(tokens.tolist(), where.tolist(), strict=True):
-            words: list[set[bool]] = []
-            for token, is_masked in zip(row, chosen, strict=True):
-                if starts_word[token]:
-                    words.append(set())
-                words[-1].add(is_masked)
-            found += sum(len(word) > 1 for word in words)
-    return found
-
-
-def test_masks_follow_from_seed_and_epoch(masked: Masked) -> None:
-    pretrain("--run_dir a")
-    first = list(masked)
-    pretrain("--run_dir b")
-    again = masked[len(first) :]
-    assert len(first) == len(again) == 4
-    for one, two in zip(first, again, strict=True):
-        assert all(map(torch.equal, one, two))
-    for number in (0, 1):
-        assert torch.equal(first[number][0], first[2 + number][0])
-        assert not torch.equal(first[number][2], first[2 + number][2])
-    assert partly_masked_words(first, Tokenizer.from_file("a/tokenizer.json").starts_word) > 0
-
-
-def test_mask_options(masked: Masked) -> None:
-    mask = "--model.mask.whole_words true --model.mask.share 0.3 --model.mask.mask 1"
-    pretrain(f"{mask} --model.mask.random 0 --run_dir r")
-    tokenizer = Tokenizer.from_file("r/tokenizer.json")
-    assert partly_masked_words(masked, tokenizer.starts_word) == 0
-    assert sum(int(where.sum()) for *_, where in masked) > 0
-    assert all((inputs[where] == tokenizer.special_ids.mask).all() for _, inputs, where in masked)
 
 
 # Runs ---------------------------------------------------------------------------------------------
