@@ -24,6 +24,10 @@ from tests.tasks.command import write_pairs, write_reviews
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+SHORT = (
+    "--data.batch_size 2 --trainer.limit_train_batches 2 --trainer.limit_val_batches 1 "
+    "--trainer.limit_test_batches 1"
+)
 
 
 def blocks(language: str) -> list[str]:
@@ -36,9 +40,7 @@ def blocks(language: str) -> list[str]:
 )
 def test_examples(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for registry, name in re.findall(
-        r'^(\w+)\["(\w+)"\] = ', code, re.M
-    ):  # an example's entry must not outlive it
+    for registry, name in re.findall(r'^(\w+)\["(\w+)"\] = ', code, re.M):
         monkeypatch.setitem({"SOURCES": SOURCES, "POSITIONS": POSITIONS}[registry], name, None)
     module = types.ModuleType("readme_example")
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -54,7 +56,7 @@ def test_linked_files_exist() -> None:
 
 @pytest.fixture
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files that the README's commands speak of, and timm without its downloads."""
+    """The files that the README's commands read, and timm without downloads."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
     for name, column, classes in (("cifar10_jpeg", "label", 10), ("cifar100", "fine_label", 100)):
@@ -67,12 +69,10 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_reviews(tmp_path / "imdb")
     lines = [f"a {word} film seen {i} times" for i in range(20) for word in ("good", "bad")]
     (tmp_path / "lines.txt").write_text("\n".join(lines))
-    (tmp_path / "my_texts.csv").write_text(
-        "\n".join(["review,label", *(f"{x},{x.split()[1]}" for x in lines)])
-    )
-    (tmp_path / "shakespeare.txt").write_text(
-        "To be, or not to be, that is the question: ROMEO\n" * 200
-    )
+    rows = ["review,label", *(f"{line},{line.split()[1]}" for line in lines)]
+    (tmp_path / "my_texts.csv").write_text("\n".join(rows))
+    verse = "To be, or not to be, that is the question: ROMEO\n"
+    (tmp_path / "shakespeare.txt").write_text(verse * 200)
     (tmp_path / "my_texts").mkdir()
     shutil.copy(tmp_path / "shakespeare.txt", tmp_path / "my_texts")
     write_pairs(tmp_path / "my_pairs", languages=("en", "de"))
@@ -81,9 +81,11 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pairs(tmp_path / "multi30k", test="test_2016_flickr", languages=("en", "de"))
     shutil.copy(tmp_path / "lines.txt", tmp_path / "captions.txt")
     create = timm.create_model
-    monkeypatch.setattr(
-        timm, "create_model", lambda name, pretrained=False, **options: create(name, **options)
-    )
+
+    def create_without_download(name: str, pretrained: bool = False, **options: object) -> object:
+        return create(name, **options)
+
+    monkeypatch.setattr(timm, "create_model", create_without_download)
 
 
 @pytest.mark.slow
@@ -94,8 +96,7 @@ def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> Non
         assert re.fullmatch(r"python -m tasks\.\w+", " ".join(command)), line
         if arguments[0] == "fit" and "--help" not in arguments:
             epochs += "--resume" in arguments
-            arguments += f"--trainer.max_epochs {epochs} --trainer.limit_train_batches 2 --data.batch_size 2".split()
-            arguments += ["--trainer.limit_val_batches", "1", "--trainer.limit_test_batches", "1"]
+            arguments += f"{SHORT} --trainer.max_epochs {epochs}".split()
         try:
             code = main(import_module(f"{command[2]}.__main__").APP, arguments)
         except SystemExit as stop:  # of --help
@@ -105,10 +106,8 @@ def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> Non
     assert Path("runs/first/checkpoints/best.onnx").exists()
     assert Path("sorted/predictions.csv").read_text().count("\n") == 41
     assert Path("my_bert/model.safetensors").exists() and Path("my_gpt/model.safetensors").exists()
-    assert (
-        Path("attention.png").exists()
-        and Path("runs/captions/checkpoints/last.safetensors").exists()
-    )
+    assert Path("attention.png").exists()
+    assert Path("runs/captions/checkpoints/last.safetensors").exists()
 
 
 def picture(side: int) -> Image.Image:

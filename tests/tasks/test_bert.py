@@ -23,7 +23,6 @@ from modules.pretrained.weights import load_weights
 from tasks.bert.task import BertTask, divergence
 from tasks.mlm.task import MaskedLMTask
 from tests.helpers.task_runs import printed, refused, summary
-from tests.modules.test_parity_bert import batch, run_theirs, theirs
 from tests.tasks.command import checkpoint, metrics, run, write_reviews
 
 NET = "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2"
@@ -71,27 +70,30 @@ def test_r_drop_adds_the_mean_of_both_divergences() -> None:
     torch.testing.assert_close(loss(2.0), mean + divergence(one, two))
 
 
+@torch.no_grad()
 def test_next_sentence_loss_is_that_of_hugging_face() -> None:
     import transformers
 
-    model = theirs("bert", "ForPreTraining")
-    judge = transformers.BertForNextSentencePrediction(model.config).eval()
-    judge.load_state_dict(model.state_dict(), strict=False)
-    config = config_from_huggingface(model.config.to_dict(), FAMILIES)[1]
-    config = replace(config, next_sentence=True)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    settings = transformers.BertConfig(vocab_size=60, intermediate_size=48, **sizes)
+    theirs = transformers.BertForPreTraining(settings).eval()
+    config = config_from_huggingface(settings.to_dict(), FAMILIES)[1]
     task = MaskedLMTask()
-    task.net = BertMaskedLM(config).eval()
-    state = FAMILIES["bert"].weights_from_external(model.state_dict(), config)
+    task.net = BertMaskedLM(replace(config, next_sentence=True)).eval()
+    state = FAMILIES["bert"].weights_from_external(theirs.state_dict(), task.net.config)
     assert load_weights(task.net, state, HEADS) == []
     task.masker = lambda tokens, padding_mask, seeds: (tokens, padding_mask)  # type: ignore[assignment]
-    texts = batch("bert")
+    tokens = torch.randint(5, 60, (3, 9))
+    segments = (torch.arange(9) > 4).long().expand(3, 9)
     label = torch.tensor([0, 1, 0])  # 0: the second sentence follows
-    expected = run_theirs(judge, texts, labels=label)
-    pairs = texts | {"index": torch.arange(3), "is_next": 1 - label}
+    logits = theirs(input_ids=tokens, token_type_ids=segments).seq_relationship_logits
+    pairs = {"tokens": tokens, "padding_mask": tokens > 0, "segments": segments}
+    pairs |= {"index": torch.arange(3), "is_next": 1 - label}
     loss, means, counts = task.step(pairs, training=False)
-    torch.testing.assert_close(loss - means["token_loss"], expected.loss, atol=1e-5, rtol=0)
+    expected = F.cross_entropy(logits, label)
+    torch.testing.assert_close(loss - means["token_loss"], expected, atol=1e-5, rtol=0)
     assert counts["next_acc"] == 3
-    assert means["next_acc"] == (expected.logits.argmax(1) == label).float().mean()
+    assert means["next_acc"] == (logits.argmax(1) == label).float().mean()
 
 
 # Runs ---------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def test_pictures(translator: Path, capsys: Capture, monkeypatch: pytest.MonkeyP
     out, _ = printed(f'{line} b.svg --target "SIX FIVE"', TASK, capsys)
     assert out.startswith("SIX FIVE\n") and "<svg" in Path("b.svg").read_text()
     out, _ = printed(f'{line} c.png --target "{"SIX " * 30}"', TASK, capsys)
-    assert "--target is longer than 24 tokens" in out
+    assert "--target is longer than the 24 tokens" in out
 
     def cut(net: Any, sources: Any, config: GenerationConfig, **tokens: Any) -> Any:
         assert config.early_stopping == "likely"  # as `translate`
