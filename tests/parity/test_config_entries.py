@@ -141,8 +141,9 @@ def load_ours(case: Case) -> tuple[Any, list[str]]:
         config = config.__class__(
             **{**vars(config), "num_classes": min(config.num_classes or 3, 9)}
         )
+    state = folder_weights(folder, FAMILIES)  # which refuses sizes that the weights do not have
     net = network(case.architecture, config)
-    return net, load_weights(net, folder_weights(folder, FAMILIES), FAMILIES[family].optional)
+    return net, load_weights(net, state, FAMILIES[family].optional)
 
 
 def outcome(case: Case) -> str:
@@ -167,7 +168,7 @@ def outcome(case: Case) -> str:
     if found.shape != expected.shape:
         return f"shapes {tuple(found.shape)} and {tuple(expected.shape)}"
     far = difference(found, expected)
-    return "equal" if far <= 1e-4 else f"logits differ by {far:.1e}"
+    return "equal" if far <= 3e-4 else f"logits differ by {far:.1e}"
 
 
 def entries(case: Case) -> Settings:
@@ -209,9 +210,10 @@ def change_each(case: Case, names: Collection[str]) -> set[str]:
     assert outcome(case) == "equal"
     wrong = {}
     taken = set()
-    for name in names:
+    for name, usual in entries(case).items():
+        if name not in names:
+            continue
         missing = {key: value for key, value in base.items() if key != name}
-        usual = entries(case)[name]
         for settings in (missing, *({**base, name: value} for value in changes(name, usual))):
             Path("model/model.safetensors").write_bytes(weights)
             write(settings)
@@ -233,7 +235,7 @@ def change_each(case: Case, names: Collection[str]) -> set[str]:
 
 @each_model
 def test_entries_that_decide(case: Case) -> None:
-    change_each(case, DECISIVE & entries(case).keys())
+    change_each(case, DECISIVE)
 
 
 @pytest.mark.slow
