@@ -16,9 +16,8 @@ import torch
 import transformers
 
 from modules.models.bert import BertConfig
-from modules.pretrained.family import config_from_huggingface
 from modules.pretrained.weights import load_weights
-from tasks.checkpoints.pretrained import folder_weights, read_settings
+from tasks.checkpoints.pretrained import folder_config, folder_weights
 from tasks.errors import UsageError
 from tests.parity.families import (
     CASES,
@@ -136,7 +135,7 @@ def save(case: Case, settings: Settings) -> None:
 def load_ours(case: Case) -> tuple[Any, list[str]]:
     """Our network with the folder's weights, and the names of those that it did not give."""
     folder = Path("model")
-    family, config = read_settings(folder, lambda said: config_from_huggingface(said, FAMILIES))
+    family, config = folder_config(folder, FAMILIES)
     if isinstance(config, BertConfig):
         config = config.__class__(
             **{**vars(config), "num_classes": min(config.num_classes or 3, 9)}
