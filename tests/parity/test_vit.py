@@ -38,19 +38,36 @@ from tests.parity.vit import difference, on_meta, our_vit, randomise, timm_model
 PATTERNS = ("vit_*", "deit*", "eva_*", "eva02*", "flexivit*", "test_vit*")
 REGISTERED = sorted({name for pattern in PATTERNS for name in timm.list_models(pattern)})
 # Among them: registers, average pooling, layer scale, other widths of heads, tanh GELU.
-LOADED = """
-    vit_tiny_patch16_224 vit_base_patch16_224 vit_medium_patch16_reg4_gap_256 test_vit
-    deit3_small_patch16_224 vit_huge_patch14_224 vit_so400m_patch14_siglip_gap_224
-    vit_base_patch16_gap_224 vit_base_patch32_siglip_gap_256 vit_small_patch14_reg4_dinov2
-    vit_wee_patch16_reg1_gap_256 vit_intern300m_patch14_448
-""".split()
-REFUSED = """
-    vit_base_patch16_rpn_224 vit_base_patch16_xp_224 vit_small_patch16_18x2_224
-    vit_base_patch16_clip_224 vit_base_patch16_clip_quickgelu_224 vit_base_patch16_siglip_224
-    vit_giant_patch14_dinov2 vit_dwee_patch16_reg1_gap_256 vit_tiny_r_s16_p8_224
-    vit_relpos_small_patch16_rpn_224 deit_tiny_distilled_patch16_224 eva02_tiny_patch14_224
-    test_vit3 test_vit4
-""".split()
+LOADED = [
+    "vit_tiny_patch16_224",
+    "vit_base_patch16_224",
+    "vit_medium_patch16_reg4_gap_256",
+    "test_vit",
+    "deit3_small_patch16_224",
+    "vit_huge_patch14_224",
+    "vit_so400m_patch14_siglip_gap_224",
+    "vit_base_patch16_gap_224",
+    "vit_base_patch32_siglip_gap_256",
+    "vit_small_patch14_reg4_dinov2",
+    "vit_wee_patch16_reg1_gap_256",
+    "vit_intern300m_patch14_448",
+]
+REFUSED = [
+    "vit_base_patch16_rpn_224",
+    "vit_base_patch16_xp_224",
+    "vit_small_patch16_18x2_224",
+    "vit_base_patch16_clip_224",
+    "vit_base_patch16_clip_quickgelu_224",
+    "vit_base_patch16_siglip_224",
+    "vit_giant_patch14_dinov2",
+    "vit_dwee_patch16_reg1_gap_256",
+    "vit_tiny_r_s16_p8_224",
+    "vit_relpos_small_patch16_rpn_224",
+    "deit_tiny_distilled_patch16_224",
+    "eva02_tiny_patch14_224",
+    "test_vit3",
+    "test_vit4",
+]
 
 
 def loads(name: str, source: str) -> bool:
