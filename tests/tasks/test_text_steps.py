@@ -9,13 +9,10 @@ from torch import Tensor
 
 from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.masking import MaskConfig, Masker
-from modules.models.bert import BERT_PRESETS, BertClassifier, BertMaskedLM
-from modules.pretrained.bert import FAMILIES, HEADS
-from modules.pretrained.family import config_from_huggingface
-from modules.pretrained.weights import load_weights
+from modules.models.bert import BERT_PRESETS, BertClassifier
 from tasks.bert.task import BertTask
 from tasks.mlm.task import MaskedLMTask
-from tests.modules.test_parity_bert import batch, run_theirs, theirs
+from tests.parity.families import CASES, Case, ours, texts
 from tests.tasks.command import checkpoint, run, write_reviews
 
 Drawn = list[
@@ -27,12 +24,14 @@ Drawn = list[
 def test_labels_are_smoothed_in_training_only(r_drop: float) -> None:
     task, labels = BertTask(label_smoothing=0.2, r_drop=r_drop), torch.tensor([0, 2, 1])
     task.net = BertClassifier(
-        replace(BERT_PRESETS["tiny"], vocabulary=60, num_classes=3)
+        replace(BERT_PRESETS["tiny"], vocabulary=61, num_classes=3)
     ).eval()  # without dropout
-    texts = batch("roberta") | {"label": labels}
-    scores = task.net(texts["tokens"], texts["padding_mask"]).log_softmax(-1)
+    inputs = texts(CASES["BertForMaskedLM"].config())
+    batch = {"tokens": inputs["input_ids"], "padding_mask": inputs["attention_mask"].bool()}
+    batch["label"] = labels
+    scores = task.net(batch["tokens"], batch["padding_mask"]).log_softmax(-1)
     right = scores[torch.arange(3), labels]
-    training, evaluation = (task.step(texts, training=flag)[0] for flag in (True, False))
+    training, evaluation = (task.step(batch, training=flag)[0] for flag in (True, False))
     torch.testing.assert_close(training, -(0.8 * right + 0.2 * scores.mean(1)).mean())
     torch.testing.assert_close(evaluation, -right.mean())
     assert abs(training - evaluation) > 1e-3
@@ -41,23 +40,20 @@ def test_labels_are_smoothed_in_training_only(r_drop: float) -> None:
 def test_a_pair_that_belongs_together_has_label_0_as_in_hugging_face() -> None:
     import transformers
 
-    model = theirs("bert", "ForPreTraining")
+    model = Case("BertForPreTraining", CASES["BertForMaskedLM"].settings).build()
     judge = transformers.BertForNextSentencePrediction(model.config).eval()
     judge.load_state_dict(model.state_dict(), strict=False)
-    config = replace(
-        config_from_huggingface(model.config.to_dict(), FAMILIES)[1], next_sentence=True
-    )
-    task, texts = MaskedLMTask(), batch("bert")
-    task.net = BertMaskedLM(config).eval()
-    assert (
-        load_weights(
-            task.net, FAMILIES["bert"].weights_from_external(model.state_dict(), config), HEADS
-        )
-        == []
-    )
+    inputs = texts(model.config)
+    task = MaskedLMTask()
+    task.net = ours(model)
     task.masker = lambda tokens, keep, seeds: (tokens, keep)  # type: ignore[assignment]
-    expected = run_theirs(judge, texts, labels=torch.tensor([0, 1, 0]))
-    pairs = texts | {"index": torch.arange(3), "is_next": torch.tensor([1, 0, 1])}
+    expected = judge(**inputs, labels=torch.tensor([0, 1, 0]))
+    pairs = {
+        "tokens": inputs["input_ids"],
+        "padding_mask": inputs["attention_mask"].bool(),
+        "segments": inputs["token_type_ids"],
+    }
+    pairs |= {"index": torch.arange(3), "is_next": torch.tensor([1, 0, 1])}
     loss, figures, counts = task.step(pairs, training=False)
     torch.testing.assert_close(loss - figures["token_loss"], expected.loss, atol=1e-5, rtol=0)
     guesses = expected.logits.argmax(1)
@@ -65,7 +61,7 @@ def test_a_pair_that_belongs_together_has_label_0_as_in_hugging_face() -> None:
         counts["next_acc"] == 3
         and figures["next_acc"] == (guesses == torch.tensor([0, 1, 0])).float().mean()
     )
-    other = run_theirs(judge, texts, labels=torch.tensor([1, 0, 1])).loss
+    other = judge(**inputs, labels=torch.tensor([1, 0, 1])).loss
     assert abs(other - expected.loss) > 1e-3  # the meaning shows
 
 
