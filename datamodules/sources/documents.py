@@ -28,13 +28,13 @@ class CorpusOptions:
 
     Args:
         name: Id on the Hugging Face hub, for the source hub, such as stanfordnlp/imdb.
-        subset: Part of that data set where it has several, such as wikitext-2-raw-v1 of
+        subset: Part of that data set if it has several, such as wikitext-2-raw-v1 of
             Salesforce/wikitext.
         local: Folder below the one that the environment variable TESSERA_DATA names, read instead
             of the hub.
         text_column: Column with the texts; None: text, review, sentence, content or document.
-        val_fraction: Fraction of the training text, counted in characters, whose tail is held out for
-            validation where the data have no validation split.
+        val_fraction: Fraction of the training text, counted in characters, that is held out for
+            validation, from its end, if the data have no validation split.
         blank_lines: Split plain text into documents at blank lines; else each file is a document.
         sample: Millions of characters, from the beginning of the training text, that a tokenizer
             is trained from.
@@ -141,10 +141,9 @@ class Documents:
 class DocumentSource(Source[Any]):
     """Base of the sources of documents: subclasses read a split, here it is measured and split.
 
-    Data without a validation split give the tail of their training text for it: exactly
-    `val_fraction` of the characters, as is the custom for tiny Shakespeare (Karpathy 2015), even where
-    that cuts a document. Data without a test split are tested on the validation split, with a
-    warning.
+    Without a validation split, it is the end of the training text: exactly `val_fraction` of the
+    characters, as is the custom for tiny Shakespeare (Karpathy 2015), even if that cuts a document.
+    Without a test split, the validation split is tested, with a warning.
     """
 
     noun = "documents"
@@ -159,11 +158,11 @@ class DocumentSource(Source[Any]):
         raise NotImplementedError
 
     def fingerprint(self, split: str) -> str | None:
-        """What changes when the files of a split do; None where there is no telling."""
+        """Changes when the files of a split do; None if that is unknown."""
         return None
 
     def size(self, split: str) -> int:
-        """Bytes that have to be read for a split, about; 0 where there is no telling."""
+        """About how many bytes have to be read for a split; 0 if that is unknown."""
         return 0
 
     def statistics(self, split: str) -> TextStatistics:
@@ -211,11 +210,7 @@ class DocumentSource(Source[Any]):
                 characters += len(piece.text)
                 advance(len(text))
         if not documents:
-            has_others = any(
-                self.has(other) for other in ("train", "val", "test") if other != split
-            )
-            where = f"the {split} split of " if has_others else ""
-            raise DataError(f"{where}{self.origin} holds no text.")
+            raise DataError(f"the {split} split of {self.origin} holds no text.")
         digest = content_key(content.hexdigest(), starts.hexdigest())
         return TextStatistics(digest, documents, characters)
 
@@ -241,7 +236,7 @@ class DocumentSource(Source[Any]):
         return replace(documents, start=cut)
 
     def whole(self) -> Documents:
-        """The text to measure a model with: the test split where there is one, else everything.
+        """The text to measure a model with: the test split if there is one, else everything.
 
         Raises:
             DataError: There is no text in it.
