@@ -15,15 +15,26 @@ from datamodules.utils.splits import stratified_split
 
 
 @dataclass(frozen=True)
-class SourceOptions:
-    """What to know about a data set that its files do not say.
+class HubOptions:
+    """Which data set of the Hugging Face hub to read, or which copy of one.
 
     Args:
-        name: Id on the Hugging Face hub, for the source "hub", such as uoft-cs/cifar10 or
-            stanfordnlp/imdb.
+        name: Id on the hub, for the source hub, such as stanfordnlp/imdb.
         subset: Part of that data set if it has several, such as de-en of wmt/wmt16.
         local: Folder below the one that the environment variable TESSERA_DATA names, read instead
             of the hub.
+    """
+
+    name: str | None = None
+    subset: str | None = None
+    local: str | None = None
+
+
+@dataclass(frozen=True)
+class SourceOptions(HubOptions):
+    """What to know about a data set that its files do not say.
+
+    Args:
         label_column: Column with the classes; None: label, labels or the first of a class type.
         val_fraction: Fraction of the training samples of each class that is held out if the data
             have no validation split.
@@ -32,9 +43,6 @@ class SourceOptions:
         class_names: Names in the order of the labels; None: as the data say.
     """
 
-    name: str | None = None
-    subset: str | None = None
-    local: str | None = None
     label_column: str | None = None
     val_fraction: float = 0.1
     split_seed: int = 0

@@ -1,19 +1,18 @@
 """Texts in two languages: generated dates, tables, and data sets of the hub."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
+from datamodules.sources.base import HubOptions
 from datamodules.sources.readers.labels import is_text
 from datamodules.sources.readers.tables import (
     ARROW,
     CSV,
     JSON_LINES,
-    FileTables,
-    Tables,
+    CellTypes,
     TableSource,
 )
 from datamodules.sources.texts import TextSamples, TextSource, is_empty, text_samples
@@ -21,14 +20,10 @@ from datamodules.utils.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
-class ParallelOptions:
+class ParallelOptions(HubOptions):
     """What to know about texts in two languages that their files do not say.
 
     Args:
-        name: Id on the Hugging Face hub, for the source hub, such as wmt/wmt16.
-        subset: Part of that data set if it has several, such as de-en.
-        local: Folder below the one that the environment variable TESSERA_DATA names, read instead
-            of the hub, or if no path is named.
         source_column: Column of the source texts, or the suffix of their files; null: the name of
             the language.
         target_column: The same of the target texts.
@@ -42,9 +37,6 @@ class ParallelOptions:
             compared.
     """
 
-    name: str | None = None
-    subset: str | None = None
-    local: str | None = None
     source_column: str | None = None
     target_column: str | None = None
     header: bool = True
@@ -194,9 +186,9 @@ class PairTables(PairHub):
         "add --data.dataset.header false"
     )
 
-    @cached_property
-    def tables(self) -> Tables:
-        cell_types: dict[Sequence[str], tuple[type, ...]]
-        cell_types = {self.candidates(side): (str,) for side in (0, 1)}
-        kind = "CSV, TSV or JSON Lines"
-        return FileTables(self, kind, cell_types, self.options.header, quoted_tsv=False)
+    kind = "CSV, TSV or JSON Lines"
+    quoted_tsv = False
+
+    @property
+    def cell_types(self) -> CellTypes:
+        return {self.candidates(side): (str,) for side in (0, 1)}

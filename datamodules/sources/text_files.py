@@ -1,7 +1,6 @@
 """Texts in tables of the hub, in CSV and JSON Lines files, and in folders of .txt files."""
 
 import re
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from datamodules.sources.base import Source
 from datamodules.sources.readers.folders import ClassFolders, files_below
 from datamodules.sources.readers.formats import NOT_UTF8
 from datamodules.sources.readers.labels import LabelledTables, is_text, may_be_classes
-from datamodules.sources.readers.tables import ARROW, CSV, JSON_LINES, FileTables, Tables
+from datamodules.sources.readers.tables import ARROW, CSV, JSON_LINES, CellTypes
 from datamodules.sources.texts import TextSamples, TextSource, text_samples
 from datamodules.utils.errors import UsageError
 from datamodules.utils.files import printable, read_bytes
@@ -59,16 +58,14 @@ class TextTables(TextHub):
     """Base of texts in a column of files; a single file, or one for each split."""
 
     unused_options = {"name", "subset", "local"}
-    kind: str
 
-    @cached_property
-    def tables(self) -> Tables:
+    @property
+    def cell_types(self) -> CellTypes:
         label = self.options.label_column
-        cell_types: dict[Sequence[str], tuple[type, ...]]
-        cell_types = {text_columns(self.options): (str,)}
+        found: CellTypes = {text_columns(self.options): (str,)}
         if self.labelled:
-            cell_types[(label,) if label else ("label", "labels")] = (str, int)
-        return FileTables(self, self.kind, cell_types)
+            found[(label,) if label else ("label", "labels")] = (str, int)
+        return found
 
 
 class CsvTexts(TextTables):

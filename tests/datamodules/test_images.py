@@ -330,30 +330,6 @@ def test_resizing_equals_torchvision(shape: tuple[int, int]) -> None:
 # What cannot be used.
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({"batch_size": 0}, ["batch_size is 0"]),
-        ({"loading": Loading(eval_batch_size=0)}, ["eval_batch_size is 0"]),
-        ({"loading": Loading(num_workers=-1)}, ["num_workers is -1"]),
-        ({"image_size": 0}, ["image_size is 0"]),
-        ({"source": "digit"}, ["digit", "digits, hub, folder"]),
-        ({"source": "folder"}, ["--data.path", "train/CLASS/"]),
-        ({"source": "hub"}, ["--data.dataset.name", "--data.path"]),
-        ({"source": "folder", "path": "/nowhere/at/all"}, ["/nowhere/at/all", "train/CLASS/"]),
-        ({"source": "hub", "path": "/nowhere/at/all"}, ["/nowhere/at/all", "parquet"]),
-        ({"source": "folder", "path": __file__}, [__file__]),
-        ({"source": "hub", "path": __file__}, [__file__, "parquet"]),
-        ({"dataset": DatasetOptions(val_fraction=1.0)}, ["val_fraction is 1.0"]),
-        ({"dataset": DatasetOptions(class_names=["a", "b"])}, ["class_names", "2", "10"]),
-        ({"dataset": DatasetOptions(mean=[0.5, 0.5, 0.5])}, ["mean", "1 channels"]),
-    ],
-)
-def test_options(options: dict[str, Any], names: list[str]) -> None:
-    with refused(UsageError, *names):
-        ImageData(**options).setup("fit")
-
-
 def move_images(root: Path) -> None:
     """Puts all images into train/, without classes."""
     for i, path in enumerate(sorted((root / "train").rglob("*.jpg"))):
@@ -367,28 +343,73 @@ def remove_most(root: Path) -> None:
         path.unlink()
 
 
-FOLDERS: dict[str, tuple[Callable[[Path], Any], int | None, list[str]]] = {
-    "an empty class": (lambda root: (root / "train/cat").mkdir(), 8, ["class cat", "train/cat"]),
-    "no train": (lambda root: (root / "train").rename(root / "x"), 8, ["folder train/"]),
-    "no classes": (move_images, 8, ["train/CLASS/"]),
-    "one class": (lambda root: (root / "train/bee").rename(root / "bee"), 8, ["one class", "ant"]),
-    "unknown class": (lambda root: save(root / "val/bees/1.jpg"), 8, ["val/bees", "bee?"]),
-    "no validation": (lambda root: (root / "val/ant").mkdir(parents=True), 8, ["val"]),
-    "few images": (remove_most, 8, ["validation split"]),
-    "two sizes": (
-        lambda root: save(root / "train/bee/big.png", size=(9, 9)),
-        None,
-        ["big.png", "9 x 9", "8 x 8", "--data.image_size"],
-    ),
-}
+OPTIONS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"batch_size": 0}, ["batch_size is 0"]),
+    ({"loading": Loading(eval_batch_size=0)}, ["eval_batch_size is 0"]),
+    ({"loading": Loading(num_workers=-1)}, ["num_workers is -1"]),
+    ({"image_size": 0}, ["image_size is 0"]),
+    ({"source": "digit"}, ["digit", "digits, hub, folder"]),
+    ({"source": "folder"}, ["--data.path", "train/CLASS/"]),
+    ({"source": "hub"}, ["--data.dataset.name", "--data.path"]),
+    ({"source": "folder", "path": "/nowhere"}, ["/nowhere", "train/CLASS/"]),
+    ({"source": "hub", "path": "/nowhere"}, ["/nowhere", "parquet"]),
+    ({"source": "folder", "path": __file__}, [__file__]),
+    ({"source": "hub", "path": __file__}, [__file__, "parquet"]),
+    ({"dataset": DatasetOptions(val_fraction=1.0)}, ["val_fraction is 1.0"]),
+    ({"dataset": DatasetOptions(class_names=["a", "b"])}, ["class_names", "2", "10"]),
+    ({"dataset": DatasetOptions(mean=[0.5, 0.5, 0.5])}, ["mean", "1 channels"]),
+]
+FOLDERS: list[tuple[Callable[[Path], Any], list[str]]] = [
+    (lambda root: (root / "train/cat").mkdir(), ["class cat", "train/cat"]),
+    (lambda root: (root / "train").rename(root / "x"), ["folder train/"]),
+    (move_images, ["train/CLASS/"]),
+    (lambda root: (root / "train/bee").rename(root / "bee"), ["one class", "ant"]),
+    (lambda root: save(root / "val/bees/1.jpg"), ["val/bees", "bee?"]),
+    (lambda root: (root / "val/ant").mkdir(parents=True), ["val"]),
+    (remove_most, ["validation split"]),
+    (lambda root: save(root / "train/bee/x.png", size=(9, 9)), ["x.png", "9 x 9", "8 x 8"]),
+]
+WITH_CHECKPOINT: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("predict", {}, ["--data.predict_path"]),
+    ("predict", {"predict_path": "/no/such.jpg"}, ["/no/such.jpg"]),
+    ("predict", {"predict_path": "{}/none"}, ["{}/none"]),
+    ("predict", {"predict_path": "{}/text", "skip_bad": True}, ["1"]),
+    ("fit", {"source": "folder", "path": "{}"}, ["(ant, bee)", "(ant, bee, cat)"]),
+    ("validate", {"source": "folder", "path": "{}"}, ["(ant, bee)", "3 ("]),
+    ("test", {"source": "folder", "path": "{}"}, ["(ant, bee)", "3 ("]),
+    ("test", {}, ["10 classes", "3 (ant, bee, cat)"]),
+    ("fit", {"image_size": 16}, ["image_size is 16", "8"]),
+]
 
 
-@pytest.mark.parametrize("case", FOLDERS)
-def test_folders_that_cannot_be_used(case: str, small: Path) -> None:
-    spoil, size, names = FOLDERS[case]
+@pytest.mark.parametrize(("options", "names"), OPTIONS)
+def test_options_that_cannot_be(options: dict[str, Any], names: list[str]) -> None:
+    with refused(UsageError, *names):
+        ImageData(**options).setup("fit")
+
+
+@pytest.mark.parametrize(("spoil", "names"), FOLDERS)
+def test_folders_that_cannot_be_used(spoil: Any, names: list[str], small: Path) -> None:
     spoil(small)
     with refused(UsageError, *names):
-        ImageData("folder", str(small), size).setup("fit")
+        ImageData("folder", str(small)).setup("fit")
+
+
+@pytest.mark.parametrize(("stage", "options", "names"), WITH_CHECKPOINT)
+def test_data_that_do_not_fit_a_checkpoint(
+    stage: str, options: dict[str, Any], names: list[str], small: Path
+) -> None:
+    (small / "none").mkdir()
+    save(small / "text" / "1.jpg")
+    (small / "text" / "1.jpg").write_text("x")
+    for name in ("path", "predict_path"):
+        if name in options:
+            options = {**options, name: options[name].format(small)}
+    error = DataError if "skip_bad" in options else UsageError
+    with refused(error, *(name.format(small) for name in names)):
+        data = ImageData(**options)
+        data.set_metadata(METADATA)
+        data.setup(stage)
 
 
 def cut_short(path: Path) -> None:
@@ -466,36 +487,6 @@ def test_workers_report_through_the_trainer(small: Path) -> None:
         else:
             with refused(DataError, "bee/3.jpg"):
                 trainer.predict(Counting(), data)
-
-
-@pytest.mark.parametrize(
-    ("stage", "options", "kind", "names"),
-    [
-        ("predict", {}, UsageError, ["--data.predict_path"]),
-        ("predict", {"predict_path": "/no/such.jpg"}, UsageError, ["/no/such.jpg"]),
-        ("predict", {"predict_path": "{}/none"}, UsageError, ["{}/none"]),
-        ("predict", {"predict_path": "{}/text", "skip_bad": True}, DataError, ["1"]),
-        ("fit", {"source": "folder", "path": "{}"}, UsageError, ["(ant, bee)", "(ant, bee, cat)"]),
-        ("validate", {"source": "folder", "path": "{}"}, UsageError, ["(ant, bee)", "3 ("]),
-        ("test", {"source": "folder", "path": "{}"}, UsageError, ["(ant, bee)", "3 ("]),
-        ("test", {}, UsageError, ["10 classes", "3 (ant, bee, cat)"]),
-        ("fit", {"image_size": 16}, UsageError, ["image_size is 16", "8"]),
-    ],
-)
-def test_data_that_do_not_fit_a_checkpoint(
-    stage: str, options: dict[str, Any], kind: Any, names: list[str], small: Path
-) -> None:
-    (small / "none").mkdir()
-    (small / "text").mkdir()
-    (small / "text" / "1.jpg").write_text("x")
-    options = {
-        name: value.format(small) if isinstance(value, str) else value
-        for name, value in options.items()
-    }
-    with refused(kind, *(name.format(small) for name in names)):
-        data = ImageData(**options)
-        data.set_metadata(METADATA)
-        data.setup(stage)
 
 
 def test_no_network_says_what_to_put_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Texts from every source, and what is said of those that cannot be used."""
 
-import csv
 import io
-import json
 import sys
 import warnings
 from dataclasses import replace
@@ -10,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow as pa
 import pytest
 import torch
-from pyarrow import parquet
 
 from datamodules.masked_text import MaskedTextData
 from datamodules.reviews import ReviewData
@@ -22,6 +18,7 @@ from datamodules.text import TextLoading
 from datamodules.tokenizers import SPECIAL_TOKENS, TokenizerConfig
 from datamodules.utils.errors import DataError, UsageError
 from tests.helpers.refusals import refused
+from tests.helpers.tables import write
 
 LINE = "the {} film, number {}\nof café “{}” "
 ROWS = [(LINE.format(("bad", "good")[i % 2], i % 9, i % 7) * (1 + i % 5), i % 2) for i in range(60)]
@@ -40,29 +37,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folders(tmp_path: Path) -> dict[str, Path]:
     """The same 60 texts for training and 10 for the test, in every format."""
-    folders = {name: tmp_path / name for name in FILES}
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=NAMES)}
     )
-    for path in folders.values():
-        path.mkdir()
-    for split, rows in (("train", ROWS), ("test", ROWS[:10])):
-        columns = {"text": [text for text, _ in rows], "label": [label for _, label in rows]}
-        table = datasets.Dataset.from_dict(columns, features=features)
-        table.to_parquet(folders["hub"] / f"{split}-0.parquet")
-        with open(folders["csv"] / f"{split}.csv", "w", newline="", encoding="utf-8") as file:
-            named = [(7, text, NAMES[label]) for text, label in rows]
-            csv.writer(file).writerows([("id", "text", "label"), *named])
-        lines = [
-            json.dumps({"label": NAMES[label], "text": text}, ensure_ascii=bool(label))
-            for text, label in rows
-        ]
-        (folders["jsonl"] / f"{split}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
-        for i, (text, label) in enumerate(rows):
-            path = folders["txt"] / split / NAMES[label] / f"{i:03}.txt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    return folders
+    for split, samples in (("train", ROWS), ("test", ROWS[:10])):
+        rows = [{"text": text, "label": label} for text, label in samples]
+        write(tmp_path / f"hub/{split}-0.parquet", rows, features)
+        rows = [{"id": 7, "text": text, "label": NAMES[label]} for text, label in samples]
+        write(tmp_path / f"csv/{split}.csv", rows)
+        write(tmp_path / f"jsonl/{split}.jsonl", rows)
+        for i, row in enumerate(rows):
+            write(tmp_path / f"txt/{split}/{row['label']}/{i:03}.txt", row["text"])
+    return {name: tmp_path / name for name in FILES}
 
 
 def review_data(source: Any = "csv", path: object = None, **options: Any) -> ReviewData:
@@ -187,20 +173,8 @@ def test_a_single_file_is_split(folders: dict[str, Path]) -> None:
         data.setup("test")
 
 
-def write_rows(path: Path, source: str, labels: list[Any]) -> None:
-    """A file of 60 texts, whose labels are these in turn."""
-    rows = [{"body": f"text {i}", "stars": labels[i % 3], "text": "same"} for i in range(60)]
-    if source == "hub":
-        parquet.write_table(pa.Table.from_pylist(rows), path)
-    elif source == "jsonl":
-        path.write_text("\n".join(map(json.dumps, rows)) + "\n")
-    else:
-        lines = [f"{row['body']},{row['stars']}\n" for row in rows]
-        path.write_text("body, stars\n" + "".join(lines))
-
-
 def found(data: ReviewData, split: str) -> dict[int, int]:
-    """The labels of such texts by their number."""
+    """The labels of texts by the number in them."""
     samples = data.source.split(split)
     numbers = [int(text.split()[1]) for text in samples.column.to_pylist()]
     return dict(zip(numbers, samples.labels.tolist(), strict=True))
@@ -231,8 +205,8 @@ def test_columns_and_classes(
     ending = {"jsonl": "jsonl", "csv": "csv", "hub": "parquet"}[source]
     columns = {"text_column": "body", "label_column": "stars"}
     expected = {i: indices[i % 3] for i in range(60)}
-    path = tmp_path / f"train.{ending}"
-    write_rows(path, source, labels)
+    rows = [{"body": f"text {i}", "stars": labels[i % 3], "text": "same"} for i in range(60)]
+    path = write(tmp_path / f"train.{ending}", rows)
     options = TextDatasetOptions(**columns, class_names=given)  # type: ignore[arg-type]
     data = review_data(source, tmp_path, dataset=options)
     metadata = data.metadata()
@@ -243,127 +217,6 @@ def test_columns_and_classes(
         data = review_data(source, tmp_path, dataset=TextDatasetOptions(**columns))  # type: ignore[arg-type]
         data.set_metadata(metadata)
         assert found(data, "test") == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({"source": "review"}, ["review", "reviews, hub, csv, jsonl, txt"]),
-        ({"batch_size": 0}, ["batch_size is 0"]),
-        ({"max_length": 3}, ["max_length is 3"]),
-        ({"path": "{csv}"}, ["--data.source csv"]),
-        ({"source": "csv"}, ["--data.path", "train.csv"]),
-        ({"source": "csv", "path": "{hub}"}, ["{hub}", "--data.source hub"]),
-        ({"source": "hub", "path": "{csv}"}, ["{csv}", "--data.source csv"]),
-        ({"source": "txt", "path": "{txt}/train/pos/001.txt"}, ["pos/001.txt", "train/CLASS/"]),
-        ({"source": "txt", "path": "{jsonl}"}, ["train/CLASS/", "--data.source jsonl"]),
-        ({"source": "hub", "path": "{hub}", "label_column": "id"}, ["column id", "(text, label)"]),
-        ({"source": "hub", "path": "{hub}", "text_column": "label"}, ["label", "int64", "(text)"]),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    options: dict[str, Any], names: list[str], folders: dict[str, Path]
-) -> None:
-    options = {
-        name: value.format(**folders) if isinstance(value, str) else value
-        for name, value in options.items()
-    }
-    columns = {
-        name: options.pop(name) for name in ("text_column", "label_column") if name in options
-    }
-    with refused(UsageError, *(name.format(**folders) for name in names)):
-        data = ReviewData(dataset=TextDatasetOptions(**columns), **options)
-        data.prepare_data()
-        data.setup("fit")
-
-
-CSV_LINES = [  # a line, line breaks before what is wrong with it, what is wrong
-    (b"7,  ,pos\n", 0, "no text"),
-    (b"7,caf\xe9,pos\n", 0, "UTF-8"),
-    (b'7,"four lines,\r\nof which\n\ncaf\xe9, the last,\n\xe9",pos\n', 3, "UTF-8"),
-    (b"7,good, but long,pos\n", 0, "4 cells"),
-    (b"7,fi\0ne,pos\n", 0, "NUL"),
-]
-JSON_LINES = [
-    (b'{"text": "", "label": "pos"}\n', "no text"),
-    (b'{"text": "caf\xe9", "label": "pos"}\n', "UTF-8"),
-    (b'{"text": "\\ud83d", "label": "pos"}\n', "surrogate"),
-    (b'{"text": "ok", "label"}\n', "JSON"),
-    (b"[1]\n", "JSON object"),
-    (b'{"label": "neg"}\n', "no text"),
-]
-BAD = [("csv", *case) for case in CSV_LINES] + [
-    ("jsonl", line, 0, word) for line, word in JSON_LINES
-]
-
-
-@pytest.mark.parametrize(("source", "line", "offset", "word"), BAD)
-def test_bad_lines_are_named_or_skipped_and_counted(
-    source: str, line: bytes, offset: int, word: str, folders: dict[str, Path]
-) -> None:
-    path = folders[source] / f"train.{source}"
-    lines = path.read_bytes().splitlines(keepends=True)
-    place = 1 if offset == 0 else len(lines)
-    path.write_bytes(b"".join([*lines[:place], line, *lines[place:]]))
-    name = f"line {place + offset + 1} of {path}"
-    with refused(DataError, name, word, "--data.skip_bad true"):
-        review_data(source, path.parent).setup("fit")
-    data = review_data(source, path.parent, skip_bad=True)
-    assert contents(data, "train", "val") == WORD_ROWS and data.skipped == [name]
-
-
-@pytest.mark.parametrize(
-    ("source", "content", "names"),
-    [
-        ("hub", "caf\xe9", ["row 5 of the train split of {folder}", "UTF-8"]),
-        ("txt", " \n\t", ["{folder}/train/pos/005.txt", "no text"]),
-        ("txt", "one\ntwo\n\xff three", ["{folder}/train/pos/005.txt", "line 3"]),
-    ],
-)
-def test_bad_texts_are_named_or_skipped_and_counted(
-    source: str, content: str, names: list[str], folders: dict[str, Path]
-) -> None:
-    folder = folders[source]
-    texts = [text.encode() for text, _ in ROWS]
-    texts[5] = content.encode("latin-1")
-    if source == "txt":
-        (folder / "train/pos/005.txt").write_bytes(texts[5])
-    else:
-        columns = {"text": pa.array(texts).view(pa.string()), "label": [y for _, y in ROWS]}
-        parquet.write_table(pa.table(columns), folder / "train-0.parquet")
-    name, word = (name.format(folder=folder) for name in names)
-    with refused(DataError, name, word, "--data.skip_bad true"):
-        review_data(source, folder).setup("fit")
-    data = review_data(source, folder, skip_bad=True)
-    kept = contents(data, "train", "val")
-    assert data.skipped == [name] and len(kept) == 59 and set(kept) <= set(WORD_ROWS)
-
-
-@pytest.mark.parametrize(
-    ("source", "file", "content", "kind", "names"),
-    [
-        ("csv", "train.csv", "text,label\n ,a\n ,b\n", DataError, ["line 2 of"]),
-        ("jsonl", "train.jsonl", "\n", DataError, ["no rows"]),
-        ("csv", "train.csv", 'text,label\na,b\n"open,b\nc,b\n', DataError, ["line 4", "CSV"]),
-        ("txt", "test/positive/1.txt", "a", UsageError, ["test/positive", "2 classes"]),
-        (
-            "jsonl",
-            "test.jsonl",
-            '{"text": "a", "label": "pos"}\n{"text": "b"}\n',
-            DataError,
-            ["line 2", "no label"],
-        ),
-    ],
-)
-def test_files_that_cannot_be_used(
-    source: str, file: str, content: str, kind: Any, names: list[str], folders: dict[str, Path]
-) -> None:
-    path = folders[source] / file
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(content)
-    data = review_data(source, folders[source], skip_bad=True)
-    with refused(kind, str(folders[source]), *names):
-        data.setup("test" if "test" in file else "fit")
 
 
 def test_long_texts_are_truncated_and_said_once(folders: dict[str, Path]) -> None:

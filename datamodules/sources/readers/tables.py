@@ -28,6 +28,7 @@ from datamodules.utils.splits import split_of
 CSV = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 ARROW: tuple[str, ...] = (".parquet", ".arrow")
+CellTypes = dict[tuple[str, ...], tuple[type, ...]]  # what JSON may hold, by names of a column
 ROWS_AT_ONCE = 10_000  # rows that exist as Python objects at a time
 
 
@@ -55,24 +56,24 @@ class Tables:
 
     origin: str  # where they are read from
 
-    def __init__(self, source: Source[Any]) -> None:
+    def __init__(self, source: Any) -> None:
         self.source = source
         self._loaded: dict[str, Table] = {}
 
     def splits(self) -> list[str]:
-        """The splits that there are."""
+        """The splits that the data have."""
         raise NotImplementedError
 
     def read(self, split: str) -> Table:
-        """A split that there is.
+        """Reads a split that the data have."""
+        raise NotImplementedError
+
+    def load(self, split: str) -> Table:
+        """A split that the data have.
 
         Raises:
             DataError: A file is damaged or empty.
         """
-        raise NotImplementedError
-
-    def load(self, split: str) -> Table:
-        """A split that there is, read once; see `read`."""
         if split not in self._loaded:
             self._loaded[split] = self.read(split)
         return self._loaded[split]
@@ -81,33 +82,14 @@ class Tables:
 class FileTables(Tables):
     """CSV, TSV or JSON Lines files, one for each split; a single file is the training split.
 
-    Args:
-        source: Says where they are, and is told of rows that cannot be used.
-        kind: What such files are called in messages.
-        cell_types: What cells of JSON may be beside null, by the names that a column may have.
-        header: Whether the first row of a CSV or TSV file names the columns.
-        quoted_tsv: Whether quotes have a meaning in TSV files.
+    The source says where they are and what they hold; see `TableSource`.
     """
-
-    def __init__(
-        self,
-        source: Source[Any],
-        kind: str,
-        cell_types: dict[Sequence[str], tuple[type, ...]],
-        header: bool = True,
-        quoted_tsv: bool = True,
-    ) -> None:
-        super().__init__(source)
-        self.kind = kind
-        self.cell_types = cell_types
-        self.header = header
-        self.quoted_tsv = quoted_tsv
 
     @cached_property
     def files(self) -> dict[str, Path]:
         """The file of each split."""
         example = f"train{self.source.suffixes[0]}"
-        wanted = f"a {self.kind} file, or a folder of such files named by split ({example})"
+        wanted = f"a {self.source.kind} file, or a folder of such files named by split ({example})"
         found = files_by_split(self.source, wanted)
         for split, files in found.items():
             if len(files) > 1:
@@ -142,11 +124,12 @@ class FileTables(Tables):
     def _rows(self, path: Path) -> Iterator[Row]:
         reject = self.source.reject
         if uncompressed_suffix(path) in CSV:
-            yield from read_csv(path, reject, self.header, self.quoted_tsv)
+            header = getattr(self.source.options, "header", True)
+            yield from read_csv(path, reject, header, self.source.quoted_tsv)
             return
         for line, row in read_json_lines(path, reject):
             flat = flattened(row)
-            faults = [type_fault(flat, *cells) for cells in self.cell_types.items()]
+            faults = [type_fault(flat, *cells) for cells in self.source.cell_types.items()]
             fault = next(filter(None, faults), None)
             if fault is None:
                 yield line, flat
@@ -196,22 +179,28 @@ class HubTables(Tables):
             tables = [read_table(path) for path in paths]
             for path, part in zip(paths, tables, strict=True):
                 if not part.schema.equals(tables[0].schema):
-                    raise DataError(
-                        f"{path} has other columns than {paths[0]}: give both the same columns, "
-                        "or remove one."
-                    )
+                    advice = "give both the same columns, or remove one"
+                    raise DataError(f"{path} has other columns than {paths[0]}: {advice}.")
             table = pa.concat_tables(tables)
         where = f"row {{}} of the {split} split of {self.origin}"
         return Table(table, torch.arange(table.num_rows), where)
 
 
 class TableSource(Source[S]):
-    """Base of the sources that are tables: by default those of the hub."""
+    """Base of the sources that are tables: those of the hub, or files with other suffixes."""
+
+    kind: str  # what the files are called in messages
+    quoted_tsv = True  # whether quotes have a meaning in TSV files
+
+    @property
+    def cell_types(self) -> CellTypes:
+        """What cells of JSON may hold beside null."""
+        return {}
 
     @cached_property
     def tables(self) -> Tables:
         """Where the tables come from."""
-        return HubTables(self)
+        return HubTables(self) if self.suffixes == ARROW else FileTables(self)
 
     @property
     def origin(self) -> str:
