@@ -13,7 +13,6 @@ from torch import Tensor
 from datamodules.corpus import CorpusData
 from datamodules.images import ImageData
 from datamodules.reviews import ReviewData
-from datamodules.sources import TEXT_SOURCES, TextDatasetOptions
 from datamodules.utils.batching import (
     BucketBatchSampler,
     EvalBatchSampler,
@@ -271,20 +270,3 @@ def test_pairs_are_hardly_padded_on_either_side() -> None:
         for by in (lengths, lengths.amax(1), lengths[:, 0])
     ]
     assert shares[0] < 0.05 < 2 * shares[0] < min(shares[1:]), shares
-
-
-def test_real_reviews_are_hardly_padded(real_data: object) -> None:
-    import pyarrow.compute as pc
-
-    texts = TEXT_SOURCES["hub"](f"{real_data}/imdb", TextDatasetOptions()).split("val").column
-    words = torch.tensor(pc.list_value_length(pc.utf8_split_whitespace(texts)).to_pylist())
-    token_counts = words.clamp(max=510) + 2
-    lengths = round_up(token_counts, 8, 512)
-    samplers = (
-        ResumableBatchSampler(len(lengths), 32, shuffle=True, drop_last=True),
-        BucketBatchSampler(lengths, 32, training=True),
-        BucketBatchSampler(lengths, 32, 16_384, training=True),
-    )
-    shares = [padding_share(sampler.batches(0), lengths, token_counts) for sampler in samplers]
-    assert shares[0] > 0.5
-    assert max(shares[1:]) < 0.05
