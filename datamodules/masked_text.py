@@ -6,8 +6,8 @@ from random import Random
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader
 
+from datamodules.base import find_source, require_same
 from datamodules.sources import CORPORA
 from datamodules.text import Sequences, TextData, TokenRows
 from datamodules.tokenizers import Tokenizer
@@ -55,8 +55,8 @@ class Chunks(Sequences):
         return self.table[int(self.document[i])][start : start + int(self.size[i])]
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        rows = [self.tokenizer.build_inputs(self.tokens(i), self.max_length).ids for i in indices]
-        return self.batch(torch.tensor(indices), rows)
+        inputs = [self.tokenizer.build_inputs(self.tokens(i), self.max_length) for i in indices]
+        return self.batch(torch.tensor(indices), [row.ids for row in inputs])
 
 
 class NextSentencePairs(Chunks):
@@ -94,7 +94,7 @@ class NextSentencePairs(Chunks):
             for first, second, _ in pairs
         ]
         batch = self.batch(index, [row.ids for row in inputs])
-        batch["segments"] = self.pad(index, [row.segments for row in inputs], padding=0)
+        batch["segments"] = self.pad(index, [row.segments for row in inputs], fill=0)
         batch["is_next"] = torch.tensor([is_next for _, _, is_next in pairs], dtype=torch.int64)
         return batch
 
@@ -146,9 +146,7 @@ class MaskedTextData(TextData):
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
-        if source not in CORPORA:
-            raise UsageError(f"source is {source}, but must be one of {', '.join(CORPORA)}.")
-        self.source = CORPORA[source](path, self.options, self.skip_bad)
+        self.source = find_source(CORPORA, source)(path, self.options, self.skip_bad)
         self.source.labelled = False
         self.next_sentence = next_sentence
 
@@ -160,11 +158,7 @@ class MaskedTextData(TextData):
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the kind of samples must agree, too."""
-        if self.next_sentence != metadata["next_sentence"]:
-            raise UsageError(
-                f"next_sentence is {self.next_sentence}, the checkpoint was trained with "
-                f"{metadata['next_sentence']}: leave it out."
-            )
+        require_same("next_sentence", self.next_sentence, metadata["next_sentence"])
         super().set_metadata(metadata)
 
     @cached_property
@@ -176,9 +170,7 @@ class MaskedTextData(TextData):
 
     def load(self, split: str) -> Chunks:
         if split == "predict":
-            raise UsageError(
-                "there is nothing to predict here: pretraining ends in weights for another task."
-            )
+            raise UsageError("there is nothing to predict here: fine-tune on another task first.")
         texts = self._training if split == "train" else self.source.corpus(split)
         table = tokenised(texts, self.tokenizer)
         if not self.next_sentence:
@@ -186,10 +178,3 @@ class MaskedTextData(TextData):
         return NextSentencePairs(
             table, self.tokenizer, self.max_length, self.loading.multiple, self.seed
         )
-
-    def train_dataloader(self) -> DataLoader:
-        loader = super().train_dataloader()
-        dataset = self.dataset("train")
-        if isinstance(dataset, NextSentencePairs):
-            dataset.sampler = loader.sampler  # type: ignore[assignment]
-        return loader

@@ -1,26 +1,16 @@
-"""What all datamodules of tokens share: a tokenizer, and splits that are loaded once."""
+"""What all datamodules of tokens share: a tokenizer, and what a checkpoint keeps of it."""
 
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from datamodules.base import ResumableDataModule
-from datamodules.sources import Source
+from datamodules.base import SPLITS_OF_STAGE, ResumableDataModule, require_same
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.errors import UsageError
 
-SPLITS_OF_STAGE = {
-    "fit": ("train", "val"),
-    "validate": ("val",),
-    "test": ("test",),
-    "predict": ("predict",),
-}
-
 
 class TokenizedData(ResumableDataModule):
-    """Base: subclasses set `source`, say which texts the tokenizer learns from, and load a split.
+    """Base: subclasses set `source`, load a split, and say which texts the tokenizer learns from.
 
     Args:
         batch_size: Training samples per step and device.
@@ -33,8 +23,6 @@ class TokenizedData(ResumableDataModule):
     Raises:
         UsageError: An option is out of range.
     """
-
-    source: Source[Any]
 
     def __init__(
         self,
@@ -49,14 +37,8 @@ class TokenizedData(ResumableDataModule):
         self.max_length = max_length
         self.config = tokenizer
         self.skip_bad = skip_bad
-        self._metadata: dict[str, Any] = {}
-        self._datasets: dict[str, Any] = {}
 
     # What subclasses say.
-
-    def load(self, split: str) -> Any:
-        """Reads and tokenises a split: "train", "val", "test" or "predict"."""
-        raise NotImplementedError
 
     def training_texts(self) -> Any:
         """The texts that the tokenizer is trained from."""
@@ -65,6 +47,11 @@ class TokenizedData(ResumableDataModule):
     def count_tokens(self) -> tuple[float, float]:
         """Tokens of this rank in the current training epoch, without padding and with it."""
         raise NotImplementedError
+
+    def padding_share(self) -> float:
+        """Fraction of this rank's tokens in the current training epoch that are padding."""
+        tokens, padded = self.count_tokens()
+        return 1 - tokens / padded
 
     def warn_truncated(self, datasets: list[Any]) -> None:
         """Warns of samples that were truncated in splits that were just loaded."""
@@ -86,7 +73,7 @@ class TokenizedData(ResumableDataModule):
         return Tokenizer.from_json(metadata["tokenizer"], self.config.truncate)
 
     @property
-    def padding(self) -> int:
+    def pad_id(self) -> int:
         """Id of the padding token."""
         return self.tokenizer.special_id("pad")
 
@@ -102,22 +89,18 @@ class TokenizedData(ResumableDataModule):
                 "tokenizer": self.tokenizer.to_json(),
                 "tokenizer_options": self._tokenizer_options(),
                 "vocabulary": self.tokenizer.vocab_size,
-                "padding": self.padding,
+                "padding": self.pad_id,
                 "max_length": self.max_length,
             }
         return self._metadata
 
     def _tokenizer_options(self) -> dict[str, Any]:
-        """The tokenizer's options; those that it would be trained with only where it was."""
+        """The tokenizer's options; with a file those of training are what the file says."""
         options = asdict(self.config)
         if self.config.file is not None:
-            own = self.tokenizer
-            options |= {
-                "kind": own.kind,
-                "vocabulary": own.vocab_size,
-                "min_frequency": None,
-                "lowercase": None,
-            }
+            options["kind"] = self.tokenizer.kind
+            options["vocabulary"] = self.tokenizer.vocab_size
+            options["min_frequency"] = options["lowercase"] = None
         return options
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
@@ -126,11 +109,7 @@ class TokenizedData(ResumableDataModule):
         Raises:
             UsageError: The options name another length or another tokenizer.
         """
-        if self.max_length != metadata["max_length"]:
-            raise UsageError(
-                f"max_length is {self.max_length}, the checkpoint was trained with "
-                f"{metadata['max_length']}: leave it out."
-            )
+        require_same("max_length", self.max_length, metadata["max_length"])
         options = asdict(self.config)
         stored = self.stored_tokenizer(metadata)
         for name, value in metadata["tokenizer_options"].items():
@@ -152,17 +131,7 @@ class TokenizedData(ResumableDataModule):
         self._metadata = dict(metadata)
         self._datasets = {}
 
-    @property
-    def origin(self) -> str:
-        """Where the texts were read from: a path, a hub id, or "embedded"."""
-        return self.source.origin
-
-    @property
-    def skipped(self) -> list[str]:
-        """Texts skipped because of `skip_bad`, so far."""
-        return sorted(set(self.source.skipped))
-
-    # Splits: loaded when first needed, so that the test texts stay untouched until the test.
+    # Splits.
 
     def prepare_data(self) -> None:
         """Downloads and tokenises on one process; the others find the tokens on disk."""
@@ -175,31 +144,7 @@ class TokenizedData(ResumableDataModule):
             self.setup(stage)
 
     def setup(self, stage: str) -> None:
-        """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""
-        splits = SPLITS_OF_STAGE[stage]
-        new = [self.dataset(split) for split in splits if split not in self._datasets]
-        self.warn_truncated(new)
-        if stage != "predict":
-            self.metadata()
-
-    def dataset(self, split: str) -> Any:
-        """A split, read and tokenised once."""
-        if split not in self._datasets:
-            self._datasets[split] = self.load(split)
-        return self._datasets[split]
-
-    def train_batches(self) -> int:
-        """Batches of every training epoch on this rank, without making a loader."""
-        return len(self.train_sampler(self.dataset("train")))
-
-    def train_dataloader(self) -> DataLoader:
-        return self.train_loader(self.dataset("train"))
-
-    def val_dataloader(self) -> DataLoader:
-        return self.eval_loader(self.dataset("val"))
-
-    def test_dataloader(self) -> DataLoader:
-        return self.eval_loader(self.dataset("test"))
-
-    def predict_dataloader(self) -> DataLoader:
-        return self.eval_loader(self.dataset("predict"))
+        """As in the base class; warns of samples that are truncated, once for each split."""
+        new = [split for split in SPLITS_OF_STAGE[stage] if split not in self._datasets]
+        super().setup(stage)
+        self.warn_truncated([self.dataset(split) for split in new])

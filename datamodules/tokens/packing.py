@@ -72,16 +72,16 @@ class Rows:
     Args:
         file: The tokens.
         length: Tokens T of a row.
-        padding: Id of the padding token.
+        pad_id: Id of the padding token.
     """
 
     in_memory = True
     separates_documents = False  # whether a row may have several spans, and says which is where
 
-    def __init__(self, file: TokenFile, length: int, padding: int) -> None:
+    def __init__(self, file: TokenFile, length: int, pad_id: int) -> None:
         self.file = file
         self.length = length
-        self.padding = padding
+        self.pad_id = pad_id
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -101,15 +101,15 @@ class Rows:
         used = np.bincount(row, size, len(indices))  # (B,) tokens of each row
         is_token = np.arange(self.length) < used[:, None]  # (B, T)
 
-        def padded(values: np.ndarray, padding: int) -> Tensor:
-            table = np.full(is_token.shape, padding)
+        def padded(values: np.ndarray, fill: int) -> Tensor:
+            table = np.full(is_token.shape, fill)
             table[is_token] = values  # (S,) -> (B, T)
             return torch.from_numpy(table)
 
         ends = self.file.bytes_before(np.stack([start + 1, start + size + 1]))  # (2, P)
         row_bytes = np.bincount(row, ends[1] - ends[0], len(indices))  # (B,)
         batch = {
-            "tokens": padded(self.file.gather(places, len(row)), self.padding),
+            "tokens": padded(self.file.gather(places, len(row)), self.pad_id),
             "targets": padded(self.file.gather(places + 1, len(row)), IGNORED),
             "bytes": torch.from_numpy(row_bytes.astype(np.int64)),
         }
@@ -143,13 +143,13 @@ class PackedDocuments(Rows):
 
     separates_documents = True
 
-    def __init__(self, file: TokenFile, length: int, padding: int) -> None:
-        super().__init__(file, length, padding)
+    def __init__(self, file: TokenFile, length: int, pad_id: int) -> None:
+        super().__init__(file, length, pad_id)
         # With a prefix the token before a document is the end of another, and its first token has
         # an input.
         self._has_prefix = int(file.offsets[0] > 0)
         sizes = (np.diff(file.offsets) - 1 + self._has_prefix).clip(0)  # (D,) targets
-        self._num_targets = int(sizes.sum())
+        self.num_targets = int(sizes.sum())
         self._full_rows_before = exclusive_cumsum(sizes // length)  # (D + 1,)
         remainders = sizes % length
         with_remainder = remainders.nonzero()[0]  # (P,) documents
@@ -177,9 +177,6 @@ class PackedDocuments(Rows):
         )
         size = (self.file.offsets[document + 1] - 1 - start).clip(max=self.length)
         return Spans(row, start, size)
-
-    def padding_share(self) -> float:
-        return 1 - self._num_targets / (len(self) * self.length)
 
 
 def exclusive_cumsum(counts: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from datamodules.base import BatchedDataset
-from datamodules.utils.batching import epoch_order
+from datamodules.utils.batching import epoch_permutation
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.progress import progress_bar
 from datamodules.vision.records import Records
@@ -164,7 +164,8 @@ def channel_statistics(dataset: BatchedDataset) -> tuple[list[float], list[float
     """Mean and standard deviation of each channel in [0, 1]; of a stream, of a sample of it."""
     order: Sequence[int] = range(len(dataset))
     if not dataset.in_memory:
-        order = epoch_order(len(dataset), seed=0, epoch=0)[:STATISTICS_SAMPLE]
+        permutation = epoch_permutation(len(dataset), seed=0, epoch=0)
+        order = permutation[:STATISTICS_SAMPLE].tolist()
     counts = []  # of each of the 256 values, per channel: exact, and fast on bytes
     for start in range(0, len(order), 1024):
         images = dataset[list(order[start : start + 1024])]["image"]
