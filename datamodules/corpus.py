@@ -38,7 +38,7 @@ class CorpusData(TokenizedData):
     bytes add up to those of the text, without a first token that no special token is before:
     nothing predicts it.
 
-    If there is more than one document, special tokens mark where each begins and ends, as far as
+    If there are several documents, special tokens mark the beginning and end of each, as far as
     the tokenizer has them: [BOS] and [EOS], or one between documents. A single document has none.
 
     Args:
@@ -55,7 +55,7 @@ class CorpusData(TokenizedData):
         loading: Size of evaluation batches, seed of the order.
 
     Raises:
-        UsageError: An option is out of range, or the data are not where it says.
+        UsageError: An option is out of range, or the data are not found.
         DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 

@@ -1,5 +1,4 @@
-"""Images for classification: decoded once into memory where they fit, streamed through workers
-where they do not."""
+"""Images for classification: decoded once into memory if they fit, else streamed by workers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +59,7 @@ class ImageData(ResumableDataModule):
         loading: Sizes of evaluation batches, workers, memory, seed of the order.
 
     Raises:
-        UsageError: An option is out of range, or the data are not where it says.
+        UsageError: An option is out of range, or the data are not found.
         DataError: A file is corrupt, or the hub cannot be reached.
     """
 

@@ -1,5 +1,4 @@
-"""Texts to pretrain encoders on: chunks of documents, or pairs of spans where one may follow the
-other."""
+"""Texts to pretrain encoders on: chunks of documents, or pairs for next-sentence prediction."""
 
 from functools import cached_property
 from random import Random
@@ -60,11 +59,10 @@ class Chunks(Sequences):
 
 
 class NextSentencePairs(Chunks):
-    """Chunks split in two at a random place; half of the second spans are replaced by tokens of
-    another document.
+    """Chunks split in two at random (next-sentence prediction: Devlin 2019).
 
-    The place, the replacement and its length (that of what it replaces, if the other document is as
-    long) depend on (seed, epoch, chunk) only (next-sentence prediction: Devlin 2019).
+    Half of the second spans are replaced by as many tokens of another document, or by all of a
+    shorter one. The random choices depend on (seed, epoch, chunk) only.
 
     Args:
         table, tokenizer, max_length, multiple: See `Chunks`.
@@ -119,7 +117,7 @@ class MaskedTextData(TextData):
 
     {"tokens": int64 (B, N), "padding_mask": bool (B, N), False at padding, "index": int64 (B,)}.
     With `next_sentence` also "segments": int64 (B, N), 1 in the second of two spans, and "is_next":
-    int64 (B,), 1 where it follows the first. Tokens are masked later, on the device (see
+    int64 (B,), 1 if it follows the first. Tokens are masked later, on the device (see
     `datamodules.tokens.masking`).
 
     Args:
@@ -134,7 +132,7 @@ class MaskedTextData(TextData):
             follows the first.
 
     Raises:
-        UsageError: An option is out of range, or the data are not where it says.
+        UsageError: An option is out of range, or the data are not found.
         DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 

@@ -24,7 +24,7 @@ class LabelledTokens(Sequences):
 
     Args:
         table: Tokens of the texts, without special tokens.
-        labels: (S,) int64; None where there are none (prediction).
+        labels: (S,) int64; None for prediction.
         tokenizer: Puts special tokens around a text, and truncates it.
         max_length: Tokens of a text at most.
         multiple: See `TextLoading`.
@@ -69,7 +69,7 @@ class ReviewData(TextData):
             input.
 
     Raises:
-        UsageError: An option is out of range, or the data are not where it says.
+        UsageError: An option is out of range, or the data are not found.
         DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 

@@ -99,7 +99,7 @@ class TranslationData(TextData):
         loading: Sizes of evaluation batches, batches by tokens, seed of the order.
 
     Raises:
-        UsageError: An option is out of range, or the data are not where it says.
+        UsageError: An option is out of range, or the data are not found.
         DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 

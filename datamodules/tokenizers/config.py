@@ -18,7 +18,7 @@ class TokenizerConfig:
         kind: whitespace: words separated by spaces; word: words and runs of punctuation; character:
             single characters; bpe: byte-level BPE, for which nothing is unknown (Radford 2019);
             wordpiece: pieces of words (Schuster 2012, Devlin 2019). With a file this and the next
-            three are what that file says, null where it does not.
+            three are what that file says, null if it does not say.
         vocabulary: Number of tokens at most, the 7 special tokens among them.
         min_frequency: Words, pieces or characters that occur less often are not learned.
         lowercase: Whether A and a are the same; wordpiece then drops accents, too.

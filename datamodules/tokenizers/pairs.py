@@ -10,7 +10,7 @@ from datamodules.utils.errors import UsageError
 
 
 class PairTokenizer:
-    """The tokenizers of a source and a target language; the same one twice where they are joint.
+    """The tokenizers of a source and a target language; one for both if they are joint.
 
     A source is `text [EOS]`, a target `start text [EOS]`, of which a decoder reads all but the last
     token and predicts all but the first; with `begin` there is a [BOS] before both texts.

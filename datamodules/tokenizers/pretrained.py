@@ -81,7 +81,7 @@ def _settings(file: Path) -> dict[str, Any]:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no such file."""
+    """The object in a JSON file; empty if there is none."""
     if not file.is_file():
         return {}
     try:

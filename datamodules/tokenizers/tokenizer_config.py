@@ -87,7 +87,7 @@ def apply_settings(content: dict[str, Any], settings: Settings, name: str, folde
 
 
 def flag(settings: Settings, name: str, default: bool | None, folder: Path) -> bool | None:
-    """A setting that is true or false; `default` where it is missing or null.
+    """A setting that is true or false; `default` if it is missing or null.
 
     Raises:
         DataError: It is something else.
@@ -174,8 +174,8 @@ def add_tokens(
     ]
     content, ids = _with_tokens(content, [listed[token] for token in changed])
     for token, entry in listed.items():
-        number = ids[token] if token in ids else own[token]["id"]
-        if number != entry["id"]:
+        token_id = ids[token] if token in ids else own[token]["id"]
+        if token_id != entry["id"]:
             raise DataError(
                 f"{origin} says that {ascii(token)} is token {entry['id']}, but the other files "
                 f"have it as {number}: write the tokenizer's files again."
@@ -219,15 +219,15 @@ def _added_tokens(
         raise DataError(f"{origin} is a {type(listed).__name__}, but must be an object.")
     entries = []
     for key, value in listed.items():
-        number = key
+        token_id = key
         token = value
         if ids_are_values:
-            number = value
+            token_id = value
             token = {"content": key}
         elif key.isdecimal() and len(key) < 20:
-            number = int(key)
+            token_id = int(key)
         name = token.get("content") if isinstance(token, dict) else None
-        if type(number) is not int or number < 0 or not isinstance(name, str) or not name:
+        if type(token_id) is not int or token_id < 0 or not isinstance(name, str) or not name:
             raise DataError(
                 f"{origin}: {ascii(key)[:60]} is not a token with its id: write the tokenizer's "
                 "files again."
@@ -242,5 +242,5 @@ def _added_tokens(
                 raise DataError(
                     f"{origin}: {flag_name} of {ascii(key)[:60]} must be true or false."
                 )
-        entries.append({"id": number, "content": name, **flags})
+        entries.append({"id": token_id, "content": name, **flags})
     return {entry["content"]: entry for entry in sorted(entries, key=lambda entry: entry["id"])}

@@ -24,7 +24,7 @@ COUNTS = 48  # bytes of the header before the checksum
 COLUMNS = 3  # of the table of documents: first token, bytes before it, bytes of its first token
 SHORT_IDS = 2**16  # vocabularies up to this size take 16 bits a token
 LARGE = 2**28  # larger files (bytes) are not compared with their checksum, nor stay resident
-READ_AROUND = 2**21  # bytes that become resident, at most, where one is read
+READ_AROUND = 2**21  # bytes that become resident at most when one is read
 
 
 class TokenChunk(NamedTuple):
@@ -36,7 +36,7 @@ class TokenChunk(NamedTuple):
         bytes: (P,) int64, UTF-8 bytes of each piece's text.
         opens: (P,) bool, whether a document begins with the piece; else it continues the one
             before.
-        first: (P,) int64, how many of those bytes are the first token's where a document begins; 0
+        first: (P,) int64, how many of those bytes are the first token's if a document begins; 0
             for a special token.
     """
 
@@ -87,9 +87,7 @@ class TokenFile:
             raise DataError(f"{path} is damaged ({error}): delete it.") from error
         self.tokens = np.frombuffer(self._map, np.dtype(f"<u{width}"), count, HEADER.size)
         table = np.frombuffer(self._map, "<i8", offset=table_start)
-        self.offsets, self.bytes, self.first = table.reshape(
-            -1, COLUMNS
-        ).T  # (D + 1, 3) -> 3 columns
+        self.offsets, self.bytes, self.first = table.reshape(-1, COLUMNS).T  # (D + 1, 3) -> columns
         self._is_large = size > LARGE
         self._resident = 0  # bytes, at most
 
@@ -143,8 +141,7 @@ class TokenFile:
 def write_tokens(
     path: Path, chunks: Iterable[TokenChunk], vocab_size: int, unknown: int | None = None
 ) -> None:
-    """Writes a file for `TokenFile`, whole or not at all; never more than one chunk of it is in
-    memory.
+    """Writes a file for `TokenFile`, whole or not at all, with one chunk in memory at a time.
 
     Args:
         path: Where it will be.

@@ -133,7 +133,7 @@ class BucketBatchSampler(ResumableBatchSampler):
         batch_size: Samples per batch and rank.
         batch_tokens: Tokens per batch and rank instead; None: by `batch_size`.
         seed: Of the order.
-        training: Shuffle; else the order is the same in each epoch.
+        shuffle: New batches and order in each epoch (training), or the same (evaluation).
         rank: This process.
         world_size: Number of processes.
 
@@ -147,7 +147,7 @@ class BucketBatchSampler(ResumableBatchSampler):
         batch_size: int,
         batch_tokens: int | None = None,
         seed: int = 0,
-        training: bool = False,
+        shuffle: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -162,7 +162,7 @@ class BucketBatchSampler(ResumableBatchSampler):
                 f"batch_tokens is {batch_tokens}, but the longest sample has {longest} tokens."
             )
         self.batch_tokens = batch_tokens
-        super().__init__(len(lengths), batch_size, seed, training, rank=rank, world_size=world_size)
+        super().__init__(len(lengths), batch_size, seed, shuffle, rank=rank, world_size=world_size)
 
     def order(self, epoch: int) -> Tensor:
         """Sample indices (S,) of this epoch, longest first."""

@@ -269,7 +269,7 @@ def test_padding_is_counted() -> None:
 def test_pairs_are_hardly_padded_on_either_side() -> None:
     lengths = lengths_of(5000, pairs=True)
     shares = [
-        padding_share(BucketBatchSampler(by, 8, 400, training=True).batches(0), lengths, lengths)
+        padding_share(BucketBatchSampler(by, 8, 400, shuffle=True).batches(0), lengths, lengths)
         for by in (lengths, lengths.amax(1), lengths[:, 0])
     ]
     assert shares[0] < 0.05 < 2 * shares[0] < min(shares[1:]), shares
