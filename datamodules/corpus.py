@@ -188,5 +188,5 @@ class CorpusData(TokenizedData):
         """As in the base class, with what decides what a row is."""
         return super().batch_layout(world_size) | {
             "packed": self.packing == "documents",
-            "content": self.dataset("train").file.checksum,
+            "content": int(self.source.split("train").digest[:12], 16),
         }

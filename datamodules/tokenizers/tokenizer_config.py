@@ -130,8 +130,7 @@ def _adds_prefix_space(content: Settings) -> bool:
 def add_tokens(
     content: dict[str, Any], settings: Settings, older: Settings, name: str, folder: Path
 ) -> dict[str, Any]:
-    """A `tokenizer.json` with the further tokens of `added_tokens_decoder`, or else of
-    `added_tokens.json`.
+    """A `tokenizer.json` with the tokens of `added_tokens_decoder`, else `added_tokens.json`.
 
     Args:
         content: Of the file.
@@ -151,11 +150,8 @@ def add_tokens(
     else:
         origin = str(folder / "added_tokens.json")
         listed = _added_tokens(older, special, origin, ids_are_values=True)
-    own = {
-        token["content"]: token
-        for token in content.get("added_tokens") or []
-        if isinstance(token, dict)
-    }
+    entries = content.get("added_tokens") or []
+    own = {token["content"]: token for token in entries if isinstance(token, dict)}
     extra = {token for token in listed.keys() - own.keys() if not listed[token]["special"]}
     lost = {token for token in own if not own[token].get("special")} - special - listed.keys()
     if has_decoder and lost and name not in (*AS_IS, MARIAN):  # the class builds its tokenizer anew
@@ -168,17 +164,17 @@ def add_tokens(
             "leave it out."
         )
     changed = [
-        token
-        for token in listed
-        if token not in own or (has_decoder and own[token] != listed[token])
+        entry
+        for token, entry in listed.items()
+        if token not in own or (has_decoder and own[token] != entry)
     ]
-    content, ids = _with_tokens(content, [listed[token] for token in changed])
+    content, ids = _with_tokens(content, changed)
     for token, entry in listed.items():
         token_id = ids[token] if token in ids else own[token]["id"]
         if token_id != entry["id"]:
             raise DataError(
                 f"{origin} says that {ascii(token)} is token {entry['id']}, but the other files "
-                f"have it as {number}: write the tokenizer's files again."
+                f"have it as {token_id}: write the tokenizer's files again."
             )
     return content
 

@@ -14,7 +14,7 @@ from datamodules.utils.cache import Texts, cache_folder, content_key, text_diges
 from datamodules.utils.errors import DataError
 from datamodules.utils.progress import progress_bar
 
-VERSION = "3"  # of the content of the files; another number makes old ones unused
+VERSION = "4"  # of the content of the files; another number makes old ones unused
 CHARACTERS_PER_CORE = 2**18  # of a stream, tokenised at once
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.tokenizers import SpecialTokenIds, Tokenizer, TokenizerConfig
+from datamodules.tokenizers import SpecialTokenIds
 from datamodules.tokens.masking import MaskConfig, Masker
 from datamodules.utils.errors import UsageError
 
@@ -94,25 +94,6 @@ def test_words_are_masked_whole() -> None:
         assert all(len(set(word)) == 1 for word in words)
         several += sum(len(word) > 1 and word[0] for word in words)
     assert several > 100
-
-
-def test_words_of_a_real_tokenizer() -> None:
-    config = TokenizerConfig(vocabulary=60, min_frequency=1)
-    tokenizer = Tokenizer.train(["un believ ably good acting, un believ ably bad story"], config)
-    text = "unbelievably good acting, unbelievably bad story"
-    ids = tokenizer.build_inputs(tokenizer.encode_batch([text])[0], 99).ids
-    masks = MaskConfig(0.4, 1.0, 0.0, whole_words=True)
-    whole = Masker(masks, tokenizer.special_ids, tokenizer.vocab_size, tokenizer.starts_word)
-    pieces = tokenizer.convert_ids_to_tokens(ids)
-    tokens = torch.tensor([ids])
-    kept: set[str] = set()
-    for _ in range(100):
-        _, where = whole(tokens, tokens > 0)
-        for i in range(1, len(pieces)):
-            if pieces[i].startswith("##"):
-                assert where[0, i] == where[0, i - 1]
-        kept |= {piece for piece, hidden in zip(pieces, where[0], strict=True) if not hidden}
-    assert any(piece.startswith("##") for piece in kept)
 
 
 @pytest.mark.parametrize("whole_words", [False, True])

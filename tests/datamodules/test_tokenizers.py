@@ -259,15 +259,3 @@ def test_texts_that_cannot_be_used() -> None:
                 Tokenizer.train(texts, TokenizerConfig(kind))
     with pytest.raises(UsageError, match=r"text 1502 is not UTF-8: 'a\\udcff'"):
         trained().encode_batch(["fine"] * 1501 + ["a\udcff"])
-
-
-def test_real_reviews(real_data: Path) -> None:
-    from pyarrow import parquet
-
-    texts = parquet.read_table(real_data / "imdb" / "test-00000-of-00001.parquet")["text"][:300]
-    limits = {"whitespace": 0.35, "word": 0.25, "character": 1e-3, "bpe": 0, "wordpiece": 1e-3}
-    for kind in KINDS:
-        config = TokenizerConfig(kind, vocabulary=4000, lowercase=False)
-        tokenizer = Tokenizer.train(texts, config)
-        ids = np.concatenate(tokenizer.encode_batch(texts[:50]))
-        assert (ids == tokenizer.special_ids.unk).mean() <= limits[kind]
