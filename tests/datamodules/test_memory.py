@@ -51,7 +51,7 @@ for packing in ("windows", "documents"):
 text = sum(len(piece.text.encode()) for piece in data.source.split("val"))
 steps = [round(b - a) for a, b in zip(seconds, seconds[1:])]
 print(json.dumps({"before": before, "peaks": peaks, "tokens": tokens, "counted": counted, "text": text,
-                  "train": len(data.token_file("train").tokens), "seconds": steps}))
+                  "train": len(data.file("train").tokens), "seconds": steps}))
 """
 
 
