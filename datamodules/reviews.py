@@ -147,8 +147,7 @@ class ReviewData(TextData):
 
     def _lines(self, file: BinaryIO, origin: str) -> tuple[list[str], list[int], str]:
         """The lines that are UTF-8, their numbers, and what to call them; the others are bad."""
-        texts = []
-        rows = []
+        texts, rows = [], []
         not_utf8: list[int] = []
         for number, line in enumerate(decode_lines(file, origin, not_utf8), 1):
             if not_utf8:
