@@ -132,7 +132,13 @@ class ResumableDataModule(pl.LightningDataModule):
         return self._datasets[split]
 
     def metadata(self) -> dict[str, Any]:
-        """What the model must know of the data: primitives that a checkpoint keeps."""
+        """What the model must know of the data: a checkpoint's, or measured once."""
+        if not self._metadata:
+            self._metadata = self.measure_metadata()
+        return self._metadata
+
+    def measure_metadata(self) -> dict[str, Any]:
+        """Primitives that a checkpoint keeps, from the training split."""
         raise NotImplementedError
 
     def setup(self, stage: str) -> None:

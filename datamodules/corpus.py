@@ -109,11 +109,9 @@ class CorpusData(TokenizedData):
             return bool(self._metadata["marks_documents"])
         return self.source.statistics("train" if self.source.has("train") else "test").documents > 1
 
-    def metadata(self) -> dict[str, Any]:
+    def measure_metadata(self) -> dict[str, Any]:
         """As in the base class, and marks_documents (bool)."""
-        if not self._metadata:
-            self._metadata = {**super().metadata(), "marks_documents": self.marks_documents}
-        return self._metadata
+        return {**super().measure_metadata(), "marks_documents": self.marks_documents}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         super().set_metadata(metadata)

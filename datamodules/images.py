@@ -1,6 +1,7 @@
 """Images for classification: decoded once into memory if they fit, else streamed by workers."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,28 +90,37 @@ class ImageData(ResumableDataModule):
 
     # What the model must know of the data, measured or from a checkpoint.
 
-    def metadata(self) -> dict[str, Any]:
-        """Primitives that a checkpoint keeps: its own, or those of the training split.
+    @cached_property
+    def _layout(self) -> dict[str, Any]:
+        """The metadata that are known before any training image is decoded."""
+        names = self.source.checked_class_names()
+        train = self._split("train")
+        channels = self.options.channels or train.channels()
+        return {
+            "class_names": names,
+            "num_classes": len(names),
+            "channels": channels,
+            "image_size": self.image_size or train.common_size(channels, self.skip_bad),
+        }
+
+    def measure_metadata(self) -> dict[str, Any]:
+        """Primitives that a checkpoint keeps.
 
         Returns:
             class_names (list), num_classes, channels, image_size (pixels), mean and std (per
             channel, in [0, 1]).
         """
-        if "mean" not in self._metadata:
-            layout = self._layout()
-            mean = self.options.mean
-            std = self.options.std
-            if mean is None or std is None:
-                measured = channel_statistics(self.dataset("train"))
-                mean = mean or measured[0]
-                std = std or measured[1]
-            for name, values in (("mean", mean), ("std", std)):
-                if len(values) != layout["channels"]:
-                    raise UsageError(
-                        f"{name} {values} need a number for each of {layout['channels']} channels."
-                    )
-            self._metadata = {**layout, "mean": mean, "std": std}
-        return self._metadata
+        channels = self._layout["channels"]
+        mean = self.options.mean
+        std = self.options.std
+        if mean is None or std is None:
+            measured = channel_statistics(self.dataset("train"))
+            mean = mean or measured[0]
+            std = std or measured[1]
+        for name, values in (("mean", mean), ("std", std)):
+            if len(values) != channels:
+                raise UsageError(f"{name} {values} need a number for each of {channels} channels.")
+        return {**self._layout, "mean": mean, "std": std}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Uses the metadata of a checkpoint: prediction then needs no data set.
@@ -122,6 +132,7 @@ class ImageData(ResumableDataModule):
         for name in ("class_names", "mean", "std"):
             require_same(name, getattr(self.options, name), metadata[name])
         self._metadata = dict(metadata)
+        self._layout = self._metadata  # in place of the cached property's
         self.image_size = metadata["image_size"]
         self.source.checkpoint_classes = metadata["class_names"]
         self._records = {}
@@ -131,21 +142,6 @@ class ImageData(ResumableDataModule):
     def skipped(self) -> list[str]:
         """Files left out because of `skip_bad`, so far."""
         return sorted({*self._skipped, *self.source.skipped})
-
-    def _layout(self) -> dict[str, Any]:
-        """The metadata that are known before any training image is decoded."""
-        if not self._metadata:
-            names = self.source.checked_class_names()
-            train = self._split("train")
-            channels = self.options.channels or train.channels()
-            size = self.image_size or train.common_size(channels, self.skip_bad)
-            self._metadata = {
-                "class_names": names,
-                "num_classes": len(names),
-                "channels": channels,
-                "image_size": size,
-            }
-        return self._metadata
 
     # Splits.
 
@@ -185,11 +181,10 @@ class ImageData(ResumableDataModule):
 
     def load(self, split: str) -> BatchedDataset:
         """In memory if the decoded images fit, else a stream."""
-        layout = self._layout()
         records = self._split(split)
         labelled = split != "predict"
-        channels = layout["channels"]
-        size = layout["image_size"]
+        channels = self._layout["channels"]
+        size = self._layout["image_size"]
         resize = self.image_size is not None
         if len(records) * channels * size**2 > self.loading.memory_limit_mb * 2**20:
             return StreamedImages(records, labelled, channels, size, self.skip_bad, resize)

@@ -148,11 +148,9 @@ class MaskedTextData(TextData):
         self.source.labelled = False
         self.next_sentence = next_sentence
 
-    def metadata(self) -> dict[str, Any]:
+    def measure_metadata(self) -> dict[str, Any]:
         """As in the base class, and next_sentence (bool)."""
-        if not self._metadata:
-            self._metadata = {"next_sentence": self.next_sentence, **super().metadata()}
-        return self._metadata
+        return {"next_sentence": self.next_sentence, **super().measure_metadata()}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the kind of samples must agree, too."""

@@ -85,12 +85,10 @@ class ReviewData(TextData):
         self.predict_path = predict_path
         self.predict_text: str | None = None  # a single text to classify, instead of a file
 
-    def metadata(self) -> dict[str, Any]:
+    def measure_metadata(self) -> dict[str, Any]:
         """As in the base class, and class_names (list) and num_classes."""
-        if not self._metadata:
-            names = self.source.checked_class_names()
-            self._metadata = {"class_names": names, "num_classes": len(names), **super().metadata()}
-        return self._metadata
+        names = self.source.checked_class_names()
+        return {"class_names": names, "num_classes": len(names), **super().measure_metadata()}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the class names must agree, too."""

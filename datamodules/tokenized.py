@@ -77,22 +77,20 @@ class TokenizedData(ResumableDataModule):
         """Id of the padding token."""
         return self.tokenizer.special_id("pad")
 
-    def metadata(self) -> dict[str, Any]:
+    def measure_metadata(self) -> dict[str, Any]:
         """Primitives that a checkpoint keeps.
 
         Returns:
             tokenizer (content of its tokenizer.json), tokenizer_options, vocabulary (its size),
             padding (id of its padding token), max_length (tokens).
         """
-        if not self._metadata:
-            self._metadata = {
-                "tokenizer": self.tokenizer.to_json(),
-                "tokenizer_options": self._tokenizer_options(),
-                "vocabulary": self.tokenizer.vocab_size,
-                "padding": self.pad_id,
-                "max_length": self.max_length,
-            }
-        return self._metadata
+        return {
+            "tokenizer": self.tokenizer.to_json(),
+            "tokenizer_options": self._tokenizer_options(),
+            "vocabulary": self.tokenizer.vocab_size,
+            "padding": self.pad_id,
+            "max_length": self.max_length,
+        }
 
     def _tokenizer_options(self) -> dict[str, Any]:
         """The tokenizer's options; with a file those of training are what the file says."""

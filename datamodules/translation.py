@@ -151,21 +151,19 @@ class TranslationData(TextData):
 
         return pa.chunked_array([chunk for side in self._sides() for chunk in side.chunks])
 
-    def metadata(self) -> dict[str, Any]:
+    def measure_metadata(self) -> dict[str, Any]:
         """Primitives that a checkpoint keeps.
 
         Returns:
             What `PairTokenizer.metadata` returns; tokenizer_options, max_length (tokens of either
             side), languages (list of two).
         """
-        if not self._metadata:
-            self._metadata = {
-                **self.tokenizer.metadata(),
-                "tokenizer_options": self._tokenizer_options(),
-                "max_length": self.max_length,
-                "languages": self.languages,
-            }
-        return self._metadata
+        return {
+            **self.tokenizer.metadata(),
+            "tokenizer_options": self._tokenizer_options(),
+            "max_length": self.max_length,
+            "languages": self.languages,
+        }
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the languages must agree, too."""

@@ -127,7 +127,8 @@ class StopAfter(Callback):
 def test_killed_in_mid_epoch(whole: tuple[Recorder, Path], tmp_path: Path, workers: int) -> None:
     with pytest.raises(Killed):
         fit(NumberData(workers), tmp_path, callbacks=[StopAfter()])
-    resumed = fit(NumberData(workers), tmp_path / "again", tmp_path / "step=8.ckpt")
+    ckpt = tmp_path / "step=8.ckpt"
+    resumed = fit(NumberData(workers), tmp_path / "again", ckpt, asks_for_steps=True)
     assert resumed.seen == whole[0].seen[8:]
     assert torch.equal(resumed.weight, whole[0].weight)
 
