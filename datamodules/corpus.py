@@ -172,7 +172,7 @@ class CorpusData(TokenizedData):
                 "characters as [UNK] with --data.skip_bad true."
             )
         advice = "the model learns nothing of them"
-        if not self._is_tokenizer_given and (self.config.min_frequency or 0) > 1:
+        if not self._is_tokenizer_given and (self.tokenizer_config.min_frequency or 0) > 1:
             advice = "--data.tokenizer.min_frequency 1 learns rare ones, too"
         rank_zero_warn(f"{count}, such as {named}: {advice}.")
 

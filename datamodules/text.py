@@ -117,7 +117,7 @@ class TextData(TokenizedData):
             total = sum(len(dataset) for dataset in datasets)
             rank_zero_warn(
                 f"{count:,} of {total:,} {self.noun} are longer than {self.max_length} tokens and "
-                f"were cut (keeping {KEPT[self.config.truncate]}): raise --data.max_length to keep "
+                f"were cut (keeping {KEPT[self.tokenizer_config.truncate]}): raise --data.max_length to keep "
                 "all of it."
             )
 

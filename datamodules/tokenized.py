@@ -35,7 +35,7 @@ class TokenizedData(ResumableDataModule):
     ) -> None:
         super().__init__(batch_size, eval_batch_size, 0, seed)
         self.max_length = max_length
-        self.config = tokenizer
+        self.tokenizer_config = tokenizer
         self.skip_bad = skip_bad
 
     # What subclasses say.
@@ -65,12 +65,12 @@ class TokenizedData(ResumableDataModule):
 
     def make_tokenizer(self) -> Any:
         """A file's, or one trained from the training texts."""
-        texts = [] if self.config.file is not None else self.training_texts()
-        return Tokenizer.load_or_train(texts, self.config)
+        texts = [] if self.tokenizer_config.file is not None else self.training_texts()
+        return Tokenizer.load_or_train(texts, self.tokenizer_config)
 
     def stored_tokenizer(self, metadata: dict[str, Any]) -> Any:
         """A checkpoint's."""
-        return Tokenizer.from_json(metadata["tokenizer"], self.config.truncate)
+        return Tokenizer.from_json(metadata["tokenizer"], self.tokenizer_config.truncate)
 
     @property
     def pad_id(self) -> int:
@@ -94,8 +94,8 @@ class TokenizedData(ResumableDataModule):
 
     def _tokenizer_options(self) -> dict[str, Any]:
         """The tokenizer's options; with a file those of training are what the file says."""
-        options = asdict(self.config)
-        if self.config.file is not None:
+        options = asdict(self.tokenizer_config)
+        if self.tokenizer_config.file is not None:
             options["kind"] = self.tokenizer.kind
             options["vocabulary"] = self.tokenizer.vocab_size
             options["min_frequency"] = options["lowercase"] = None
@@ -108,7 +108,7 @@ class TokenizedData(ResumableDataModule):
             UsageError: The options name another length or another tokenizer.
         """
         require_same("max_length", self.max_length, metadata["max_length"])
-        options = asdict(self.config)
+        options = asdict(self.tokenizer_config)
         stored = self.stored_tokenizer(metadata)
         for name, value in metadata["tokenizer_options"].items():
             if not name.endswith("file") and options[name] != value:
@@ -118,11 +118,11 @@ class TokenizedData(ResumableDataModule):
                     f"was made with {name} {value}: leave it out."
                 )
         stored_file = metadata["tokenizer_options"]["file"]
-        if self.config.file not in (None, stored_file):  # the stored file may be gone
+        if self.tokenizer_config.file not in (None, stored_file):  # the stored file may be gone
             given = self.make_tokenizer()
             if given.digest != stored.digest:
                 raise UsageError(
-                    f"the tokenizer {self.config.file} ({given.vocab_size} tokens) is not the "
+                    f"the tokenizer {self.tokenizer_config.file} ({given.vocab_size} tokens) is not the "
                     f"checkpoint's ({stored.vocab_size} tokens): leave --data.tokenizer.file out."
                 )
         self.tokenizer = stored  # in place of the cached property's

@@ -105,7 +105,7 @@ class TranslationData(TextData):
 
     source: ParallelSource
     noun = "pairs"
-    config: PairTokenizerConfig
+    tokenizer_config: PairTokenizerConfig
     tokenizer: PairTokenizer  # type: ignore[assignment]
 
     def __init__(
@@ -136,7 +136,7 @@ class TranslationData(TextData):
 
     def make_tokenizer(self) -> PairTokenizer:
         """Those of the files, or trained from the training pairs."""
-        return PairTokenizer.load_or_train(self._sides, self.training_texts, self.config)
+        return PairTokenizer.load_or_train(self._sides, self.training_texts, self.tokenizer_config)
 
     def stored_tokenizer(self, metadata: dict[str, Any]) -> PairTokenizer:
         return PairTokenizer.from_metadata(metadata)
@@ -189,9 +189,9 @@ class TranslationData(TextData):
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        if not self.config.prompt:
+        if not self.tokenizer_config.prompt:
             return pairs.columns[0]
         kind = pa.large_string()
         return pc.binary_join_element_wise(
-            pa.scalar(self.config.prompt, kind), pairs.columns[0], pa.scalar("", kind)
+            pa.scalar(self.tokenizer_config.prompt, kind), pairs.columns[0], pa.scalar("", kind)
         )

@@ -256,7 +256,7 @@ def test_options_must_match_the_checkpoint(tmp_path: Path) -> None:
     # One document, to a model that knows where documents end.
     alone = corpus(path, skip_bad=True)
     alone.set_metadata(metadata)
-    unmarked = corpus(path, skip_bad=True, tokenizer=alone.config)
+    unmarked = corpus(path, skip_bad=True, tokenizer=alone.tokenizer_config)
     unmarked.tokenizer = alone.tokenizer
     assert alone.marks_documents and not unmarked.marks_documents
     marked_tokens = alone.token_file("val").tokens.tolist()
