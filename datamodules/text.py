@@ -115,10 +115,10 @@ class TextData(TokenizedData):
         count = sum(dataset.truncated for dataset in datasets)
         if count:
             total = sum(len(dataset) for dataset in datasets)
+            kept = KEPT[self.tokenizer_config.truncate]
             rank_zero_warn(
                 f"{count:,} of {total:,} {self.noun} are longer than {self.max_length} tokens and "
-                f"were cut (keeping {KEPT[self.tokenizer_config.truncate]}): raise --data.max_length to keep "
-                "all of it."
+                f"were cut (keeping {kept}): raise --data.max_length to keep all of it."
             )
 
     def count_tokens(self) -> tuple[float, float]:

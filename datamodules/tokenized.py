@@ -118,12 +118,13 @@ class TokenizedData(ResumableDataModule):
                     f"was made with {name} {value}: leave it out."
                 )
         stored_file = metadata["tokenizer_options"]["file"]
-        if self.tokenizer_config.file not in (None, stored_file):  # the stored file may be gone
+        file = self.tokenizer_config.file
+        if file not in (None, stored_file):  # the stored file may be gone
             given = self.make_tokenizer()
             if given.digest != stored.digest:
                 raise UsageError(
-                    f"the tokenizer {self.tokenizer_config.file} ({given.vocab_size} tokens) is not the "
-                    f"checkpoint's ({stored.vocab_size} tokens): leave --data.tokenizer.file out."
+                    f"the tokenizer {file} ({given.vocab_size} tokens) is not the checkpoint's "
+                    f"({stored.vocab_size} tokens): leave --data.tokenizer.file out."
                 )
         self.tokenizer = stored  # in place of the cached property's
         self._metadata = dict(metadata)
