@@ -104,13 +104,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recorder, Path]:
     return fit(NumberData(), folder), folder
 
 
-def test_every_epoch_takes_each_sample_once_in_its_own_order(whole: tuple[Recorder, Path]) -> None:
-    seen = [batch["index"] for batch in whole[0].seen]
-    epochs = [sum(seen[e * BATCHES : (e + 1) * BATCHES], []) for e in range(EPOCHS)]
-    assert all(len(set(epoch)) == len(epoch) == 40 for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == EPOCHS
-
-
 class Killed(BaseException):
     pass
 
