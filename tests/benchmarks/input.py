@@ -47,7 +47,7 @@ def torchvision_batches(data: ImageData, config: AugmentConfig) -> Callable[[], 
     """The same augmentations as torchvision's `transforms`, in two workers."""
     from torchvision import transforms
 
-    metadata, train = data.metadata(), data._dataset("train")
+    metadata, train = data.metadata(), data.dataset("train")
     pixels = train[list(range(len(train)))]["image"]
     to_pil = transforms.ToPILImage()
     steps = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]

@@ -128,8 +128,8 @@ def test_bits_per_byte_in_training_are_those_of_the_batch() -> None:
     )
     data.set_metadata(checkpoint("s")[KEY]["metadata"])
     tokens, bytes_ = (
-        len(data.file("train").tokens) - len(data.file("train")),
-        int(data.file("train").bytes[-1]),
+        len(data.token_file("train").tokens) - len(data.file("train")),
+        int(data.token_file("train").bytes[-1]),
     )
     expected = float(row["train/loss"]) / math.log(2) * tokens / bytes_
     assert float(row["train/bits_per_byte"]) == pytest.approx(expected, rel=1e-5)
