@@ -15,7 +15,6 @@ import jsonargparse
 import yaml
 
 from tasks.cli.config_files import (
-    Options,
     in_yaml,
     load_yaml,
     not_a_section,
@@ -25,6 +24,7 @@ from tasks.cli.config_files import (
 )
 from tasks.cli.parser_messages import TRUST, one_sentence
 from tasks.errors import UsageError, usage_errors
+from tasks.options import Options, flat, merged  # noqa: F401
 
 TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # take any text, also an empty one
 NO_VALUE = ("-h", "--help", "--print_config")
@@ -216,27 +216,6 @@ def names_data(arguments: list[str]) -> bool:
 def option_names(arguments: list[str]) -> list[str]:
     """Names of the options on a command line, such as --data.path."""
     return [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-
-
-# Nested options -----------------------------------------------------------------------------------
-
-
-def merged(base: Options, over: Options) -> Options:
-    """Nested options of `base` with those of `over` on top."""
-    result = dict(base)
-    for key, value in over.items():
-        nested = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merged(result[key], value) if nested else value
-    return result
-
-
-def flat(options: Options, prefix: str = "") -> dict[str, Any]:
-    """Nested options as {"model.net.depth": 9, ...}."""
-    result: dict[str, Any] = {}
-    for key, value in options.items():
-        name = f"{prefix}{key}"
-        result |= flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
-    return result
 
 
 # Commands that are functions ----------------------------------------------------------------------
