@@ -15,7 +15,6 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
-from tasks.checkpoints.contents import check_primitives
 from tasks.checkpoints.resume import stop_message
 from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.cli.app import App, load, program
@@ -146,13 +145,8 @@ class TaskCLI(LightningCLI):
         """The command's options as primitives, without those that belong to this call alone."""
         text = self.parser.dump(self.config, skip_link_targets=True, skip_none=False, format="yaml")
         left_out = COMMAND_LINE_ONLY | {"preset"}
-        options = {
-            name: value for name, value in yaml.safe_load(text).items() if name not in left_out
-        }
-        with usage_errors():  # a checkpoint holds them, too
-            for name, value in options.items():
-                check_primitives(value, f"--{name}")
-        return options
+        saved = yaml.safe_load(text)
+        return {name: value for name, value in saved.items() if name not in left_out}
 
     # What the command builds ----------------------------------------------------------------------
 

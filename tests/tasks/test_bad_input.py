@@ -73,7 +73,6 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "fit --model.pretrained code.pth": "code.pth",
         "fit --data.batch_size 0": "batch_size is 0",
         "fit --data.batch_size null": "--data.batch_size",
-        f"fit --data.batch_size {HUGE}": "--data.batch_size",
         "fit --data.image_size 16": ("--data.image_size", "--model.net.image_size"),
         "fit --data.source folder": "--data.path",
         "fit --data.source folder --data.path nowhere": "nowhere",
