@@ -13,18 +13,15 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.trainer.states import TrainerFn
 
 from datamodules.utils.files import write_text
-from modules.schema import checked
 from tasks.base import Task
-from tasks.checkpoints.contents import read_count
-from tasks.cli.parsing import flat
 from tasks.lightning_patches import is_accumulating
+from tasks.options import flat
 from tasks.tracking.metrics_csv import MetricsCSV, read_rows
 from tasks.tracking.report import draw_curves
 from tasks.tracking.run_folder import (
     code_version,
+    create_run_folder,
     lock,
-    make_run_folder,
-    unlock,
     write_config,
     write_summary,
 )
@@ -70,10 +67,9 @@ class RunRecord(Callback):
         """Count on, unless it is the tested checkpoint of the fit that was just counted."""
         if self.finished:
             return
-        own = f"callbacks.{self.state_key}"
-        self.samples = read_count(state_dict, own, "samples")
-        self.seconds = checked(float, state_dict.get("seconds"), own)
-        self.earlier_seconds = checked(float, state_dict.get("elapsed"), own)
+        self.samples = state_dict["samples"]
+        self.seconds = state_dict["seconds"]
+        self.earlier_seconds = state_dict["elapsed"]
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Hand the options to the task, which keeps them in its checkpoints."""
@@ -91,7 +87,7 @@ class RunRecord(Callback):
         self.start_clock(pl_module)  # a run that goes on begins no epoch
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        make_run_folder(self.folder, pl_module.name)
+        create_run_folder(self.folder, pl_module.name)
         self.lock = lock(self.folder)
         for change in self.changes:
             print(f"changed for the rest of the run: {change}")
@@ -106,10 +102,8 @@ class RunRecord(Callback):
                 write_text(self.folder / "wandb_id", str(logger.version))
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop counting, and let others have the folder."""
+        """Stop counting: loading the best checkpoint for the test is no resume."""
         self.finished = True
-        if self.lock:
-            unlock(self.folder, self.lock)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock; validation in between is not counted."""
@@ -213,4 +207,6 @@ class RunRecord(Callback):
                 "steps": trainer.global_step,
             },
         )
+        if self.lock:
+            self.lock.close()
         return texts

@@ -449,7 +449,6 @@ CONFIGS = {  # the content of a file, and what the sentence names beside the fil
     "help: true": "help",
     "# nothing": "",
     "trainer: {max_epochs: 1}\n---\ntrainer: {}": "line 2",
-    f"trainer: {'[' * 5000}1{']' * 5000}": "nested",
 }
 
 

@@ -160,7 +160,6 @@ OPTIMIZER = ("optimizer_states", 0, "state", 0)
 TRAINING: list[tuple[str, Place, Any, str]] = [  # of a run to continue
     ("adamw", ("global_step",), GONE, "global_step"),
     ("adamw", ("optimizer_states",), GONE, "optimizer_states"),
-    ("adamw", ("callbacks", "RunRecord", "samples"), "x", "callbacks.RunRecord.samples"),
     ("adamw", ("callbacks", "EMA", "step"), GONE, "callbacks.EMA.step"),
     ("adamw", ("callbacks", "EMA", "trained", HEAD), torch.zeros(3), HEAD),
     ("adamw", (*OPTIMIZER, "exp_avg_sq"), torch.zeros(3), "exp_avg_sq"),
