@@ -21,7 +21,7 @@ TRAINING_STATE = (
     "callbacks",
     "lr_schedulers",
     "optimizer_states",
-)  # of Lightning's entries
+)
 
 
 @dataclass(frozen=True)

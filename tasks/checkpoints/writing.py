@@ -1,6 +1,4 @@
-"""Checkpoint files of a run: written whole or not at all, the latest two kept, and the newest whole
-one found.
-"""
+"""Checkpoint files of a run: written whole or not at all, and the newest good one found."""
 
 import os
 from collections.abc import Callable
@@ -20,14 +18,13 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write beside the target, sync, rename: a kill or a full disk leaves the previous checkpoint
-    whole.
+    """Writes beside the target, syncs, renames: a kill or a full disk leaves the old one whole.
 
-    The `last.ckpt` before the present one stays as `previous.ckpt`. Lightning's own goes through
-    the system's temporary folder, unsynced, with a second copy in memory.
+    The `last.ckpt` before the present one stays as `previous.ckpt`. Lightning's own class writes
+    through the system's temporary folder, unsynced, with a second copy in memory.
 
     Args:
-        damaged: A file that is not worth keeping.
+        damaged: A `last.ckpt` that is not to be kept as `previous.ckpt`.
     """
 
     def __init__(self, damaged: Path | None = None) -> None:
@@ -66,16 +63,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def remove_partial(target: Path) -> None:
-    """Remove what a process that was killed had begun to write beside `target`."""
+    """Remove temporary files beside `target` of a process that was killed."""
     for name in (target.name, PREVIOUS):
         for partial in target.parent.glob(f".{name}.*.tmp"):
             partial.unlink(missing_ok=True)
 
 
 def keep(file: Path, name: Path) -> None:
-    """Give a file, if there is one, a second name; where the file system knows no such thing, in
-    place of the first.
-    """
+    """Give a file a second name, or rename it if the file system has no hard links."""
     if not file.is_file():
         return
     with replacing(name) as partial:
@@ -104,10 +99,10 @@ def newest_checkpoint(
     Args:
         folder: Folder of checkpoints.
         task: Task that they must belong to.
-        say: Told of a damaged one, and of what is used instead.
+        say: Called with a sentence if an older one is used.
 
     Returns:
-        Path and content; None and None where there is no checkpoint yet.
+        Path and content; None and None if there is no checkpoint yet.
 
     Raises:
         UsageError: One holds code, or is of another task.
@@ -135,7 +130,7 @@ def newest_checkpoint(
 
 
 def read_to_continue(path: Path, task: str) -> Checkpoint:
-    """A checkpoint of this task, with all that training needs.
+    """Returns a checkpoint of this task, with all that training needs.
 
     Raises:
         UsageError: It holds code, or is of another task.
