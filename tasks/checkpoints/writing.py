@@ -114,7 +114,10 @@ def newest_checkpoint(
         if not path.exists():
             continue
         try:
-            found.append((path, read_to_continue(path, task)))
+            checkpoint = read_checkpoint(path, task)
+            with checkpoint_errors(path):
+                check_training(checkpoint)
+            found.append((path, checkpoint))
         except RunError as error:
             damaged.append(str(error))
         if path.name == LAST and found:
@@ -127,16 +130,3 @@ def newest_checkpoint(
     reason = damaged[0] if damaged else f"there is no {folder / LAST}"
     say(f"{reason}: resuming from {path.name}, step {checkpoint['global_step']}")
     return path, checkpoint
-
-
-def read_to_continue(path: Path, task: str) -> Checkpoint:
-    """Returns a checkpoint of this task, with all that training needs.
-
-    Raises:
-        UsageError: It holds code, or is of another task.
-        RunError: It is damaged.
-    """
-    checkpoint = read_checkpoint(path, task)
-    with checkpoint_errors(path):
-        check_training(checkpoint)
-    return checkpoint

@@ -1,4 +1,4 @@
-"""The record of a run: config at the start, throughput on the way, summary and pictures at the end."""
+"""The record of a run: its config, throughput, summary and pictures."""
 
 import time
 from collections.abc import Mapping, Sequence
