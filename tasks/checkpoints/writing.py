@@ -25,10 +25,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     Args:
         damaged: A `last.ckpt` that is not to be kept as `previous.ckpt`.
+        loaded: Checkpoints that have been read, by path, so that each is read once.
     """
 
-    def __init__(self, damaged: Path | None = None) -> None:
+    def __init__(
+        self, damaged: Path | None = None, loaded: dict[Path, Checkpoint] | None = None
+    ) -> None:
         self.damaged = damaged
+        self.loaded = loaded or {}
 
     def save_checkpoint(
         self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None
@@ -59,7 +63,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> Checkpoint:
         """Load a checkpoint."""
-        return read_checkpoint(path)
+        return self.loaded.pop(Path(path), None) or read_checkpoint(path)
 
 
 def remove_partial(target: Path) -> None:

@@ -199,13 +199,20 @@ class TaskCLI(LightningCLI):
             kwargs["devices"] = 1
         if self.command == "fit":
             callbacks += self.fit_callbacks()
-            plugins.append(AtomicCheckpointIO(self.invocation.damaged))
+            plugins.append(self.checkpoint_io())
             kwargs["enable_checkpointing"] = True
             kwargs["logger"] = self.loggers(options.logger)
             kwargs["default_root_dir"] = str(self.folder)
         return use_exact_loops(
             super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
         )
+
+    def checkpoint_io(self) -> AtomicCheckpointIO:
+        """Writes checkpoints, and has the one to resume from, which is read already."""
+        loaded = {}
+        if self.invocation.resume_path and self.invocation.checkpoint:
+            loaded[self.invocation.resume_path] = self.invocation.checkpoint
+        return AtomicCheckpointIO(self.invocation.damaged, loaded)
 
     def fit_callbacks(self) -> list[Callback]:
         """The callbacks of a fit; Lightning adds that of the option `checkpoint`."""
