@@ -258,5 +258,7 @@ def collect_lists(arguments: list[str], names: Iterable[str]) -> list[str]:
         if name not in lists:
             rest.append(argument)
             continue
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise UsageError(f"{name} {value} holds bytes that are not UTF-8")
         lists[name].append(value)
     return rest + [f"{name}={in_yaml(values)}" for name, values in lists.items() if values]
