@@ -21,7 +21,6 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch.optim import AdamW
 
 from datamodules.base import training_position
-from tasks.checkpoints.contents import check_like
 from tasks.errors import UsageError
 from tasks.training.seeds import States, check_random_states, random_states, set_random_states
 
@@ -198,7 +197,6 @@ class FitLoop(_FitLoop):
 
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
         """Take over the progress of a checkpoint."""
-        check_like(state_dict, self.state_dict(), "loops.fit_loop")
         super().load_state_dict(state_dict, prefix)
         epochs: Any = self.epoch_progress.current
         done = epochs.processed

@@ -31,7 +31,7 @@ from tasks.checkpoints.reading import Checkpoint
 from tasks.cli.parsing import take_option
 from tasks.distributed.launchers import by_slurm, by_torchrun, external_launcher, fresh_store
 from tasks.errors import RunError, UsageError, is_local_rank_zero
-from tasks.tracking.run_folder import run_folder
+from tasks.tracking.run_folder import choose_run_folder
 from tasks.training.trainer_options import check_cpu_processes
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
@@ -55,7 +55,7 @@ def resume_if_restarted(task: str, arguments: list[str]) -> list[str]:
     resume, rest = take_option(arguments, "--resume")
     if resume or external_launcher() is None:
         return arguments
-    folder = run_folder(task, take_option(rest, "--run_dir")[0])
+    folder = choose_run_folder(task, take_option(rest, "--run_dir")[0])
     if not (folder / "config.yaml").is_file():  # written once all processes have come this far
         return arguments
     rank_zero_only(print)(f"started again: continuing {folder}")

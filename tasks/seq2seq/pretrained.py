@@ -11,7 +11,6 @@ from datamodules.utils.files import read_object
 from modules.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from modules.pretrained.seq2seq import FAMILIES
 from modules.pretrained.weights import load_weights
-from tasks.checkpoints.contents import build_seq2seq
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.checkpoints.pretrained import (
     CKPT_PATH,
@@ -28,7 +27,7 @@ from tasks.checkpoints.reading import KEY, net_weights
 from tasks.checkpoints.weights import OPTION
 from tasks.cli.parsing import Options
 from tasks.errors import UsageError, usage_errors
-from tasks.seq2seq.architectures import fit_to_data
+from tasks.seq2seq.architectures import build_seq2seq, fit_to_data
 from tasks.seq2seq.decoding import decoder_start, folder_generation
 
 TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder

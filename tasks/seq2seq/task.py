@@ -17,10 +17,9 @@ from modules.generation.translation import translate
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.base import Batch
-from tasks.checkpoints.contents import build_seq2seq
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError
-from tasks.seq2seq.architectures import fit_to_data
+from tasks.seq2seq.architectures import build_seq2seq, fit_to_data
 from tasks.seq2seq.decoding import decoding_tokens
 from tasks.seq2seq.scores import TranslationScores, table
 from tasks.seq2seq.translator import TranslationModel
