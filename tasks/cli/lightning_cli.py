@@ -31,7 +31,7 @@ from tasks.distributed.launch import (
     slurm_plugins,
     strategy,
 )
-from tasks.distributed.launchers import with_launcher
+from tasks.distributed.environment import with_launcher
 from tasks.errors import RunError, UsageError, usage_errors
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
 from tasks.tracking.media import MediaLogger

@@ -12,24 +12,17 @@ from tasks.training.averaging import Averaging
 
 
 class EMA(Averaging):
-    """Shows a running mean of the weights (Polyak & Juditsky 1992).
+    """Shows the EMA of the weights (Polyak & Juditsky 1992).
 
     After optimizer step t, `average = d * average + (1 - d) * weights` with `d = min(decay, (1 + t)
     / (10 + t))`, so that short runs are not dominated by the first weights.
 
     Args:
-        decay: Decay of the average in each step, from 0 to below 1; 0.999 averages some 1,000
+        decay: Decay of the average in each step, above 0 and below 1; 0.999 averages some 1,000
             steps.
-
-    Raises:
-        ValueError: `decay` is out of range.
     """
 
     def __init__(self, decay: float = 0.999) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(
-                f"The decay of the averaged weights must be from 0 to below 1, but is {decay}."
-            )
         self.decay = decay
         super().__init__()
 
@@ -37,8 +30,7 @@ class EMA(Averaging):
         """Starts every `fit` afresh.
 
         Raises:
-            UsageError: the weights have 16 bits: an average of such stays where it is, its steps
-                being too small.
+            UsageError: The weights have 16 bits, too few for the small steps of an average.
         """
         super().setup(trainer, pl_module, stage)
         if stage == TrainerFn.FITTING and str(trainer.precision).endswith("16-true"):
@@ -47,12 +39,13 @@ class EMA(Averaging):
                 "use bf16-mixed"
             )
 
-    def _forget(self) -> None:
-        super()._forget()
+    def reset(self) -> None:
+        """As in the base class."""
+        super().reset()
         self.step = 0  # optimizer step of the latest update
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on counting."""
+        """Restores the number of steps."""
         self.step = read_count(state, f"callbacks.{self.state_key}", "step")
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
@@ -60,7 +53,8 @@ class EMA(Averaging):
         if trainer.global_step > self.step:
             self.step = trainer.global_step
             decay = min(self.decay, (1 + self.step) / (10 + self.step))
-            get_ema_multi_avg_fn(decay)(list(self.other.values()), list(self.other), None)
+            averages = list(self.swapped_out.values())
+            get_ema_multi_avg_fn(decay)(averages, list(self.swapped_out), None)
 
     def state_dict(self) -> dict[str, Any]:
         """As in the base class, and the step of the latest update."""

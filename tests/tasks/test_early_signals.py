@@ -128,4 +128,6 @@ def test_a_process_that_only_imports_keeps_its_handlers() -> None:
     now = "[signal.getsignal(number) for number in (2, 15)]"
     code = f"import signal; before = {now}\nimport tasks.vit.__main__, tasks.cli.signals\n"
     environment = os.environ | ENVIRONMENT
-    subprocess.run([sys.executable, "-c", f"{code}assert before == {now}"], check=True, env=environment)
+    subprocess.run(
+        [sys.executable, "-c", f"{code}assert before == {now}"], check=True, env=environment
+    )

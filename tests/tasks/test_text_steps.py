@@ -58,7 +58,7 @@ def test_a_pair_that_belongs_together_has_label_0_as_in_hugging_face() -> None:
     task.masker = lambda tokens, keep, seeds: (tokens, keep)  # type: ignore[assignment]
     expected = run_theirs(judge, texts, labels=torch.tensor([0, 1, 0]))
     pairs = texts | {"index": torch.arange(3), "is_next": torch.tensor([1, 0, 1])}
-    loss, figures, counts = task.step(pairs, training=False)
+    loss, _, figures, counts, _ = task.step(pairs, training=False)
     torch.testing.assert_close(loss - figures["token_loss"], expected.loss, atol=1e-5, rtol=0)
     guesses = expected.logits.argmax(1)
     assert (
