@@ -254,55 +254,44 @@ class Task(pl.LightningModule):
 
     # Evaluation -----------------------------------------------------------------------------------
 
-    def _evaluate(self, batch: Batch, split: str, batch_idx: int) -> Any:
-        loader: Any = getattr(self.trainer, f"{split}_dataloaders")
+    @property
+    def split(self) -> str:
+        """What is evaluated now, "val" or "test"."""
+        return "test" if self.trainer.testing else "val"
+
+    def on_validation_epoch_start(self) -> None:
+        """Resets the metrics."""
+        # In float64 sums do not depend on their order.
+        self.metrics.to(torch.float32 if self.device.type == "mps" else torch.float64)
+        self.metrics[self.split].reset()
+        self.metrics[f"{self.split}_loss"].reset()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Any:
+        """Updates the metrics and returns the step's outputs."""
+        loader: Any = getattr(self.trainer, f"{self.split}_dataloaders")
+        counts = loader.sampler.counts(batch_idx)
         with float32_by_default():
             output = self.step(batch, training=False)
-            counts = loader.sampler.counts(batch_idx)
-            count(self.metrics[f"{split}_loss"], (output.loss, output.num_targets), counts)
-            for metric in self.metrics[split].values():
+            count(self.metrics[f"{self.split}_loss"], (output.loss, output.num_targets), counts)
+            for metric in self.metrics[self.split].values():
                 count(metric, (output.outputs, output.targets), counts)
         return output.outputs
 
-    def _log_evaluation(self, split: str) -> None:
-        values = self.metrics[split].compute()
-        values[f"{split}/loss"] = self.metrics[f"{split}_loss"].compute()
+    def on_validation_epoch_end(self) -> None:
+        """Logs the metrics, reduced over ranks, as `val/` or `test/`."""
+        values = self.metrics[self.split].compute()
+        values[f"{self.split}/loss"] = self.metrics[f"{self.split}_loss"].compute()
         values = {name: value.float() for name, value in values.items() if value.ndim == 0}
-        self.log_dict(values | self.derived(values, split), prog_bar=split == "val")
+        values |= self.derived(values, self.split)
+        self.log_dict(values, prog_bar=self.split == "val")
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
         """Returns metrics that follow from others over all samples, such as perplexity."""
         return {}
-
-    def _start_evaluation(self, split: str) -> None:
-        # In float64 sums do not depend on their order.
-        self.metrics.to(torch.float32 if self.device.type == "mps" else torch.float64)
-        self.metrics[split].reset()
-        self.metrics[f"{split}_loss"].reset()
-
-    def on_validation_epoch_start(self) -> None:
-        """Resets the `val/` metrics."""
-        self._start_evaluation("val")
-
-    def on_test_epoch_start(self) -> None:
-        """Resets the `test/` metrics."""
-        self._start_evaluation("test")
-
-    def on_validation_epoch_end(self) -> None:
-        """Logs the `val/` metrics, reduced over ranks."""
-        self._log_evaluation("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Logs the `test/` metrics, reduced over ranks."""
-        self._log_evaluation("test")
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Updates the `val/` metrics and returns the step's outputs."""
-        return self._evaluate(batch, "val", batch_idx)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Updates the `test/` metrics and returns the step's outputs."""
-        return self._evaluate(batch, "test", batch_idx)
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
         """Returns metrics that follow from samples/s over all devices, such as train/mfu."""

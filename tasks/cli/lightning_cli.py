@@ -23,6 +23,7 @@ from tasks.cli.command_line import COMMAND_LINE_ONLY, CommandLine
 from tasks.cli.config_files import Options
 from tasks.cli.parsing import OneLineErrorParser, flat
 from tasks.cli.signals import Stopped
+from tasks.distributed.environment import with_launcher
 from tasks.distributed.launch import (
     SameCheckpoint,
     end_workers,
@@ -31,7 +32,6 @@ from tasks.distributed.launch import (
     slurm_plugins,
     strategy,
 )
-from tasks.distributed.environment import with_launcher
 from tasks.errors import RunError, UsageError, usage_errors
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
 from tasks.tracking.media import MediaLogger

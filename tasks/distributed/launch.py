@@ -101,10 +101,10 @@ def resolve_devices(options: Any, command: str) -> None:
             f"--trainer.num_nodes {options.num_nodes}: start one process for each device of each "
             "machine with torchrun or srun, which count the machines"
         )
-    elif options.devices == "auto" and not has_gpus:
-        if name not in ("auto", "SingleDeviceStrategy"):
-            options.devices = 2
     if not has_gpus:
+        is_parallel = name not in ("auto", "SingleDeviceStrategy")
+        if options.devices == "auto" and is_parallel and not launcher:
+            options.devices = 2
         check_cpu_processes(options.devices)
 
 
@@ -168,8 +168,8 @@ class SameCheckpoint(Callback):
         if first != self.start:
             raise UsageError(
                 f"the first process of this run resumes from {first or 'the beginning'}, which "
-                f"{socket.gethostname()} does not see (it has {self.start or 'no checkpoint'}): put "
-                "the run folder on a disk that all machines share"
+                f"{socket.gethostname()} does not see (it has {self.start or 'no checkpoint'}): "
+                "put the run folder on a disk that all machines share"
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -197,6 +197,6 @@ class LastWeights(Averaging):
         will be done again.
         """
         state = super().state_dict()
-        return (
-            state | {"last": self.last[:-1] if self.in_validation else self.last} if state else {}
-        )
+        if state:
+            state["last"] = self.last[:-1] if self.in_validation else self.last
+        return state

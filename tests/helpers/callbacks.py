@@ -21,7 +21,7 @@ class OnCPU(Sharded):
 
 
 class Spy(pl.Callback):
-    """Writes `rank0.json`, ...; ends a process as the variable END says: rank, step, how, to whom."""
+    """Writes `rank0.json`, ...; ends a process as END says: its rank, step, how, the receiver."""
 
     slow = False
 

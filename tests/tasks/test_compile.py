@@ -30,7 +30,7 @@ def test_steps_call_what_is_compiled(task: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["vit", "bert", "mlm", "lm"])
 def test_compiled_run(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Compiled code draws other numbers for dropout; this optimizer makes no large steps of rounding.
+    # compiled code draws other numbers for dropout; the optimizer makes no large steps of rounding
     line = f"fit {SHORT} --model.net.stack.dropout 0 --model.optimizer.optimizer adamw"
     line += " --model.optimizer.eps 1e-3"
     counters.clear()

@@ -1,4 +1,4 @@
-"""A signal at any moment of a process: exit code 130 or 143, at most one line, nothing left behind."""
+"""A signal at any moment: exit code 130 or 143, at most one line, nothing left behind."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Runs that are killed, or stopped by a signal, and resumed end with the bits of one that was not."""
+"""Runs that are killed or stopped by a signal, and resumed, end with the bits of one that was not."""
 
 import os
 import random
@@ -94,13 +94,14 @@ def test_a_full_disk(size: int, named: str, server: Server, wholes: Wholes, fold
     assert_same(folder / "r", wholes("plain"))
 
 
-ONE = [(slice(1), slice(0))]  # ranks that are killed, and those that are left
-TWO = [(slice(2), slice(0)), (slice(1), slice(1, 2)), (slice(1, 2), slice(1))]
+# ranks that are killed, and those that are left
+OF_ONE = [(slice(1), slice(0))]
+OF_TWO = [(slice(2), slice(0)), (slice(1), slice(1, 2)), (slice(1, 2), slice(1))]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ranks, kills", [(1, ONE * 10), (2, TWO * 2)], ids=["1", "2"])
+@pytest.mark.parametrize("ranks, kills", [(1, OF_ONE * 10), (2, OF_TWO * 2)], ids=["1", "2"])
 def test_killed_again_and_again(
     ranks: int, kills: list[tuple[slice, slice]], server: Server, folder: Path, tmp_path: Path
 ) -> None:

@@ -178,6 +178,7 @@ def test_predictions_are_made_by_one(environment: None) -> None:
 
 # Two processes ------------------------------------------------------------------------------------
 
+TEXT = SHORT.replace("--model.augment.crop_padding 0", "--data.batch_size 4")
 FILES = "config.yaml metrics.csv summary.json confusion.png curves.png checkpoints"
 
 
@@ -187,7 +188,7 @@ FILES = "config.yaml metrics.csv summary.json confusion.png curves.png checkpoin
     (f"{TORCHRUN} -m tasks.vit fit {SHORT}", "runs/vit/latest"),
     (f"{TORCHRUN} -m tasks.vit fit {SHORT} {TWO} --run_dir chosen", "chosen"),
     # with no more than the configuration of the processes: the data are the default ones
-    (f"tasks.mlm fit {SHORT.partition(' --model.aug')[0]} {DDP} --data.batch_size 4", "runs/mlm/latest"),
+    (f"tasks.mlm fit {TEXT} {DDP}", "runs/mlm/latest"),
 ])  # fmt: skip
 def test_two_processes_are_one_run(line: str, place: str, tmp_path: Path) -> None:
     process = start(f"{line} --trainer.limit_test_batches 2", tmp_path)

@@ -92,15 +92,15 @@ def test_two_steps(task: str, precision: str, monkeypatch: pytest.MonkeyPatch) -
     seen: list[tuple[torch.dtype, torch.dtype]] = []
     norms: list[float] = []
     step, scale = Task.log_step, torch.nn.utils.clip_grads_with_norm_
-    evaluate = Task._log_evaluation
+    evaluate = Task.on_validation_epoch_end
 
     def watched(self: Task, means: Any) -> None:
         seen.append((means["loss"].dtype, torch.float32))
         step(self, means)
 
-    def evaluated(self: Task, split: str) -> None:
-        seen.append((self.metrics[f"{split}_loss"].compute().dtype, torch.float64))
-        evaluate(self, split)
+    def evaluated(self: Task) -> None:
+        seen.append((self.metrics["val_loss"].compute().dtype, torch.float64))
+        evaluate(self)
 
     def spy(parameters: list[Tensor], limit: float, norm: Tensor) -> None:
         parameters = list(parameters)
@@ -109,14 +109,14 @@ def test_two_steps(task: str, precision: str, monkeypatch: pytest.MonkeyPatch) -
         scale(parameters, limit, norm)
 
     monkeypatch.setattr(Task, "log_step", watched)
-    monkeypatch.setattr(Task, "_log_evaluation", evaluated)
+    monkeypatch.setattr(Task, "on_validation_epoch_end", evaluated)
     monkeypatch.setattr(torch.nn.utils, "clip_grads_with_norm_", spy)
     write_data()
     chosen = SCALED if precision == "16-mixed" else f"--trainer.precision {precision}"
     assert run(f"fit {RUNS[task]} {TWO_STEPS} --run_dir r {chosen}", task) == 0
     losses = logged("r", "train/loss")
     assert len(losses) == 2 and all(map(math.isfinite, losses))
-    assert len(seen) == 4 and all(found == expected for found, expected in seen)
+    assert len(seen) == 3 and all(found == expected for found, expected in seen)
     assert logged("r", "train/grad_norm") == pytest.approx(norms, rel=1e-5)
     assert ("MixedPrecision" in checkpoint("r")) == (precision == "16-mixed")  # a scaler's state
     kept = torch.bfloat16 if precision == "bf16-true" else torch.float32

@@ -1,4 +1,4 @@
-"""The seed decides every bit, and a killed run that is continued ends with those of one that was not."""
+"""The seed decides every bit; a killed run that is resumed ends with those of one that was not."""
 
 import gc
 import json
@@ -129,7 +129,7 @@ class Killed(BaseException):
 def test_killed_after_a_checkpoint(
     options: str, step: int, epochs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is done twice, nor left out: a validation, the end of an epoch, the end of the run."""
+    """Nothing is done twice nor left out: a validation, the end of an epoch, that of the run."""
     save = AtomicCheckpointIO.save_checkpoint
 
     def killed(self: AtomicCheckpointIO, content: dict[str, Any], path: Path, **more: Any) -> None:

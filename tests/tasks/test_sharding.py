@@ -160,10 +160,9 @@ def test_gradients_are_summed_in_float32(sharded: bool, server: Server, tmp_path
 ])  # fmt: skip
 def test_what_needs_whole_weights(options: dict[str, Any], named: str) -> None:
     """The message names the options that resolve it."""
+    task = SimpleNamespace(**{"ema": None, "average": None, "compile_net": False} | options)
     with pytest.raises(UsageError, match=f"{named}$"):
-        check_options(
-            SimpleNamespace(**{"ema": None, "average": None, "compile_net": False} | options)
-        )
+        check_options(task)
 
 
 @pytest.mark.parametrize("task", ["vit", *TASKS])

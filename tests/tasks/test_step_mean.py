@@ -97,9 +97,10 @@ def test_micro_batches_equal_a_large_batch(
     size, loader = {"lm": 8, "mlm": 32}.get(task, 64), ResumableDataModule.train_loader
     line = f"fit {TASKS[case]} {CALM} --trainer.max_epochs 1 --trainer.limit_test_batches 0"
     line += f" --data.batch_size {size}"
-    assert run(f"{line} --run_dir whole", task) == 0
+    assert run(f"{line} --trainer.limit_train_batches 20 --run_dir whole", task) == 0
     monkeypatch.setattr(ResumableDataModule, "train_loader", lambda *args: Parts(loader(*args)))
-    assert run(f"{line} --trainer.accumulate_grad_batches 2 --run_dir parts", task) == 0
+    line += " --trainer.limit_train_batches 40 --trainer.accumulate_grad_batches 2"
+    assert run(f"{line} --run_dir parts", task) == 0
     assert_equal_runs("parts", "whole")
 
 
