@@ -4,7 +4,6 @@ import atexit
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ class Spy(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, task: pl.LightningModule) -> None:
         self.path = Path(f"rank{trainer.global_rank}.json")
         self.seen: dict[str, Any] = {
-            "host": socket.gethostname(),
             "threads": torch.get_num_threads(),
             "first": trainer.global_step,
             "pid": os.getpid(),

@@ -1,4 +1,4 @@
-"""Runs that are killed or stopped by a signal, and resumed, end with the bits of one that was not."""
+"""Runs that are killed or stopped by a signal and resumed end as one that was not, bit for bit."""
 
 import os
 import random

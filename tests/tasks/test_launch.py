@@ -11,8 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -434,85 +432,36 @@ def test_one_process_of_slurm(tmp_path: Path) -> None:
     assert [rank["threads"] for rank in spied(tmp_path)] == [3]
 
 
-@contextmanager
-def two_machines() -> Iterator[list[str]]:
-    """Two network namespaces that are linked, each with a name of its own; how to start a command
-    on each.
-
-    The test is skipped if they cannot be made, which needs Linux, iproute2 and root.
-    """
-    mark = f"{os.getpid() % 0xFFFF:x}"
-    names = [f"tessera-{mark}-{side}" for side in "ab"]
-    net = f"10.{177 + os.getpid() % 50}.{os.getpid() % 250}"
-    hosts = f"127.0.0.1 localhost\n{net}.1 {names[0]}\n{net}.2 {names[1]}\n"
-    starts = [
-        f"ip netns exec {name} unshare --uts sh -c 'hostname {name}; exec \"$@\"' -"
-        for name in names
-    ]
-
-    def ip(line: str) -> None:
-        subprocess.run(["ip", *line.split()], check=True, capture_output=True)
-
-    def remove(file: Path) -> None:
-        file.unlink(missing_ok=True)
-        file.parent.rmdir()
-
-    with ExitStack() as stack:
-        try:
-            for name in names:
-                ip(f"netns add {name}")
-                stack.callback(ip, f"netns del {name}")
-                file = Path("/etc/netns", name, "hosts")  # `ip netns exec` shows it as /etc/hosts
-                file.parent.mkdir(parents=True)
-                stack.callback(remove, file)
-                file.write_text(hosts)
-            ip(f"link add te{mark}1 netns {names[0]} type veth peer te{mark}2 netns {names[1]}")
-            for i, name in enumerate(names, 1):
-                ip(f"-n {name} addr add {net}.{i}/24 dev te{mark}{i}")
-                ip(f"-n {name} link set te{mark}{i} up")
-                ip(f"-n {name} link set lo up")
-            subprocess.run([*shlex.split(starts[0]), "true"], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            reason = getattr(error, "stderr", error)
-            pytest.skip(f"network namespaces cannot be made here ({reason!r})")
-        yield starts
-
-
-def on_each(
-    folder: Path, starts: list[str], line: str, restarts: int = 3, **environment: str
-) -> list[str]:
-    """What two machines say that run `fit LINE` by the README's torchrun together, each in a folder
-    of its own.
-    """
-    name = re.findall(r"exec (\S+)", starts[0])[0]
-    (said,) = re.findall(r"^    torchrun (--nnodes 2 .*)$", (ROOT / "README.md").read_text(), re.M)
-    for there, here in (
-        ("HOST", name),
-        ("nproc_per_node 4", "nproc_per_node 1"),
-        ("restarts 3", f"restarts {restarts}"),
-    ):
-        assert there in said
-        said = said.replace(there, here)
-    many = f"torch.distributed.run {said} {line}"
-    processes = [
-        start(many, folder / side, before, **environment)
-        for side, before in zip(("a", "b"), starts, strict=True)
-    ]
-    return [*finish(*processes), str([process.returncode for process in processes])]
+def test_machines_need_a_common_disk() -> None:
+    """Else a resumed run of several would be one network each."""
+    there = SimpleNamespace(broadcast=lambda _: "/disk/r/checkpoints/last.ckpt, step 2")
+    trainer: Any = SimpleNamespace(strategy=there)
+    with pytest.raises(UsageError, match="/disk/r/checkpoints/last.ckpt, step 2"):
+        launch.SameCheckpoint(None, None).setup(trainer, trainer, "fit")
 
 
 @pytest.mark.slow
-def test_machines_without_a_common_disk_do_not_start_again(tmp_path: Path) -> None:
-    """The second would begin anew."""
-    line = f"{SHORT} --checkpoint.every_n_train_steps 1 --run_dir r"
-    with two_machines() as starts:
-        # hidden from the second
-        starts[1] += f" unshare --mount sh -c 'mount -t tmpfs none {tmp_path}/a && exec \"$@\"' -"
-        first, second, codes = on_each(tmp_path, starts, line, restarts=1, END="1 2 SIGKILL")
-    assert codes == "[1, 1]", first + second
-    (error,) = errors(second)
-    assert f"{tmp_path}/a/r/checkpoints/last.ckpt, step 2" in error and "tessera-" in error, error
-    assert checkpoint(tmp_path / "a" / "r")["global_step"] == 2
+def test_two_machines_are_one_run(tmp_path: Path) -> None:
+    """By the README's torchrun, here both on one machine, each in a folder of its own."""
+    readme = (ROOT / "README.md").read_text()
+    (line,) = re.findall(r"^    torchrun (--nnodes 2 .*)$", readme, re.MULTILINE)
+    for there, here in (("HOST", "127.0.0.1"), ("nproc_per_node 4", "nproc_per_node 1")):
+        assert there in line
+        line = line.replace(there, here)
+    line = f"torch.distributed.run {line} {SHORT} --data.batch_size 32"
+    processes = [start(line, tmp_path / side) for side in "ab"]
+    said = finish(*processes)
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert_once("".join(said))
+    assert [len(spied(tmp_path / side)) for side in "ab"] == [1, 1]
+    folder = run_folder_of(tmp_path)
+    assert run(f"fit {SHORT} --data.batch_size 64 --run_dir alone") == 0
+    ours, theirs = (
+        json.loads((path / "summary.json").read_text()) for path in (folder, Path("alone"))
+    )
+    assert ours["steps"] == theirs["steps"] == 4
+    assert ours["test/acc"] == theirs["test/acc"]
+    assert ours["test/loss"] == pytest.approx(theirs["test/loss"], abs=1e-5)
 
 
 @pytest.mark.slow
@@ -521,28 +470,26 @@ def test_slurms_processes_are_one_run_and_continue_it(machines: int, tmp_path: P
     """Two processes with the variables that srun sets; one dies, SLURM queues the job again, and it
     is continued.
     """
-    line, each = f"tasks.vit fit {SHORT} {DDP} --checkpoint.every_n_train_steps 1", 2 // machines
+    line = f"tasks.vit fit {SHORT} {DDP} --checkpoint.every_n_train_steps 1"
+    each = 2 // machines
     job = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "fit"}
     job |= {"SLURM_NNODES": str(machines), "SLURM_NTASKS_PER_NODE": str(each)}
-    job |= {"SLURM_NTASKS": "2", "END": "1 2 SIGKILL"}
+    job |= {"SLURM_NTASKS": "2", "SLURM_NODELIST": "127.0.0.1", "END": "1 2 SIGKILL"}
 
-    def attempt(number: int, befores: list[str]) -> tuple[list[int], str]:
-        names = re.findall(r"netns exec (\S+)", " ".join(befores)) or ["127.0.0.1"]
-        more = job | {"SLURM_RESTART_COUNT": str(number), "SLURM_NODELIST": ",".join(names)}
+    def attempt(number: int) -> tuple[list[int], str]:
         processes = []
-        for rank, before in enumerate(befores):
-            more |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % each)}
-            more |= {"SLURM_NODEID": str(rank // each)}
-            processes.append(start(line, tmp_path, before, **more))
+        for rank in range(2):
+            own = {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % each)}
+            own |= {"SLURM_NODEID": str(rank // each), "SLURM_RESTART_COUNT": str(number)}
+            processes.append(start(line, tmp_path, **job | own))
         said = "".join(finish(*processes))
         return [process.returncode for process in processes], said
 
-    with two_machines() if machines == 2 else nullcontext(["", ""]) as befores:
-        codes, said = attempt(0, befores)
-        (error,) = errors(said)
-        assert codes == [1, -signal.SIGKILL] and "another process of this run ended" in error
-        assert "([/" not in error, error  # a place in torch's code
-        codes, said = attempt(1, befores)
+    codes, said = attempt(0)
+    (error,) = errors(said)
+    assert codes == [1, -signal.SIGKILL] and "another process of this run ended" in error
+    assert "([/" not in error, error  # a place in torch's code
+    codes, said = attempt(1)
     assert codes == [0, 0] and said.count("started again: continuing") == 1, said
     assert_once(said)
     folder = run_folder_of(tmp_path)
@@ -553,27 +500,4 @@ def test_slurms_processes_are_one_run_and_continue_it(machines: int, tmp_path: P
     # threads of the connection may abort an exit
     assert not any(rank["connected_at_exit"] for rank in seen)
     assert [rank["first"] for rank in seen] == [2, 2]
-    assert len({rank["host"] for rank in seen}) == machines
     assert not list(tmp_path.rglob("hpc_ckpt*"))
-
-
-@pytest.mark.slow
-def test_two_machines_are_one_run(tmp_path: Path) -> None:
-    with two_machines() as starts:
-        name = re.findall(r"exec (\S+)", starts[0])[0]
-        first, second, codes = on_each(tmp_path, starts, f"{SHORT} --data.batch_size 32")
-    assert codes == "[0, 0]", first + second
-    assert_once(first)
-    assert "epoch" not in second and not errors(first + second), second
-    (ours,), (theirs,) = (spied(tmp_path / side) for side in "ab")
-    assert ours["host"] == name != theirs["host"]
-    folder = run_folder_of(tmp_path)
-    assert folder == (tmp_path / "a/runs/vit/latest").resolve()
-    assert not (tmp_path / "b/runs").exists()
-    assert run(f"fit {SHORT} --data.batch_size 64 --run_dir alone") == 0
-    found, expected = (
-        json.loads(Path(path, "summary.json").read_text()) for path in (folder, "alone")
-    )
-    assert found["steps"] == expected["steps"] == 4
-    assert found["test/acc"] == expected["test/acc"]
-    assert found["test/loss"] == pytest.approx(expected["test/loss"], abs=1e-5)
