@@ -115,7 +115,7 @@ class Task(pl.LightningModule):
         self.restored = checkpoint
         self.metadata = checkpoint[KEY]["metadata"]
 
-    def compiled(self) -> list[nn.Module]:
+    def modules_to_compile(self) -> list[nn.Module]:
         """Returns the parts of the network that a step calls, to be compiled in place."""
         return [self.net]
 
@@ -133,7 +133,7 @@ class Task(pl.LightningModule):
             load_weights(self.net, net_weights(self.restored), self.restored[KEY]["net"])
             self.restored = None  # frees its memory
         if self.compile_net and self.trainer.state.fn == "fit":
-            for part in self.compiled():
+            for part in self.modules_to_compile():
                 part.compile()
         for split in ("val", "test"):
             metrics: Any = dict(self.make_metrics())
@@ -210,7 +210,7 @@ class Task(pl.LightningModule):
         self.log("train/loss", means["loss"], prog_bar=True)
 
     @staticmethod
-    def samples(batch: Batch) -> int:
+    def num_samples(batch: Batch) -> int:
         """Returns the number of samples in a batch."""
         return len(next(iter(batch.values())))
 

@@ -62,7 +62,7 @@ class MaskedLMTask(TextTask):
             return build()
         return load_pretrained(build, self.pretrained, metadata)
 
-    def compiled(self) -> list[nn.Module]:
+    def modules_to_compile(self) -> list[nn.Module]:
         """Returns the encoder; a step calls it and then the loss, not the network."""
         return [self.net.encoder]
 

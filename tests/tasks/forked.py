@@ -100,6 +100,14 @@ class Server:
         self.process.wait()
 
 
+def python(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m LINE` in `folder`, with one thread for each of its processes."""
+    own = {name: value for name, value in os.environ.items() if name != "TESSERA_RUN_DIR"}
+    own |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    command = [sys.executable, "-m", *shlex.split(line)]
+    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=300)
+
+
 # The process that forks ---------------------------------------------------------------------------
 
 
