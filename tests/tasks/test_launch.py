@@ -445,7 +445,8 @@ def test_two_machines_are_one_run(tmp_path: Path) -> None:
     """By the README's torchrun, here both on one machine, each in a folder of its own."""
     readme = (ROOT / "README.md").read_text()
     (line,) = re.findall(r"^    torchrun (--nnodes 2 .*)$", readme, re.MULTILINE)
-    for there, here in (("HOST", "127.0.0.1"), ("nproc_per_node 4", "nproc_per_node 1")):
+    endpoint = f"127.0.0.1:{20000 + os.getpid() % 20000}"
+    for there, here in (("HOST:29500", endpoint), ("nproc_per_node 4", "nproc_per_node 1")):
         assert there in line
         line = line.replace(there, here)
     line = f"torch.distributed.run {line} {SHORT} --data.batch_size 32"
