@@ -18,7 +18,7 @@ from tasks.checkpoints.weights import load_weights
 from tasks.cli.parsing import merged
 from tasks.errors import RunError, usage_errors
 from tasks.training import optim
-from tasks.training.ema import EMA
+from tasks.training.averaging import EMA
 from tasks.training.evaluation import count
 from tasks.training.loss_weighting import LossWeighting
 from tasks.training.precision import float32_by_default, sum_in_float32, total_norm

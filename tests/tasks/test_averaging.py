@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
-from tasks.training.averaging import Averaging, LastWeights
-from tasks.training.ema import EMA
+from tasks.training.averaging import EMA, Averaging, LastWeights
 from tests.tasks.command import run
 
 DECAY, COUNT, BATCHES, ACCUMULATE = 0.5, 3, 10, 2
