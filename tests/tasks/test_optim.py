@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import optimization
 
 from datamodules.utils.errors import UsageError
@@ -196,21 +196,6 @@ def test_resume_with_another_optimizer_is_refused() -> None:
     saved = build(tiny_vit(), OptimConfig(optimizer="muon"), 10)["optimizer"].state_dict()
     with pytest.raises(UsageError, match="muon.*adamw"):
         build(tiny_vit(), OptimConfig(), 10)["optimizer"].load_state_dict(saved)
-
-
-def test_copy_and_closure() -> None:
-    net = tiny_vit()
-    optimizer = build(net, OptimConfig(optimizer="muon"), 10)["optimizer"]
-    copied_net, copied = copy.deepcopy((net, optimizer))
-
-    def closure() -> Tensor:
-        gradients(net, 0)
-        return (next(net.parameters()) ** 2).sum()
-
-    assert optimizer.step(closure).requires_grad  # the closure runs with gradients on
-    gradients(copied_net, 0)
-    copied.step()
-    assert same_weights(net, copied_net)
 
 
 # schedules ----------------------------------------------------------------------------------------
