@@ -132,11 +132,12 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
             depth = depths[name] if by_depth else top
             members.setdefault((roles[name], depth), []).append(parameter)
     groups = []
-    for role, depth in sorted(members, key=lambda key: (list(options).index(key[0]), key[1])):
-        name = f"{role}/{depth}" if by_depth else role
-        lr = options[role]["lr"] * config.layer_decay ** (top - depth)
-        params = members[role, depth]
-        groups.append({"name": name, "params": params, **options[role], "lr": lr})
+    for role, choices in options.items():
+        for depth in range(top + 1):
+            if params := members.get((role, depth)):
+                name = f"{role}/{depth}" if by_depth else role
+                lr = choices["lr"] * config.layer_decay ** (top - depth)
+                groups.append({"name": name, "params": params, **choices, "lr": lr})
     return groups
 
 

@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from datamodules.base import ResumableDataModule
+from datamodules.images import ImageData, LoadingOptions
 from datamodules.tokens.masking import Masker
+from datamodules.vision.augment import normalise
+from modules.models.vit import ViT, ViTConfig
+from tasks.checkpoints.reading import KEY, load_config, net_weights
 from tests.tasks.command import (
     PAIRS,
     SMALL_LM,
@@ -118,11 +123,37 @@ def test_two_ranks_equal_one_process(
     assert_equal_runs("r", "one", 20)
     summary = json.loads(Path("r/summary.json").read_text())
     chosen = "best" if Path("r/checkpoints/best.ckpt").exists() else "last"
+    found = tested(Path(f"r/checkpoints/{chosen}.ckpt"), task, monkeypatch)
+    # to the bit if threads are as many, too
+    for name in (name for name in found if name.startswith("test/")):
+        assert summary[name] == pytest.approx(found[name], rel=1e-6), name
+
+
+def tested(path: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What the command `test` prints."""
     found: dict[str, float] = {}
     monkeypatch.setattr(
         "tasks.cli.lightning_cli.print_results", lambda metrics, *_: found.update(metrics)
     )
-    assert run(f"test --ckpt_path r/checkpoints/{chosen}.ckpt --trainer.accelerator cpu", task) == 0
-    # to the bit if threads are as many, too
-    for name in (name for name in found if name.startswith("test/")):
-        assert summary[name] == pytest.approx(found[name], rel=1e-6), name
+    assert run(f"test --ckpt_path {path} --trainer.accelerator cpu", task) == 0
+    return found
+
+
+def test_scores_of_images_equal_those_of_one_batch(
+    best: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = torch.load(best, weights_only=True)
+    metadata = saved[KEY]["metadata"]
+    net = ViT(load_config(ViTConfig, saved[KEY]["net"])).eval()
+    net.load_state_dict(net_weights(saved))
+    data = ImageData(loading=LoadingOptions(eval_batch_size=1000))
+    data.setup("test")
+    (batch,) = data.test_dataloader()
+    with torch.no_grad():
+        logits = net(normalise(batch["image"], metadata["mean"], metadata["std"]))
+    found = tested(best, "vit", monkeypatch)
+    right = logits.argmax(-1) == batch["label"]
+    assert len(right) == 1797 // 5
+    assert found["test/acc"] == pytest.approx(float(right.float().mean()), abs=1e-6)
+    loss = float(F.cross_entropy(logits, batch["label"]))
+    assert found["test/loss"] == pytest.approx(loss, abs=1e-5)
