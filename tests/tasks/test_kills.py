@@ -1,13 +1,8 @@
 """Runs that are killed or stopped by a signal and resumed end as one that was not, bit for bit."""
 
-import os
 import random
-import shlex
 import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +11,7 @@ from tasks.base import Task
 from tasks.cli.signals import SignalHandler
 from tests.helpers.faults import MOMENTS, strike
 from tests.tasks.cases import CASES, TWO, Wholes, assert_same, at, fill, first, random_states
-from tests.tasks.command import ROOT, SHORT, checkpoint, metrics, run, same
+from tests.tasks.command import SHORT, checkpoint, metrics, run, same
 from tests.tasks.forked import Running, Server
 
 
@@ -248,35 +243,6 @@ def test_stopped_at_once(
     if moment == "step":
         assert checkpoint(folder / "r")["global_step"] == 6  # the seventh step is complete
     assert (folder / "r").exists() == (moment != "set-up")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("to, number", [("launcher", signal.SIGTERM), ("group", signal.SIGINT)])
-def test_processes_that_lightning_launches(
-    to: str, number: int, folder: Path, tmp_path: Path
-) -> None:
-    line = first("workers", 2).replace("max_epochs 3", "max_epochs 1000")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment.pop("TESSERA_RUN_DIR", None)
-    command = [sys.executable, "-m", "tasks.vit", *shlex.split(line)]
-    out = tmp_path / "out"
-    with open(out, "w") as file:
-        running = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=file, stderr=file, start_new_session=True
-        )
-    try:
-        deadline = time.monotonic() + 120
-        while not (folder / "r/checkpoints/previous.ckpt").exists():
-            assert running.poll() is None and time.monotonic() < deadline, out.read_text()
-            time.sleep(0.05)
-        os.killpg(running.pid, number) if to == "group" else running.send_signal(number)
-        assert running.wait(60) == 128 + number, out.read_text()
-        text = out.read_text()
-        assert text.count(GOES_ON.format("vit", folder)) == 1 and "Traceback" not in text
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -309,6 +309,17 @@ def test_what_all_have_to_say_is_said_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("end", ["0 3 SIGTERM", "1 3 SIGINT terminal"])
+def test_processes_of_lightning_stop_at_a_signal(end: str, tmp_path: Path) -> None:
+    folder = fill(tmp_path / "here")
+    process = start(f"tasks.vit {first('workers', 2)}", folder, "setsid", END=end)
+    (said,) = finish(process)
+    assert process.returncode == 128 + getattr(signal, end.split()[2]), said
+    assert said.count(f"to go on: python -m tasks.vit fit --resume {folder}/r") == 1
+    assert "Traceback" not in said and checkpoint(folder / "r")["global_step"] == 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["port", "network"])
 def test_processes_that_cannot_be_connected_say_why(wrong: str, tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
