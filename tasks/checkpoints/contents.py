@@ -349,6 +349,25 @@ def read_count(state: Any, name: str, *path: str) -> int:
     return int(state)
 
 
+def check_like(value: Any, own: Any, name: str) -> None:
+    """Checks a saved state against the state of a new object.
+
+    Args:
+        value: Saved; nested dicts of counts and flags.
+        own: State of the new object; `value` may lack some of its entries.
+        name: Of the outermost.
+
+    Raises:
+        ValueError: An entry is of another type or below 0; by name.
+    """
+    if isinstance(own, dict):
+        found = checked(dict[str, Any], value, name)
+        for entry in own.keys() & found.keys():
+            check_like(found[entry], own[entry], f"{name}.{entry}")
+    elif isinstance(own, bool | int):
+        require(checked(type(own), value, name) >= 0, f"{name} is below 0.")
+
+
 def from_known_entries(kind: type[Kind], state: Mapping[str, Any], prefix: str = "") -> Kind:
     """Builds a dataclass from those entries that it has; other versions of a package save more."""
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]

@@ -302,9 +302,11 @@ def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
             for name, value in state.items():
                 like = parameter.new_zeros(()) if name == "step" else parameter
                 check_tensor(value, like, f"{name} in {where}")
-                dense = value.is_contiguous() or value.stride() == like.stride()
-                finite = bool(value.isfinite().all())
-                require(dense and finite, f"{name} in {where} is not dense, or not finite")
+                dense = value.layout == torch.strided and (
+                    value.is_contiguous() or value.stride() == like.stride()
+                )
+                fits = dense and bool(value.isfinite().all())
+                require(fits, f"{name} in {where} is not dense, or not finite")
 
 
 def _with_own_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
