@@ -36,8 +36,8 @@ class OptimConfig:
         eps: Added to AdamW's denominator.
         schedule: Shape of the learning rate after the linear warm-up: "cosine" or "linear" down to
             `final_lr`, "noam" (inverse square root of the step, Vaswani 2017), "wsd" (level, then
-            down to `final_lr` over the last part: warm-up, stable, decay), or "constant". "noam" and
-            "constant" need no number of all steps.
+            down to `final_lr` over the last part: warm-up, stable, decay), or "constant". Runs
+            without end can have "noam" and "constant".
         warmup: Length of the warm-up: below 1 a fraction of all steps, from 1 on a number of steps.
         final_lr: Learning rate of the last step, as a fraction of the peak; for "cosine", "linear"
             and "wsd".

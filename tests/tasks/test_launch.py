@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -421,7 +422,8 @@ def test_several_runs_of_one_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> No
     folders = []
     for line in lines:
         assert asked(line) == line
-        folders.append(launch.run_folder("vit", None))
+        number = zlib.crc32(f"fit\0{line[0]}".encode())
+        folders.append(Path("runs", "vit", f"slurm_7_0_{number:08x}").resolve())
         folders[-1].mkdir(parents=True)
         (folders[-1] / "config.yaml").write_text("{}")
     with pytest.raises(UsageError):
