@@ -60,7 +60,7 @@ def strike(line: str, delay: float, number: int, folder: Path, group: bool = Fal
     error = (folder / "err").read_text()
     assert code in (128 + number, 0), f"{code} after {delay:.2f} s: {error}"
     assert not any(word in error for word in NEVER), error
-    assert error.count("\n") <= 1 or "to go on" in error, error
+    assert error.count("\n") <= 1 or "--resume" in error, error
     left = {path.name for path in folder.iterdir()} - {"out", "err"}
     assert not left or (folder / "r" / "config.yaml").exists() or code == 0, left
     assert not list(folder.rglob(".*.tmp"))

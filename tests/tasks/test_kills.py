@@ -191,7 +191,7 @@ def test_one_process_at_a_time(server: Server, wholes: Wholes, folder: Path) -> 
 
 # Signals ------------------------------------------------------------------------------------------
 
-GOES_ON = "to go on: python -m tasks.{} fit --resume {}/r"
+RESUME = "python -m tasks.{} fit --resume {}/r"
 
 
 @pytest.mark.slow
@@ -219,8 +219,8 @@ def test_stopped_and_resumed(
     assert running.wait() == [128 + number] * size, running.output()
     out = running.output()
     assert f"stopped by {signal.Signals(number).name} after step" in out
-    assert out.count(GOES_ON.format(task, folder)) == 1 and not running.errors()
-    assert size == 1 or "to go on" not in running.output(1)
+    assert out.count(RESUME.format(task, folder)) == 1 and not running.errors()
+    assert size == 1 or "--resume" not in running.output(1)
     out = server.run("fit --resume r", folder, task, ranks=size)
     assert ("nothing was left to train" in out) == (moment == "end")
     assert_same(folder / "r", wholes(case, size))
@@ -229,7 +229,7 @@ def test_stopped_and_resumed(
 @pytest.mark.slow
 @pytest.mark.parametrize("moment, number, times, said", [
     ("step", signal.SIGINT, 2, "error: interrupted"),  # the second one stops at once
-    ("test", signal.SIGTERM, 1, GOES_ON),
+    ("test", signal.SIGTERM, 1, RESUME),
     ("test", signal.SIGINT, 1, "error: interrupted"),
     ("set-up", signal.SIGTERM, 1, "terminated"),
 ])  # fmt: skip
