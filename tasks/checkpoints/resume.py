@@ -13,7 +13,7 @@ from tasks.checkpoints.writing import LAST, newest_checkpoint
 from tasks.cli.app import App, program
 from tasks.cli.config_files import read_config
 from tasks.cli.signals import Stopped
-from tasks.distributed.launchers import with_launcher
+from tasks.distributed.environment import with_launcher
 from tasks.errors import UsageError
 from tasks.lightning_patches import RunCheckpoint
 from tasks.options import Options

@@ -19,6 +19,7 @@ from tasks.cli.app import App, load, program
 from tasks.cli.invocation import COMMAND_LINE_ONLY, Invocation
 from tasks.cli.parsing import OneLineErrorParser
 from tasks.cli.signals import Stopped
+from tasks.distributed.environment import with_launcher
 from tasks.distributed.launch import (
     SameCheckpoint,
     end_workers,
@@ -27,7 +28,6 @@ from tasks.distributed.launch import (
     slurm_plugins,
     strategy,
 )
-from tasks.distributed.launchers import with_launcher
 from tasks.errors import RunError, UsageError, usage_errors
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
 from tasks.options import Options, flat

@@ -16,7 +16,7 @@ from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
-from tasks.base import Batch
+from tasks.base import Batch, StepOutput
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError
 from tasks.seq2seq.architectures import build_seq2seq, fit_to_data
@@ -154,16 +154,11 @@ class Seq2SeqTask(MediaTask, TextTask):
         """Returns the accuracy of next tokens; BLEU, chrF and exact matches of translations."""
         return {"acc": MeanOf("acc"), "scores": TranslationScores(self.language)}
 
-    @staticmethod
-    def weight(targets: dict[str, Any]) -> Tensor:
-        """Tokens of the batch that count, ()."""
-        return targets["acc"]
-
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
         """Returns perplexity, with the reference as prefix of each token."""
         return {f"{split}/perplexity": values[f"{split}/loss"].exp()}
 
-    def step(self, batch: Batch, training: bool) -> tuple[Tensor, dict[str, Any], dict[str, Any]]:
+    def step(self, batch: Batch, training: bool) -> StepOutput:
         """Returns loss () of sources (B, M) and targets (B, N); in evaluation translations, too."""
         targets = batch["targets"]
         hidden = self.net(batch["source"], batch["tokens"], batch["source_padding_mask"])
@@ -171,7 +166,7 @@ class Seq2SeqTask(MediaTask, TextTask):
         count = (targets != IGNORE_INDEX).sum()
         if training:
             self.trained.add(count, len(targets))
-            return loss, {}, {"acc": count}
+            return StepOutput(loss, count, {}, {})
         texts, finished = self.translations(batch)
         outputs = {"acc": right / count.clamp(min=1), "texts": texts, "finished": finished}
         pairs = {
@@ -179,7 +174,7 @@ class Seq2SeqTask(MediaTask, TextTask):
             "sources": batch["text"],
             "references": batch["reference"],
         }
-        return loss, outputs, {"acc": count, **pairs}
+        return StepOutput(loss, count, outputs, {"acc": count, **pairs})
 
     def translations(self, batch: Batch) -> tuple[list[str], list[bool]]:
         """Returns the translations of a batch, and whether each of them ended by itself."""

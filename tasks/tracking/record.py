@@ -130,7 +130,7 @@ class RunRecord(Callback):
     ) -> None:
         """Count samples; log samples/s when the loggers log."""
         assert isinstance(pl_module, Task)
-        samples = pl_module.samples(batch) * trainer.world_size
+        samples = pl_module.num_samples(batch) * trainer.world_size
         self.new_samples += samples
         self.step_samples = self.step_samples + samples if is_accumulating(trainer) else 0
         every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]

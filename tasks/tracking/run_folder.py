@@ -20,7 +20,7 @@ import yaml
 from datamodules.utils.files import open_regular, write_text
 from tasks import __version__
 from tasks.checkpoints.exporting import made_parents
-from tasks.distributed.launchers import by_slurm, by_torchrun, torchrun_store
+from tasks.distributed.environment import by_slurm, by_torchrun, torchrun_store
 from tasks.errors import RunError, UsageError
 
 PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy")

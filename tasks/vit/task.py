@@ -14,7 +14,7 @@ from datamodules.images import ImageData
 from datamodules.utils.files import write_text
 from datamodules.vision.augment import Augment, AugmentConfig, normalise
 from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
-from tasks.base import Batch
+from tasks.base import Batch, StepOutput
 from tasks.checkpoints.weights import fill_config
 from tasks.classification import ClassifierTask
 from tasks.tracking.media import Picture, Table, rendered
@@ -80,8 +80,8 @@ class ViTTask(ClassifierTask):
             load_pretrained(net, self.pretrained, metadata)
         return net
 
-    def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns loss (), logits (B, K) and labels (B,) of uint8 images (B, C, Y, X)."""
+    def step(self, batch: Batch, training: bool) -> StepOutput:
+        """Returns loss (), logits (B, K) and labels (B,) of uint8 images (B, C, H, W)."""
         labels = targets = batch["label"]
         if training:
             pixels = self.augment.erase(self.normalised(self.augment(batch["image"])))
@@ -90,7 +90,8 @@ class ViTTask(ClassifierTask):
             pixels = self.normalised(batch["image"])
         logits = self.net(pixels)
         smoothing = self.label_smoothing if training else 0.0
-        return F.cross_entropy(logits, targets, label_smoothing=smoothing), logits, labels
+        loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
+        return StepOutput(loss, len(labels), logits, labels)
 
     def collect_media(self, batch: Batch, outputs: Tensor) -> None:
         """Keeps the first misclassified images, and attention of the first images."""

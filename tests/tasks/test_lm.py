@@ -31,7 +31,7 @@ from tests.tasks.command import (
     same,
     write_corpus,
 )
-from tests.tasks.test_ddp import python
+from tests.tasks.forked import python
 from tests.tasks.test_resume import KILL
 
 FILES = "--data.source files --data.path texts --data.tokenizer.vocabulary 400"

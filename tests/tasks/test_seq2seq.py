@@ -31,7 +31,7 @@ from tests.tasks.command import (
     same,
     write_pairs,
 )
-from tests.tasks.test_ddp import python
+from tests.tasks.forked import python
 from tests.tasks.test_resume import KILL
 
 FIT = f"fit {SMALL_S2S} {PAIRS}"

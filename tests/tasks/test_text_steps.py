@@ -54,7 +54,7 @@ def test_a_pair_that_belongs_together_has_label_0_as_in_hugging_face() -> None:
         "segments": inputs["token_type_ids"],
     }
     pairs |= {"index": torch.arange(3), "is_next": torch.tensor([1, 0, 1])}
-    loss, figures, counts = task.step(pairs, training=False)
+    loss, _, figures, counts, _ = task.step(pairs, training=False)
     torch.testing.assert_close(loss - figures["token_loss"], expected.loss, atol=1e-5, rtol=0)
     guesses = expected.logits.argmax(1)
     assert (

@@ -1,5 +1,5 @@
-"""Programs, other than Lightning, that start the processes of a run: torchrun and SLURM's srun; how
-to meet there.
+"""What started the processes of a run, other than Lightning: torchrun and SLURM's srun; and the
+store that connects them.
 """
 
 import os
@@ -25,7 +25,7 @@ class Launcher(NamedTuple):
 
 
 def external_launcher() -> Launcher | None:
-    """torchrun or srun where one of them started this process, else None."""
+    """torchrun or srun if one of them started this process, else None."""
     if by_torchrun():
         processes = int(os.environ["LOCAL_WORLD_SIZE"])
         return Launcher("torchrun", processes, int(os.environ["WORLD_SIZE"]) // processes)
@@ -71,10 +71,10 @@ def with_launcher(command: str) -> str:
 
 @cache
 def torchrun_store() -> tuple[Store, int]:
-    """The store that torchrun keeps for its processes, also when they are started again, and the
-    rank of this one.
+    """The store that torchrun keeps for its processes, also when it starts them again, and the rank
+    of this one.
 
-    It stays open, since the first process has to serve it where torchrun was told not to.
+    It stays open: the first process has to serve it if torchrun was told not to.
     """
     store, rank, _ = next(torch.distributed.rendezvous("env://"))
     return store, rank
@@ -86,30 +86,29 @@ def fresh_store() -> Store:
 
     torch would connect processes that are started again through the store that torchrun keeps,
     where they may find the addresses of those before them. From now on `env://` finds this one.
+
+    Raises:
+        RunError: the first process does not answer.
     """
     kept, rank = torchrun_store()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return kept
-    host = os.environ["MASTER_ADDR"]
-    size = int(os.environ["WORLD_SIZE"])
+    host, size = os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"])
+    patience = timedelta(minutes=30)
     if rank == 0:
-        fresh = TCPStore(
-            host, 0, size, True, timedelta(minutes=30), wait_for_workers=False, multi_tenant=True
-        )
+        fresh = TCPStore(host, 0, size, True, patience, wait_for_workers=False, multi_tenant=True)
         kept.set("port of the first", str(fresh.port))
     else:
-        fresh = connect_to_first(kept, host, size)
+        fresh = TCPStore(host, _port_of_first(kept, host), size, False, patience)
     os.environ |= {"MASTER_PORT": str(fresh.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     return fresh
 
 
-def connect_to_first(kept: Store, host: str, size: int) -> TCPStore:
-    """The store that the first process serves, once it does; that of an earlier start does not
-    answer any more.
-    """
+def _port_of_first(kept: Store, host: str) -> int:
+    """Where the first process serves its store, once it does; an earlier one answers no more."""
     for _ in range(3600):
         port = int(kept.get("port of the first"))
         with suppress(OSError), socket.create_connection((host, port), 2):
-            return TCPStore(host, port, size, False, timedelta(minutes=30))
+            return port
         time.sleep(0.5)
     raise RunError(f"the first process of this run, on {host}, cannot be reached")
