@@ -22,7 +22,7 @@ APP = App(
     epochs=10,
     trainer_commands=("fit", "validate", "test"),
     extra_commands={
-        "generate": ("write texts that go on from prompts", "tasks.lm.generate:generate"),
+        "generate": ("generate texts that continue prompts", "tasks.lm.generate:generate"),
         "score": ("loss, perplexity and bits per byte of a text", "tasks.lm.score:score"),
         "export": (
             "write a checkpoint's weights for Hugging Face or safetensors",

@@ -12,7 +12,7 @@ from tasks.cli.main import main
 
 APP = App(
     name="mlm",
-    title="Tessera MLM: pretraining of a Transformer encoder by guessing masked tokens",
+    title="Tessera MLM: pretraining of a Transformer encoder by predicting masked tokens",
     task="tasks.mlm.task:MaskedLMTask",
     data="datamodules.masked_text:MaskedTextData",
     presets="tasks.bert.architectures:presets",

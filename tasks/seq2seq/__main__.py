@@ -22,11 +22,11 @@ APP = App(
     epochs=10,
     trainer_commands=("fit", "validate", "test"),
     extra_commands={
-        "translate": ("translate texts, a sentence a line", "tasks.seq2seq.translate:translate"),
-        "attend": (
-            "draw which source tokens each target token looks at",
-            "tasks.seq2seq.attend:attend",
+        "translate": (
+            "translate texts, one sentence per line",
+            "tasks.seq2seq.translate:translate",
         ),
+        "attend": ("draw the cross-attention of a translation", "tasks.seq2seq.attend:attend"),
         "export": (
             "write a checkpoint's weights for Hugging Face or safetensors",
             "tasks.seq2seq.export:export",
