@@ -65,7 +65,7 @@ def process(
         f"code = main(APP, {shlex.split(line)!r})\n"
         "print('imported', *{name.partition('.')[0] for name in sys.modules})\nsys.exit(code)"
     )
-    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     environment.pop(
         "WANDB_SERVICE", None
     )  # W&B's process of this one, which would keep a killed run open

@@ -26,8 +26,6 @@ KILL = """
 import os, signal
 from tasks.cli.lazy_imports import import_lightning
 import_lightning()
-import torch
-torch.set_num_threads(2)
 from tasks.base import Task
 step = Task.training_step
 def killed(self, batch, number):
