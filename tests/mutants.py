@@ -27,11 +27,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import cache_from_source
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PACKAGES = ("modules", "datamodules", "tasks")
 OPPOSITES: dict[type, Any] = {
@@ -51,21 +50,13 @@ patch = subprocess, _exit
 """
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One changed file.
+class Mutant(NamedTuple):
+    """One changed file."""
 
-    Args:
-        key: File, line and function, and what is changed into what.
-        path: The file, relative to the checkout.
-        lines: Lines of the changed statement; of a compound one, those before its body.
-        text: All of the changed file.
-    """
-
-    key: str
-    path: str
-    lines: range
-    text: str
+    key: str  # file, line and function, and what is changed into what
+    path: str  # of the file, relative to the checkout
+    lines: range  # of the changed statement; of a compound one, those before its body
+    text: str  # of the changed file
 
 
 class Replace(ast.NodeTransformer):
@@ -132,16 +123,16 @@ def sample(checkout: Path, count: int, seed: int) -> list[Mutant]:
     """Mutants of `count` functions; functions with the same name and text get the same draws."""
     drawn = []
     for file in sorted(file for name in PACKAGES for file in (checkout / name).rglob("*.py")):
-        path, tree = file.relative_to(checkout).as_posix(), ast.parse(file.read_text())
+        path = file.relative_to(checkout).as_posix()
+        tree = ast.parse(file.read_text())
         for name, function in functions(tree):
             found = [pair for top in function.body for pair in parts(top, top) if changed(pair[0])]
             if found:
                 draw = random.Random(f"{seed} {path} {name}")
                 place = draw.random()
                 kind = draw.choice(sorted({type(node).__name__ for node, _ in found}))
-                node, statement = draw.choice(
-                    [pair for pair in found if type(pair[0]).__name__ == kind]
-                )
+                of_kind = [pair for pair in found if type(pair[0]).__name__ == kind]
+                node, statement = draw.choice(of_kind)
                 drawn.append((place, f"{path}:{statement.lineno} {name}", tree, node, statement))
     mutants = []
     for _, name, tree, node, statement in sorted(drawn, key=lambda entry: entry[:2])[:count]:
@@ -158,15 +149,13 @@ def sample(checkout: Path, count: int, seed: int) -> list[Mutant]:
     return mutants
 
 
-def run_tests(
-    checkout: Path, files: list[str], marks: str, seconds: float, *launcher: str
-) -> str | None:
-    """The first test that fails, if any; `launcher` holds arguments of Python before pytest."""
-    command = [sys.executable, *launcher, "-m", "pytest", "-q", "-x", "-m", marks, *files]
+def failures(checkout: Path, arguments: list[str], seconds: float) -> list[str]:
+    """The tests that fail if Python runs with these arguments, pytest's at the end."""
+    command = [sys.executable, *arguments, "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
     folders = {"PYTHONPATH": str(checkout), "TMPDIR": str(checkout.with_name("tmp"))}
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            [*command, "-p", "no:randomly", "-p", "no:cacheprovider"],
+            command,
             cwd=checkout,
             env=os.environ | folders,
             stdout=output,
@@ -176,29 +165,30 @@ def run_tests(
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return f"no end after {seconds:.0f} s"
+            return [f"no end after {seconds:.0f} s"]
         finally:
             with suppress(ProcessLookupError):  # processes that the tests left
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         output.seek(0)
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output.read(), re.M)
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output.read(), re.M)
     if code in (0, 5):  # 5: the marks leave out all tests
-        return None
-    return failed[1] if failed else f"pytest ends with {code}"
+        return []
+    return failed or [f"pytest ends with {code}"]
 
 
 def record(checkout: Path, file: str, marks: str) -> dict[str, Any]:
-    """The first test of a file that fails, its seconds, and its executed lines by source."""
+    """Tests of a file that fail, its seconds, and its executed lines by source."""
     import coverage
 
+    pytest = ["-m", "pytest", "-m", marks, file]
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "coveragerc")
         sources = ", ".join(str(checkout / name) for name in PACKAGES)
         config.write_text(COVERAGE.format(sources=sources, folder=folder))
-        launcher = ("-m", "coverage", "run", f"--rcfile={config}")
+        launcher = ["-m", "coverage", "run", f"--rcfile={config}"]
         start = time.perf_counter()
-        failed = run_tests(checkout, [file], marks, SECONDS, *launcher)
+        failed = failures(checkout, [*launcher, *pytest], SECONDS)
         seconds = time.perf_counter() - start
         measured = coverage.Coverage(config_file=str(config))
         measured.combine([folder])
@@ -208,26 +198,30 @@ def record(checkout: Path, file: str, marks: str) -> dict[str, Any]:
             for name in data.measured_files()
         }
     if failed:  # perhaps only because coverage is slow
-        failed = run_tests(checkout, [file], marks, SECONDS)
+        failed = failures(checkout, pytest, SECONDS)
     return {"failed": failed, "seconds": round(seconds, 1), "lines": lines}
 
 
 def judge(checkout: Path, mutant: Mutant, records: dict[str, Any], marks: str) -> dict[str, Any]:
     """The test that catches a mutant, if one does, and the number of test files that execute it."""
-    fastest = sorted(records, key=lambda file: records[file]["seconds"])
-    executed = {file: records[file]["lines"].get(mutant.path, []) for file in fastest}
-    left = [file for file in fastest if not set(mutant.lines).isdisjoint(executed[file])]
-    verdict = {"caught": None, "files": len(left)}
+    left = []
+    for file, entry in sorted(records.items(), key=lambda item: item[1]["seconds"]):
+        is_sound = all("::" in test for test in entry["failed"])  # single tests can be left out
+        if is_sound and not set(mutant.lines).isdisjoint(entry["lines"].get(mutant.path, [])):
+            left.append(file)
+    verdict: dict[str, Any] = {"caught": None, "files": len(left)}
     target = checkout / mutant.path
     original = target.read_text()
     write_source(target, mutant.text)
     at_once = 1
-    while left and verdict["caught"] is None:
+    while left and not verdict["caught"]:
         some = left[:at_once]
         left = left[at_once:]
         at_once *= 2  # few processes, and nothing slow in the first
+        arguments = ["-m", "pytest", "-x", "-m", marks, *some]
+        arguments += [f"--deselect={test}" for file in some for test in records[file]["failed"]]
         seconds = 120 + 5 * sum(records[file]["seconds"] for file in some)
-        verdict["caught"] = run_tests(checkout, some, marks, seconds)
+        verdict["caught"] = next(iter(failures(checkout, arguments, seconds)), None)
     write_source(target, original)
     return verdict
 
@@ -289,9 +283,8 @@ def main() -> None:
         )
         records = {file: recorded[key] for file, key in keys.items()}
         for file, entry in records.items():
-            if entry["failed"]:
-                print(f"{file} is left out, it fails without a mutant: {entry['failed']}")
-        records = {file: entry for file, entry in records.items() if not entry["failed"]}
+            for test in entry["failed"]:
+                print(f"left out, as it fails without a mutant: {test} ({file})")
         version = digest(sources)
         work = {
             f"{version} {mutant.key}": partial(judge, checkout, mutant, records, options.marks)

@@ -42,7 +42,20 @@ def test_sums():
         with pytest.raises(ValueError):
             is_small(value)
 """,
-    "tests/test_failing.py": "from modules.sums import total\nassert total([1]) == 2\n",
+    "tests/test_failing.py": """
+from modules.sums import total, unused
+
+def test_broken():
+    assert total([1]) == 2
+
+def test_weak():
+    unused(2)
+""",
+    "tests/test_importing.py": """
+from modules.sums import total
+assert total([1]) == 1
+import nothing_of_the_kind
+""",
     "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['slow']\n",
 }
 
@@ -91,9 +104,10 @@ def test_mutants_are_caught_by_the_tests_that_execute_them(project: Path) -> Non
     for _ in range(2):  # the second run finds all in the files
         printed = subprocess.check_output([*command, *files], text=True, env=environment)
         assert "caught 2 of 4" in printed
-        assert "tests/test_failing.py is left out" in printed
+        assert "without a mutant: tests/test_failing.py::test_broken" in printed
+        assert "without a mutant: tests/test_importing.py" in printed
     verdicts = [json.loads(line) for line in (project / "out.jsonl").read_text().splitlines()]
     by_test = [verdict["files"] for verdict in verdicts if verdict["caught"]]
     by_none = [verdict["files"] for verdict in verdicts if not verdict["caught"]]
-    assert (by_test, by_none) == ([1, 1], [0, 0])
+    assert (sorted(by_test), sorted(by_none)) == ([1, 2], [0, 1])
     assert (project / "modules/sums.py").read_text() == SOURCES["modules/sums.py"]
