@@ -63,7 +63,7 @@ def process(
         f"code = main(APP, {shlex.split(line)!r})\n"
         "print('imported', *{name.partition('.')[0] for name in sys.modules})\nsys.exit(code)"
     )
-    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     environment.pop("WANDB_SERVICE", None)  # our W&B process would keep a killed run open
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, **options

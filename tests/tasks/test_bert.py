@@ -18,14 +18,11 @@ from datamodules.reviews import ReviewData
 from datamodules.tokenizers import SPECIAL_TOKENS, Tokenizer, TokenizerConfig
 from datamodules.tokens.masking import Masker
 from datamodules.utils.files import write_text
-from modules.models.bert import BERT_PRESETS, BertClassifier, BertMaskedLM
-from modules.pretrained.bert import FAMILIES, HEADS
-from modules.pretrained.family import config_from_huggingface
-from modules.pretrained.weights import load_weights
+from modules.models.bert import BERT_PRESETS, BertClassifier
 from tasks.bert.task import BertTask, divergence
 from tasks.mlm.task import MaskedLMTask
 from tests.helpers.task_runs import printed, refused, summary
-from tests.modules.test_parity_bert import batch, run_theirs, theirs
+from tests.parity.families import CASES, Case, ours, texts
 from tests.tasks.command import checkpoint, metrics, run, write_reviews
 
 NET = "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2"
@@ -47,8 +44,17 @@ def read_table(path: str) -> list[dict[str, str]]:
 # Steps --------------------------------------------------------------------------------------------
 
 
+def batch_of(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A batch of ours with the inputs of a model of Hugging Face."""
+    return {
+        "tokens": inputs["input_ids"],
+        "padding_mask": inputs["attention_mask"].bool(),
+        "segments": inputs["token_type_ids"],
+    }
+
+
 def tiny_classifier() -> BertClassifier:
-    return BertClassifier(replace(BERT_PRESETS["tiny"], vocabulary=60, num_classes=3))
+    return BertClassifier(replace(BERT_PRESETS["tiny"], vocabulary=61, num_classes=3))
 
 
 @pytest.mark.parametrize("r_drop", [0.0, 2.0])
@@ -56,12 +62,12 @@ def test_labels_are_smoothed_in_training_only(r_drop: float) -> None:
     task = BertTask(label_smoothing=0.2, r_drop=r_drop)
     task.net = tiny_classifier().eval()  # without dropout both passes are equal
     labels = torch.tensor([0, 2, 1])
-    texts = batch("roberta") | {"label": labels}
-    scores = task.net(texts["tokens"], texts["padding_mask"]).log_softmax(-1)
+    inputs = batch_of(texts(CASES["BertForMaskedLM"].config())) | {"label": labels}
+    scores = task.net(inputs["tokens"], inputs["padding_mask"]).log_softmax(-1)
     correct = scores[torch.arange(3), labels]
     smoothed = -(0.8 * correct + 0.2 * scores.mean(1)).mean()
-    torch.testing.assert_close(task.step(texts, training=True)[0], smoothed)
-    torch.testing.assert_close(task.step(texts, training=False)[0], -correct.mean())
+    torch.testing.assert_close(task.step(inputs, training=True).loss, smoothed)
+    torch.testing.assert_close(task.step(inputs, training=False).loss, -correct.mean())
 
 
 def test_r_drop_adds_the_mean_of_both_divergences() -> None:
@@ -75,7 +81,7 @@ def test_r_drop_adds_the_mean_of_both_divergences() -> None:
         task.net = net
         torch.manual_seed(1)
         texts = {"tokens": tokens, "padding_mask": padding_mask, "label": labels}
-        return task.step(texts, training=True)[0]
+        return task.step(texts, training=True).loss
 
     torch.manual_seed(1)
     one = net(tokens, padding_mask)
@@ -92,21 +98,17 @@ def test_r_drop_adds_the_mean_of_both_divergences() -> None:
 def test_next_sentence_loss_is_that_of_hugging_face() -> None:
     import transformers
 
-    model = theirs("bert", "ForPreTraining")
+    model = Case("BertForPreTraining", CASES["BertForMaskedLM"].settings).build()
     judge = transformers.BertForNextSentencePrediction(model.config).eval()
     judge.load_state_dict(model.state_dict(), strict=False)
-    config = config_from_huggingface(model.config.to_dict(), FAMILIES)[1]
-    config = replace(config, next_sentence=True)
     task = MaskedLMTask()
-    task.net = BertMaskedLM(config).eval()
-    state = FAMILIES["bert"].weights_from_external(model.state_dict(), config)
-    assert load_weights(task.net, state, HEADS) == []
+    task.net = ours(model)
     task.masker = lambda tokens, padding_mask, seeds: (tokens, padding_mask)  # type: ignore[assignment]
-    texts = batch("bert")
+    inputs = texts(model.config)
     label = torch.tensor([0, 1, 0])  # 0: the second sentence follows
-    expected = run_theirs(judge, texts, labels=label)
-    pairs = texts | {"index": torch.arange(3), "is_next": 1 - label}
-    loss, means, counts = task.step(pairs, training=False)
+    expected = judge(**inputs, labels=label)
+    pairs = batch_of(inputs) | {"index": torch.arange(3), "is_next": 1 - label}
+    loss, _, means, counts, _ = task.step(pairs, training=False)
     torch.testing.assert_close(loss - means["token_loss"], expected.loss, atol=1e-5, rtol=0)
     assert counts["next_acc"] == 3
     assert means["next_acc"] == (expected.logits.argmax(1) == label).float().mean()

@@ -28,8 +28,6 @@ EVERYTHING = (
 KILL = """
 from tasks.cli.lazy_imports import import_lightning
 import_lightning()
-import torch
-torch.set_num_threads(2)
 from tasks.base import Task
 from tests.helpers import faults
 faults.MOMENTS["step"] = Task, "training_step", 14
