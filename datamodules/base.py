@@ -1,14 +1,17 @@
-"""What every datamodule shares: loaders in a fixed order, and resuming within an epoch."""
+"""What every datamodule shares: splits that are loaded once, batches in a fixed order, and
+resuming within an epoch."""
 
 import signal
 import warnings
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pytorch_lightning as pl
 from torch import Generator
 from torch.utils.data import DataLoader
 
+from datamodules.sources import Source
 from datamodules.utils.batching import EvalBatchSampler, ResumableBatchSampler
 from datamodules.utils.errors import UsageError
 
@@ -16,7 +19,13 @@ from datamodules.utils.errors import UsageError
 for _message in (".*does not have many workers.*", ".*your dataloader is not resumable.*"):
     warnings.filterwarnings("ignore", _message)
 
-GRACE_SECONDS = 30  # that a worker goes on after a SIGTERM
+GRACE_SECONDS = 30  # that a worker continues after a SIGTERM
+SPLITS_OF_STAGE = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
 
 
 class BatchedDataset(Protocol):
@@ -27,6 +36,32 @@ class BatchedDataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]: ...
+
+
+T = TypeVar("T")
+
+
+def find_source(sources: Mapping[str, T], name: str) -> T:
+    """The entry of that name.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if name not in sources:
+        raise UsageError(f"source is {name}, but must be one of {', '.join(sources)}.")
+    return sources[name]
+
+
+def require_same(option: str, given: Any, stored: Any) -> None:
+    """Compares an option, None if it was not set, with that of a checkpoint.
+
+    Raises:
+        UsageError: They differ.
+    """
+    if given not in (None, stored):
+        raise UsageError(
+            f"{option} is {given}, the checkpoint was trained with {stored}: leave it out."
+        )
 
 
 def ignore_signals(worker: int) -> None:
@@ -50,8 +85,8 @@ def training_position(trainer: pl.Trainer) -> tuple[int, int]:
 class ResumableDataModule(pl.LightningDataModule):
     """Builds loaders whose batches follow from (seed, epoch, batch number) only.
 
-    Subclasses return `train_loader(dataset)` and `eval_loader(dataset)` from Lightning's hooks. The
-    Trainer must be built with `use_distributed_sampler=False`: the samplers here shard by rank.
+    Subclasses set `source` and load a split. The Trainer must be built with
+    `use_distributed_sampler=False`: the samplers here shard by rank.
 
     Args:
         batch_size: Training samples per batch and device.
@@ -63,7 +98,7 @@ class ResumableDataModule(pl.LightningDataModule):
         UsageError: A size is below 1, or there are fewer workers than 0.
     """
 
-    source: Any = None  # where the samples come from; see `datamodules.sources`
+    source: Source[Any]
 
     def __init__(self, batch_size: int, eval_batch_size: int, num_workers: int, seed: int) -> None:
         super().__init__()
@@ -78,86 +113,53 @@ class ResumableDataModule(pl.LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
         self.seed = seed
+        self.drop_last = True  # the last training batches of an epoch, unless full on every rank
+        self._metadata: dict[str, Any] = {}
+        self._datasets: dict[str, Any] = {}
         self._resume_state: dict[str, int] | None = None
         self._samples = 0
 
-    def train_sampler(self, dataset: BatchedDataset) -> ResumableBatchSampler:
-        """The order of training; its length is the number of batches of an epoch on this rank."""
-        world_size, rank = self.train_ranks(dataset)
-        has_full_step = len(dataset) >= self.batch_size * world_size
-        return ResumableBatchSampler(
-            len(dataset), self.batch_size, self.seed, True, has_full_step, rank, world_size
-        )
+    # Splits: loaded when first needed, so that the test samples stay untouched until the test.
 
-    def train_loader(self, dataset: BatchedDataset) -> DataLoader:
-        """Shuffled batches, from the position in the epoch that a loaded checkpoint names."""
-        self._samples = len(dataset)
-        sampler = self.train_sampler(dataset)
-        sampler.start(*self._start(sampler.world_size))
-        sampler.overfit = bool(getattr(self.trainer, "overfit_batches", 0))
-        return self._loader(dataset, sampler)
+    def load(self, split: str) -> Any:
+        """Reads a split: "train", "val", "test" or "predict"."""
+        raise NotImplementedError
 
-    def eval_loader(self, dataset: BatchedDataset) -> DataLoader:
-        """Each sample once over all ranks, in the batches that one process has."""
-        world_size, rank = self._ranks()
-        sampler = EvalBatchSampler(self.eval_sampler(dataset), rank, world_size)
-        return self._loader(dataset, sampler)
+    def dataset(self, split: str) -> Any:
+        """A split, loaded once."""
+        if split not in self._datasets:
+            self._datasets[split] = self.load(split)
+        return self._datasets[split]
 
-    def eval_sampler(self, dataset: BatchedDataset) -> ResumableBatchSampler:
-        """The order of evaluation, over all ranks: that of the data set."""
-        return ResumableBatchSampler(len(dataset), self.eval_batch_size)
+    def metadata(self) -> dict[str, Any]:
+        """What the model must know of the data: a checkpoint's, or measured once."""
+        if not self._metadata:
+            self._metadata = self.measure_metadata()
+        return self._metadata
 
-    def state_dict(self) -> dict[str, int]:
-        """The `epoch` and `batch` that come next, and what defines the number of a batch."""
-        if self.trainer is None or self.trainer.fit_loop._combined_loader is None:
-            return {}
-        epoch, batch = training_position(self.trainer)
-        if batch >= self.trainer.num_training_batches:
-            epoch += 1
-            batch = 0
-        return {"epoch": epoch, "batch": batch, **self.batch_layout(self.trainer.world_size)}
+    def measure_metadata(self) -> dict[str, Any]:
+        """Primitives that a checkpoint keeps, from the training split."""
+        raise NotImplementedError
 
-    def batch_layout(self, world_size: int) -> dict[str, int]:
-        """What defines the number of a batch; a run that resumes must agree with all of it."""
-        return {"batch_size": self.batch_size, "world_size": world_size, "samples": self._samples}
+    def setup(self, stage: str) -> None:
+        """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""
+        for split in SPLITS_OF_STAGE[stage]:
+            self.dataset(split)
+        if stage != "predict":
+            self.metadata()
 
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Continues there when training asks for its loader; validation and test ignore it."""
-        self._resume_state = state_dict
+    @property
+    def origin(self) -> str:
+        """Where the samples were read from: a path, a hub id, or "embedded"."""
+        return self.source.origin
 
-    def _start(self, world_size: int) -> tuple[int, int]:
-        """(epoch, batch) to start from; a checkpoint counts once.
-
-        Raises:
-            UsageError: The checkpoint was written with other batches.
-        """
-        state = self._resume_state
-        self._resume_state = None
-        if not state:
-            return (self.trainer.current_epoch if self.trainer else 0), 0
-        words = {
-            "batch_size": "batch size",
-            "world_size": "number of devices",
-            "samples": "number of training samples",
-        }
-        for name, value in self.batch_layout(world_size).items():
-            if value == state.get(name, value):
-                continue
-            if name == "content":
-                raise UsageError(
-                    "the training text is not the one that the checkpoint was written with, though "
-                    "it is as long: resume with that one, or start a new run."
-                )
-            raise UsageError(
-                f"the checkpoint was written with {words.get(name, name)} {state[name]}, this run "
-                f"has {value}: set it to {state[name]} to resume, or start a new run."
-            )
-        return state["epoch"], state["batch"]
+    @property
+    def skipped(self) -> list[str]:
+        """Samples skipped because of `skip_bad`, so far."""
+        return sorted(set(self.source.skipped))
 
     def unused_options(self) -> dict[str, Any]:
         """Options that were set but that the source ignores, such as {"dataset.subset": "en"}."""
-        if self.source is None:
-            return {}
         options = self.source.options
         found = {}
         for field in fields(options):
@@ -166,11 +168,58 @@ class ResumableDataModule(pl.LightningDataModule):
                 found[f"dataset.{field.name}"] = value
         return found
 
+    # Loaders.
+
+    def train_batches(self) -> int:
+        """Batches of every training epoch on this rank, without making a loader."""
+        return len(self.train_sampler(self.dataset("train")))
+
+    def train_dataloader(self) -> DataLoader:
+        return self.train_loader(self.dataset("train"))
+
+    def val_dataloader(self) -> DataLoader:
+        return self.eval_loader(self.dataset("val"))
+
+    def test_dataloader(self) -> DataLoader:
+        return self.eval_loader(self.dataset("test"))
+
+    def predict_dataloader(self) -> DataLoader:
+        return self.eval_loader(self.dataset("predict"))
+
+    def train_sampler(self, dataset: BatchedDataset) -> ResumableBatchSampler:
+        """The order of training; its length is the number of batches of an epoch on this rank."""
+        world_size, rank = self.train_ranks(dataset)
+        has_full_step = len(dataset) >= self.batch_size * world_size
+        drop_last = self.drop_last and has_full_step
+        return ResumableBatchSampler(
+            len(dataset), self.batch_size, self.seed, True, drop_last, rank, world_size
+        )
+
+    def eval_sampler(self, dataset: BatchedDataset) -> ResumableBatchSampler:
+        """The order of evaluation, over all ranks: that of the data set."""
+        return ResumableBatchSampler(len(dataset), self.eval_batch_size)
+
+    def train_loader(self, dataset: BatchedDataset) -> DataLoader:
+        """Shuffled batches, from the position in the epoch that a loaded checkpoint names."""
+        self._samples = len(dataset)
+        sampler = self.train_sampler(dataset)
+        sampler.start(*self._start(sampler.world_size))
+        sampler.overfit = bool(getattr(self.trainer, "overfit_batches", 0))
+        if hasattr(dataset, "sampler"):  # its samples differ from epoch to epoch
+            dataset.sampler = sampler
+        return self._loader(dataset, sampler)
+
+    def eval_loader(self, dataset: BatchedDataset) -> DataLoader:
+        """Each sample once over all ranks, in the batches that one process has."""
+        world_size, rank = self._ranks()
+        sampler = EvalBatchSampler(self.eval_sampler(dataset), rank, world_size)
+        return self._loader(dataset, sampler)
+
     def train_ranks(self, dataset: BatchedDataset) -> tuple[int, int]:
         """Number of processes that share the samples of training, and which this one is.
 
         Raises:
-            UsageError: There are fewer samples: some processes would wait for the others in vain.
+            UsageError: There are fewer samples: some processes would wait for the others forever.
         """
         world_size, rank = self._ranks()
         if len(dataset) < world_size:
@@ -199,3 +248,52 @@ class ResumableDataModule(pl.LightningDataModule):
             pin_memory=on_gpu,
             generator=Generator().manual_seed(self.seed),  # leaves the global generator alone
         )
+
+    # Resuming.
+
+    def state_dict(self) -> dict[str, int]:
+        """The `epoch` and `batch` that come next, and what defines the number of a batch."""
+        if self.trainer is None or self.trainer.fit_loop._combined_loader is None:
+            return {}
+        epoch, batch = training_position(self.trainer)
+        if batch >= self.trainer.num_training_batches:
+            epoch += 1
+            batch = 0
+        return {"epoch": epoch, "batch": batch, **self.batch_layout(self.trainer.world_size)}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Continues there when training asks for its loader; validation and test ignore it."""
+        self._resume_state = state_dict
+
+    def batch_layout(self, world_size: int) -> dict[str, int]:
+        """What defines the number of a batch; a run that resumes must agree with all of it."""
+        return {"batch_size": self.batch_size, "world_size": world_size, "samples": self._samples}
+
+    def _start(self, world_size: int) -> tuple[int, int]:
+        """(epoch, batch) to start from; a checkpoint counts once.
+
+        Raises:
+            UsageError: The checkpoint was written with other batches.
+        """
+        state = self._resume_state
+        self._resume_state = None
+        if not state:
+            return (self.trainer.current_epoch if self.trainer else 0), 0
+        words = {
+            "batch_size": "batch size",
+            "world_size": "number of devices",
+            "samples": "number of training samples",
+        }
+        for name, value in self.batch_layout(world_size).items():
+            if value == state.get(name, value):
+                continue
+            if name == "content":
+                raise UsageError(
+                    "the training text is not the one that the checkpoint was written with, though "
+                    "it is as long: resume with that one, or start a new run."
+                )
+            raise UsageError(
+                f"the checkpoint was written with {words.get(name, name)} {state[name]}, this run "
+                f"has {value}: resume with the former, or start a new run."
+            )
+        return state["epoch"], state["batch"]

@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 from pytorch_lightning.utilities import rank_zero_warn
-from torch.utils.data import DataLoader
 
 from datamodules.sources import CorpusOptions, Documents, DocumentSource, document_source
 from datamodules.tokenized import TokenizedData
@@ -13,7 +12,6 @@ from datamodules.tokenizers import BoundaryTokens, TokenizerConfig
 from datamodules.tokens.packing import PackedDocuments, RandomWindows, Rows, Windows
 from datamodules.tokens.token_cache import tokenised_documents
 from datamodules.tokens.token_file import TokenFile
-from datamodules.utils.batching import ResumableBatchSampler, StreamBatchSampler
 from datamodules.utils.errors import DataError, UsageError
 
 
@@ -40,7 +38,7 @@ class CorpusData(TokenizedData):
     bytes add up to those of the text, without a first token that no special token is before:
     nothing predicts it.
 
-    If there is more than one document, special tokens mark where each begins and ends, as far as
+    If there are several documents, special tokens mark the beginning and end of each, as far as
     the tokenizer has them: [BOS] and [EOS], or one between documents. A single document has none.
 
     Args:
@@ -52,12 +50,12 @@ class CorpusData(TokenizedData):
             split.
         batch_size: Training rows per step and device.
         max_length: Tokens T of a row.
-        dataset: What the files do not say: hub id, column, validation share.
+        dataset: What the files do not say: hub id, column, validation fraction.
         tokenizer: How to train one from the beginning of the training text, or a file of one.
         loading: Size of evaluation batches, seed of the order.
 
     Raises:
-        UsageError: An option is out of range, or the data are not where it says.
+        UsageError: An option is out of range, or the data are not found.
         DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 
@@ -84,6 +82,8 @@ class CorpusData(TokenizedData):
             raise UsageError(f"max_length is {max_length}, but must be at least 2.")
         self.source = document_source(source, path, dataset, self.skip_bad)
         self.packing = packing
+        # An epoch takes every packed row. A last step of single rows would leave ranks without one.
+        self.drop_last = packing == "windows" or batch_size == 1
         self.options = dataset
         self.loading = loading
         self._is_tokenizer_given = tokenizer.file is not None  # a text must then fit it
@@ -95,24 +95,23 @@ class CorpusData(TokenizedData):
         return self.source.split("train").sample(int(self.options.sample * 1e6))
 
     @property
-    def padding(self) -> int:
+    def pad_id(self) -> int:
         """Id of the padding token: [PAD], or if there is none, any."""
         ids = self.tokenizer.special_ids
-        return next((number for number in (ids.pad, ids.eos, ids.bos) if number is not None), 0)
+        return next(
+            (token_id for token_id in (ids.pad, ids.eos, ids.bos) if token_id is not None), 0
+        )
 
     @cached_property
     def marks_documents(self) -> bool:
-        """Whether special tokens mark where documents begin and end: if there are several to train
-        on."""
+        """Whether special tokens mark documents: if there are several to train on."""
         if "marks_documents" in self._metadata:
             return bool(self._metadata["marks_documents"])
         return self.source.statistics("train" if self.source.has("train") else "test").documents > 1
 
-    def metadata(self) -> dict[str, Any]:
+    def measure_metadata(self) -> dict[str, Any]:
         """As in the base class, and marks_documents (bool)."""
-        if not self._metadata:
-            self._metadata = {**super().metadata(), "marks_documents": self.marks_documents}
-        return self._metadata
+        return {**super().measure_metadata(), "marks_documents": self.marks_documents}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         super().set_metadata(metadata)
@@ -122,10 +121,8 @@ class CorpusData(TokenizedData):
 
     def load(self, split: str) -> RandomWindows | Rows:
         if split == "predict":
-            raise UsageError(
-                "there is nothing to predict here: generate text from a checkpoint instead."
-            )
-        file = self.file(split)
+            raise UsageError("there is nothing to predict here: use `generate` with a checkpoint.")
+        file = self.token_file(split)
         random_windows = split == "train" and self.packing == "windows"
         min_tokens = self.max_length + 1 if random_windows else 2
         if len(file.tokens) < min_tokens:
@@ -135,27 +132,30 @@ class CorpusData(TokenizedData):
                 + (", or lower --data.max_length." if random_windows else ".")
             )
         if self.packing == "documents":
-            return PackedDocuments(file, self.max_length, self.padding)
+            return PackedDocuments(file, self.max_length, self.pad_id)
         if random_windows:
             return RandomWindows(file, self.max_length, self.seed)
-        return Windows(file, self.max_length, self.padding)
+        return Windows(file, self.max_length, self.pad_id)
 
-    def file(self, split: str) -> TokenFile:
-        """The tokens of a split, from the cache if they are there; raises as `tokens`."""
-        return self.tokens(self.source.split(split), f"the {split} split")
+    def token_file(self, split: str) -> TokenFile:
+        """The tokens of a split, from the cache if they are there; raises as `tokenise`."""
+        return self.tokenise(self.source.split(split), f"the {split} split")
 
-    def tokens(self, documents: Documents, name: str) -> TokenFile:
-        """The tokens of some documents, which messages call by this name, from the cache if they
-        are there.
+    def tokenise(self, documents: Documents, title: str) -> TokenFile:
+        """The tokens of some documents, from the cache if they are there.
+
+        Args:
+            documents: The text.
+            title: What messages call it.
 
         Raises:
-            DataError: A character-level tokenizer that was given lacks a character of the text,
-                unless bad texts are skipped; else it becomes [UNK], with a warning.
+            DataError: A character-level tokenizer that was given lacks a character of the text, and
+                bad texts are not skipped; else it becomes [UNK], with a warning.
         """
         boundary = self.tokenizer.boundary_tokens if self.marks_documents else BoundaryTokens()
-        file = tokenised_documents(documents, self.tokenizer, boundary, name)
+        file = tokenised_documents(documents, self.tokenizer, boundary, title)
         if file.unknown:
-            self._report_unknown(f"{name} of {self.origin}", documents, file)
+            self._report_unknown(f"{title} of {self.origin}", documents, file)
         return file
 
     def _report_unknown(self, where: str, documents: Documents, file: TokenFile) -> None:
@@ -172,45 +172,19 @@ class CorpusData(TokenizedData):
                 "characters as [UNK] with --data.skip_bad true."
             )
         advice = "the model learns nothing of them"
-        if not self._is_tokenizer_given and (self.config.min_frequency or 0) > 1:
+        if not self._is_tokenizer_given and (self.tokenizer_config.min_frequency or 0) > 1:
             advice = "--data.tokenizer.min_frequency 1 learns rare ones, too"
         rank_zero_warn(f"{count}, such as {named}: {advice}.")
 
-    def padding_share(self) -> float:
-        """Fraction of the tokens of a training epoch that are padding."""
-        dataset = self.dataset("train")
-        return dataset.padding_share() if isinstance(dataset, PackedDocuments) else 0.0
-
     def count_tokens(self) -> tuple[float, float]:
-        """Fraction of tokens that are not padding, of 1; the same for any number of ranks."""
-        return 1 - self.padding_share(), 1
-
-    # Batches.
-
-    def train_sampler(self, dataset: Any) -> ResumableBatchSampler:
-        """The order of training: the rows of a step are the same on any number of ranks. An epoch
-        takes every packed row, so that its last step may be smaller; if it has fewer rows than
-        ranks, it borrows from the one before.
-        """
-        world_size, rank = self.train_ranks(dataset)
-        has_full_step = len(dataset) >= self.batch_size * world_size
-        # A smaller last step of single rows would leave ranks without a batch.
-        drop_last = has_full_step and (self.packing == "windows" or self.batch_size == 1)
-        return StreamBatchSampler(
-            len(dataset), self.batch_size, self.seed, True, drop_last, rank, world_size
-        )
-
-    def train_dataloader(self) -> DataLoader:
-        loader = super().train_dataloader()
+        """As in the base class, but of all ranks: they share the rows of one process."""
         dataset = self.dataset("train")
-        if isinstance(dataset, RandomWindows):
-            dataset.sampler = loader.sampler  # type: ignore[assignment]
-        return loader
+        padded = len(dataset) * self.max_length
+        return (dataset.num_targets if isinstance(dataset, PackedDocuments) else padded), padded
 
     def batch_layout(self, world_size: int) -> dict[str, int]:
         """As in the base class, with what decides what a row is."""
-        rows = {
-            "packed": int(self.packing == "documents"),
-            "content": self.dataset("train").file.checksum,
+        return super().batch_layout(world_size) | {
+            "packed": self.packing == "documents",
+            "content": int(self.source.split("train").digest[:12], 16),
         }
-        return super().batch_layout(world_size) | rows

@@ -1,14 +1,13 @@
-"""Images for classification: decoded once into memory where they fit, streamed through workers
-where they do not."""
+"""Images for classification: decoded once into memory if they fit, else streamed by workers."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader
 
-from datamodules.base import BatchedDataset, ResumableDataModule
+from datamodules.base import BatchedDataset, ResumableDataModule, find_source, require_same
 from datamodules.sources import SOURCES, DatasetOptions, Source
 from datamodules.sources.readers.folders import files_below
 from datamodules.utils.errors import DataError, UsageError
@@ -41,7 +40,7 @@ class LoadingOptions:
 
 
 class ImageData(ResumableDataModule):
-    """Batches of images: {"image": uint8 (B, C, Y, X), "label": int64 (B,), "index": int64 (B,)}.
+    """Batches of images: {"image": uint8 (B, C, H, W), "label": int64 (B,), "index": int64 (B,)}.
 
     For prediction "path" (B names) takes the place of "label". Images are not augmented and not
     normalised here: that is done on the batch, on the device (`datamodules.vision.augment`).
@@ -57,11 +56,11 @@ class ImageData(ResumableDataModule):
         predict_path: Image file or folder to classify with `predict`.
         skip_bad: Leave out corrupt and non-image files, and count them, instead of stopping at the
             first.
-        dataset: What the files do not say: hub id, columns, validation share.
+        dataset: What the files do not say: hub id, columns, validation fraction.
         loading: Sizes of evaluation batches, workers, memory, seed of the order.
 
     Raises:
-        UsageError: An option is out of range, or the data are not where it says.
+        UsageError: An option is out of range, or the data are not found.
         DataError: A file is corrupt, or the hub cannot be reached.
     """
 
@@ -78,8 +77,6 @@ class ImageData(ResumableDataModule):
     ) -> None:
         workers = usable_cores() if loading.num_workers is None else loading.num_workers
         super().__init__(batch_size, loading.eval_batch_size, workers, loading.seed)
-        if source not in SOURCES:
-            raise UsageError(f"source is {source}, but must be one of {', '.join(SOURCES)}.")
         if image_size is not None and image_size < 1:
             raise UsageError(f"image_size is {image_size}, but must be at least 1.")
         self.image_size = image_size
@@ -87,111 +84,83 @@ class ImageData(ResumableDataModule):
         self.skip_bad = skip_bad
         self.options = dataset
         self.loading = loading
-        self.source: Source[Records] = SOURCES[source](path, dataset, skip_bad)
-        self._metadata: dict[str, Any] = {}
+        self.source: Source[Records] = find_source(SOURCES, source)(path, dataset, skip_bad)
         self._records: dict[str, Records] = {}
-        self._datasets: dict[str, BatchedDataset] = {}
         self._skipped: list[str] = []
 
     # What the model must know of the data, measured or from a checkpoint.
 
-    def metadata(self) -> dict[str, Any]:
-        """Primitives that a checkpoint keeps; from the training split, unless they were adopted.
+    @cached_property
+    def _layout(self) -> dict[str, Any]:
+        """The metadata that are known before any training image is decoded."""
+        names = self.source.checked_class_names()
+        train = self._split("train")
+        channels = self.options.channels or train.channels()
+        return {
+            "class_names": names,
+            "num_classes": len(names),
+            "channels": channels,
+            "image_size": self.image_size or train.common_size(channels, self.skip_bad),
+        }
+
+    def measure_metadata(self) -> dict[str, Any]:
+        """Primitives that a checkpoint keeps.
 
         Returns:
             class_names (list), num_classes, channels, image_size (pixels), mean and std (per
             channel, in [0, 1]).
         """
-        if "mean" not in self._metadata:
-            layout = self._layout()
-            mean = self.options.mean
-            std = self.options.std
-            if mean is None or std is None:
-                measured = channel_statistics(self._dataset("train"))
-                mean = mean or measured[0]
-                std = std or measured[1]
-            for name, values in (("mean", mean), ("std", std)):
-                if len(values) != layout["channels"]:
-                    raise UsageError(
-                        f"{name} {values} need a number for each of {layout['channels']} channels."
-                    )
-            self._metadata = {**layout, "mean": mean, "std": std}
-        return self._metadata
+        channels = self._layout["channels"]
+        mean = self.options.mean
+        std = self.options.std
+        if mean is None or std is None:
+            measured = channel_statistics(self.dataset("train"))
+            mean = mean or measured[0]
+            std = std or measured[1]
+        for name, values in (("mean", mean), ("std", std)):
+            if len(values) != channels:
+                raise UsageError(f"{name} {values} need a number for each of {channels} channels.")
+        return {**self._layout, "mean": mean, "std": std}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Uses the metadata of a checkpoint: prediction then needs no data set.
 
         Raises:
-            UsageError: Another image size was asked for.
+            UsageError: The options name other values.
         """
-        if self.image_size not in (None, metadata["image_size"]):
-            raise UsageError(
-                f"image_size is {self.image_size}, the checkpoint was trained with "
-                f"{metadata['image_size']}: leave it out."
-            )
+        require_same("image_size", self.image_size, metadata["image_size"])
         for name in ("class_names", "mean", "std"):
-            given = getattr(self.options, name)
-            if given is not None and list(given) != list(metadata[name]):
-                raise UsageError(
-                    f"{name} is {given}, the checkpoint was trained with {metadata[name]}: leave "
-                    "it out."
-                )
+            require_same(name, getattr(self.options, name), metadata[name])
         self._metadata = dict(metadata)
+        self._layout = self._metadata  # in place of the cached property's
         self.image_size = metadata["image_size"]
         self.source.checkpoint_classes = metadata["class_names"]
         self._records = {}
         self._datasets = {}
 
     @property
-    def origin(self) -> str:
-        """Where the images were read from: a folder, a hub id, or "embedded"."""
-        return self.source.origin
-
-    @property
     def skipped(self) -> list[str]:
         """Files left out because of `skip_bad`, so far."""
         return sorted({*self._skipped, *self.source.skipped})
 
-    def _layout(self) -> dict[str, Any]:
-        """The metadata that are known before any training image is decoded."""
-        if not self._metadata:
-            names = self.source.checked_class_names()
-            train = self._split("train")
-            channels = self.options.channels or train.channels()
-            size = self.image_size or train.common_size(channels, self.skip_bad)
-            self._metadata = {
-                "class_names": names,
-                "num_classes": len(names),
-                "channels": channels,
-                "image_size": size,
-            }
-        return self._metadata
-
-    # Splits: read and decoded when first needed, so that the test images stay untouched until the
-    # test.
+    # Splits.
 
     def prepare_data(self) -> None:
-        """Downloads where needed (one process), which to predict is not."""
+        """Downloads on one process; prediction needs no data set."""
         if self.trainer is None or self.trainer.state.fn != "predict":
             self.source.prepare()
 
     def setup(self, stage: str) -> None:
-        """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""
-        if stage == "predict":
-            self._dataset("predict")
-            return
-        if self._metadata:
+        """As in the base class; classes that are not the checkpoint's are refused first."""
+        if stage != "predict" and self._metadata:
             self.source.require_classes(self._metadata["class_names"])
-        for split in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}[stage]:
-            self._dataset(split)
-        self.metadata()
+        super().setup(stage)
 
     def _split(self, split: str) -> Records:
         if split not in self._records:
             is_predict = split == "predict"
-            self._records[split] = (
-                self._files_to_predict() if is_predict else self.source.split(split)
-            )
+            records = self._files_to_predict() if is_predict else self.source.split(split)
+            self._records[split] = records
         return self._records[split]
 
     def _files_to_predict(self) -> Records:
@@ -210,18 +179,12 @@ class ImageData(ResumableDataModule):
             raise UsageError(f"{path} holds no images.")
         return Records(files, torch.zeros(len(files), dtype=torch.int64), torch.arange(len(files)))
 
-    def _dataset(self, split: str) -> BatchedDataset:
-        if split not in self._datasets:
-            layout = self._layout()
-            self._datasets[split] = self._load(
-                self._split(split), layout, labelled=split != "predict"
-            )
-        return self._datasets[split]
-
-    def _load(self, records: Records, layout: dict[str, Any], labelled: bool) -> BatchedDataset:
+    def load(self, split: str) -> BatchedDataset:
         """In memory if the decoded images fit, else a stream."""
-        channels = layout["channels"]
-        size = layout["image_size"]
+        records = self._split(split)
+        labelled = split != "predict"
+        channels = self._layout["channels"]
+        size = self._layout["image_size"]
         resize = self.image_size is not None
         if len(records) * channels * size**2 > self.loading.memory_limit_mb * 2**20:
             return StreamedImages(records, labelled, channels, size, self.skip_bad, resize)
@@ -237,24 +200,6 @@ class ImageData(ResumableDataModule):
         if labelled:
             return MemoryImages(pixels, records.labels)
         return MemoryImages(pixels, None, [records.name(i) for i in range(len(records))])
-
-    # Lightning's hooks.
-
-    def train_batches(self) -> int:
-        """Batches of a training epoch on this rank, without making a loader."""
-        return len(self.train_sampler(self._dataset("train")))
-
-    def train_dataloader(self) -> DataLoader:
-        return self.train_loader(self._dataset("train"))
-
-    def val_dataloader(self) -> DataLoader:
-        return self.eval_loader(self._dataset("val"))
-
-    def test_dataloader(self) -> DataLoader:
-        return self.eval_loader(self._dataset("test"))
-
-    def predict_dataloader(self) -> DataLoader:
-        return self.eval_loader(self._dataset("predict"))
 
     def on_before_batch_transfer(
         self, batch: dict[str, Any], dataloader_idx: int

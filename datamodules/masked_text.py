@@ -1,13 +1,12 @@
-"""Texts to pretrain encoders on: chunks of documents, or pairs of spans where one may follow the
-other."""
+"""Texts to pretrain encoders on: chunks of documents, or pairs for next-sentence prediction."""
 
 from functools import cached_property
 from random import Random
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader
 
+from datamodules.base import find_source, require_same
 from datamodules.sources import CORPORA
 from datamodules.text import Sequences, TextData, TokenRows
 from datamodules.tokenizers import Tokenizer
@@ -55,16 +54,15 @@ class Chunks(Sequences):
         return self.table[int(self.document[i])][start : start + int(self.size[i])]
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        rows = [self.tokenizer.build_inputs(self.tokens(i), self.max_length).ids for i in indices]
-        return self.batch(torch.tensor(indices), rows)
+        inputs = [self.tokenizer.build_inputs(self.tokens(i), self.max_length) for i in indices]
+        return self.batch(torch.tensor(indices), [row.ids for row in inputs])
 
 
 class NextSentencePairs(Chunks):
-    """Chunks split in two at a random place; half of the second spans are replaced by tokens of
-    another document.
+    """Chunks split in two at random (next-sentence prediction: Devlin 2019).
 
-    The place, the replacement and its length (that of what it replaces, if the other document is as
-    long) depend on (seed, epoch, chunk) only (next-sentence prediction: Devlin 2019).
+    Half of the second spans are replaced by as many tokens of another document, or by all of a
+    shorter one. The random choices depend on (seed, epoch, chunk) only.
 
     Args:
         table, tokenizer, max_length, multiple: See `Chunks`.
@@ -94,7 +92,7 @@ class NextSentencePairs(Chunks):
             for first, second, _ in pairs
         ]
         batch = self.batch(index, [row.ids for row in inputs])
-        batch["segments"] = self.pad(index, [row.segments for row in inputs], padding=0)
+        batch["segments"] = self.pad(index, [row.segments for row in inputs], fill=0)
         batch["is_next"] = torch.tensor([is_next for _, _, is_next in pairs], dtype=torch.int64)
         return batch
 
@@ -119,7 +117,7 @@ class MaskedTextData(TextData):
 
     {"tokens": int64 (B, N), "padding_mask": bool (B, N), False at padding, "index": int64 (B,)}.
     With `next_sentence` also "segments": int64 (B, N), 1 in the second of two spans, and "is_next":
-    int64 (B,), 1 where it follows the first. Tokens are masked later, on the device (see
+    int64 (B,), 1 if it follows the first. Tokens are masked later, on the device (see
     `datamodules.tokens.masking`).
 
     Args:
@@ -134,7 +132,7 @@ class MaskedTextData(TextData):
             follows the first.
 
     Raises:
-        UsageError: An option is out of range, or the data are not where it says.
+        UsageError: An option is out of range, or the data are not found.
         DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 
@@ -146,25 +144,17 @@ class MaskedTextData(TextData):
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
-        if source not in CORPORA:
-            raise UsageError(f"source is {source}, but must be one of {', '.join(CORPORA)}.")
-        self.source = CORPORA[source](path, self.options, self.skip_bad)
+        self.source = find_source(CORPORA, source)(path, self.options, self.skip_bad)
         self.source.labelled = False
         self.next_sentence = next_sentence
 
-    def metadata(self) -> dict[str, Any]:
+    def measure_metadata(self) -> dict[str, Any]:
         """As in the base class, and next_sentence (bool)."""
-        if not self._metadata:
-            self._metadata = {"next_sentence": self.next_sentence, **super().metadata()}
-        return self._metadata
+        return {"next_sentence": self.next_sentence, **super().measure_metadata()}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the kind of samples must agree, too."""
-        if self.next_sentence != metadata["next_sentence"]:
-            raise UsageError(
-                f"next_sentence is {self.next_sentence}, the checkpoint was trained with "
-                f"{metadata['next_sentence']}: leave it out."
-            )
+        require_same("next_sentence", self.next_sentence, metadata["next_sentence"])
         super().set_metadata(metadata)
 
     @cached_property
@@ -176,9 +166,7 @@ class MaskedTextData(TextData):
 
     def load(self, split: str) -> Chunks:
         if split == "predict":
-            raise UsageError(
-                "there is nothing to predict here: pretraining ends in weights for another task."
-            )
+            raise UsageError("there is nothing to predict here: fine-tune on another task first.")
         texts = self._training if split == "train" else self.source.corpus(split)
         table = tokenised(texts, self.tokenizer)
         if not self.next_sentence:
@@ -186,10 +174,3 @@ class MaskedTextData(TextData):
         return NextSentencePairs(
             table, self.tokenizer, self.max_length, self.loading.multiple, self.seed
         )
-
-    def train_dataloader(self) -> DataLoader:
-        loader = super().train_dataloader()
-        dataset = self.dataset("train")
-        if isinstance(dataset, NextSentencePairs):
-            dataset.sampler = loader.sampler  # type: ignore[assignment]
-        return loader

@@ -8,8 +8,9 @@ from typing import Any, BinaryIO, Literal
 import torch
 from torch import Tensor
 
+from datamodules.base import find_source, require_same
 from datamodules.sources import TEXT_SOURCES, TextSamples
-from datamodules.sources.readers.formats import NOT_UTF8, decode_lines
+from datamodules.sources.readers.formats import read_lines
 from datamodules.sources.texts import text_samples
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
 from datamodules.tokenizers import Tokenizer
@@ -23,7 +24,7 @@ class LabelledTokens(Sequences):
 
     Args:
         table: Tokens of the texts, without special tokens.
-        labels: (S,) int64; None where there are none (prediction).
+        labels: (S,) int64; None for prediction.
         tokenizer: Puts special tokens around a text, and truncates it.
         max_length: Tokens of a text at most.
         multiple: See `TextLoading`.
@@ -37,18 +38,16 @@ class LabelledTokens(Sequences):
         max_length: int,
         multiple: int,
     ) -> None:
-        whole = table.lengths + tokenizer.num_special_tokens()
-        super().__init__(tokenizer, whole.clamp(max=max_length), max_length, multiple)
+        sizes = table.lengths + tokenizer.num_special_tokens()
+        super().__init__(tokenizer, sizes.clamp(max=max_length), max_length, multiple)
         self.table = table
         self.labels = labels
-        self.truncated = int((whole > max_length).sum())
+        self.truncated = int((sizes > max_length).sum())
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index = torch.tensor(indices)
-        batch = self.batch(
-            index,
-            [self.tokenizer.build_inputs(self.table[i], self.max_length).ids for i in indices],
-        )
+        inputs = [self.tokenizer.build_inputs(self.table[i], self.max_length) for i in indices]
+        batch = self.batch(index, [row.ids for row in inputs])
         return batch if self.labels is None else batch | {"label": self.labels[index]}
 
 
@@ -70,7 +69,7 @@ class ReviewData(TextData):
             input.
 
     Raises:
-        UsageError: An option is out of range, or the data are not where it says.
+        UsageError: An option is out of range, or the data are not found.
         DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 
@@ -82,27 +81,18 @@ class ReviewData(TextData):
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
-        if source not in TEXT_SOURCES:
-            raise UsageError(f"source is {source}, but must be one of {', '.join(TEXT_SOURCES)}.")
-        self.source = TEXT_SOURCES[source](path, self.options, self.skip_bad)
+        self.source = find_source(TEXT_SOURCES, source)(path, self.options, self.skip_bad)
         self.predict_path = predict_path
         self.predict_text: str | None = None  # a single text to classify, instead of a file
 
-    def metadata(self) -> dict[str, Any]:
+    def measure_metadata(self) -> dict[str, Any]:
         """As in the base class, and class_names (list) and num_classes."""
-        if not self._metadata:
-            names = self.source.checked_class_names()
-            self._metadata = {"class_names": names, "num_classes": len(names), **super().metadata()}
-        return self._metadata
+        names = self.source.checked_class_names()
+        return {"class_names": names, "num_classes": len(names), **super().measure_metadata()}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the class names must agree, too."""
-        given = self.options.class_names
-        if given is not None and given != metadata["class_names"]:
-            raise UsageError(
-                f"class_names is {given}, the checkpoint was trained with "
-                f"{metadata['class_names']}: leave it out."
-            )
+        require_same("class_names", self.options.class_names, metadata["class_names"])
         super().set_metadata(metadata)
         self.source.checkpoint_classes = metadata["class_names"]
 
@@ -145,7 +135,8 @@ class ReviewData(TextData):
         if self.predict_path == "-":
             return self._usable(*self._lines(sys.stdin.buffer, "standard input"))
         path = Path(self.predict_path)
-        if fault := path_fault(path):
+        fault = path_fault(path)
+        if fault:
             raise UsageError(
                 f"{path} {fault}: --data.predict_path takes a file with a text on each line, or -."
             )
@@ -155,12 +146,9 @@ class ReviewData(TextData):
     def _lines(self, file: BinaryIO, origin: str) -> tuple[list[str], list[int], str]:
         """The lines that are UTF-8, their numbers, and what to call them; the others are bad."""
         texts, rows = [], []
-        not_utf8: list[int] = []
-        for number, line in enumerate(decode_lines(file, origin, not_utf8), 1):
-            if not_utf8:
-                self.source.reject(f"line {not_utf8.pop()} of {origin}", NOT_UTF8)
-            else:
-                texts.append(line.rstrip("\r\n"))
+        for number, line in enumerate(read_lines(file, origin, self.source.reject), 1):
+            if line is not None:
+                texts.append(line)
                 rows.append(number)
         if not texts:
             raise DataError(f"{origin} holds no texts.")

@@ -8,7 +8,6 @@ import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from datamodules.base import BatchedDataset
 from datamodules.sources import TextDatasetOptions, TextSource
 from datamodules.tokenized import TokenizedData
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
@@ -20,7 +19,7 @@ from datamodules.utils.batching import (
 )
 from datamodules.utils.errors import UsageError
 
-TRUNCATIONS = {"head": "the head", "tail": "the tail", "both": "head and tail"}
+KEPT = {"head": "the head", "tail": "the tail", "both": "head and tail"}
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,6 @@ class TextLoading:
     seed: int = 0
 
 
-class TokenDataset(BatchedDataset, Protocol):
-    """Token sequences of one split, indexed by whole batches."""
-
-    token_counts: Tensor  # (S,) int64, tokens of each sample with special tokens; of pairs (S, 2)
-    lengths: Tensor  # of the same shape, rounded up: what a sample is padded to
-    truncated: int  # samples that were truncated
-
-
 class TokenRows(Protocol):
     """Token ids of many texts, on disk or in memory."""
 
@@ -74,11 +65,10 @@ class TokenLists(list[list[int]]):
 
 
 class TextData(TokenizedData):
-    """Base of texts of any length: subclasses load a split as a `TokenDataset`.
+    """Base of texts of any length: subclasses load a split as `Sequences`, or as pairs of them.
 
     Args:
-        batch_size: Training samples per step and device; not used where `loading.batch_tokens` is
-            set.
+        batch_size: Training samples per step and device; not used if `loading.batch_tokens` is set.
         max_length: Tokens of a sample at most, with special tokens.
         skip_bad: Skip texts that are empty or not UTF-8, and count them, instead of stopping at the
             first.
@@ -91,6 +81,7 @@ class TextData(TokenizedData):
     """
 
     source: TextSource
+    noun = "texts"  # what samples are called in a warning
 
     def __init__(
         self,
@@ -120,13 +111,14 @@ class TextData(TokenizedData):
         self.options = dataset
         self.loading = loading
 
-    def warn_truncated(self, datasets: list[TokenDataset]) -> None:
+    def warn_truncated(self, datasets: list[Any]) -> None:
         count = sum(dataset.truncated for dataset in datasets)
         if count:
             total = sum(len(dataset) for dataset in datasets)
+            kept = KEPT[self.tokenizer_config.truncate]
             rank_zero_warn(
-                f"{count:,} of {total:,} texts are longer than {self.max_length} tokens and were "
-                f"cut (keeping {TRUNCATIONS[self.config.truncate]})."
+                f"{count:,} of {total:,} {self.noun} are longer than {self.max_length} tokens and "
+                f"were cut (keeping {kept}): raise --data.max_length to keep all of it."
             )
 
     def count_tokens(self) -> tuple[float, float]:
@@ -134,11 +126,6 @@ class TextData(TokenizedData):
         epoch = self.trainer.current_epoch if self.trainer else 0
         batches = self.train_sampler(dataset).batches(epoch)
         return count_tokens(batches, dataset.lengths, dataset.token_counts)
-
-    def padding_share(self) -> float:
-        """Fraction of this rank's tokens in the current training epoch that are padding."""
-        tokens, padded = self.count_tokens()
-        return 1 - tokens / padded
 
     # Batches.
 
@@ -162,13 +149,13 @@ class TextData(TokenizedData):
         """As in the base class, with what decides how long a batch is."""
         return super().batch_layout(world_size) | {
             "batch_tokens": self.loading.batch_tokens or 0,
-            "buckets": int(self.loading.buckets),
+            "buckets": self.loading.buckets,
             "multiple": self.loading.multiple,
         }
 
 
 class Sequences:
-    """Base of token data sets: what a sample has of tokens, and the padded tensors of a batch.
+    """Base of token data sets: how long a sample is, and the padded tensors of a batch.
 
     Args:
         tokenizer: Knows the padding token.
@@ -178,6 +165,7 @@ class Sequences:
     """
 
     in_memory = True  # or mapped into it: no workers
+    truncated = 0  # samples that were truncated
 
     def __init__(
         self, tokenizer: Tokenizer, token_counts: Tensor, max_length: int, multiple: int
@@ -185,18 +173,19 @@ class Sequences:
         self.tokenizer = tokenizer
         self.token_counts = token_counts
         self.max_length = max_length
-        self.lengths = round_up(token_counts, multiple, max_length)
-        self.padding = tokenizer.special_id("pad")
-        self.truncated = 0
+        self.lengths = round_up(
+            token_counts, multiple, max_length
+        )  # (S,) that samples are padded to
+        self.pad_id = tokenizer.special_id("pad")
 
     def __len__(self) -> int:
         return len(self.token_counts)
 
-    def pad(self, index: Tensor, rows: Sequence[list[int]], padding: int | None = None) -> Tensor:
+    def pad(self, index: Tensor, rows: Sequence[list[int]], fill: int | None = None) -> Tensor:
         """Rows of token ids as one tensor (B, N), as long as the samples `index` (B,) need."""
-        width = int(self.lengths[index].max())
-        value = self.padding if padding is None else padding
-        return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
+        length = int(self.lengths[index].max())
+        value = self.pad_id if fill is None else fill
+        return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
 
     def batch(self, index: Tensor, rows: Sequence[list[int]]) -> dict[str, Any]:
         """{"tokens": int64 (B, N), "padding_mask": bool (B, N), "index": int64 (B,)}."""

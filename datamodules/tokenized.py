@@ -1,26 +1,16 @@
-"""What all datamodules of tokens share: a tokenizer, and splits that are loaded once."""
+"""What all datamodules of tokens share: a tokenizer, and what a checkpoint keeps of it."""
 
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from datamodules.base import ResumableDataModule
-from datamodules.sources import Source
+from datamodules.base import SPLITS_OF_STAGE, ResumableDataModule, require_same
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.errors import UsageError
 
-SPLITS_OF_STAGE = {
-    "fit": ("train", "val"),
-    "validate": ("val",),
-    "test": ("test",),
-    "predict": ("predict",),
-}
-
 
 class TokenizedData(ResumableDataModule):
-    """Base: subclasses set `source`, say which texts the tokenizer learns from, and load a split.
+    """Base: subclasses set `source`, load a split, and say which texts the tokenizer learns from.
 
     Args:
         batch_size: Training samples per step and device.
@@ -34,8 +24,6 @@ class TokenizedData(ResumableDataModule):
         UsageError: An option is out of range.
     """
 
-    source: Source[Any]
-
     def __init__(
         self,
         batch_size: int,
@@ -47,16 +35,10 @@ class TokenizedData(ResumableDataModule):
     ) -> None:
         super().__init__(batch_size, eval_batch_size, 0, seed)
         self.max_length = max_length
-        self.config = tokenizer
+        self.tokenizer_config = tokenizer
         self.skip_bad = skip_bad
-        self._metadata: dict[str, Any] = {}
-        self._datasets: dict[str, Any] = {}
 
     # What subclasses say.
-
-    def load(self, split: str) -> Any:
-        """Reads and tokenises a split: "train", "val", "test" or "predict"."""
-        raise NotImplementedError
 
     def training_texts(self) -> Any:
         """The texts that the tokenizer is trained from."""
@@ -65,6 +47,11 @@ class TokenizedData(ResumableDataModule):
     def count_tokens(self) -> tuple[float, float]:
         """Tokens of this rank in the current training epoch, without padding and with it."""
         raise NotImplementedError
+
+    def padding_share(self) -> float:
+        """Fraction of this rank's tokens in the current training epoch that are padding."""
+        tokens, padded = self.count_tokens()
+        return 1 - tokens / padded
 
     def warn_truncated(self, datasets: list[Any]) -> None:
         """Warns of samples that were truncated in splits that were just loaded."""
@@ -78,46 +65,40 @@ class TokenizedData(ResumableDataModule):
 
     def make_tokenizer(self) -> Any:
         """A file's, or one trained from the training texts."""
-        texts = [] if self.config.file is not None else self.training_texts()
-        return Tokenizer.load_or_train(texts, self.config)
+        texts = [] if self.tokenizer_config.file is not None else self.training_texts()
+        return Tokenizer.load_or_train(texts, self.tokenizer_config)
 
     def stored_tokenizer(self, metadata: dict[str, Any]) -> Any:
         """A checkpoint's."""
-        return Tokenizer.from_json(metadata["tokenizer"], self.config.truncate)
+        return Tokenizer.from_json(metadata["tokenizer"], self.tokenizer_config.truncate)
 
     @property
-    def padding(self) -> int:
+    def pad_id(self) -> int:
         """Id of the padding token."""
         return self.tokenizer.special_id("pad")
 
-    def metadata(self) -> dict[str, Any]:
+    def measure_metadata(self) -> dict[str, Any]:
         """Primitives that a checkpoint keeps.
 
         Returns:
             tokenizer (content of its tokenizer.json), tokenizer_options, vocabulary (its size),
             padding (id of its padding token), max_length (tokens).
         """
-        if not self._metadata:
-            self._metadata = {
-                "tokenizer": self.tokenizer.to_json(),
-                "tokenizer_options": self._tokenizer_options(),
-                "vocabulary": self.tokenizer.vocab_size,
-                "padding": self.padding,
-                "max_length": self.max_length,
-            }
-        return self._metadata
+        return {
+            "tokenizer": self.tokenizer.to_json(),
+            "tokenizer_options": self._tokenizer_options(),
+            "vocabulary": self.tokenizer.vocab_size,
+            "padding": self.pad_id,
+            "max_length": self.max_length,
+        }
 
     def _tokenizer_options(self) -> dict[str, Any]:
-        """The tokenizer's options; those that it would be trained with only where it was."""
-        options = asdict(self.config)
-        if self.config.file is not None:
-            own = self.tokenizer
-            options |= {
-                "kind": own.kind,
-                "vocabulary": own.vocab_size,
-                "min_frequency": None,
-                "lowercase": None,
-            }
+        """The tokenizer's options; with a file those of training are what the file says."""
+        options = asdict(self.tokenizer_config)
+        if self.tokenizer_config.file is not None:
+            options["kind"] = self.tokenizer.kind
+            options["vocabulary"] = self.tokenizer.vocab_size
+            options["min_frequency"] = options["lowercase"] = None
         return options
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
@@ -126,12 +107,8 @@ class TokenizedData(ResumableDataModule):
         Raises:
             UsageError: The options name another length or another tokenizer.
         """
-        if self.max_length != metadata["max_length"]:
-            raise UsageError(
-                f"max_length is {self.max_length}, the checkpoint was trained with "
-                f"{metadata['max_length']}: leave it out."
-            )
-        options = asdict(self.config)
+        require_same("max_length", self.max_length, metadata["max_length"])
+        options = asdict(self.tokenizer_config)
         stored = self.stored_tokenizer(metadata)
         for name, value in metadata["tokenizer_options"].items():
             if not name.endswith("file") and options[name] != value:
@@ -141,28 +118,19 @@ class TokenizedData(ResumableDataModule):
                     f"was made with {name} {value}: leave it out."
                 )
         stored_file = metadata["tokenizer_options"]["file"]
-        if self.config.file not in (None, stored_file):  # the stored file may be gone
+        file = self.tokenizer_config.file
+        if file not in (None, stored_file):  # the stored file may be gone
             given = self.make_tokenizer()
             if given.digest != stored.digest:
                 raise UsageError(
-                    f"the tokenizer {self.config.file} ({given.vocab_size} tokens) is not the "
-                    f"checkpoint's ({stored.vocab_size} tokens): leave --data.tokenizer.file out."
+                    f"the tokenizer {file} ({given.vocab_size} tokens) is not the checkpoint's "
+                    f"({stored.vocab_size} tokens): leave --data.tokenizer.file out."
                 )
         self.tokenizer = stored  # in place of the cached property's
         self._metadata = dict(metadata)
         self._datasets = {}
 
-    @property
-    def origin(self) -> str:
-        """Where the texts were read from: a path, a hub id, or "embedded"."""
-        return self.source.origin
-
-    @property
-    def skipped(self) -> list[str]:
-        """Texts skipped because of `skip_bad`, so far."""
-        return sorted(set(self.source.skipped))
-
-    # Splits: loaded when first needed, so that the test texts stay untouched until the test.
+    # Splits.
 
     def prepare_data(self) -> None:
         """Downloads and tokenises on one process; the others find the tokens on disk."""
@@ -175,31 +143,7 @@ class TokenizedData(ResumableDataModule):
             self.setup(stage)
 
     def setup(self, stage: str) -> None:
-        """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""
-        splits = SPLITS_OF_STAGE[stage]
-        new = [self.dataset(split) for split in splits if split not in self._datasets]
-        self.warn_truncated(new)
-        if stage != "predict":
-            self.metadata()
-
-    def dataset(self, split: str) -> Any:
-        """A split, read and tokenised once."""
-        if split not in self._datasets:
-            self._datasets[split] = self.load(split)
-        return self._datasets[split]
-
-    def train_batches(self) -> int:
-        """Batches of every training epoch on this rank, without making a loader."""
-        return len(self.train_sampler(self.dataset("train")))
-
-    def train_dataloader(self) -> DataLoader:
-        return self.train_loader(self.dataset("train"))
-
-    def val_dataloader(self) -> DataLoader:
-        return self.eval_loader(self.dataset("val"))
-
-    def test_dataloader(self) -> DataLoader:
-        return self.eval_loader(self.dataset("test"))
-
-    def predict_dataloader(self) -> DataLoader:
-        return self.eval_loader(self.dataset("predict"))
+        """As in the base class; warns of samples that are truncated, once for each split."""
+        new = [split for split in SPLITS_OF_STAGE[stage] if split not in self._datasets]
+        super().setup(stage)
+        self.warn_truncated([self.dataset(split) for split in new])

@@ -3,15 +3,14 @@
 from typing import Any, Literal
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 
+from datamodules.base import find_source, require_same
 from datamodules.sources import PARALLEL, ParallelOptions, ParallelSource, TextSamples
 from datamodules.sources.parallel import language_pair
 from datamodules.text import Sequences, TextData, TextLoading, TokenRows
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
 from datamodules.tokens.packing import IGNORED
 from datamodules.tokens.token_cache import tokenised
-from datamodules.utils.batching import round_up
 from datamodules.utils.errors import UsageError
 
 
@@ -36,20 +35,18 @@ class PairTokens:
         multiple: int,
         texts: TextSamples | None = None,
     ) -> None:
-        whole = (
-            torch.stack([table.lengths for table in tables], dim=1) + tokenizer.num_special_tokens
-        )  # (S, 2)
-        self.token_counts = whole.clamp(max=max_length)
-        self.lengths = round_up(self.token_counts, multiple, max_length)
-        self.truncated = int((whole > max_length).any(1).sum())
+        text_lengths = torch.stack([table.lengths for table in tables], dim=1)
+        sizes = text_lengths + tokenizer.num_special_tokens  # (S, 2)
+        self.truncated = int((sizes > max_length).any(1).sum())
+        self.token_counts = sizes.clamp(max=max_length)
         self.tables = tables
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.texts = texts
-        sides = zip((tokenizer.source, tokenizer.target), self.token_counts.unbind(1), strict=True)
-        self._source, self._target = (
-            Sequences(side, own, max_length, multiple) for side, own in sides
-        )
+        source, target = self.token_counts.unbind(1)
+        self._source = Sequences(tokenizer.source, source, max_length, multiple)
+        self._target = Sequences(tokenizer.target, target, max_length, multiple)
+        self.lengths = torch.stack([self._source.lengths, self._target.lengths], dim=1)  # (S, 2)
 
     def __len__(self) -> int:
         return len(self.token_counts)
@@ -57,14 +54,14 @@ class PairTokens:
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
         index = torch.tensor(indices)
         source_ids, target_ids = self.tables
-        source_rows = [self.tokenizer.build_source(source_ids[i], self.max_length) for i in indices]
-        rows = [self.tokenizer.build_target(target_ids[i], self.max_length) for i in indices]
-        source = self._source.batch(index, source_rows)
+        sources = [self.tokenizer.build_source(source_ids[i], self.max_length) for i in indices]
+        targets = [self.tokenizer.build_target(target_ids[i], self.max_length) for i in indices]
+        source = self._source.batch(index, sources)
         batch = {
             "source": source["tokens"],
             "source_padding_mask": source["padding_mask"],
-            "tokens": self._target.pad(index, [row[:-1] for row in rows]),
-            "targets": self._target.pad(index, [row[1:] for row in rows], IGNORED),
+            "tokens": self._target.pad(index, [row[:-1] for row in targets]),
+            "targets": self._target.pad(index, [row[1:] for row in targets], IGNORED),
             "index": index,
         }
         if self.texts is not None:
@@ -93,21 +90,22 @@ class TranslationData(TextData):
             validation.
         languages: Source and target, as the files or columns call them, such as en-de; with a colon
             if a name has a hyphen, such as en:pt-BR; null: en-fr for dates.
-        batch_size: Training pairs per step and device; not used where `loading.batch_tokens` is
+        batch_size: Training pairs per step and device; not used if `loading.batch_tokens` is
             set.
         max_length: Tokens of either side at most, special tokens among them; longer texts are
             truncated, and counted.
-        dataset: What the files do not say: hub id, columns, validation share.
+        dataset: What the files do not say: hub id, columns, validation fraction.
         tokenizer: How to train them from the training texts, or files of tokenizers.
         loading: Sizes of evaluation batches, batches by tokens, seed of the order.
 
     Raises:
-        UsageError: An option is out of range, or the data are not where it says.
+        UsageError: An option is out of range, or the data are not found.
         DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 
     source: ParallelSource
-    config: PairTokenizerConfig
+    noun = "pairs"
+    tokenizer_config: PairTokenizerConfig
     tokenizer: PairTokenizer  # type: ignore[assignment]
 
     def __init__(
@@ -123,8 +121,7 @@ class TranslationData(TextData):
         **shared: Any,
     ) -> None:
         super().__init__(batch_size, max_length, tokenizer=tokenizer, loading=loading, **shared)
-        if source not in PARALLEL:
-            raise UsageError(f"source is {source}, but must be one of {', '.join(PARALLEL)}.")
+        kind = find_source(PARALLEL, source)
         default = "en-fr" if source == "dates" else ""
         names = languages or default
         self.languages = names.split(":" if ":" in names else "-")
@@ -133,13 +130,13 @@ class TranslationData(TextData):
                 f"--data.languages is {names or 'missing'}, but must be source and target, such as "
                 "en-de, or with a colon if a name has a hyphen, such as en:pt-BR."
             )
-        self.source = PARALLEL[source](path, dataset, self.languages, self.skip_bad)
+        self.source = kind(path, dataset, self.languages, self.skip_bad)
 
     # The tokenizers.
 
     def make_tokenizer(self) -> PairTokenizer:
         """Those of the files, or trained from the training pairs."""
-        return PairTokenizer.load_or_train(self._sides, self.training_texts, self.config)
+        return PairTokenizer.load_or_train(self._sides, self.training_texts, self.tokenizer_config)
 
     def stored_tokenizer(self, metadata: dict[str, Any]) -> PairTokenizer:
         return PairTokenizer.from_metadata(metadata)
@@ -154,38 +151,31 @@ class TranslationData(TextData):
 
         return pa.chunked_array([chunk for side in self._sides() for chunk in side.chunks])
 
-    def metadata(self) -> dict[str, Any]:
+    def measure_metadata(self) -> dict[str, Any]:
         """Primitives that a checkpoint keeps.
 
         Returns:
             What `PairTokenizer.metadata` returns; tokenizer_options, max_length (tokens of either
             side), languages (list of two).
         """
-        if not self._metadata:
-            self._metadata = {
-                **self.tokenizer.metadata(),
-                "tokenizer_options": self._tokenizer_options(),
-                "max_length": self.max_length,
-                "languages": self.languages,
-            }
-        return self._metadata
+        return {
+            **self.tokenizer.metadata(),
+            "tokenizer_options": self._tokenizer_options(),
+            "max_length": self.max_length,
+            "languages": self.languages,
+        }
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the languages must agree, too."""
-        if self.languages != metadata["languages"]:
-            raise UsageError(
-                f"--data.languages is {language_pair(self.languages)}, the checkpoint was trained "
-                f"with {language_pair(metadata['languages'])}: leave it out."
-            )
+        given, stored = (language_pair(names) for names in (self.languages, metadata["languages"]))
+        require_same("--data.languages", given, stored)
         super().set_metadata(metadata)
 
     # Splits.
 
     def load(self, split: str) -> PairTokens:
         if split == "predict":
-            raise UsageError(
-                "there is nothing to predict here: translate texts with a checkpoint instead."
-            )
+            raise UsageError("there is nothing to predict here: use `translate` with a checkpoint.")
         pairs = self.source.split(split)
         tables = (
             tokenised(self._prompted(pairs), self.tokenizer.source),
@@ -199,18 +189,9 @@ class TranslationData(TextData):
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        if not self.config.prompt:
+        if not self.tokenizer_config.prompt:
             return pairs.columns[0]
         kind = pa.large_string()
         return pc.binary_join_element_wise(
-            pa.scalar(self.config.prompt, kind), pairs.columns[0], pa.scalar("", kind)
+            pa.scalar(self.tokenizer_config.prompt, kind), pairs.columns[0], pa.scalar("", kind)
         )
-
-    def warn_truncated(self, datasets: list[Any]) -> None:
-        """Warns how many pairs were truncated."""
-        if truncated := sum(dataset.truncated for dataset in datasets):
-            rank_zero_warn(
-                f"{truncated:,} of {sum(map(len, datasets)):,} pairs have a side of more than "
-                f"{self.max_length} tokens, which was truncated: raise --data.max_length to keep "
-                "all of it."
-            )

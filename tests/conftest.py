@@ -1,4 +1,4 @@
-"""What all tests share: two threads, no network, no accounts, a cache of their own, and real data where there are."""
+"""What all tests share: a seed, no network, no accounts, a cache of their own, real data sets."""
 
 import os
 import sys
@@ -8,26 +8,26 @@ from pathlib import Path
 import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", MPLBACKEND="Agg")
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "passive"
-)  # threads that wait leave the cores to other workers
-
-
-@pytest.fixture(scope="session", autouse=True)
-def two_threads() -> None:
-    """Also for what is made for several tests: bits depend on their number."""
-    import torch
-
-    torch.set_num_threads(2)
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads leave the cores to other workers
 
 
 @pytest.fixture(autouse=True)
 def same_start() -> None:
-    """Two threads, and the same random numbers in whatever order the tests run."""
+    """The same random numbers in whatever order the tests run."""
     import torch
 
-    torch.set_num_threads(2)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def two_threads() -> Iterator[None]:
+    """For tests of a module whose expected values are those of two threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,7 +38,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def end_of_process() -> Iterator[None]:
-    """End the W&B run of a test and forget its environment variables, as the end of a process does."""
+    """Ends the W&B run of a test and restores the environment, as the end of a process does."""
     before = dict(os.environ)
     yield
     if "wandb" in sys.modules:

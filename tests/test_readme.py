@@ -4,11 +4,11 @@ import itertools
 import json
 import re
 import shlex
-import shutil
 import sys
 import types
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -25,9 +25,16 @@ from tests.tasks.command import write_pairs, write_reviews
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SHORT = (
-    "--data.batch_size 2 --trainer.limit_train_batches 2 --trainer.limit_val_batches 1 "
-    "--trainer.limit_test_batches 1"
+    "--trainer.limit_train_batches 2 --data.batch_size 2 --trainer.limit_val_batches 1"
+    " --trainer.limit_test_batches 1"
 )
+WRITTEN = [
+    "runs/first/checkpoints/best.onnx",
+    "my_bert/model.safetensors",
+    "my_gpt/model.safetensors",
+    "attention.png",
+    "runs/captions/checkpoints/last.safetensors",
+]
 
 
 def blocks(language: str) -> list[str]:
@@ -35,13 +42,17 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.S)
 
 
-@pytest.mark.parametrize(
-    "code", blocks("python"), ids=lambda code: re.search(r"class (\w+)", code)[1]
-)
+def class_name(code: str) -> str:
+    """The first class of an example."""
+    return re.findall(r"class (\w+)", code)[0]
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=class_name)
 def test_examples(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    registries = {"SOURCES": SOURCES, "POSITIONS": POSITIONS}
     for registry, name in re.findall(r'^(\w+)\["(\w+)"\] = ', code, re.M):
-        monkeypatch.setitem({"SOURCES": SOURCES, "POSITIONS": POSITIONS}[registry], name, None)
+        monkeypatch.setitem(registries[registry], name, None)  # removes the example's entry later
     module = types.ModuleType("readme_example")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(code, "README.md", "exec", dont_inherit=True), vars(module))
@@ -56,36 +67,40 @@ def test_linked_files_exist() -> None:
 
 @pytest.fixture
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files that the README's commands read, and timm without downloads."""
+    """The files that the README's commands use, and timm without its downloads."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
-    for name, column, classes in (("cifar10_jpeg", "label", 10), ("cifar100", "fine_label", 100)):
-        write_parquet(tmp_path / name, column, classes)
-    for split, animal, number in itertools.product(("train", "val"), ("cat", "dog"), range(4)):
+    write_parquet(tmp_path / "cifar10_jpeg", "label", 10)
+    write_parquet(tmp_path / "cifar100", "fine_label", 100)
+    for split, animal in itertools.product(("train", "val"), ("cat", "dog")):
         folder = tmp_path / "my_images" / split / animal
-        folder.mkdir(parents=True, exist_ok=True)
-        picture(20 + number).save(folder / f"{number}.jpg")
+        folder.mkdir(parents=True)
+        for number in range(4):
+            picture(20 + number).save(folder / f"{number}.jpg")
     picture(8).convert("L").save(tmp_path / "photo.png")
     write_reviews(tmp_path / "imdb")
     lines = [f"a {word} film seen {i} times" for i in range(20) for word in ("good", "bad")]
-    (tmp_path / "lines.txt").write_text("\n".join(lines))
-    rows = ["review,label", *(f"{line},{line.split()[1]}" for line in lines)]
-    (tmp_path / "my_texts.csv").write_text("\n".join(rows))
-    verse = "To be, or not to be, that is the question: ROMEO\n"
-    (tmp_path / "shakespeare.txt").write_text(verse * 200)
+    labelled = [f"{line},{line.split()[1]}" for line in lines]
+    pairs = [f"{number} apples\t{number} Äpfel" for number in range(40)]
+    texts = {
+        "lines.txt": lines,
+        "captions.txt": lines,
+        "my_texts.csv": ["review,label", *labelled],
+        "my_pairs.tsv": ["en\tde", *pairs],
+        "shakespeare.txt": ["To be, or not to be, that is the question: ROMEO"] * 200,
+        "my_texts/shakespeare.txt": ["To be, or not to be, that is the question: ROMEO"] * 200,
+    }
     (tmp_path / "my_texts").mkdir()
-    shutil.copy(tmp_path / "shakespeare.txt", tmp_path / "my_texts")
+    for name, rows in texts.items():
+        (tmp_path / name).write_text("\n".join([*rows, ""]))
     write_pairs(tmp_path / "my_pairs", languages=("en", "de"))
-    table = [f"{n} apples\t{n} Äpfel" for n in range(40)]
-    (tmp_path / "my_pairs.tsv").write_text("\n".join(["en\tde", *table]) + "\n")
     write_pairs(tmp_path / "multi30k", test="test_2016_flickr", languages=("en", "de"))
-    shutil.copy(tmp_path / "lines.txt", tmp_path / "captions.txt")
     create = timm.create_model
 
-    def create_without_download(name: str, pretrained: bool = False, **options: object) -> object:
+    def create_untrained(name: str, pretrained: bool = False, **options: Any) -> Any:
         return create(name, **options)
 
-    monkeypatch.setattr(timm, "create_model", create_without_download)
+    monkeypatch.setattr(timm, "create_model", create_untrained)
 
 
 @pytest.mark.slow
@@ -96,18 +111,15 @@ def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> Non
         assert re.fullmatch(r"python -m tasks\.\w+", " ".join(command)), line
         if arguments[0] == "fit" and "--help" not in arguments:
             epochs += "--resume" in arguments
-            arguments += f"{SHORT} --trainer.max_epochs {epochs}".split()
+            arguments += f"--trainer.max_epochs {epochs} {SHORT}".split()
         try:
             code = main(import_module(f"{command[2]}.__main__").APP, arguments)
         except SystemExit as stop:  # of --help
             code = stop.code or 0
         assert code == 0, f"{line}\n{capsys.readouterr().err}"
     assert Path("labelled/predictions.csv").read_text().count("\n") == 17
-    assert Path("runs/first/checkpoints/best.onnx").exists()
     assert Path("sorted/predictions.csv").read_text().count("\n") == 41
-    assert Path("my_bert/model.safetensors").exists() and Path("my_gpt/model.safetensors").exists()
-    assert Path("attention.png").exists()
-    assert Path("runs/captions/checkpoints/last.safetensors").exists()
+    assert [name for name in WRITTEN if not Path(name).exists()] == []
 
 
 def picture(side: int) -> Image.Image:
@@ -118,12 +130,10 @@ def picture(side: int) -> Image.Image:
 def write_parquet(folder: Path, column: str, classes: int) -> None:
     """A data set of the hub's schema with one small picture per class and split."""
     folder.mkdir()
-    features = Features(
-        {"img": ImageFeature(), column: ClassLabel(names=[f"class {i}" for i in range(classes)])}
-    )
+    names = [f"class {i}" for i in range(classes)]
+    features = Features({"img": ImageFeature(), column: ClassLabel(names=names)})
     for split, copies in (("train", 4), ("test", 1)):
         labels = list(range(classes)) * copies
         rows = {"img": [picture(32) for _ in labels], column: labels}
-        Dataset.from_dict(rows, features=features).to_parquet(
-            folder / f"{split}-00000-of-00001.parquet"
-        )
+        table = Dataset.from_dict(rows, features=features)
+        table.to_parquet(folder / f"{split}-00000-of-00001.parquet")

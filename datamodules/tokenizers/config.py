@@ -1,7 +1,7 @@
 """Which tokenizers to train, or to read from files."""
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
 from datamodules.tokenizers.special_tokens import SPECIAL_TOKENS
 from datamodules.utils.errors import UsageError
@@ -18,7 +18,7 @@ class TokenizerConfig:
         kind: whitespace: words separated by spaces; word: words and runs of punctuation; character:
             single characters; bpe: byte-level BPE, for which nothing is unknown (Radford 2019);
             wordpiece: pieces of words (Schuster 2012, Devlin 2019). With a file this and the next
-            three are what that file says, null where it does not.
+            three are what that file says, null if it does not say.
         vocabulary: Number of tokens at most, the 7 special tokens among them.
         min_frequency: Words, pieces or characters that occur less often are not learned.
         lowercase: Whether A and a are the same; wordpiece then drops accents, too.
@@ -43,10 +43,10 @@ class TokenizerConfig:
                 "the tokenizer's kind, min_frequency or lowercase is null: set it, or give a file "
                 "of a tokenizer."
             )
-        if self.kind is not None and self.kind not in get_args(TokenizerName):
+        kinds = get_args(TokenizerName)
+        if self.kind not in (None, *kinds):
             raise UsageError(
-                f"the tokenizer's kind is {self.kind}, but must be one of "
-                f"{', '.join(get_args(TokenizerName))}."
+                f"the tokenizer's kind is {self.kind}, but must be one of {', '.join(kinds)}."
             )
         if self.vocabulary <= len(SPECIAL_TOKENS):
             raise UsageError(
@@ -94,8 +94,8 @@ class PairTokenizerConfig(TokenizerConfig):
                 "the tokenizer's target_file needs a file for the source: give both, or train both."
             )
 
-    def single(self, **changes: Any) -> TokenizerConfig:
+    def single(self) -> TokenizerConfig:
         """The options of one of the two tokenizers."""
-        options = asdict(self)
-        own = {field.name: options[field.name] for field in fields(TokenizerConfig)}
-        return TokenizerConfig(**own | changes)
+        return TokenizerConfig(
+            **{field.name: getattr(self, field.name) for field in fields(TokenizerConfig)}
+        )

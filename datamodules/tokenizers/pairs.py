@@ -10,7 +10,7 @@ from datamodules.utils.errors import UsageError
 
 
 class PairTokenizer:
-    """The tokenizers of a source and a target language; the same one twice where they are joint.
+    """The tokenizers of a source and a target language; one for both if they are joint.
 
     A source is `text [EOS]`, a target `start text [EOS]`, of which a decoder reads all but the last
     token and predicts all but the first; with `begin` there is a [BOS] before both texts.
@@ -55,11 +55,12 @@ class PairTokenizer:
         Raises:
             UsageError, DataError: As `Tokenizer.load_or_train`.
         """
-        if config.file is not None or config.joint:
-            texts = joined() if config.file is None else []
-            source = target = Tokenizer.load_or_train(texts, config.single())
+        if config.file is not None:
+            source = target = Tokenizer.from_file(config.file, config.truncate)
             if config.target_file is not None:
-                target = Tokenizer.load_or_train([], config.single(file=config.target_file))
+                target = Tokenizer.from_file(config.target_file, config.truncate)
+        elif config.joint:
+            source = target = Tokenizer.load_or_train(joined(), config.single())
         else:
             source, target = (Tokenizer.load_or_train(texts, config.single()) for texts in sides())
         return cls(source, target, config)

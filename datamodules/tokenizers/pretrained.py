@@ -28,8 +28,7 @@ MAX_GAPS = 1000  # ids without a token, besides as many as there are tokens
 
 
 def read_tokenizer(path: Path) -> str:
-    """Content of a `tokenizer.json`, with the special tokens that other files name under a key of
-    its own.
+    """Content of a `tokenizer.json`, with the special tokens of other files under its own key.
 
     Args:
         path: The file, or a folder that holds it or the files in use before it: `vocab.txt` of
@@ -81,15 +80,14 @@ def _settings(file: Path) -> dict[str, Any]:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no such file."""
+    """The object in a JSON file; empty if there is none."""
     if not file.is_file():
         return {}
     try:
         return read_object(file)
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"{file} cannot be read: it is not JSON of a tokenizer ({error})."
-        ) from error
+        message = f"{file} cannot be read: it is not JSON of a tokenizer ({error})."
+        raise DataError(message) from error
 
 
 def _convert(convert: Callable[..., Any], path: Path, *more: Any) -> Any:

@@ -6,9 +6,7 @@ from datamodules.utils.files import read_bytes, read_object
 
 SUFFIXES = (".spm", ".model")
 METASPACE = "\u2581"  # how a piece spells a space
-UNUSED_SCORE = (
-    -1e6
-)  # of tokens that the model does not know: far below any segmentation without them
+UNUSED_SCORE = -1e6  # of tokens that the model lacks: far below any segmentation without them
 
 
 def convert_sentencepiece(path: Path) -> str:
@@ -37,7 +35,7 @@ def convert_sentencepiece(path: Path) -> str:
 
     vocab = _vocabulary_beside(path)
     if not vocab:
-        vocab = {piece.piece: number for number, piece in enumerate(model.pieces)}
+        vocab = {piece.piece: token_id for token_id, piece in enumerate(model.pieces)}
     if sorted(vocab.values()) != list(range(len(vocab))):
         raise ValueError("the ids of its tokens have gaps")
     tokens = sorted(vocab, key=lambda token: vocab[token])
@@ -61,7 +59,7 @@ def convert_sentencepiece(path: Path) -> str:
 
 
 def _vocabulary_beside(path: Path) -> dict[str, int]:
-    """Token: id, from the JSON file beside a model; empty where there is none."""
+    """Token: id, from the JSON file beside a model; empty if there is none."""
     names = ["vocab.json"]
     if path.name.startswith("target"):
         names.insert(0, "target_vocab.json")

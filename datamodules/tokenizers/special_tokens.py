@@ -22,7 +22,7 @@ ALTERNATIVE_NAMES = {
 
 @dataclass(frozen=True)
 class SpecialTokenIds:
-    """Ids of the special tokens; None where a tokenizer lacks one.
+    """Ids of the special tokens; None if a tokenizer lacks one.
 
     Args:
         pad: Pads a batch.
@@ -42,15 +42,15 @@ class SpecialTokenIds:
 
     def known(self) -> dict[str, int]:
         """Role: id, of those that the tokenizer has."""
-        return {role: number for role, number in asdict(self).items() if number is not None}
+        return {role: token_id for role, token_id in asdict(self).items() if token_id is not None}
 
 
 @dataclass(frozen=True)
 class BoundaryTokens:
-    """Ids of the special tokens that mark where documents begin and end; None: there is none.
+    """Ids of the special tokens that mark documents; None: there is none.
 
     Args:
-        prefix: Once, before the first document, where one token separates documents (as in GPT-2).
+        prefix: Once, before the first document, if one token separates documents (as in GPT-2).
         bos, eos: Before and after each document.
     """
 
@@ -60,8 +60,7 @@ class BoundaryTokens:
 
     @classmethod
     def from_ids(cls, ids: SpecialTokenIds, added: Sequence[int]) -> "BoundaryTokens":
-        """[BOS] document [EOS], or one token between documents where the tokenizer has only one of
-        them.
+        """[BOS] document [EOS], or one token between documents if the tokenizer has only one.
 
         Args:
             ids: The special tokens.
@@ -86,7 +85,7 @@ def find_special_tokens(vocab: Mapping[str, int], named: Mapping[str, str]) -> S
 
     Args:
         vocab: All tokens.
-        named: Role: token, where the tokenizer's files name it; known names are tried after it.
+        named: Role: token, if the tokenizer's files name it; else known names are tried.
     """
     found = {}
     for role, ours in SPECIAL_TOKENS.items():

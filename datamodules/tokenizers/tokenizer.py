@@ -25,7 +25,7 @@ from datamodules.tokenizers.training import (
     kind_of,
     train_tokenizer,
 )
-from datamodules.utils.cache import CHUNK, Texts, chunks, content_key
+from datamodules.utils.cache import Texts, chunks, content_key
 from datamodules.utils.errors import UsageError
 from datamodules.utils.progress import progress_bar
 
@@ -67,7 +67,7 @@ class Tokenizer:
         self.vocab: dict[str, int] = self._backend.get_vocab()
         self.vocab_size = max(self.vocab.values()) + 1
         self.special_ids: SpecialTokenIds = find_special_tokens(self.vocab, named)
-        # Kept only where needed: other programs refuse a file with a key that they do not know.
+        # Kept only if needed: other programs refuse a file with a key that they do not know.
         guessed = find_special_tokens(self.vocab, {})
         self._named = named if self.special_ids != guessed else {}
         # RoBERTa separates two texts by two tokens: its template then adds four to a pair.
@@ -99,21 +99,12 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, truncation: TruncateName = "head") -> "Tokenizer":
-        """From what `to_json` returned, which checkpoints keep.
-
-        Raises:
-            DataError: It is not a tokenizer.
-        """
+        """From what `to_json` returned, which checkpoints keep."""
         return cls(text, truncation, "the tokenizer in the checkpoint")
 
     @classmethod
     def from_file(cls, path: str | Path, truncation: TruncateName = "head") -> "Tokenizer":
-        """From a `tokenizer.json`, or a folder of a Hugging Face model.
-
-        Raises:
-            UsageError: It does not exist, or the folder holds no tokenizer.
-            DataError: It cannot be read.
-        """
+        """From a `tokenizer.json`, or a folder of a model; raises as `read_tokenizer`."""
         return cls(read_tokenizer(Path(path)), truncation, str(path))
 
     def to_json(self) -> str:
@@ -138,7 +129,7 @@ class Tokenizer:
         """The special tokens that mark documents for a language model."""
         empty = self._backend.encode("")
         mask = empty.special_tokens_mask
-        added = [number for number, special in zip(empty.ids, mask, strict=True) if special]
+        added = [token_id for token_id, special in zip(empty.ids, mask, strict=True) if special]
         return BoundaryTokens.from_ids(self.special_ids, added)
 
     def special_id(self, role: str) -> int:
@@ -147,13 +138,13 @@ class Tokenizer:
         Raises:
             UsageError: The tokenizer lacks it.
         """
-        number = getattr(self.special_ids, role)
-        if number is None:
+        token_id = getattr(self.special_ids, role)
+        if token_id is None:
             raise UsageError(
                 f"the tokenizer has no {SPECIAL_TOKENS[role]} token, which is needed here: use "
                 "another one."
             )
-        return number
+        return token_id
 
     def num_special_tokens(self, pair: bool = False) -> int:
         """Number of special tokens that `build_inputs` puts around a text, or around a pair."""
@@ -162,26 +153,27 @@ class Tokenizer:
     # Text to ids.
 
     def encode_chunks(self, texts: Texts, progress: bool = True) -> Iterator[list[list[int]]]:
-        """Token ids of many texts, without special tokens, `datamodules.utils.cache.CHUNK` texts at
-        a time.
+        """Token ids of many texts, without special tokens, a chunk at a time, on all cores.
 
         Args:
-            texts: The texts; encoded on all cores.
+            texts: The texts.
             progress: Show a progress bar on a terminal if there are many.
 
         Raises:
             UsageError: A text has lone surrogates (from bytes that were not UTF-8).
         """
         with progress_bar("tokenising", len(texts) if progress else 0) as advance:
-            for number, chunk in enumerate(chunks(texts)):
+            first = 1
+            for chunk in chunks(texts):
                 try:
                     encodings = self._backend.encode_batch_fast(chunk, add_special_tokens=False)
                 except TypeError as error:
-                    row = next((i for i, text in enumerate(chunk) if not _is_utf8(text)), 0)
+                    row = next(i for i, text in enumerate(chunk) if not _is_utf8(text))
                     raise UsageError(
-                        f"text {number * CHUNK + row + 1} is not UTF-8: {ascii(chunk[row])[:80]}."
+                        f"text {first + row} is not UTF-8: {ascii(chunk[row])[:80]}."
                     ) from error
                 yield [encoding.ids for encoding in encodings]
+                first += len(chunk)
                 advance(len(chunk))
 
     def encode_batch(self, texts: Texts) -> list[list[int]]:
@@ -212,14 +204,14 @@ class Tokenizer:
 
     @cached_property
     def _id_of_character(self) -> np.ndarray | None:
-        """Id of each Unicode code point, where each character is a token: faster to encode."""
+        """Id of each Unicode code point, if each character is a token: faster to encode."""
         unk = self.special_ids.unk
         if not (self.is_character_level and self._maps_characters) or unk is None:
             return None
         ids = np.full(sys.maxunicode + 1, unk, np.uint32)
-        for token, number in self.vocab.items():
+        for token, token_id in self.vocab.items():
             if len(token) == 1:
-                ids[ord(token)] = number
+                ids[ord(token)] = token_id
         return ids
 
     def first_token_bytes(self, text: str) -> int:
@@ -269,13 +261,11 @@ class Tokenizer:
             return ModelInputs([cls, *first, sep], [0] * (len(first) + 2), len(first) < len(ids))
         first = self.truncate(ids, max(room - len(pair), (room + 1) // 2))
         second = self.truncate(pair, room - len(first))
-        tail = [*[sep] * (self._separators - 1), *second, sep]
+        end = [*[sep] * (self._separators - 1), *second, sep]
         segment = 2 - self._separators  # RoBERTa has no second segment
-        return ModelInputs(
-            [cls, *first, sep, *tail],
-            [0] * (len(first) + 2) + [segment] * len(tail),
-            len(first) < len(ids) or len(second) < len(pair),
-        )
+        segments = [0] * (len(first) + 2) + [segment] * len(end)
+        truncated = len(first) < len(ids) or len(second) < len(pair)
+        return ModelInputs([cls, *first, sep, *end], segments, truncated)
 
     def truncate(self, ids: Sequence[int], length: int) -> list[int]:
         """At most `length` of these ids: the part that `truncation` names."""
@@ -302,15 +292,14 @@ class Tokenizer:
         """Whether each token of the vocabulary begins a word, for whole-word masking.
 
         WordPiece: all but ##pieces. Byte-level BPE: those that begin with a space or another ASCII
-            character that
-        is not a letter or digit. Characters: all but letters, digits and accents, so that a word
-        includes the space before it. Whole words and special tokens always do.
+        character that is not a letter or digit. Characters: all but letters, digits and accents, so
+        that a word includes the space before it. Whole words and special tokens always do.
         """
         starts_word = WORD_STARTS.get(self._spelling, lambda token: True)
         special = set(self.special_ids.known().values())
         starts = [True] * self.vocab_size
-        for token, number in self.vocab.items():
-            starts[number] = number in special or starts_word(token)
+        for token, token_id in self.vocab.items():
+            starts[token_id] = token_id in special or starts_word(token)
         return starts
 
 

@@ -87,7 +87,7 @@ def apply_settings(content: dict[str, Any], settings: Settings, name: str, folde
 
 
 def flag(settings: Settings, name: str, default: bool | None, folder: Path) -> bool | None:
-    """A setting that is true or false; `default` where it is missing or null.
+    """A setting that is true or false; `default` if it is missing or null.
 
     Raises:
         DataError: It is something else.
@@ -130,8 +130,7 @@ def _adds_prefix_space(content: Settings) -> bool:
 def add_tokens(
     content: dict[str, Any], settings: Settings, older: Settings, name: str, folder: Path
 ) -> dict[str, Any]:
-    """A `tokenizer.json` with the further tokens of `added_tokens_decoder`, or else of
-    `added_tokens.json`.
+    """A `tokenizer.json` with the tokens of `added_tokens_decoder`, else `added_tokens.json`.
 
     Args:
         content: Of the file.
@@ -151,11 +150,8 @@ def add_tokens(
     else:
         origin = str(folder / "added_tokens.json")
         listed = _added_tokens(older, special, origin, ids_are_values=True)
-    own = {
-        token["content"]: token
-        for token in content.get("added_tokens") or []
-        if isinstance(token, dict)
-    }
+    entries = content.get("added_tokens") or []
+    own = {token["content"]: token for token in entries if isinstance(token, dict)}
     extra = {token for token in listed.keys() - own.keys() if not listed[token]["special"]}
     lost = {token for token in own if not own[token].get("special")} - special - listed.keys()
     if has_decoder and lost and name not in (*AS_IS, MARIAN):  # the class builds its tokenizer anew
@@ -168,17 +164,17 @@ def add_tokens(
             "leave it out."
         )
     changed = [
-        token
-        for token in listed
-        if token not in own or (has_decoder and own[token] != listed[token])
+        entry
+        for token, entry in listed.items()
+        if token not in own or (has_decoder and own[token] != entry)
     ]
-    content, ids = _with_tokens(content, [listed[token] for token in changed])
+    content, ids = _with_tokens(content, changed)
     for token, entry in listed.items():
-        number = ids[token] if token in ids else own[token]["id"]
-        if number != entry["id"]:
+        token_id = ids[token] if token in ids else own[token]["id"]
+        if token_id != entry["id"]:
             raise DataError(
                 f"{origin} says that {ascii(token)} is token {entry['id']}, but the other files "
-                f"have it as {number}: write the tokenizer's files again."
+                f"have it as {token_id}: write the tokenizer's files again."
             )
     return content
 
@@ -219,15 +215,15 @@ def _added_tokens(
         raise DataError(f"{origin} is a {type(listed).__name__}, but must be an object.")
     entries = []
     for key, value in listed.items():
-        number = key
+        token_id = key
         token = value
         if ids_are_values:
-            number = value
+            token_id = value
             token = {"content": key}
         elif key.isdecimal() and len(key) < 20:
-            number = int(key)
+            token_id = int(key)
         name = token.get("content") if isinstance(token, dict) else None
-        if type(number) is not int or number < 0 or not isinstance(name, str) or not name:
+        if type(token_id) is not int or token_id < 0 or not isinstance(name, str) or not name:
             raise DataError(
                 f"{origin}: {ascii(key)[:60]} is not a token with its id: write the tokenizer's "
                 "files again."
@@ -242,5 +238,5 @@ def _added_tokens(
                 raise DataError(
                     f"{origin}: {flag_name} of {ascii(key)[:60]} must be true or false."
                 )
-        entries.append({"id": number, "content": name, **flags})
+        entries.append({"id": token_id, "content": name, **flags})
     return {entry["content"]: entry for entry in sorted(entries, key=lambda entry: entry["id"])}

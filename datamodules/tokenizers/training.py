@@ -60,7 +60,7 @@ def word(config: TokenizerConfig, texts: Texts) -> Pipeline:
 
 
 def character(config: TokenizerConfig, texts: Texts) -> Pipeline:
-    """Single characters, spaces among them: decoding is lossless where all of them are known."""
+    """Single characters, spaces among them: decoding is lossless if all are known."""
     from tokenizers import Regex, decoders, pre_tokenizers
 
     split = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -183,7 +183,7 @@ def cached_tokenizer(texts: Texts, config: TokenizerConfig) -> str:
 
 
 def _read_cached(path: Path) -> str | None:
-    """The tokenizer in a file of the cache; None where there is no file or it is damaged."""
+    """The tokenizer in a file of the cache; None if it is missing or damaged."""
     try:
         digest, _, text = path.read_text(encoding="utf-8").partition("\n")
     except (OSError, UnicodeDecodeError):

@@ -12,46 +12,6 @@ from datamodules.utils.batching import ResumableBatchSampler
 IGNORED = -100  # the target of a position without a loss
 
 
-class RandomWindows:
-    """Adjacent windows from a random offset in each epoch; the last is moved back to fit.
-
-    Args:
-        file: Of more than `length` tokens.
-        length: Tokens T of a window.
-        seed: Of the offsets.
-    """
-
-    in_memory = True  # or mapped into it: no workers
-
-    def __init__(self, file: TokenFile, length: int, seed: int) -> None:
-        self.file = file
-        self.length = length
-        self.seed = seed
-        self.last_start = len(file.tokens) - length - 1
-        self.sampler: ResumableBatchSampler | None = None  # tells the epoch
-
-    def __len__(self) -> int:
-        return (len(self.file.tokens) - 1) // self.length
-
-    def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        """{"tokens": int64 (B, T), "targets": the same one token later, "bytes": int64 (B,)}."""
-        starts = np.array(indices) * self.length + self.offset()
-        starts = starts[:, None].clip(max=self.last_start)  # (B,) -> (B, 1)
-        rows = self.file.gather(starts + np.arange(self.length + 1), len(indices))  # (B, T + 1)
-        tokens = torch.from_numpy(rows.astype(np.int64))
-        ends = self.file.bytes_before(starts + [1, self.length + 1])  # (B, 2)
-        return {
-            "tokens": tokens[:, :-1].contiguous(),
-            "targets": tokens[:, 1:].contiguous(),
-            "bytes": torch.from_numpy(ends[:, 1] - ends[:, 0]),
-        }
-
-    def offset(self) -> int:
-        """Where the first window of this epoch begins."""
-        epoch = self.sampler.epoch if self.sampler else 0
-        return int(np.random.default_rng([self.seed, epoch]).integers(self.length))
-
-
 class Spans(NamedTuple):
     """Spans of a file, whose targets are the tokens one later.
 
@@ -72,16 +32,16 @@ class Rows:
     Args:
         file: The tokens.
         length: Tokens T of a row.
-        padding: Id of the padding token.
+        pad_id: Id of the padding token.
     """
 
     in_memory = True
-    separates_documents = False  # whether a row may have several spans, and says which is where
+    separates_documents = False  # whether a batch says which tokens are of which document
 
-    def __init__(self, file: TokenFile, length: int, padding: int) -> None:
+    def __init__(self, file: TokenFile, length: int, pad_id: int) -> None:
         self.file = file
         self.length = length
-        self.padding = padding
+        self.pad_id = pad_id
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -91,9 +51,7 @@ class Rows:
         raise NotImplementedError
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        """{"tokens": int64 (B, T), "targets": int64 (B, T), -100 at padding, "bytes": int64 (B,),
-        of the text that the targets stand for}; with separate documents also "documents": int64 (B,
-        T), -1 at padding, and "positions": int64 (B, T), from 0 in each of them."""
+        """A batch of `CorpusData`; "documents" and "positions" only of packed documents."""
         row, start, size = self.spans(np.array(indices))
         first = np.repeat(exclusive_cumsum(size)[:-1], size)  # (S,), S tokens in all
         positions = np.arange(size.sum()) - first  # (S,)
@@ -101,15 +59,15 @@ class Rows:
         used = np.bincount(row, size, len(indices))  # (B,) tokens of each row
         is_token = np.arange(self.length) < used[:, None]  # (B, T)
 
-        def padded(values: np.ndarray, padding: int) -> Tensor:
-            table = np.full(is_token.shape, padding)
+        def padded(values: np.ndarray, fill: int) -> Tensor:
+            table = np.full(is_token.shape, fill)
             table[is_token] = values  # (S,) -> (B, T)
             return torch.from_numpy(table)
 
         ends = self.file.bytes_before(np.stack([start + 1, start + size + 1]))  # (2, P)
         row_bytes = np.bincount(row, ends[1] - ends[0], len(indices))  # (B,)
         batch = {
-            "tokens": padded(self.file.gather(places, len(row)), self.padding),
+            "tokens": padded(self.file.gather(places, len(row)), self.pad_id),
             "targets": padded(self.file.gather(places + 1, len(row)), IGNORED),
             "bytes": torch.from_numpy(row_bytes.astype(np.int64)),
         }
@@ -132,24 +90,51 @@ class Windows(Rows):
         return Spans(np.arange(len(rows)), start, size)
 
 
-class PackedDocuments(Rows):
-    """Rows of whole documents with as little padding as possible; one longer than a row is split
-    first. Every token is a target once, but for the first of a document where no special token is
-    before it.
+class RandomWindows(Rows):
+    """Adjacent windows from a random offset in each epoch; the last is moved back to fit.
 
-    The full rows of split documents come first, then rows that remainders share; which share one is
-    the same in each epoch. This takes about 40 bytes of memory for each document.
+    Args:
+        file: Of more than `length` tokens.
+        length: Tokens T of a window.
+        seed: Of the offsets.
+    """
+
+    def __init__(self, file: TokenFile, length: int, seed: int) -> None:
+        super().__init__(file, length, pad_id=0)  # which no row needs
+        self.seed = seed
+        self.sampler: ResumableBatchSampler | None = None  # knows the epoch
+
+    def __len__(self) -> int:
+        return (len(self.file.tokens) - 1) // self.length
+
+    def spans(self, rows: np.ndarray) -> Spans:
+        last_start = len(self.file.tokens) - self.length - 1
+        start = (rows * self.length + self.offset()).clip(max=last_start)
+        return Spans(np.arange(len(rows)), start, np.full(len(rows), self.length))
+
+    def offset(self) -> int:
+        """Where the first window of this epoch begins."""
+        epoch = self.sampler.epoch if self.sampler else 0
+        return int(np.random.default_rng([self.seed, epoch]).integers(self.length))
+
+
+class PackedDocuments(Rows):
+    """Rows of whole documents with little padding; those longer than a row are split first.
+
+    Every token is a target once, except the first of a document that has no special token before
+    it. The full rows of split documents come first, then rows that remainders share, the same in
+    each epoch. This takes about 40 bytes of memory for each document.
     """
 
     separates_documents = True
 
-    def __init__(self, file: TokenFile, length: int, padding: int) -> None:
-        super().__init__(file, length, padding)
+    def __init__(self, file: TokenFile, length: int, pad_id: int) -> None:
+        super().__init__(file, length, pad_id)
         # With a prefix the token before a document is the end of another, and its first token has
         # an input.
         self._has_prefix = int(file.offsets[0] > 0)
         sizes = (np.diff(file.offsets) - 1 + self._has_prefix).clip(0)  # (D,) targets
-        self._num_targets = int(sizes.sum())
+        self.num_targets = int(sizes.sum())
         self._full_rows_before = exclusive_cumsum(sizes // length)  # (D + 1,)
         remainders = sizes % length
         with_remainder = remainders.nonzero()[0]  # (P,) documents
@@ -178,9 +163,6 @@ class PackedDocuments(Rows):
         size = (self.file.offsets[document + 1] - 1 - start).clip(max=self.length)
         return Spans(row, start, size)
 
-    def padding_share(self) -> float:
-        return 1 - self._num_targets / (len(self) * self.length)
-
 
 def exclusive_cumsum(counts: np.ndarray) -> np.ndarray:
     """Sums of all numbers before each, and of all: (N,) -> int64 (N + 1,)."""
@@ -188,10 +170,9 @@ def exclusive_cumsum(counts: np.ndarray) -> np.ndarray:
 
 
 def best_fit_decreasing(sizes: np.ndarray, capacity: int) -> np.ndarray:
-    """Best-fit decreasing bin packing: the longest span first, into the fullest row that has room
-    for it.
+    """Best-fit decreasing bin packing: the longest span first, into the fullest row with room.
 
-    All spans of a size are placed at once (Krell 2021), so the time grows with `capacity`, not with
+    All spans of a size are placed at once (Krell 2021): the time grows with `capacity`, not with
     their number.
 
     Args:

@@ -14,12 +14,12 @@ from datamodules.utils.cache import Texts, cache_folder, content_key, text_diges
 from datamodules.utils.errors import DataError
 from datamodules.utils.progress import progress_bar
 
-VERSION = "3"  # of the content of the files; another number makes old ones unused
+VERSION = "4"  # of the content of the files; another number makes old ones unused
 CHARACTERS_PER_CORE = 2**18  # of a stream, tokenised at once
 
 
 def tokenised(texts: Texts, tokenizer: Tokenizer) -> TokenFile:
-    """The tokens of all texts, from the cache if the same tokenizer split the same texts before.
+    """The tokens of all texts, cached by the texts and the tokenizer.
 
     Args:
         texts: A list, or a string column of an Arrow table. Their bytes are not counted.
@@ -43,18 +43,16 @@ def tokenised(texts: Texts, tokenizer: Tokenizer) -> TokenFile:
 def tokenised_documents(
     documents: Documents, tokenizer: Tokenizer, boundary: BoundaryTokens, title: str = "text"
 ) -> TokenFile:
-    """The tokens of a stream of documents, from the cache if the same tokenizer split the same text
-    before.
+    """The tokens of a stream of documents, cached by the text and the tokenizer.
 
     Args:
-        documents: The text. Where it has only the beginning of a document, the end is not marked.
+        documents: The text. The end of a document that it cuts off is not marked.
         tokenizer: What splits it.
         boundary: Special tokens around each document.
         title: What to call the text on a progress bar.
 
     Raises:
-        DataError: The cache cannot be written, or the text cannot be read, or was changed
-            meanwhile.
+        DataError: The cache cannot be written, or the text cannot be read or has changed.
     """
 
     def token_chunks() -> Iterator[TokenChunk]:
@@ -68,7 +66,7 @@ def tokenised_documents(
 
 
 def _cached(content: str, token_chunks: Iterable[TokenChunk], tokenizer: Tokenizer) -> TokenFile:
-    """The file that is named by its content; written if there is none, or if it is damaged."""
+    """The file named by the hash of its content; written if it is missing or damaged."""
     from tokenizers import __version__
 
     key = content_key(VERSION, __version__, tokenizer.digest, content)
@@ -101,7 +99,7 @@ def _with_boundaries(
         opens = np.array([piece.opens for piece in pieces])
         closes = np.array([piece.closes for piece in pieces])
         tokens, sizes = tokenizer.encode_concatenated(texts)
-        # Nothing predicts the first token of a document that no special token is before.
+        # Nothing predicts the first token of a document without a special token before it.
         bare = opens & (boundary.first is None)
         first = [
             tokenizer.first_token_bytes(text) if is_bare else 0

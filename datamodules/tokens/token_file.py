@@ -1,13 +1,12 @@
-"""Token ids of many documents in one file: written once, checked, and memory-mapped."""
+"""Token ids of many documents in one file: written once, and memory-mapped."""
 
 import mmap
 import os
+import shutil
 import struct
 import tempfile
-import zlib
 from collections.abc import Iterable
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +17,12 @@ from torch import Tensor
 from datamodules.utils.errors import DataError
 from datamodules.utils.files import open_regular, replacing
 
-MAGIC = b"tessera-tokens-2"  # names the layout
-HEADER = struct.Struct("<16s4QQ8x")  # magic; bytes a token, tokens, documents, unknowns; checksum
-COUNTS = 48  # bytes of the header before the checksum
+MAGIC = b"tessera-tokens-3"  # names the layout
+HEADER = struct.Struct("<16s4Q16x")  # magic; bytes a token, tokens, documents, unknowns
 COLUMNS = 3  # of the table of documents: first token, bytes before it, bytes of its first token
 SHORT_IDS = 2**16  # vocabularies up to this size take 16 bits a token
-LARGE = 2**28  # larger files (bytes) are not compared with their checksum, nor stay resident
-READ_AROUND = 2**21  # bytes that become resident, at most, where one is read
+LARGE = 2**28  # larger files (bytes) do not stay resident
+READ_AROUND = 2**21  # bytes that become resident at most when one is read
 
 
 class TokenChunk(NamedTuple):
@@ -36,7 +34,7 @@ class TokenChunk(NamedTuple):
         bytes: (P,) int64, UTF-8 bytes of each piece's text.
         opens: (P,) bool, whether a document begins with the piece; else it continues the one
             before.
-        first: (P,) int64, how many of those bytes are the first token's where a document begins; 0
+        first: (P,) int64, how many of those bytes are the first token's if a document begins; 0
             for a special token.
     """
 
@@ -62,34 +60,27 @@ class TokenFile:
         bytes: int64 (D + 1,): UTF-8 bytes of the text of all documents before document i.
         first: int64 (D + 1,): how many of document i's bytes are its first token's.
         unknown: How many of the tokens are [UNK].
-        checksum: Of all that is in the file.
 
     Raises:
-        DataError: The file is not whole, or not as it was written.
+        DataError: The file is not complete.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             with open_regular(path) as file:
-                header = file.read(HEADER.size)
-                magic, width, count, documents, self.unknown, self.checksum = HEADER.unpack(header)
+                header = HEADER.unpack(file.read(HEADER.size))
+                magic, width, count, documents, self.unknown = header
                 table_start = _aligned(HEADER.size + count * width)
                 size = table_start + (documents + 1) * COLUMNS * 8
                 if magic != MAGIC or width not in (2, 4) or file.seek(0, os.SEEK_END) != size:
-                    raise ValueError("it is not whole")
+                    raise ValueError("it is not complete")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            if size <= LARGE:
-                body = memoryview(self._map)[HEADER.size :]
-                if self.checksum != zlib.crc32(header[:COUNTS], zlib.crc32(body)):
-                    raise ValueError("its checksum is wrong")
         except (OSError, ValueError, struct.error) as error:
             raise DataError(f"{path} is damaged ({error}): delete it.") from error
         self.tokens = np.frombuffer(self._map, np.dtype(f"<u{width}"), count, HEADER.size)
         table = np.frombuffer(self._map, "<i8", offset=table_start)
-        self.offsets, self.bytes, self.first = table.reshape(
-            -1, COLUMNS
-        ).T  # (D + 1, 3) -> 3 columns
+        self.offsets, self.bytes, self.first = table.reshape(-1, COLUMNS).T  # (D + 1, 3) -> columns
         self._is_large = size > LARGE
         self._resident = 0  # bytes, at most
 
@@ -143,8 +134,7 @@ class TokenFile:
 def write_tokens(
     path: Path, chunks: Iterable[TokenChunk], vocab_size: int, unknown: int | None = None
 ) -> None:
-    """Writes a file for `TokenFile`, whole or not at all; never more than one chunk of it is in
-    memory.
+    """Writes a file for `TokenFile`, whole or not at all, with one chunk in memory at a time.
 
     Args:
         path: Where it will be.
@@ -156,7 +146,7 @@ def write_tokens(
         OSError: It cannot be written.
     """
     dtype = np.dtype("<u2" if vocab_size <= SHORT_IDS else "<u4")
-    num_tokens = num_documents = num_bytes = num_unknown = checksum = 0
+    num_tokens = num_documents = num_bytes = num_unknown = 0
     with (
         replacing(path) as partial,
         open(partial, "wb") as file,
@@ -170,7 +160,6 @@ def write_tokens(
             rows = np.stack([starts, bytes_before, chunk.first], axis=1)[chunk.opens]  # (D, 3)
             file.write(tokens.data)
             table.write(np.ascontiguousarray(rows, "<i8").data)
-            checksum = zlib.crc32(tokens.data, checksum)
             num_tokens += len(tokens)
             num_documents += len(rows)
             num_bytes += int(chunk.bytes.sum())
@@ -179,13 +168,10 @@ def write_tokens(
         table.write(np.array([num_tokens, num_bytes, 0], "<i8").data)
         table.seek(0)
         size = HEADER.size + num_tokens * dtype.itemsize
-        for block in chain([bytes(_aligned(size) - size)], iter(lambda: table.read(2**20), b"")):
-            file.write(block)
-            checksum = zlib.crc32(block, checksum)
-        header = HEADER.pack(MAGIC, dtype.itemsize, num_tokens, num_documents, num_unknown, 0)
-        counts = header[:COUNTS]
+        file.write(bytes(_aligned(size) - size))
+        shutil.copyfileobj(table, file)
         file.seek(0)
-        file.write(counts + struct.pack("<Q", zlib.crc32(counts, checksum)))
+        file.write(HEADER.pack(MAGIC, dtype.itemsize, num_tokens, num_documents, num_unknown))
         file.flush()
         os.fsync(file.fileno())
 

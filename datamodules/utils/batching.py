@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import SequentialSampler
@@ -15,81 +14,21 @@ def epoch_permutation(size: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(size, generator=generator)
 
 
-def epoch_order(size: int, seed: int, epoch: int) -> list[int]:
-    """`epoch_permutation` as a list."""
-    return epoch_permutation(size, seed, epoch).tolist()
-
-
-class LazyPermutation:
-    """A permutation of the numbers below `size` that is never a list.
-
-    Any part of it costs as much as it is long. A number is encrypted until it is below `size`
-    again (Black & Rogaway 2002), with a Feistel network of four rounds over twice as many bits as
-    half of `size` has.
-
-    Args:
-        size: How many numbers there are.
-        seed: Of the permutation.
-        epoch: Likewise.
-    """
-
-    ROUNDS = 4
-    READ_AHEAD = 2048  # numbers that are computed at once, at least
-
-    def __init__(self, size: int, seed: int, epoch: int) -> None:
-        self.size = size
-        self._half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
-        self._mask = np.uint64(2 ** int(self._half_bits) - 1)
-        keys = np.random.SeedSequence([seed % 2**64, epoch]).generate_state(self.ROUNDS, np.uint64)
-        self._keys = [np.uint64(key) for key in keys]
-        self._first = 0  # position of the numbers computed last
-        self._numbers = list[int]()
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, positions: slice) -> list[int]:
-        """The numbers at neighbouring positions."""
-        start, stop, _ = positions.indices(self.size)
-        if not self._first <= start <= stop <= self._first + len(self._numbers):
-            last = min(self.size, max(stop, start + self.READ_AHEAD))
-            numbers = self._encrypt(np.arange(start, last, dtype=np.uint64))
-            while len(outside := np.flatnonzero(numbers >= self.size)):  # fewer than 3 of 4
-                numbers[outside] = self._encrypt(numbers[outside])
-            self._first = start
-            self._numbers = numbers.tolist()
-        return self._numbers[start - self._first : stop - self._first]
-
-    def _encrypt(self, numbers: np.ndarray) -> np.ndarray:
-        """A permutation of all numbers of twice `_half_bits` bits."""
-        left = numbers >> self._half_bits
-        right = numbers & self._mask
-        for key in self._keys:
-            mixed = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)  # splitmix64's constants
-            mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-            left, right = right, left ^ (mixed >> np.uint64(32)) & self._mask
-        return left << self._half_bits | right
-
-
-Order = list[int] | range | LazyPermutation
-
-
 class ResumableBatchSampler(SequentialSampler):  # Lightning leaves the order of such alone
     """Lists of sample indices, one per batch, for one rank of `world_size`.
 
     Each step takes the next `batch_size * world_size` samples of the epoch's order, and rank r
     every world_size-th of them from r on. All ranks see the same number of batches and no sample
-    twice; the last batch is smaller unless it is dropped. (Ranks may differ by one batch only where
-    fewer samples than ranks remain and `batch_size` is 1.)
-
-    Resuming costs nothing: `start(epoch, batch)` begins at that batch, and skips no earlier sample.
+    twice; the last batch is smaller unless it is dropped. (Ranks differ by one batch only if fewer
+    samples than ranks remain and `batch_size` is 1.) `start(epoch, batch)` begins at that batch
+    without reading earlier ones.
 
     Args:
         size: Number of samples of the data set.
         batch_size: Samples per batch and rank.
-        seed: Of the order; used where `shuffle` is on.
+        seed: Of the order, if `shuffle` is on.
         shuffle: New order in each epoch (training), or that of the data set (evaluation).
-        drop_last: Leave out the last batch where it is not full on every rank.
+        drop_last: Leave out the last batch if it is not full on every rank.
         rank: This process.
         world_size: Number of processes.
 
@@ -123,7 +62,7 @@ class ResumableBatchSampler(SequentialSampler):  # Lightning leaves the order of
         self.overfit = False  # every epoch is the first again, for `--trainer.overfit_batches`
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is of this epoch; from batch 0, unless `start` named another."""
+        """The next iteration is of this epoch, from batch 0 unless `start` named another."""
         self.epoch = 0 if self.overfit else epoch
 
     def start(self, epoch: int, batch: int) -> None:
@@ -131,25 +70,27 @@ class ResumableBatchSampler(SequentialSampler):  # Lightning leaves the order of
         self.epoch = epoch
         self._start = (epoch, batch)
 
-    def order(self, epoch: int) -> Order:
-        """All sample indices in the order of this epoch."""
-        return epoch_order(self.size, self.seed, epoch) if self.shuffle else range(self.size)
+    def order(self, epoch: int) -> Tensor:
+        """All sample indices (S,) in the order of this epoch."""
+        if self.shuffle:
+            return epoch_permutation(self.size, self.seed, epoch)
+        return torch.arange(self.size)
 
-    def spans(self, epoch: int, first: int = 0) -> Iterable[tuple[int, int]]:
+    def steps(self, epoch: int, first: int = 0) -> Iterable[tuple[int, int]]:
         """Start and stop of each step in the order of this epoch, from step `first` on."""
         return zip(self.boundaries[first:-1], self.boundaries[first + 1 :], strict=True)
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, whatever `start` says: schedules count with it."""
-        last_spans = pairwise(self.boundaries[-3:])  # no others can be too short
-        missing = sum(self.rank >= stop - start for start, stop in last_spans)
+        last_steps = pairwise(self.boundaries[-3:])  # no others can be too short
+        missing = sum(self.rank >= stop - start for start, stop in last_steps)
         return len(self.boundaries) - 1 - missing
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[list[int]]:
         """The batches of an epoch on this rank, from number `first` on."""
         order = self.order(epoch)
-        for start, stop in self.spans(epoch, first):
-            batch = list(order[start:stop][self.rank :: self.world_size])
+        for start, stop in self.steps(epoch, first):
+            batch = order[start + self.rank : stop : self.world_size].tolist()
             if batch:
                 yield batch
 
@@ -173,37 +114,26 @@ class ResumableBatchSampler(SequentialSampler):  # Lightning leaves the order of
         return boundaries
 
 
-class StreamBatchSampler(ResumableBatchSampler):
-    """The same for any number of samples: an epoch begins at once and takes no memory."""
-
-    def order(self, epoch: int) -> Order:
-        """All sample indices in the order of this epoch, computed as they are needed."""
-        return LazyPermutation(self.size, self.seed, epoch) if self.shuffle else range(self.size)
-
-
 class BucketBatchSampler(ResumableBatchSampler):
     """Batches of samples of similar length, so that there is little padding.
 
-    The samples of an epoch are shuffled as in the base class, sorted by length (stable, longest
-    first) and cut into steps at the same boundaries in every epoch; then the steps are shuffled.
-    Samples of one length meet others in each epoch; round lengths up to widen these buckets. All
-    ranks take from the same step: their batches are of similar length.
+    The samples of an epoch are shuffled, sorted by length (stable, longest first) and cut into
+    steps at the same boundaries in every epoch; then the steps are shuffled. Samples of one length
+    meet others in each epoch; lengths that are rounded up widen these buckets. All ranks take from
+    the same step: their batches are of similar length. Pairs of texts are sorted by the longer
+    length, then by the difference, so that there is little padding on either side.
 
-    Pairs of texts go by the longer length; those alike in it by the difference, so that there is
-    little padding on either side.
-
-    Each batch has `batch_size` samples, or as many as `batch_tokens` allow: the number of samples
-    times the longest length, on each rank. An epoch takes every sample once, and gives every rank
-    as many batches: the step of the shortest samples, which may have fewer than the others, borrows
-    as in the base class; where the step before it has one sample per rank, training joins the two.
-    (Only fewer samples than ranks leave ranks without a batch.)
+    Each batch has `batch_size` samples, or as many as `batch_tokens` allow: samples times the
+    longest length, on each rank. An epoch takes every sample once. The step of the shortest samples
+    may be smaller; if it has fewer samples than ranks, it borrows from the one before, or in
+    training joins it if that has none to lend.
 
     Args:
-        lengths: (S,) int64, what each sample costs, such as its padded tokens; or (S, 2) for pairs.
+        lengths: (S,) int64, tokens of each sample with padding; or (S, 2) for pairs.
         batch_size: Samples per batch and rank.
         batch_tokens: Tokens per batch and rank instead; None: by `batch_size`.
         seed: Of the order.
-        training: Shuffle; else the order is the same in each epoch.
+        shuffle: New batches and order in each epoch (training), or the same (evaluation).
         rank: This process.
         world_size: Number of processes.
 
@@ -217,7 +147,7 @@ class BucketBatchSampler(ResumableBatchSampler):
         batch_size: int,
         batch_tokens: int | None = None,
         seed: int = 0,
-        training: bool = False,
+        shuffle: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -232,21 +162,19 @@ class BucketBatchSampler(ResumableBatchSampler):
                 f"batch_tokens is {batch_tokens}, but the longest sample has {longest} tokens."
             )
         self.batch_tokens = batch_tokens
-        super().__init__(len(lengths), batch_size, seed, training, rank=rank, world_size=world_size)
+        super().__init__(len(lengths), batch_size, seed, shuffle, rank=rank, world_size=world_size)
 
-    def order(self, epoch: int) -> list[int]:
-        """Sample indices of this epoch, longest first."""
-        order = torch.arange(self.size)
-        if self.shuffle:
-            order = epoch_permutation(self.size, self.seed, epoch)
-        return order[self.sort_keys[order].argsort(descending=True, stable=True)].tolist()
+    def order(self, epoch: int) -> Tensor:
+        """Sample indices (S,) of this epoch, longest first."""
+        order = super().order(epoch)
+        return order[self.sort_keys[order].argsort(descending=True, stable=True)]
 
-    def spans(self, epoch: int, first: int = 0) -> Iterable[tuple[int, int]]:
-        """The steps of this epoch, in its order."""
-        spans = list(super().spans(epoch))
+    def steps(self, epoch: int, first: int = 0) -> Iterable[tuple[int, int]]:
+        """Start and stop of each step in the order of this epoch, from step `first` on."""
+        steps = list(super().steps(epoch))
         if self.shuffle:
-            spans = [spans[i] for i in epoch_order(len(spans), self.seed, epoch)]
-        return spans[first:]
+            steps = [steps[i] for i in epoch_permutation(len(steps), self.seed, epoch).tolist()]
+        return steps[first:]
 
     def _boundaries(self, drop_last: bool) -> Sequence[int]:
         if self.batch_tokens is None:
@@ -270,32 +198,32 @@ class BucketBatchSampler(ResumableBatchSampler):
 
 
 class EvalBatchSampler(SequentialSampler):
-    """The batches of one process, dealt to the ranks in turn, so that metrics are equal to the bit.
+    """The batches of one process, dealt to the ranks in turn: metrics are equal to the bit.
 
     All ranks have as many: a rank without one in the last round repeats the last batch, which does
     not count.
 
     Args:
-        whole: All batches.
+        batches: All batches.
         rank: This process.
         world_size: Number of processes.
     """
 
-    def __init__(self, whole: ResumableBatchSampler, rank: int = 0, world_size: int = 1) -> None:
-        self.whole = whole
+    def __init__(self, batches: ResumableBatchSampler, rank: int = 0, world_size: int = 1) -> None:
+        self.batches = batches
         self.rank = rank
         self.world_size = world_size
 
     def counts(self, number: int) -> bool:
         """Whether this rank's batch of that number, from 0 on, is no repetition."""
-        return number * self.world_size + self.rank < len(self.whole)
+        return number * self.world_size + self.rank < len(self.batches)
 
     def __len__(self) -> int:
-        return -(-len(self.whole) // self.world_size)
+        return -(-len(self.batches) // self.world_size)
 
     def __iter__(self) -> Iterator[list[int]]:  # type: ignore[override]
         batch: list[int] = []
-        for number, batch in enumerate(self.whole):
+        for number, batch in enumerate(self.batches):
             if number % self.world_size == self.rank:
                 yield batch
         if not self.counts(len(self) - 1):
@@ -303,10 +231,10 @@ class EvalBatchSampler(SequentialSampler):
 
 
 def pair_sort_keys(lengths: Tensor) -> Tensor:
-    """What pairs of lengths (S, 2) are sorted by (S,): the longer one, then the difference.
+    """Sort keys (S,) of pairs of lengths (S, 2): the longer one, then the difference.
 
-    The differences rise and fall in turn, so that neighbours are similar also where the longer
-    length changes.
+    The differences rise and fall in turn: neighbours are similar even if their longer lengths
+    differ.
     """
     longer = lengths.amax(1)  # (S, 2) -> (S,)
     difference = lengths[:, 0] - lengths[:, 1]  # (S,)

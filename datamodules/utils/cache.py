@@ -1,4 +1,4 @@
-"""What is computed from texts once and kept on disk: in which folder, and by which content hash."""
+"""The cache of what is computed from texts: its folder, and hashes of content that name files."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ CHUNK = 1024  # texts that are handled at once
 
 
 class Texts(Protocol):
-    """Many texts: a list, or a string column of Arrow, which is never a Python list as a whole."""
+    """Many texts: a list, or a string column of Arrow."""
 
     def __len__(self) -> int: ...
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(title: str, total: int, least: int = 20_000) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, else a line; nothing where `total` is below `least`.
+    """A bar on a terminal, else a line; nothing if `total` is below `least`.
 
     Yields:
         The function that advances it by a count.

@@ -1,15 +1,16 @@
-"""Random augmentation of a whole batch at once, on its device, where each image has random numbers
-of its own.
+"""Random augmentation of a whole batch at once, on its device, with random draws for each image.
 
-They come from torch's global generator of the batch's device: whoever seeds it before a batch fixes
-them. (The transforms of torchvision draw once for a whole batch.)
+They come from torch's global generator of that device. (The transforms of torchvision draw once for
+a whole batch.)
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from datamodules.utils.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -18,18 +19,17 @@ class AugmentConfig:
 
     Args:
         resized_crop: Smallest fraction of the area that a random crop keeps before it is resized
-            back, in (0, 1).
+            back, up to 1.
         crop_padding: Pixels of black added on each side before a random crop of the old size.
         flip: Probability of a left-right flip.
         rand_augment_ops: Operations of RandAugment per image (Cubuk 2020).
         rand_augment_magnitude: Their strength, 0 to 30.
         erase: Probability that a rectangle is set to the mean colour (Zhong 2020).
         mixup: Alpha of the Beta distribution of the mixing weight (Zhang 2018); 0.2 to 1.
-        cutmix: The same for pasted rectangles (Yun 2019); with both on, each image takes one of
-            them.
+        cutmix: The same for pasted rectangles (Yun 2019); with both on, each image takes one.
 
     Raises:
-        ValueError: A value out of its range.
+        UsageError: A value is out of its range.
     """
 
     resized_crop: float = 0.0
@@ -42,17 +42,12 @@ class AugmentConfig:
     cutmix: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("resized_crop", "flip", "erase"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must lie between 0 and 1.")
-        for name in ("crop_padding", "rand_augment_ops", "mixup", "cutmix"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must not be negative.")
-        if not 0 <= self.rand_augment_magnitude <= 30:
-            raise ValueError(
-                f"rand_augment_magnitude is {self.rand_augment_magnitude}, but must lie between 0 "
-                "and 30."
-            )
+        limits = {"resized_crop": 1, "flip": 1, "erase": 1, "rand_augment_magnitude": 30}
+        for name, value in asdict(self).items():
+            if name in limits and not 0 <= value <= limits[name]:
+                raise UsageError(f"{name} is {value}, but must lie between 0 and {limits[name]}.")
+            if value < 0:
+                raise UsageError(f"{name} is {value}, but must not be negative.")
 
 
 class RandomResizedCrop(nn.Module):
@@ -63,14 +58,13 @@ class RandomResizedCrop(nn.Module):
         self.min_area = min_area
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, Y, X) -> uint8 (B, C, Y, X)."""
+        """uint8 (B, C, H, W) -> uint8 (B, C, H, W)."""
         random = torch.rand(4, len(images), device=images.device)
         area = self.min_area + (1 - self.min_area) * random[0]
         stretch = (4 / 3) ** (random[1] - 0.5)  # square root of the aspect ratio
         height = (area.sqrt() / stretch).clamp(max=1)
         width = (area.sqrt() * stretch).clamp(max=1)
-        # Centre of the crop in [-1, 1], such that it stays inside: offsets in units of half the
-        # image.
+        # Centre of the crop in [-1, 1], such that it stays inside.
         down = (1 - height) * (2 * random[2] - 1)
         right = (1 - width) * (2 * random[3] - 1)
         zero = torch.zeros_like(width)
@@ -91,15 +85,15 @@ class RandomCrop(nn.Module):
         self.padding = padding
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, Y, X) -> uint8 (B, C, Y, X)."""
-        b, c, y, x = images.shape
+        """uint8 (B, C, H, W) -> uint8 (B, C, H, W)."""
+        b, c, h, w = images.shape
         down, right = torch.randint(2 * self.padding + 1, (2, b, 1, 1), device=images.device)
-        rows = down + torch.arange(y, device=images.device)[:, None]
-        columns = right + torch.arange(x, device=images.device)
-        # indices into the padded image, one for all channels: (B, Y, X) -> (B, C, Y * X)
-        index = (rows * (x + 2 * self.padding) + columns).reshape(b, 1, -1).expand(-1, c, -1)
-        padded = F.pad(images, [self.padding] * 4).flatten(2)  # (B, C, Y', X') -> (B, C, Y' * X')
-        return padded.gather(2, index).reshape(b, c, y, x)  # (B, C, Y * X) -> (B, C, Y, X)
+        rows = down + torch.arange(h, device=images.device)[:, None]
+        columns = right + torch.arange(w, device=images.device)
+        # indices into the padded image, one for all channels: (B, H, W) -> (B, C, H * W)
+        index = (rows * (w + 2 * self.padding) + columns).reshape(b, 1, -1).expand(-1, c, -1)
+        padded = F.pad(images, [self.padding] * 4).flatten(2)  # (B, C, H', W') -> (B, C, H' * W')
+        return padded.gather(2, index).reshape(b, c, h, w)  # (B, C, H * W) -> (B, C, H, W)
 
 
 class RandomFlip(nn.Module):
@@ -110,7 +104,7 @@ class RandomFlip(nn.Module):
         self.probability = probability
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, Y, X) -> uint8 (B, C, Y, X)."""
+        """uint8 (B, C, H, W) -> uint8 (B, C, H, W)."""
         b = len(images)
         flipped = torch.rand(b, device=images.device) < self.probability
         index = torch.arange(b, device=images.device) + b * flipped
@@ -135,7 +129,7 @@ def pixel_augmentations(config: AugmentConfig) -> list[nn.Module]:
 
 
 def normalise(images: Tensor, mean: list[float], std: list[float]) -> Tensor:
-    """uint8 (B, C, Y, X) -> float32 (B, C, Y, X): (value / 255 - mean) / std in each channel."""
+    """uint8 (B, C, H, W) -> float32 (B, C, H, W): (value / 255 - mean) / std in each channel."""
     scales = [1 / (255 * s) for s in std]
     shifts = [-m / s for m, s in zip(mean, std, strict=True)]
     # one number per channel: (C,) -> (C, 1, 1)
@@ -144,35 +138,30 @@ def normalise(images: Tensor, mean: list[float], std: list[float]) -> Tensor:
     return images.float().mul_(scale).add_(shift)
 
 
-def random_boxes(area: Tensor, ratio: Tensor, y: int, x: int) -> Tensor:
+def random_boxes(area: Tensor, ratio: Tensor, height: int, width: int) -> Tensor:
     """A rectangle in each of B images, centred anywhere inside it and cropped at its borders.
 
     Args:
         area: (B,) fraction of the image.
         ratio: (B,) height over width.
-        y, x: Size of the images in pixels.
+        height, width: Of the images in pixels.
 
     Returns:
-        bool (B, 1, Y, X), true inside.
+        bool (B, 1, H, W), true inside.
     """
     inside = []
-    for fraction, size in (((area * ratio).sqrt(), y), ((area / ratio).sqrt(), x)):
+    for fraction, size in (((area * ratio).sqrt(), height), ((area / ratio).sqrt(), width)):
         length = (fraction * size).round().clamp(max=size)
         centre = (torch.rand_like(area) * size).floor()
         start = (centre - (length / 2).floor())[:, None]  # (B,) -> (B, 1)
         pixel = torch.arange(size, device=area.device)
         inside.append((pixel >= start) & (pixel < start + length[:, None]))
-    # (B, Y) and (B, X) -> (B, 1, Y, X)
+    # (B, H) and (B, W) -> (B, 1, H, W)
     return inside[0][:, None, :, None] & inside[1][:, None, None, :]
 
 
 class Augment(nn.Module):
-    """The augmentations of a config in order: `forward` on pixels, then `normalise`, `erase` and
-    `mix`.
-
-    Args:
-        config: What to do; the default does nothing.
-    """
+    """The augmentations of a config: `forward` on pixels, then `normalise`, `erase` and `mix`."""
 
     def __init__(self, config: AugmentConfig) -> None:
         super().__init__()
@@ -180,12 +169,12 @@ class Augment(nn.Module):
         self.steps = nn.Sequential(*pixel_augmentations(config))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Geometry and colour: uint8 (B, C, Y, X) -> uint8 (B, C, Y, X)."""
+        """Geometry and colour: uint8 (B, C, H, W) -> uint8 (B, C, H, W)."""
         with torch.autocast(images.device.type, enabled=False):  # coordinates need float32
             return self.steps(images)
 
     def erase(self, images: Tensor) -> Tensor:
-        """Sets a rectangle, 2 to 33 % of the area, to the mean, zero: normalised (B, C, Y, X)."""
+        """Sets a rectangle, 2 to 33 % of the area, to the mean, zero: normalised (B, C, H, W)."""
         if self.config.erase == 0:
             return images
         random, area, ratio = torch.rand(3, len(images), device=images.device)
@@ -197,12 +186,12 @@ class Augment(nn.Module):
         """Mixup and CutMix of each image with another of the batch.
 
         Args:
-            images: float (B, C, Y, X).
+            images: float (B, C, H, W).
             labels: int64 (B,).
             num_classes: K.
 
         Returns:
-            Images (B, C, Y, X), and targets float32 (B, K): the fraction of each class in the
+            Images (B, C, H, W), and targets float32 (B, K): the fraction of each class in the
             pixels; they sum to 1.
         """
         targets = F.one_hot(labels, num_classes).float()
@@ -211,27 +200,26 @@ class Augment(nn.Module):
         weight = self._own_weight(images)
         partner = torch.randperm(len(images), device=images.device)
         mixed = torch.lerp(images[partner], images, weight.to(images.dtype))
-        label_weight = weight.float().mean((2, 3))  # (B, 1, Y, X) -> (B, 1)
+        label_weight = weight.float().mean((2, 3))  # (B, 1, H, W) -> (B, 1)
         return mixed, torch.lerp(targets[partner], targets, label_weight)
 
     def _own_weight(self, images: Tensor) -> Tensor:
-        """Weight of each pixel's own image: (B, 1, Y, X), 0 or 1 for CutMix."""
-        b, _, y, x = images.shape
+        """Weight of each pixel's own image: (B, 1, H, W), 0 or 1 for CutMix."""
+        b, _, height, width = images.shape
         ones = torch.ones(b, device=images.device)
 
         def sample_beta(alpha: float) -> Tensor:  # (B,)
-            concentration = ones * alpha
-            beta = torch.distributions.Beta(  # checking its arguments would wait for the device
-                concentration, concentration, validate_args=False
-            )
-            return beta.sample()
+            # Validation of the arguments would wait for the device.
+            return torch.distributions.Beta(
+                ones * alpha, ones * alpha, validate_args=False
+            ).sample()
 
         mixup_weight = sample_beta(self.config.mixup or 1)
         pasted_area = 1 - sample_beta(self.config.cutmix or 1)
         both = self.config.mixup > 0 and self.config.cutmix > 0
         cutmix_probability = 0.5 if both else float(self.config.cutmix > 0)
         uses_cutmix = torch.rand(b, device=images.device) < cutmix_probability
-        boxes = random_boxes(pasted_area, ones, y, x)
+        boxes = random_boxes(pasted_area, ones, height, width)
         # (B,) -> (B, 1, 1, 1)
         return torch.where(
             uses_cutmix[:, None, None, None], (~boxes).float(), mixup_weight[:, None, None, None]

@@ -14,7 +14,7 @@ MAX_PIXELS = 2**27  # of an image that is decoded without Pillow, which has a li
 
 
 def decode(data: bytes, channels: int) -> Tensor:
-    """Pixels of one encoded image, upright, as uint8 (C, Y, X) in [0, 255].
+    """Pixels of one encoded image, upright, as uint8 (C, H, W) in [0, 255].
 
     Args:
         data: Content of a file: jpg, png, bmp, gif (first frame), webp, tiff.
@@ -33,15 +33,13 @@ def decode(data: bytes, channels: int) -> Tensor:
         if image.mode.startswith("I;16"):  # 16 bits: Pillow's own conversion would clip to white
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
-    # (Y, X) or (Y, X, C) -> (Y, X, C) -> (C, Y, X)
+    # (H, W) or (H, W, C) -> (H, W, C) -> (C, H, W)
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)
 
 
 def jpeg_pixels(data: bytes) -> int:
     """Pixels that the header of a JPEG file announces, for which a decoder allocates memory; 0 if
-    it is unclear.
-
-    (`Image.open` tells it, too, in ten times the time: as long as a small image takes to decode.)
+    it is unclear. (`Image.open` takes ten times as long: as long as to decode a small image.)
 
     >>> jpeg_pixels(bytes.fromhex("ffd8 ffe0 0002 ffc0 0008 08 0010 0020 00"))
     512
@@ -72,15 +70,15 @@ def count_channels(data: bytes) -> int:
 
 
 def resize_and_crop(image: Tensor, size: int) -> Tensor:
-    """Resizes the shorter side, antialiased, and crops: uint8 (C, Y, X) -> (C, size, size)."""
-    y, x = image.shape[-2:]
-    if (y, x) == (size, size):
+    """Resizes the shorter side, antialiased, and crops: uint8 (C, H, W) -> (C, size, size)."""
+    h, w = image.shape[-2:]
+    if (h, w) == (size, size):
         return image
-    scale = size / min(y, x)
-    y = max(size, int(y * scale))
-    x = max(size, int(x * scale))
-    # (C, Y, X) -> (1, C, Y, X) -> (C, y, x)
-    image = F.interpolate(image[None], (y, x), mode="bilinear", antialias=True)[0]
-    top = round((y - size) / 2)
-    left = round((x - size) / 2)
+    scale = size / min(h, w)
+    h = max(size, int(h * scale))
+    w = max(size, int(w * scale))
+    # (C, H, W) -> (1, C, H, W) -> (C, h, w)
+    image = F.interpolate(image[None], (h, w), mode="bilinear", antialias=True)[0]
+    top = round((h - size) / 2)
+    left = round((w - size) / 2)
     return image[:, top : top + size, left : left + size]

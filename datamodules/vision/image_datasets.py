@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from datamodules.base import BatchedDataset
-from datamodules.utils.batching import epoch_order
+from datamodules.utils.batching import epoch_permutation
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.progress import progress_bar
 from datamodules.vision.records import Records
@@ -23,8 +23,8 @@ class MemoryImages:
     """A decoded split: a batch is one indexing operation.
 
     Args:
-        pixels: uint8 (S, C, Y, X).
-        labels: int64 (S,), or None where there are none (prediction).
+        pixels: uint8 (S, C, H, W).
+        labels: int64 (S,), or None for prediction.
         names: Of the files, for prediction.
     """
 
@@ -45,11 +45,10 @@ class MemoryImages:
 
 
 class StreamedImages:
-    """A split that is decoded batch by batch, in workers; the batches equal those of
-    `MemoryImages`.
+    """A split that is decoded batch by batch, in workers; batches are those of `MemoryImages`.
 
-    What a worker has to report travels in the batch ("error", "skipped"): an exception would arrive
-    with its traceback.
+    What a worker reports is part of the batch ("error", "skipped"): an exception would come with
+    its traceback.
 
     Args:
         records: The split.
@@ -164,11 +163,12 @@ def channel_statistics(dataset: BatchedDataset) -> tuple[list[float], list[float
     """Mean and standard deviation of each channel in [0, 1]; of a stream, of a sample of it."""
     order: Sequence[int] = range(len(dataset))
     if not dataset.in_memory:
-        order = epoch_order(len(dataset), seed=0, epoch=0)[:STATISTICS_SAMPLE]
-    counts = []  # of each of the 256 values, per channel: exact, and fast on bytes
+        permutation = epoch_permutation(len(dataset), seed=0, epoch=0)
+        order = permutation[:STATISTICS_SAMPLE].tolist()
+    counts = []  # of each of the 256 values, per channel
     for start in range(0, len(order), 1024):
         images = dataset[list(order[start : start + 1024])]["image"]
-        # each channel: (B, Y, X) -> (B * Y * X,) -> (256,)
+        # each channel: (B, H, W) -> (B * H * W,) -> (256,)
         counts.append([channel.flatten().bincount(minlength=256) for channel in images.unbind(1)])
     probability = torch.stack([torch.stack(some) for some in counts]).sum(0).double()  # (C, 256)
     probability /= probability.sum(1, keepdim=True)

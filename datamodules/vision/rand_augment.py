@@ -1,5 +1,4 @@
-"""RandAugment (Cubuk 2020) on a batch: each image draws its operations and their signs, each
-operation runs once.
+"""RandAugment (Cubuk 2020) on a batch: each image draws operations and signs, each runs once.
 
 The fourteen operations and their strengths are those of `torchvision.transforms.v2.RandAugment`,
 which applies one operation to all images of a batch.
@@ -17,11 +16,9 @@ MAX_MAGNITUDE = 30
 
 
 def sharpness(images: Tensor, change: float) -> Tensor:
-    """As `adjust_sharpness(images, 1 + change)`, three times as fast: a blur by sums of shifted
-    images.
+    """As `adjust_sharpness(images, 1 + change)`, three times as fast, by sums of shifted images.
 
-    The 3 x 3 weights of the blur are 1, and 5 in the middle, over 13; pixels at the border stay as
-    they are.
+    The 3 x 3 weights of the blur are 1, and 5 in the middle, over 13; the border is kept.
     """
     if min(images.shape[2:]) <= 2:
         return images
@@ -48,7 +45,7 @@ class Operation(NamedTuple):
     """An operation of RandAugment.
 
     Args:
-        apply: From uint8 (B, C, Y, X) and the strength to uint8 (B, C, Y, X).
+        apply: From uint8 (B, C, H, W) and the strength to uint8 (B, C, H, W).
         strength: From the magnitude in [0, 1] and the side of the images in pixels to the strength.
         signed: Whether each image draws the sign of the strength.
     """
@@ -95,13 +92,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class RandAugment(nn.Module):
-    """Applies `num_ops` operations to each image, one after another, each drawn from all of
-    `OPERATIONS`.
-
-    Args:
-        num_ops: Operations per image.
-        magnitude: Strength, 0 to 30.
-    """
+    """Applies `num_ops` operations, drawn from `OPERATIONS`, to each image; magnitude 0 to 30."""
 
     def __init__(self, num_ops: int, magnitude: int) -> None:
         super().__init__()
@@ -109,7 +100,7 @@ class RandAugment(nn.Module):
         self.level = magnitude / MAX_MAGNITUDE
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 (B, C, Y, X) -> uint8 (B, C, Y, X)."""
+        """uint8 (B, C, H, W) -> uint8 (B, C, H, W)."""
         for _ in range(self.num_ops):
             images = self._apply_one(images)
         return images
@@ -118,8 +109,7 @@ class RandAugment(nn.Module):
         operation = torch.randint(len(OPERATIONS), (len(images),), device=images.device)
         is_positive = torch.randint(2, (len(images),), device=images.device)
         signed = torch.tensor([op.signed for op in OPERATIONS.values()], device=images.device)
-        # Images of one operation and one sign go through it together: they are sorted, and put back
-        # at the end.
+        # Images of one operation and one sign go through it together: they are sorted for it.
         group = 2 * operation + is_positive.where(signed[operation], 1)
         order = group.argsort(stable=True)
         sizes = group.bincount(minlength=2 * len(OPERATIONS)).tolist()

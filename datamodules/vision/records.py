@@ -47,7 +47,7 @@ class Records:
         return read_bytes(self.items[int(self.rows[i])])
 
     def image(self, i: int, channels: int) -> Tensor:
-        """Decoded image i, uint8 (C, Y, X)."""
+        """Decoded image i, uint8 (C, H, W)."""
         return decode(self.read(i), channels)
 
     def image_of_size(self, i: int, channels: int, size: int, resize: bool = True) -> Tensor:
@@ -66,10 +66,10 @@ class Records:
                 f"{self.name(i)} is not a readable image ({_reason(error)}): remove it, or leave "
                 "such files out with --data.skip_bad true."
             ) from error
-        y, x = image.shape[-2:]
-        if (y, x) != (size, size):
+        h, w = image.shape[-2:]
+        if (h, w) != (size, size):
             raise UsageError(
-                f"{self.name(i)} is {x} x {y} pixels where others are {size} x {size}: add "
+                f"{self.name(i)} is {w} x {h} pixels, but others are {size} x {size}: add "
                 "--data.image_size N."
             )
         return image
@@ -83,17 +83,17 @@ class Records:
         """
         for i in range(len(self)):
             try:
-                y, x = self.image(i, channels).shape[-2:]
+                h, w = self.image(i, channels).shape[-2:]
             except Exception:
                 if skip_bad:
                     continue
                 self.image_of_size(i, channels, 1)  # says what is wrong with it
                 raise
-            if y != x:
+            if h != w:
                 raise UsageError(
-                    f"{self.name(i)} is {x} x {y} pixels, not square: add --data.image_size N."
+                    f"{self.name(i)} is {w} x {h} pixels, not square: add --data.image_size N."
                 )
-            return y
+            return h
         raise DataError("none of the image files can be read.")
 
     def channels(self) -> int:
@@ -108,7 +108,7 @@ class Records:
 
 
 class PixelRecords(Records):
-    """Images that need no decoding: items is uint8 (S, C, Y, X)."""
+    """Images that need no decoding: items is uint8 (S, C, H, W)."""
 
     def name(self, i: int) -> str:
         return f"image {int(self.rows[i])}"

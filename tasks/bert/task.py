@@ -19,7 +19,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.reviews import ReviewData
 from modules.models.bert import BertClassifier, BertConfig
-from tasks.base import Batch
+from tasks.base import Batch, StepOutput
 from tasks.bert.architectures import fit_to_data, load_pretrained
 from tasks.classification import ClassifierTask
 from tasks.errors import UsageError
@@ -98,7 +98,7 @@ class BertTask(TextTask, ClassifierTask):
             "ece": CalibrationError(classes),
         }
 
-    def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, batch: Batch, training: bool) -> StepOutput:
         """Returns loss (), probabilities (B, K) and labels (B,) of a batch of tokens (B, N)."""
         labels = batch["label"]
         smoothing = self.label_smoothing if training else 0.0
@@ -108,7 +108,7 @@ class BertTask(TextTask, ClassifierTask):
             second = self.net(batch["tokens"], batch["padding_mask"])
             loss = (loss + F.cross_entropy(second, labels, label_smoothing=smoothing)) / 2
             loss = loss + self.r_drop * divergence(logits, second) / 2
-        return loss, logits.softmax(-1), labels
+        return StepOutput(loss, len(labels), logits.softmax(-1), labels)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor]:
         """Returns indices of the texts (B,) and their class probabilities (B, K)."""

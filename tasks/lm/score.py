@@ -110,7 +110,7 @@ def load_tokens(text: ScoredText, metadata: dict[str, Any]) -> Any:
     data.set_metadata(metadata)
     data.source.option_prefix = "--data"
     data.source.prepare()
-    return data.tokens(data.source.whole(), "the text")
+    return data.tokenise(data.source.whole(), "the text")
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from modules.config import require
 from modules.generation.sampling import GenerationConfig
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder, DecoderConfig
-from tasks.base import Batch
+from tasks.base import Batch, StepOutput
 from tasks.lm.architectures import LanguageModel, fit_to_data, load_pretrained
 from tasks.lm.streaming import prompt_tokens, stream_texts
 from tasks.text import MeanOf, TextTask
@@ -106,20 +106,13 @@ class LMTask(TextTask):
         """Returns the accuracy of predicted tokens, and the bytes of text per token."""
         return {name: MeanOf(name) for name in ("acc", "bytes_per_token")}
 
-    @staticmethod
-    def weight(targets: dict[str, Tensor]) -> Tensor:
-        """Returns the number of target tokens, ()."""
-        return targets["acc"]
-
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
         """Returns perplexity, and bits per byte of text, which do not depend on the tokenizer."""
         loss = values[f"{split}/loss"]
         bits_per_byte = loss / values[f"{split}/bytes_per_token"] / math.log(2)
         return {f"{split}/perplexity": loss.exp(), f"{split}/bits_per_byte": bits_per_byte}
 
-    def step(
-        self, batch: Batch, training: bool
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    def step(self, batch: Batch, training: bool) -> StepOutput:
         """Returns loss (), means and their numbers of tokens, for a batch of tokens (B, T)."""
         targets = batch["targets"]
         hidden = self.net(
@@ -127,17 +120,12 @@ class LMTask(TextTask):
         )
         loss, correct = self.net.loss(hidden, targets, z_loss=self.z_loss if training else 0.0)
         count = (targets != IGNORE_INDEX).sum()
-        sums = {"bytes_per_token": batch["bytes"].sum()}
+        means = {"bytes_per_token": batch["bytes"].sum() / count.clamp(min=1)}
         if training:
             self.trained.add(count, len(targets))
-        else:
-            sums["acc"] = correct
-        means = {name: value / count.clamp(min=1) for name, value in sums.items()}
-        return loss, means, {"acc": count, "bytes_per_token": count}
-
-    def training_figures(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the bytes of text per token."""
-        return outputs
+            return StepOutput(loss, count, None, None, extra_metrics=means)
+        means["acc"] = correct / count.clamp(min=1)
+        return StepOutput(loss, count, means, dict.fromkeys(means, count))
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
         """Logs also perplexity and bits per byte; in them the loss includes the z-loss."""

@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.masking import MaskConfig, Masker
 from modules.models.bert import BertConfig, BertMaskedLM
-from tasks.base import Batch
+from tasks.base import Batch, StepOutput
 from tasks.bert.architectures import fit_to_data, load_pretrained
 from tasks.text import MeanOf, TextTask
 from tasks.training.optim import OptimConfig
@@ -62,7 +62,7 @@ class MaskedLMTask(TextTask):
             return build()
         return load_pretrained(build, self.pretrained, metadata)
 
-    def compiled(self) -> list[nn.Module]:
+    def modules_to_compile(self) -> list[nn.Module]:
         """Returns the encoder: a step calls `hidden` and `loss`, not the network's `forward`."""
         return [self.net.encoder]
 
@@ -71,19 +71,12 @@ class MaskedLMTask(TextTask):
         names = ("acc", "token_loss", "next_acc") if self.metadata["next_sentence"] else ("acc",)
         return {name: MeanOf(name) for name in names}
 
-    @staticmethod
-    def weight(targets: dict[str, int]) -> int:
-        """Returns the number of masked tokens."""
-        return targets["acc"]
-
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
         """Returns the perplexity of masked tokens."""
         token_loss = values.get(f"{split}/token_loss", values[f"{split}/loss"])
         return {f"{split}/perplexity": token_loss.exp()}
 
-    def step(
-        self, batch: Batch, training: bool
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, int]]:
+    def step(self, batch: Batch, training: bool) -> StepOutput:
         """Returns loss (), means and their numbers of targets, for a batch of tokens (B, N).
 
         The loss is the mean over masked tokens plus, with pairs, the mean over pairs (Devlin 2019,
@@ -106,4 +99,4 @@ class MaskedLMTask(TextTask):
             loss = loss + F.cross_entropy(logits.float(), label)
             means["next_acc"] = (logits.argmax(-1) == label).float().mean()
             counts["next_acc"] = len(label)
-        return loss, means, counts
+        return StepOutput(loss, count, means, counts)

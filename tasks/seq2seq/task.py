@@ -16,11 +16,10 @@ from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
-from tasks.base import Batch
-from tasks.checkpoints.contents import build_seq2seq
+from tasks.base import Batch, StepOutput
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError
-from tasks.seq2seq.architectures import fit_to_data
+from tasks.seq2seq.architectures import build_seq2seq, fit_to_data
 from tasks.seq2seq.attend import cross_attention_weights, draw, encode_translation, token_labels
 from tasks.seq2seq.decoding import decoding_tokens
 from tasks.seq2seq.pretrained import load_pretrained
@@ -151,16 +150,11 @@ class Seq2SeqTask(MediaTask, TextTask):
         """Returns the accuracy of next tokens; BLEU, chrF and exact matches of translations."""
         return {"acc": MeanOf("acc"), "scores": TranslationScores(self.language)}
 
-    @staticmethod
-    def weight(targets: dict[str, Any]) -> Tensor:
-        """Returns the number of target tokens, ()."""
-        return targets["acc"]
-
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
         """Returns the perplexity of the references."""
         return {f"{split}/perplexity": values[f"{split}/loss"].exp()}
 
-    def step(self, batch: Batch, training: bool) -> tuple[Tensor, dict[str, Any], dict[str, Any]]:
+    def step(self, batch: Batch, training: bool) -> StepOutput:
         """Returns the loss () of sources (B, M) and targets (B, N); evaluation also translates."""
         targets = batch["targets"]
         hidden = self.net(batch["source"], batch["tokens"], batch["source_padding_mask"])
@@ -168,7 +162,7 @@ class Seq2SeqTask(MediaTask, TextTask):
         count = (targets != IGNORE_INDEX).sum()
         if training:
             self.trained.add(count, len(targets))
-            return loss, {}, {"acc": count}
+            return StepOutput(loss, count, {}, {})
         texts, finished = self.translations(batch)
         outputs = {"acc": correct / count.clamp(min=1), "texts": texts, "finished": finished}
         pairs = {
@@ -176,7 +170,7 @@ class Seq2SeqTask(MediaTask, TextTask):
             "sources": batch["text"],
             "references": batch["reference"],
         }
-        return loss, outputs, {"acc": count, **pairs}
+        return StepOutput(loss, count, outputs, {"acc": count, **pairs})
 
     def translations(self, batch: Batch) -> tuple[list[str], list[bool]]:
         """Returns the translations of a batch, and whether each ended before the length limit."""

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from datamodules.tokenizers.pairs import PairTokenizer
 from modules.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from tasks.checkpoints.contents import build_seq2seq
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
+from tasks.seq2seq.architectures import build_seq2seq
 from tasks.seq2seq.decoding import DecodingTokens, decoding_tokens
 from tasks.seq2seq.pretrained import load_folder
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from datamodules.images import ImageData
 from datamodules.vision.augment import Augment, AugmentConfig, normalise
 from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
-from tasks.base import Batch
+from tasks.base import Batch, StepOutput
 from tasks.checkpoints.weights import fill_config
 from tasks.classification import ClassifierTask
 from tasks.tracking.media import Picture, Table, rendered
@@ -80,17 +80,17 @@ class ViTTask(ClassifierTask):
             load_pretrained(net, self.pretrained, metadata)
         return net
 
-    def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, batch: Batch, training: bool) -> StepOutput:
         """Returns loss (), logits (B, K) and labels (B,) of uint8 images (B, C, H, W)."""
         labels = batch["label"]
         if not training:
             logits = self.net(self.normalised(batch["image"]))
-            return F.cross_entropy(logits, labels), logits, labels
+            return StepOutput(F.cross_entropy(logits, labels), len(labels), logits, labels)
         pixels = self.augment.erase(self.normalised(self.augment(batch["image"])))
         pixels, targets = self.augment.mix(pixels, labels, len(self.class_names))
         logits = self.net(pixels)
         loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-        return loss, logits, labels
+        return StepOutput(loss, len(labels), logits, labels)
 
     def collect_media(self, batch: Batch, outputs: Tensor) -> None:
         """Keeps the first misclassified images, and the attention rollout of the first images."""

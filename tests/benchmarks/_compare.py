@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: workers in processes of their own, rounds interleaved A B A B, medians, peak memory."""
+"""What benchmarks share: a process for each competitor, rounds in turns, medians, peak memory."""
 
 import json
 import os
@@ -6,23 +6,30 @@ import statistics
 import subprocess
 import sys
 import time
-from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+Round = Callable[[], int | dict[str, float]]  # how many items a round did, or what it measured
+Competitor = Callable[[Namespace], Round]  # prepares rounds
 
 
 @dataclass
 class Result:
-    """What one worker measured: items per second in each round; its memory before the first and its peak, in MiB."""
+    """What a worker measured in each round, and its memory before them and at the peak, in MiB."""
 
-    rates: list[float] = field(default_factory=list)
+    rounds: list[dict[str, float]] = field(default_factory=list)
     idle: float = 0.0
     peak: float = 0.0
+
+    @property
+    def rates(self) -> list[float]:
+        """Items per second of each round."""
+        return [found["rate"] for found in self.rounds]
 
     @property
     def median(self) -> float:
@@ -35,74 +42,56 @@ class Result:
         return self.peak - self.idle
 
 
-def status_mib(field: str) -> float:
-    """A size from this process's status: `VmRSS`, `VmHWM`, in MiB."""
-    return int(Path("/proc/self/status").read_text().partition(field + ":")[2].split()[0]) / 1024
+def data_folder(name: str) -> Path:
+    """A folder in that of the real data sets."""
+    if not os.environ.get("TESSERA_DATA"):
+        raise SystemExit(f"TESSERA_DATA is not set: it names the folder that holds {name}/.")
+    return Path(os.environ["TESSERA_DATA"], name)
+
+
+def status_mib(name: str) -> float:
+    """A size from this process's status in MiB: `VmRSS`, `VmHWM`."""
+    return int(Path("/proc/self/status").read_text().partition(name + ":")[2].split()[0]) / 1024
 
 
 def memory_mib() -> tuple[float, float]:
-    """Memory of this process now and its peak so far: the GPU's where it uses one, else what is resident."""
+    """Memory of this process now and at its peak: the GPU's if it uses one, else resident."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return torch.cuda.memory_allocated() / 2**20, torch.cuda.max_memory_allocated() / 2**20
-    return status_mib("VmRSS"), status_mib(
-        "VmHWM"
-    )  # unlike `ru_maxrss`, VmHWM starts anew with each program
+    return status_mib("VmRSS"), status_mib("VmHWM")  # `ru_maxrss` would include the parent's
 
 
-def serve(measure: Callable[[], float]) -> None:
-    """A worker's loop: for each line on standard input, measures one round (items per second) and answers with it."""
-    idle = memory_mib()[0]
-    for line in sys.stdin:
-        answer = (
-            {"rate": measure()} if line.strip() == "go" else {"idle": idle, "peak": memory_mib()[1]}
-        )
-        print(json.dumps(answer), flush=True)
-
-
-def arguments(doc: str, names: Iterable[str], rounds: int) -> ArgumentParser:
-    """Options that all these benchmarks have.
-
-    Args:
-        doc: The benchmark's docstring.
-        names: The competitors.
-        rounds: Rounds of each, if not said otherwise.
-    """
-    parser = ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument(
-        "--rounds", type=int, default=rounds, help="rounds of each, after one that does not count"
-    )
-    parser.add_argument("--worker", choices=list(names), help=SUPPRESS)
+def arguments(doc: str | None, rounds: int = 0, plot: bool = False) -> ArgumentParser:
+    """A parser with the options that the benchmark needs of those that several have."""
+    parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
+    if rounds:
+        text = "rounds of each, after one that does not count"
+        parser.add_argument("--rounds", type=int, default=rounds, help=text)
+        parser.add_argument("--worker", help=SUPPRESS)
+    if plot:
+        parser.add_argument("--plot", metavar="FILE.png", help="draw the results")
     return parser
 
 
-def work(run: Callable[[], int]) -> None:
-    """Serves as a worker that measures rounds, and ends; a round returns how many items it did."""
-
-    def measure() -> float:
-        start = time.perf_counter()
-        return run() / (time.perf_counter() - start)
-
-    serve(measure)
-    raise SystemExit
-
-
-def command_line(
-    doc: str, competitors: Mapping[str, Callable[[], Callable[[], int]]], rounds: int
-) -> Namespace:
-    """Options of a benchmark's command line; a worker that `interleave` started serves here, and ends.
-
-    Args:
-        doc: The benchmark's docstring.
-        competitors: Name to a function that makes a round, which returns how many items it did.
-        rounds: Rounds of each, if not said otherwise.
-    """
-    options = arguments(doc, competitors, rounds).parse_args()
-    if "TESSERA_DATA" in doc and "TESSERA_DATA" not in os.environ:
-        raise SystemExit("TESSERA_DATA is not set: it names the folder of real data sets.")
+def parse(parser: ArgumentParser, competitors: Mapping[str, Competitor]) -> Namespace:
+    """The options; a worker that `interleave` started measures here, and ends."""
+    options = parser.parse_args()
     if options.worker:
-        work(competitors[options.worker]())
+        serve(competitors[options.worker](options))
+        raise SystemExit
     return options
+
+
+def serve(run: Round) -> None:
+    """Measures a round for each line of standard input, or answers with the memory."""
+    idle = memory_mib()[0]
+    for line in sys.stdin:
+        start = time.perf_counter()
+        found = {"idle": idle, "peak": memory_mib()[1]} if line.strip() == "memory" else run()
+        if not isinstance(found, dict):
+            found = {"rate": found / (time.perf_counter() - start)}
+        print(json.dumps(found), flush=True)
 
 
 def ask(worker: subprocess.Popen[str], line: str) -> dict[str, float]:
@@ -116,40 +105,27 @@ def ask(worker: subprocess.Popen[str], line: str) -> dict[str, float]:
     raise RuntimeError("A worker ended without an answer; run it alone to see why.")
 
 
-def interleave(
-    module: str, names: list[str], rounds: int = 10, threads: int = 2, options: Sequence[str] = ()
-) -> dict[str, Result]:
-    """Runs `python -m MODULE --worker NAME` for each name and measures in turns.
+def interleave(names: Iterable[str], rounds: int) -> dict[str, Result]:
+    """Starts this benchmark as a worker for each name, with two threads, and measures in turns.
 
-    Args:
-        module: Full name of the benchmark's module.
-        names: The competitors.
-        rounds: Rounds of each, after one that does not count.
-        threads: Threads of each worker; only one works at a time.
-        options: More of each worker's command line.
+    The first round of each does not count.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    results = {name: Result() for name in names}
+    command = [sys.executable, "-m", sys.modules["__main__"].__spec__.name, *sys.argv[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     workers = {
-        name: subprocess.Popen(
-            [sys.executable, "-m", module, *options, "--worker", name],
-            cwd=ROOT,
-            env=environment,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        name: subprocess.Popen([*command, "--worker", name], cwd=ROOT, env=environment, **pipes)
         for name in names
     }
+    results = {name: Result() for name in workers}
     try:
         for number in range(rounds + 1):
             for name, worker in workers.items():
-                rate = ask(worker, "go")["rate"]
+                found = ask(worker, "round")
                 if number:
-                    results[name].rates.append(rate)
+                    results[name].rounds.append(found)
         for name, worker in workers.items():
-            answer = ask(worker, "memory")
-            results[name].idle, results[name].peak = answer["idle"], answer["peak"]
+            results[name] = Result(results[name].rounds, **ask(worker, "memory"))
     finally:
         for worker in workers.values():
             worker.kill()
@@ -157,11 +133,48 @@ def interleave(
     return results
 
 
-def alone(module: str, name: str, rounds: int, options: Sequence[str]) -> list[dict[str, float]]:
-    """What each round of `python -m MODULE --worker NAME`, which no other runs beside, said of itself in JSON."""
-    command = [sys.executable, "-m", module, *options, "--rounds", str(rounds), "--worker", name]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+def our_optimizer(net: Any, **settings: Any) -> Any:
+    """The optimizer of `fit`."""
+    from tasks.training.optim import OptimConfig, build
+
+    return build(net, OptimConfig(**settings), 100_000)["optimizer"]
+
+
+def training(optimizer: Any, loss: Callable[[], tuple[Any, int]], steps: int = 1) -> Round:
+    """Rounds of training steps; `loss` gives that of the next batch and its number of items."""
+
+    def run() -> int:
+        items = 0
+        for _ in range(steps):
+            found, count = loss()
+            found.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            items += count
+        return items
+
+    return run
+
+
+def require_equal(differences: Mapping[str, float]) -> None:
+    """Prints how far the logits of each peer are from ours; ends the program if they differ."""
+    for name, largest in differences.items():
+        print(f"largest difference of the logits from {name}'s {largest:.1e}")
+    if max(differences.values(), default=0.0) > 1e-4:
+        raise SystemExit("The outputs are not equal: the times say nothing.")
+
+
+def table(results: Mapping[str, Result], unit: str) -> str:
+    """The results as lines of text; ratios are those of medians against the first."""
+    heads = (f"median {unit}", "lowest", "highest", "ratio", "peak MiB", "taken MiB")
+    lines = ["{:<24}{:>18}{:>10}{:>10}{:>8}{:>10}{:>11}".format("", *heads)]
+    base = next(iter(results.values())).median
+    for name, found in results.items():
+        lines.append(
+            f"{name:<24}{found.median:>18.1f}{min(found.rates):>10.1f}{max(found.rates):>10.1f}"
+            f"{found.median / base:>8.2f}{found.peak:>10.0f}{found.taken:>11.0f}"
+        )
+    return "\n".join(lines)
 
 
 @contextmanager
@@ -172,21 +185,7 @@ def save_plot(file: str, rows: int = 1, columns: int = 1) -> Iterator[Any]:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(4 * columns + 1, 3 * rows + 1), layout="constrained", squeeze=False
-    )
+    size = (4 * columns + 1, 3 * rows + 1)
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     yield axes
     figure.savefig(file, dpi=100)
-
-
-def table(results: dict[str, Result], unit: str, base: str) -> str:
-    """The results as lines of text; ratios are of medians against `base`. Taken: peak less what was there before."""
-    heads = (f"median {unit}", "lowest", "highest", "ratio", "peak MiB", "taken MiB")
-    lines = ["{:<24}{:>18}{:>10}{:>10}{:>8}{:>10}{:>11}".format("", *heads)]
-    for name, found in results.items():
-        ratio, rates = found.median / results[base].median, found.rates
-        lines.append(
-            f"{name:<24}{found.median:>18.1f}{min(rates):>10.1f}{max(rates):>10.1f}{ratio:>8.2f}"
-            f"{found.peak:>10.0f}{found.taken:>11.0f}"
-        )
-    return "\n".join(lines)

@@ -2,24 +2,26 @@
 
     TESSERA_DATA=FOLDER python -m tests.benchmarks.bert_step
 
-4 layers, 256 wide, 4 heads, 16,000 tokens, at most 256 tokens a review, batch 32, float32, two threads. Training:
-dropout 0.1 everywhere, AdamW, batches of like length from each side's own sampler. Inference: sorted by length; the
-largest difference between the logits is printed.
+4 layers, 256 wide, 4 heads, 16,000 tokens, at most 256 tokens a review, batch 32, float32, two
+threads. Training: dropout 0.1 everywhere, AdamW, batches of similar length from each side's own
+sampler. Inference: sorted by length. That the logits are equal is checked before.
 """
 
 import itertools
-import os
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from tests.benchmarks._compare import command_line, interleave, table
+from tests.benchmarks import _compare
+from tests.benchmarks._compare import Round
 
-BATCH, LENGTH, STEPS = 32, 256, 10  # steps in each round
+BATCH, LENGTH, VOCABULARY = 32, 256, 16_000
+STEPS = 10  # in each round
+LR = 1e-4
 Batch = dict[str, torch.Tensor]
 
 
@@ -32,39 +34,25 @@ def data(multiple: int = 8) -> Any:
 
     module = ReviewData(
         source="hub",
-        path=str(Path(os.environ["TESSERA_DATA"], "imdb")),
+        path=str(_compare.data_folder("imdb")),
         batch_size=BATCH,
         max_length=LENGTH,
         dataset=TextDatasetOptions(),
-        tokenizer=TokenizerConfig(vocabulary=16_000),
+        tokenizer=TokenizerConfig(vocabulary=VOCABULARY),
         loading=TextLoading(eval_batch_size=BATCH, multiple=multiple),
     )
     module.setup("fit")
     return module
 
 
-def config(dropout: float) -> Any:
-    """The same sizes for both, as Hugging Face's config."""
-    from transformers import BertConfig
-
-    return BertConfig(
-        vocab_size=16_000,
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=1024,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-        max_position_embeddings=LENGTH,
-    )
-
-
 def hugging_face() -> Any:
     """Their model, the same weights in every process."""
-    from transformers import BertForSequenceClassification
+    from transformers import BertConfig, BertForSequenceClassification
 
+    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 1024}
+    vocabulary = {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH}
     torch.manual_seed(0)
-    return BertForSequenceClassification(config(0.1))
+    return BertForSequenceClassification(BertConfig(num_attention_heads=4, **sizes, **vocabulary))
 
 
 def tessera() -> Any:
@@ -73,144 +61,107 @@ def tessera() -> Any:
     from modules.pretrained.bert import FAMILIES, HEADS
     from modules.pretrained.family import config_from_huggingface
     from modules.pretrained.weights import load_weights
+    from tasks.training.allocator import tune_allocator
 
+    tune_allocator()
     theirs = hugging_face()
     family, sizes = config_from_huggingface(theirs.config.to_dict(), FAMILIES)
     net = BertClassifier(replace(sizes, num_classes=2))
-    left = load_weights(
-        net, FAMILIES[family].weights_from_external(theirs.state_dict(), net.config), HEADS
-    )
+    weights = FAMILIES[family].weights_from_external(theirs.state_dict(), net.config)
+    left = load_weights(net, weights, HEADS)
     assert not left, left
     return net
 
 
-def grouped() -> Iterator[Batch]:
-    """Batches as their trainer makes them where it groups by length: padded to the longest."""
+def their_logits(net: Any, batch: Batch) -> torch.Tensor:
+    """(B, 2) from their model."""
+    return net(batch["tokens"], batch["padding_mask"].long()).logits
+
+
+def our_logits(net: Any, batch: Batch) -> torch.Tensor:
+    """(B, 2) from ours."""
+    return net(batch["tokens"], batch["padding_mask"])
+
+
+def their_batches() -> Iterator[Batch]:
+    """Batches as their trainer makes them if it groups by length: padded to the longest."""
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
     dataset = data(multiple=1).dataset("train")
+    generator = torch.Generator().manual_seed(0)
     lengths = dataset.token_counts.tolist()
-    order = list(
-        LengthGroupedSampler(BATCH, lengths=lengths, generator=torch.Generator().manual_seed(0))
-    )
+    order = list(LengthGroupedSampler(BATCH, lengths=lengths, generator=generator))
     for start in itertools.cycle(
         range(BATCH, len(order) - BATCH, BATCH)
-    ):  # the first is the longest of all
+    ):  # the first is the longest
         yield dataset[order[start : start + BATCH]]
 
 
-def bucketed() -> Iterator[Batch]:
-    """Batches as `python -m tasks.bert fit` has them."""
+def our_batches() -> Iterator[Batch]:
+    """Batches as `python -m tasks.bert fit` makes them."""
     loader = data().train_dataloader()
     while True:
         yield from loader
 
 
-def training(
-    net: Any, optimizer: Any, batches: Iterator[Batch], logits: Callable[[Batch], Any]
-) -> Callable[[], int]:
-    """A round of training steps; returns the number of reviews."""
-    net.train()
-
-    def run() -> int:
-        for batch in itertools.islice(batches, STEPS):
-            F.cross_entropy(logits(batch), batch["label"]).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return STEPS * BATCH
-
-    return run
+SIDES = {"hugging face": (hugging_face, their_logits), "tessera": (tessera, our_logits)}
 
 
-def train_theirs() -> Callable[[], int]:
-    """Hugging Face's model with PyTorch's AdamW, as it comes."""
-    net = hugging_face()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
-    return training(
-        net, optimizer, grouped(), lambda b: net(b["tokens"], b["padding_mask"].long()).logits
-    )
+def training(options: Namespace) -> Round:
+    """Rounds of training steps."""
+    name = options.worker.removeprefix("train: ")
+    build, logits = SIDES[name]
+    net = build().train()
+    if name == "tessera":
+        optimizer, batches = _compare.our_optimizer(net, lr=LR), our_batches()
+    else:
+        optimizer, batches = torch.optim.AdamW(net.parameters(), lr=LR), their_batches()
 
+    def loss() -> tuple[torch.Tensor, int]:
+        batch = next(batches)
+        return F.cross_entropy(logits(net, batch), batch["label"]), BATCH
 
-def train_ours() -> Callable[[], int]:
-    """Our model with our optimizer, the allocator tuned as `fit` does it."""
-    from tasks.training.allocator import tune_allocator
-    from tasks.training.optim import OptimConfig, build
-
-    tune_allocator()
-    net = tessera()
-    optimizer = build(net, OptimConfig(lr=1e-4), 1000)["optimizer"]
-    return training(net, optimizer, bucketed(), lambda b: net(b["tokens"], b["padding_mask"]))
+    return _compare.training(optimizer, loss, STEPS)
 
 
 def evaluation() -> list[Batch]:
-    """Every tenth batch of the validation reviews sorted by length."""
+    """Every tenth batch of the validation reviews, sorted by length."""
     return list(data().val_dataloader())[::10]
 
 
-def inference(net: Any, logits: Callable[[Batch], Any]) -> Callable[[], int]:
-    """A round of evaluation batches."""
-    net.eval()
+def inference(options: Namespace) -> Round:
+    """Rounds over the evaluation batches."""
+    build, logits = SIDES[options.worker.removeprefix("infer: ")]
+    net = build().eval()
     batches = evaluation()
 
     @torch.inference_mode()
     def run() -> int:
         for batch in batches:
-            logits(batch)
+            logits(net, batch)
         return sum(len(batch["tokens"]) for batch in batches)
 
     return run
 
 
-def infer_theirs() -> Callable[[], int]:
-    """Hugging Face's model."""
-    net = hugging_face()
-    return inference(net, lambda b: net(b["tokens"], b["padding_mask"].long()).logits)
-
-
-def infer_ours() -> Callable[[], int]:
-    """Our model."""
-    from tasks.training.allocator import tune_allocator
-
-    tune_allocator()
-    net = tessera()
-    return inference(net, lambda b: net(b["tokens"], b["padding_mask"]))
-
-
-COMPETITORS = {
-    "train: hugging face": train_theirs,
-    "train: tessera": train_ours,
-    "infer: hugging face": infer_theirs,
-    "infer: tessera": infer_ours,
-}
-
-
 @torch.inference_mode()
 def difference() -> float:
-    """Largest difference between the logits of both over the batches that inference is timed with."""
-    theirs, ours, largest = hugging_face().eval(), tessera().eval(), 0.0
-    for batch in evaluation():
-        expected = theirs(batch["tokens"], batch["padding_mask"].long()).logits
-        largest = max(
-            largest, float((ours(batch["tokens"], batch["padding_mask"]) - expected).abs().max())
-        )
-    return largest
+    """Largest difference between the logits of both over the evaluation batches."""
+    theirs = hugging_face().eval()
+    ours = tessera().eval()
+    both = ((their_logits(theirs, batch), our_logits(ours, batch)) for batch in evaluation())
+    return max(float((one - other).abs().max()) for one, other in both)
 
 
 def main() -> None:
     """Parses the command line and prints the tables."""
-    options = command_line(__doc__ or "", COMPETITORS, 8)
-    print(f"largest difference of the logits {(largest := difference()):.1e}")
-    if largest > 1e-4:
-        raise SystemExit("The outputs are not equal: the times say nothing.")
-    for kind in ("train", "infer"):
-        names = [name for name in COMPETITORS if name.startswith(kind)]
-        print(
-            table(
-                interleave("tests.benchmarks.bert_step", names, options.rounds),
-                "reviews/s",
-                names[0],
-            )
-        )
+    kinds = {"train": training, "infer": inference}
+    competitors = {f"{kind}: {name}": run for kind, run in kinds.items() for name in SIDES}
+    options = _compare.parse(_compare.arguments(__doc__, 8), competitors)
+    _compare.require_equal({"Hugging Face": difference()})
+    for kind in kinds:
+        names = [name for name in competitors if name.startswith(kind)]
+        print(_compare.table(_compare.interleave(names, options.rounds), "reviews/s"))
 
 
 if __name__ == "__main__":

@@ -1,61 +1,60 @@
-"""What a peer reaches on CIFAR-10 in given minutes: a Compact Convolutional Transformer, as its users run it.
+"""What a peer reaches on CIFAR-10 in given minutes: a Compact Convolutional Transformer.
 
     TESSERA_DATA=FOLDER python -m tests.benchmarks.cifar_peer --minutes 25
 
-Sizes and recipe are those of Hassani (2021) in SHI-Labs/Compact-Transformers (`cct_7-3x1_cifar10_300epochs.yml`,
-trained there with timm's script): timm's transforms, Mixup and drop path, AdamW, a plain loop in float32. The
-300 + 10 epochs of the schedule are squeezed into the minutes: its place follows the clock, so it ends at its end.
-`--recipe short` leaves out RandAugment, Mixup and CutMix, crops with a padding of 4 and flips: what takes_onednn few epochs.
+CCT-2/3x2 with the recipe of CCT-7 of Hassani (2021) in SHI-Labs/Compact-Transformers
+(`cct_7-3x1_cifar10_300epochs.yml`, trained there with timm's script): timm's transforms, Mixup and
+drop path, AdamW, a plain loop in float32, two threads. The 300 + 10 epochs of the schedule are
+squeezed into the minutes: the learning rate follows the clock.
 """
 
-import argparse
+import io
 import math
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image, ImageOps
+from pyarrow import parquet
+from timm.data import Mixup, create_transform
+from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms as tv
+
+from tests.benchmarks import _compare
 
 BATCH, EPOCHS, COOLDOWN, WARMUP, MIXUP_OFF = 128, 300, 10, 10, 175
 LR, LOWEST_LR, WEIGHT_DECAY, SMOOTHING = 55e-5, 1e-5, 6e-2, 0.1
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-# name: (width, layers, heads, feed-forward ratio, convolutions)
-SIZES = {
-    "cct_2_3x2": (128, 2, 2, 1, 2),
-    "cct_4_3x2": (128, 4, 2, 1, 2),
-    "cct_6_3x1": (256, 6, 4, 2, 1),
-    "cct_7_3x1": (256, 7, 4, 2, 1),
-}
+WIDTH, HEADS = 128, 2
 
 
 class Layer(nn.Module):
-    """CCT's encoder layer: a norm before attention, another whose result goes on as the residual."""
+    """CCT's encoder layer: a norm before attention, and one whose result is the residual."""
 
-    def __init__(self, width: int, heads: int, ratio: int, drop_path: float) -> None:
-        from timm.layers import DropPath
-
+    def __init__(self, drop_path: float) -> None:
         super().__init__()
-        self.heads = heads
-        self.pre_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, ratio * width), nn.Linear(ratio * width, width)
-        self.attention_dropout, self.drop_path = nn.Dropout(0.1), DropPath(drop_path)
+        self.pre_norm = nn.LayerNorm(WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.proj = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.down = nn.Linear(WIDTH, WIDTH)
+        self.attention_dropout = nn.Dropout(0.1)
+        self.drop_path = DropPath(drop_path)
 
     def attend(self, x: Tensor) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
         b, n, e = x.shape
-        q, k, v = (
-            self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        )  # each (B, H, N, D)
-        weights = (q @ k.mT * (e // self.heads) ** -0.5).softmax(-1)  # (B, H, N, N)
-        return self.proj(
-            (self.attention_dropout(weights) @ v).transpose(1, 2).reshape(b, n, e)
-        )  # (B, N, E)
+        qkv = self.qkv(x).view(b, n, 3, HEADS, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, N, D)
+        weights = (q @ k.mT * (e // HEADS) ** -0.5).softmax(-1)  # (B, H, N, N)
+        out = self.attention_dropout(weights) @ v  # (B, H, N, D)
+        return self.proj(out.transpose(1, 2).reshape(b, n, e))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
@@ -64,28 +63,20 @@ class Layer(nn.Module):
 
 
 class CCT(nn.Module):
-    """3x3 convolutions, each with ReLU and a 3x3 max pool of stride 2; layers; pooling by learned weights."""
+    """3x3 convolutions, each with ReLU and a 3x3 max pool of stride 2; layers; weighted pooling."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        width, depth, heads, ratio, convolutions = SIZES[name]
-        channels = [3, *[64] * (convolutions - 1), width]
         stem: list[nn.Module] = []
-        for before, after in zip(channels, channels[1:], strict=False):
-            stem += [
-                nn.Conv2d(before, after, 3, padding=1, bias=False),
-                nn.ReLU(),
-                nn.MaxPool2d(3, 2, 1),
-            ]
+        for before, after in ((3, 64), (64, WIDTH)):
+            convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
+            stem += [convolution, nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
         self.stem = nn.Sequential(*stem)
-        self.position = nn.Parameter(torch.empty(1, (32 >> convolutions) ** 2, width))
-        rates = torch.linspace(0, 0.1, depth).tolist()
-        self.layers = nn.Sequential(*(Layer(width, heads, ratio, rate) for rate in rates))
-        self.norm, self.pool, self.head = (
-            nn.LayerNorm(width),
-            nn.Linear(width, 1),
-            nn.Linear(width, 10),
-        )
+        self.position = nn.Parameter(torch.empty(1, 64, WIDTH))
+        self.layers = nn.Sequential(Layer(0.0), Layer(0.1))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.pool = nn.Linear(WIDTH, 1)
+        self.head = nn.Linear(WIDTH, 10)
         nn.init.trunc_normal_(self.position, std=0.2)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -99,26 +90,19 @@ class CCT(nn.Module):
         """(B, 3, 32, 32) -> logits (B, 10)."""
         x = self.stem(images).flatten(2).mT + self.position  # (B, N, E)
         x = self.norm(self.layers(x))
-        return self.head(
-            (self.pool(x).softmax(1).mT @ x).squeeze(1)
-        )  # (B, 1, N) @ (B, N, E) -> (B, E)
+        pooled = self.pool(x).softmax(1).mT @ x  # (B, 1, N) @ (B, N, E)
+        return self.head(pooled.squeeze(1))
 
 
-class Images(Dataset):
-    """Decoded images as PIL objects with a transform for each, as torchvision's own CIFAR10 gives them."""
+class PilImages(Dataset):
+    """Decoded PIL images and a transform for each, as torchvision's own CIFAR10 gives them."""
 
-    def __init__(self, file: Path, transform: Any) -> None:
-        import io
-
-        from PIL import Image
-        from pyarrow import parquet
-
-        table = parquet.read_table(file)
-        self.images = [
-            Image.open(io.BytesIO(cell["bytes"])).convert("RGB")
-            for cell in table.column("img").to_pylist()
-        ]
-        self.labels, self.transform = table.column("label").to_pylist(), transform
+    def __init__(self, folder: Path, split: str, transform: Any) -> None:
+        table = parquet.read_table(folder / f"{split}-00000-of-00001.parquet")
+        cells = table.column("img").to_pylist()
+        self.images = [Image.open(io.BytesIO(cell["bytes"])).convert("RGB") for cell in cells]
+        self.labels = table.column("label").to_pylist()
+        self.transform = transform
 
     def __len__(self) -> int:
         return len(self.images)
@@ -127,30 +111,17 @@ class Images(Dataset):
         return self.transform(self.images[i]), self.labels[i]
 
 
-def transforms(recipe: str) -> tuple[Any, Any]:
-    """Those of training and of testing."""
-    from PIL import ImageOps
-    from timm.data import create_transform
-    from torchvision import transforms as tv
-
-    posterize = (
-        ImageOps.posterize
-    )  # Pillow now refuses the 0 bits that timm's random magnitudes may ask for
+def transforms() -> dict[str, Any]:
+    """Those of the splits."""
+    posterize = ImageOps.posterize  # refuses the 0 bits that timm's random magnitudes may ask for
     ImageOps.posterize = lambda image, bits: posterize(image, max(1, bits))
-
-    plain = [tv.ToTensor(), tv.Normalize(MEAN, STD)]
-    if recipe == "short":
-        return tv.Compose(
-            [tv.RandomCrop(32, padding=4), tv.RandomHorizontalFlip(), *plain]
-        ), tv.Compose(plain)
-    colours = {"auto_augment": "rand-m9-mstd0.5-inc1", "mean": MEAN, "std": STD}
-    return create_transform(
-        32, True, scale=(0.8, 1.0), interpolation="random", **colours
-    ), tv.Compose(plain)
+    settings = {"auto_augment": "rand-m9-mstd0.5-inc1", "mean": MEAN, "std": STD}
+    train = create_transform(32, True, scale=(0.8, 1.0), interpolation="random", **settings)
+    return {"train": train, "test": tv.Compose([tv.ToTensor(), tv.Normalize(MEAN, STD)])}
 
 
 def learning_rate(epoch: float) -> float:
-    """Linear warm-up, cosine, cool-down at the lowest rate, where the whole run is 310 epochs."""
+    """Linear warm-up, cosine, cool-down at the lowest rate; the whole run is 310 epochs."""
     if epoch < WARMUP:
         return LOWEST_LR + (LR - LOWEST_LR) * epoch / WARMUP
     return LOWEST_LR + (LR - LOWEST_LR) * (1 + math.cos(math.pi * min(1.0, epoch / EPOCHS))) / 2
@@ -162,30 +133,31 @@ def forever(loader: DataLoader) -> Iterator[Any]:
         yield from loader
 
 
-def train(net: nn.Module, loader: DataLoader, minutes: float, recipe: str) -> tuple[int, float]:
-    """Trains for the minutes, counted from the first batch on; number of images seen, and seconds."""
-    from timm.data import Mixup
-
+def train(net: nn.Module, loader: DataLoader, minutes: float) -> tuple[int, float]:
+    """Trains for the minutes, from the first batch on; number of images seen, and seconds."""
     mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=SMOOTHING, num_classes=10)
-    mixup.mixup_enabled = recipe == "published"  # without, it still makes the smoothed targets
     groups = [{"params": [p for p in net.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY}]
     groups += [{"params": [p for p in net.parameters() if p.ndim <= 1], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LR)
-    batches, steps, reported = forever(loader), 0, 0.0
-    batch, start = next(batches), time.perf_counter()
+    batches = forever(loader)
+    batch = next(batches)
     net.train()
+    steps = 0
+    reported = 0.0
+    start = time.perf_counter()
     while (seconds := time.perf_counter() - start) < minutes * 60:
         epoch = (EPOCHS + COOLDOWN) * seconds / (minutes * 60)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(epoch)
         if epoch >= MIXUP_OFF:
-            mixup.mixup_enabled = False
+            mixup.mixup_enabled = False  # it still makes the smoothed targets
         images, targets = mixup(*batch)
         loss = F.cross_entropy(net(images), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        batch, steps = next(batches), steps + 1
+        batch = next(batches)
+        steps += 1
         if seconds >= reported:
             print(f"minute {seconds / 60:4.1f}  step {steps:5}  loss {loss.item():.3f}", flush=True)
             reported += 60
@@ -194,7 +166,7 @@ def train(net: nn.Module, loader: DataLoader, minutes: float, recipe: str) -> tu
 
 @torch.no_grad()
 def accuracy(net: nn.Module, loader: DataLoader) -> float:
-    """Share of the images that are classified rightly."""
+    """Fraction of the images that are classified correctly."""
     net.eval()
     hits = [(net(images).argmax(1) == labels).float() for images, labels in loader]
     return float(torch.cat(hits).mean())
@@ -202,35 +174,25 @@ def accuracy(net: nn.Module, loader: DataLoader) -> float:
 
 def main() -> None:
     """Trains, tests and prints one line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = _compare.arguments(__doc__)
     parser.add_argument("--minutes", type=float, default=25.0, help="of training")
-    parser.add_argument("--model", choices=SIZES, default="cct_2_3x2")
-    parser.add_argument("--recipe", choices=("published", "short"), default="published")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=2, help="processes that transform images")
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if not os.environ.get("TESSERA_DATA"):
-        raise SystemExit("TESSERA_DATA is not set: it names the folder that holds cifar10_jpeg/.")
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(options.seed)
-    folder = Path(os.environ["TESSERA_DATA"]) / "cifar10_jpeg"
-    sets = [
-        Images(folder / f"{split}-00000-of-00001.parquet", transform)
-        for split, transform in zip(("train", "test"), transforms(options.recipe), strict=True)
-    ]
-    shared = {"num_workers": options.workers, "persistent_workers": options.workers > 0}
-    loader = DataLoader(sets[0], BATCH, shuffle=True, drop_last=True, **shared)
-    net = CCT(options.model)
-    count = sum(p.numel() for p in net.parameters())
+    folder = _compare.data_folder("cifar10_jpeg")
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    found = transforms()
+    images = {split: PilImages(folder, split, transform) for split, transform in found.items()}
+    workers = {"num_workers": 2, "persistent_workers": True}
+    loader = DataLoader(images["train"], BATCH, shuffle=True, drop_last=True, **workers)
+    net = CCT()
+    size = sum(parameter.numel() for parameter in net.parameters())
+    print(f"CCT-2/3x2, {size:,} parameters, {options.minutes:g} minutes", flush=True)
+    seen, seconds = train(net, loader, options.minutes)
+    correct = accuracy(net, DataLoader(images["test"], 250))
     print(
-        f"{options.model}, {count:,} parameters, recipe {options.recipe}, {options.minutes:g} minutes",
-        flush=True,
+        f"test accuracy {correct:.4f}   images/s {seen / seconds:.0f}   minutes {seconds / 60:.1f}"
+        f"   epochs {seen / len(images['train']):.1f}"
     )
-    images, seconds = train(net, loader, options.minutes, options.recipe)
-    found = accuracy(net, DataLoader(sets[1], 250))
-    print(f"test accuracy {found:.4f}   images/s {images / seconds:.0f}   minutes {seconds / 60:.1f}   "
-          f"epochs {images / len(sets[0]):.1f}")  # fmt: skip
 
 
 if __name__ == "__main__":

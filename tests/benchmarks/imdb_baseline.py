@@ -1,51 +1,42 @@
-"""What a linear model reaches on IMDB: logistic regression on TF-IDF of words and pairs of words (scikit-learn).
+"""What a linear model reaches on IMDB: logistic regression on TF-IDF of words and pairs of words.
 
     TESSERA_DATA=FOLDER python -m tests.benchmarks.imdb_baseline
 
-Split as `configs/bert/imdb_cpu.yaml` does it: 22,500 reviews to learn from, 2,500 to choose the regularisation by, and
-once the 25,000 test reviews.
+Split as in `configs/bert/imdb_cpu.yaml`: 22,500 reviews for training, 2,500 to choose the
+regularisation by, and once the 25,000 test reviews. The model is scikit-learn's.
 """
 
-import argparse
-import os
 import time
-from pathlib import Path
+
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
 
 from datamodules.reviews import ReviewData
 from datamodules.sources import TextDatasetOptions
-
-STRENGTHS = (1, 3, 10, 30, 100)  # C: the inverse of the regularisation
+from tests.benchmarks import _compare
 
 
 def main() -> None:
-    """Parses the command line and prints accuracies."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "").parse_args()
-    if "TESSERA_DATA" not in os.environ:
-        raise SystemExit("TESSERA_DATA is not set: it names the folder that holds imdb/.")
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-
+    """Prints accuracies."""
+    _compare.arguments(__doc__).parse_args()
+    folder = str(_compare.data_folder("imdb"))
     start = time.perf_counter()
     options = TextDatasetOptions(name="stanfordnlp/imdb", local="imdb")
-    source = ReviewData(
-        source="hub", path=str(Path(os.environ["TESSERA_DATA"], "imdb")), dataset=options
-    ).source
+    source = ReviewData(source="hub", path=folder, dataset=options).source
     texts = {split: source.split(split) for split in ("train", "val", "test")}
-    bags = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
-    bags.fit(texts["train"].column.to_pylist())
-    x = {split: bags.transform(part.column.to_pylist()) for split, part in texts.items()}
+    features = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
+    features.fit(texts["train"].column.to_pylist())
+    x = {split: features.transform(part.column.to_pylist()) for split, part in texts.items()}
     y = {split: part.labels.numpy() for split, part in texts.items()}
-    best, best_score = None, 0.0
-    for strength in STRENGTHS:
-        model = LogisticRegression(C=strength, max_iter=1000).fit(x["train"], y["train"])
+    models = {}
+    for inverse in (1, 3, 10, 30, 100):  # of the regularisation
+        model = LogisticRegression(C=inverse, max_iter=1000).fit(x["train"], y["train"])
         score = float(model.score(x["val"], y["val"]))
-        print(f"C {strength:<4} validation accuracy {score:.4f}")
-        if score > best_score:
-            best, best_score = model, score
-    assert best is not None
-    print(
-        f"test accuracy {best.score(x['test'], y['test']):.4f}, {time.perf_counter() - start:.0f} s in all"
-    )
+        print(f"C {inverse:<4} validation accuracy {score:.4f}")
+        models.setdefault(score, model)
+    best = models[max(models)]
+    seconds = time.perf_counter() - start
+    print(f"test accuracy {best.score(x['test'], y['test']):.4f}, {seconds:.0f} s in all")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""What the Lightning loop costs around a training step: `python -m tests.benchmarks.loop [--rounds 5]`.
+"""What the Lightning loop costs around a training step.
 
-The model of `vit_step` on random images: a bare loop (same batches, step and clipping) against the command `fit`, with
-its rich progress bar on a terminal, best and last checkpoint, record of the run and CSV logger; in turns, in one
-process. Ratio of the medians; what `fit` does once in an epoch, saving two checkpoints, is told beside it.
+    python -m tests.benchmarks.loop [--rounds 5]
+
+The model of `vit_step` on random images: a bare loop (same batches, step and clipping) against the
+command `fit` with its rich progress bar on a terminal, best and last checkpoint, record of the run
+and CSV logger; in turns, in one process. What `fit` does once in an epoch, saving two checkpoints,
+is printed below.
 """
 
-import argparse
 import os
 import pty
 import statistics
@@ -14,18 +16,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tests.benchmarks._compare import Result, table
+from tests.benchmarks import _compare
 
 if TYPE_CHECKING:
     from datamodules.images import ImageData
 
 BATCH, STEPS = 64, 12  # in each round
+LINE = (
+    f"--preset cifar_tiny --data.source digits --data.batch_size {BATCH} --trainer.max_epochs 1"
+    " --trainer.accelerator cpu --run_dir"
+)
 
 
 def fill(data: "ImageData") -> None:
-    """As many random images as a round takes, and one batch to validate, in place of the digits."""
+    """Replaces the digits by as many random images as a round takes, and one validation batch."""
     import torch
 
     from datamodules.images import MemoryImages
@@ -33,14 +39,9 @@ def fill(data: "ImageData") -> None:
     for split, size in (("train", BATCH * STEPS), ("val", BATCH)):
         pixels = torch.randint(0, 256, (size, 3, 32, 32), dtype=torch.uint8)
         data._datasets[split] = MemoryImages(pixels, torch.randint(0, 10, (size,)))
-    names = [str(i) for i in range(10)]
-    data._metadata = {
-        "class_names": names,
-        "channels": 3,
-        "image_size": 32,
-        "mean": [0.5] * 3,
-        "std": [0.25] * 3,
-    }
+    names = [str(number) for number in range(10)]
+    statistics = {"mean": [0.5] * 3, "std": [0.25] * 3}
+    data._metadata = {"class_names": names, "channels": 3, "image_size": 32, **statistics}
 
 
 def bare() -> float:
@@ -52,12 +53,14 @@ def bare() -> float:
     from tasks.training import optim
     from tasks.vit.task import ViTTask
 
-    data, task = ImageData(batch_size=BATCH), ViTTask(net=VIT_PRESETS["cifar_tiny"])
+    data = ImageData(batch_size=BATCH)
     fill(data)
-    task.metadata, task.net = data.metadata(), task.build(data.metadata())
+    task = ViTTask(net=VIT_PRESETS["cifar_tiny"])
+    task.metadata = data.metadata()
+    task.net = task.build(task.metadata)
     built = optim.build(task.net, task.optimizer_config, STEPS)
     for number, batch in enumerate(data.train_dataloader()):
-        loss, _, _ = task.step(batch, training=True)
+        loss = task.step(batch, training=True).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(task.net.parameters(), 1.0)
         built["optimizer"].step()
@@ -70,12 +73,11 @@ def bare() -> float:
 
 @contextmanager
 def terminal() -> Iterator[None]:
-    """Standard output is a terminal that another process reads, as it is at a desk."""
+    """Makes standard output a terminal that another process reads."""
     ours, theirs = pty.openpty()
     os.environ["TERM"] = "xterm-256color"
-    reader = subprocess.Popen(
-        ["cat"], stdin=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    nothing = subprocess.DEVNULL
+    reader = subprocess.Popen(["cat"], stdin=ours, stdout=nothing, stderr=nothing)
     os.close(ours)
     with open(theirs, "w") as screen, redirect_stdout(screen):
         yield
@@ -83,14 +85,14 @@ def terminal() -> Iterator[None]:
 
 
 def command() -> Callable[[], tuple[float, float]]:
-    """A function that runs `fit` up to the end of training: images/s, and seconds that saving the checkpoints took."""
+    """A function that runs `fit`: images/s, and seconds that saving the checkpoints took."""
     import pytorch_lightning as pl
 
     from tasks.cli.lightning_cli import TaskCLI
     from tasks.vit.__main__ import APP
 
     class Clock(pl.Callback):
-        """From the end of the first step to the end of the last; after the validation only checkpoints follow."""
+        """Seconds from the first step's end to the last one's, and when validation ended."""
 
         start = seconds = validated = 0.0
 
@@ -106,38 +108,23 @@ def command() -> Callable[[], tuple[float, float]]:
             self.clock = Clock()
             return [*super().fit_callbacks(), self.clock]
 
-        def fit(self, model: Any, datamodule: Any, **_: Any) -> None:
-            fill(datamodule)
-            self.trainer.fit(model, datamodule=datamodule)
-            self.saving = time.perf_counter() - self.clock.validated
-            assert any(
-                isinstance(bar, pl.callbacks.RichProgressBar) for bar in self.trainer.callbacks
-            )
-            assert {path.name for path in self.folder.rglob("*.ckpt")} == {"best.ckpt", "last.ckpt"}
-
     def run() -> tuple[float, float]:
         with tempfile.TemporaryDirectory() as folder, terminal():
-            line = f"--preset cifar_tiny --data.source digits --data.batch_size {BATCH} --trainer.max_epochs 1"
-            done = TimedFit(
-                APP,
-                "fit",
-                [*line.split(), "--trainer.accelerator", "cpu", "--run_dir", f"{folder}/run"],
-            )
-        return (STEPS - 1) * BATCH / done.clock.seconds, done.saving
+            cli = TimedFit(APP, "fit", [*LINE.split(), f"{folder}/run"])
+            fill(cli.datamodule)
+            cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+            saving = time.perf_counter() - cli.clock.validated
+            bars = [type(callback).__name__ for callback in cli.trainer.callbacks]
+            assert "RichProgressBar" in " ".join(bars)
+            assert {path.name for path in cli.folder.rglob("*.ckpt")} == {"best.ckpt", "last.ckpt"}
+        return (STEPS - 1) * BATCH / cli.clock.seconds, saving
 
     return run
 
 
 def main() -> None:
-    """Parses the command line and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=5,
-        help=f"rounds of {STEPS} steps each, after one that does not count",
-    )
-    rounds = parser.parse_args().rounds
+    """Prints the table."""
+    options = _compare.arguments(__doc__, 5).parse_args()
     from tasks.cli.lazy_imports import import_lightning
     from tasks.training.allocator import tune_allocator
 
@@ -146,20 +133,20 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(2)
-    fit, results, saving = command(), {"bare loop": Result(), "fit": Result()}, []
-    for number in range(rounds + 1):
+    fit = command()
+    results = {"bare loop": _compare.Result(), "fit": _compare.Result()}
+    saving = []
+    for number in range(options.rounds + 1):
         alone = bare()
         rate, seconds = fit()
         if number:
-            results["bare loop"].rates.append(alone)
-            results["fit"].rates.append(rate)
+            results["bare loop"].rounds.append({"rate": alone})
+            results["fit"].rounds.append({"rate": rate})
             saving.append(seconds)
-    print(table(results, "images/s", "bare loop"))
-    medians = [result.median for result in results.values()]
-    print(f"the Lightning loop costs {medians[0] / medians[1] - 1:.1%} (goal: at most 5 %)")
-    print(
-        f"beside it, once in an epoch: both checkpoints saved in {statistics.median(saving):.2f} s"
-    )
+    print(_compare.table(results, "images/s"))
+    cost = results["bare loop"].median / results["fit"].median - 1
+    print(f"the Lightning loop costs {cost:.1%} (goal: at most 5 %)")
+    print(f"in addition, once in an epoch: two checkpoints in {statistics.median(saving):.2f} s")
 
 
 if __name__ == "__main__":

@@ -1,80 +1,62 @@
-"""Training step of an encoder-decoder on Multi30k, ours beside Hugging Face's Marian and `nn.Transformer`.
+"""Training step of an encoder-decoder on Multi30k, ours beside Marian and `nn.Transformer`.
 
     TESSERA_DATA=FOLDER python -m tests.benchmarks.seq2seq_step
 
-4 + 4 layers, 128 wide, 256 feed-forward, 4 heads, one table for 8,000 tokens of English and German, batches of 64 pairs
-of like lengths, the same ones for all; dropout 0.1, AdamW, float32, two threads. Tokens/s are those of the targets,
-without padding. All have the same weights; that their logits are equal is checked before.
+4 + 4 layers, 128 wide, 256 feed-forward, 4 heads, one table for 8,000 tokens of English and German,
+batches of 64 pairs of similar length, the same ones for all; dropout 0.1, AdamW, float32, two
+threads. Tokens/s are those of the targets, without padding. All have the same weights; that their
+logits are equal is checked before. Marian is Hugging Face's.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from argparse import Namespace
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
-from tests.benchmarks._compare import command_line, interleave, table
+import torch
 
-STEPS, DROPOUT = 10, 0.1  # steps in each round
+from tests.benchmarks import _compare, _translators
+from tests.benchmarks._compare import Round
+from tests.benchmarks._translators import BUILDERS, Batch
+
+STEPS = 10  # in each round
+LR = 1e-4
 
 
-def batches() -> Iterator[Any]:
-    """Training batches as `python -m tasks.seq2seq fit` has them."""
-    from tests.benchmarks._translators import data
-
-    module = data()
+def batches() -> Iterator[Batch]:
+    """Training batches as `python -m tasks.seq2seq fit` makes them."""
+    module = _translators.data()
     module.setup("fit")
     loader = module.train_dataloader()
     while True:
         yield from loader
 
 
-def training(name: str) -> Callable[[], int]:
-    """A round of training steps of one competitor; returns the number of target tokens."""
-    import torch
-
-    from tests.benchmarks import _translators
-
+def training(options: Namespace) -> Round:
+    """Rounds of training steps, in target tokens."""
+    name = options.worker
     if name == "tessera":
         from tasks.training.allocator import tune_allocator
-        from tasks.training.optim import OptimConfig, build
 
         tune_allocator()
-        net = _translators.tessera(DROPOUT)
-        optimizer = build(net, OptimConfig(lr=1e-4), 100_000)["optimizer"]
+    net = BUILDERS[name](0.1).train()
+    if name == "tessera":
+        optimizer = _compare.our_optimizer(net, lr=LR)
     else:
-        make = (
-            _translators.hugging_face if name == "hugging face" else _translators.torch_transformer
-        )
-        net = make(DROPOUT)
-        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
-    net.train()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=LR, fused=True)
     source = batches()
 
-    def run() -> int:
-        tokens = 0
-        for batch in islice(source, STEPS):
-            _translators.loss(net, batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            tokens += int((batch["targets"] >= 0).sum())
-        return tokens
+    def loss() -> tuple[torch.Tensor, int]:
+        batch = next(source)
+        return _translators.loss(name, net, batch), int((batch["targets"] >= 0).sum())
 
-    return run
-
-
-COMPETITORS = {
-    name: partial(training, name) for name in ("hugging face", "nn.Transformer", "tessera")
-}
+    return _compare.training(optimizer, loss, STEPS)
 
 
 def main() -> None:
     """Parses the command line, checks the outputs and prints the table."""
-    options = command_line(__doc__ or "", COMPETITORS, 8)
-    from tests.benchmarks._translators import check
-
-    check(islice(batches(), 3))
-    results = interleave("tests.benchmarks.seq2seq_step", list(COMPETITORS), options.rounds)
-    print(table(results, "target tokens/s", "hugging face"))
+    options = _compare.parse(_compare.arguments(__doc__, 8), dict.fromkeys(BUILDERS, training))
+    _translators.check(islice(batches(), 3))
+    print(_compare.table(_compare.interleave(BUILDERS, options.rounds), "target tokens/s"))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,25 @@
-"""Tokenising IMDB's 75,000 training reviews, labelled or not, beside `encode_batch` of the package `tokenizers` alone.
+"""Tokenising IMDB's 75,000 training reviews, beside the package `tokenizers` alone.
 
     TESSERA_DATA=FOLDER python -m tests.benchmarks.tokenise
 
-Both use one WordPiece tokenizer of 16,000 tokens, trained on the labelled reviews, and all cores. Theirs gets
-lists of strings, a thousand texts at a time, and drops the results. Ours begins with the Arrow column that was read
-from the files, and ends with the finished table of tokens on disk, opened and checked. Measured in turns (A B A B ...).
+Both use one WordPiece tokenizer of 16,000 tokens, trained on the labelled reviews, and all cores.
+`encode_batch` gets lists of strings, a thousand texts at a time, and drops the results. Ours begins
+with the Arrow column that was read from the files, and ends with the finished table of tokens on
+disk, opened and checked. Measured in turns.
 """
 
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks._compare import command_line, interleave, table
+from tests.benchmarks import _compare
+from tests.benchmarks._compare import Round
 
-VOCABULARY, THOUSAND = 16_000, 1000
+VOCABULARY = 16_000
+AT_ONCE = 1000  # texts
 SPLITS = ("train", "unsupervised")
 
 
@@ -25,31 +28,29 @@ def reviews(*splits: str) -> Any:
     import pyarrow as pa
     from pyarrow import parquet
 
-    folder = Path(os.environ["TESSERA_DATA"], "imdb")
-    parts = [
-        parquet.read_table(folder / f"{split}-00000-of-00001.parquet").column("text")
-        for split in splits
-    ]
-    return pa.chunked_array([chunk for part in parts for chunk in part.chunks])
+    folder = _compare.data_folder("imdb")
+    files = [folder / f"{split}-00000-of-00001.parquet" for split in splits]
+    columns = [parquet.read_table(file).column("text") for file in files]
+    return pa.chunked_array([chunk for column in columns for chunk in column.chunks])
 
 
-def theirs() -> Callable[[], int]:
-    """The package alone: the function that tokenises all, and returns how many texts that were."""
+def tokenizers(_: Namespace) -> Round:
+    """Rounds of the package alone."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(os.environ["TESSERA_TOKENIZER"])
     texts = reviews(*SPLITS).to_pylist()
 
     def run() -> int:
-        for start in range(0, len(texts), THOUSAND):
-            tokenizer.encode_batch(texts[start : start + THOUSAND])
+        for start in range(0, len(texts), AT_ONCE):
+            tokenizer.encode_batch(texts[start : start + AT_ONCE])
         return len(texts)
 
     return run
 
 
-def ours() -> Callable[[], int]:
-    """The same through the token cache, which is empty each time."""
+def tessera(_: Namespace) -> Round:
+    """Rounds with the token cache, which is empty each time."""
     from datamodules.tokenizers import Tokenizer
     from datamodules.tokens.token_cache import tokenised
 
@@ -63,12 +64,12 @@ def ours() -> Callable[[], int]:
     return run
 
 
-COMPETITORS = {"tokenizers": theirs, "tessera": ours}
+COMPETITORS = {"tokenizers": tokenizers, "tessera": tessera}
 
 
 def main() -> None:
     """Parses the command line, trains the tokenizer and prints the table."""
-    options = command_line(__doc__ or "", COMPETITORS, 5)
+    options = _compare.parse(_compare.arguments(__doc__, 5), COMPETITORS)
     from datamodules.tokenizers import Tokenizer, TokenizerConfig
 
     with tempfile.TemporaryDirectory() as folder:
@@ -78,8 +79,8 @@ def main() -> None:
         file = Path(folder, "tokenizer.json")
         file.write_text(tokenizer.to_json())
         os.environ |= {"TESSERA_CACHE": folder, "TESSERA_TOKENIZER": str(file)}
-        results = interleave("tests.benchmarks.tokenise", list(COMPETITORS), options.rounds)
-    print(table(results, "reviews/s", "tokenizers"))
+        results = _compare.interleave(COMPETITORS, options.rounds)
+    print(_compare.table(results, "reviews/s"))
     print(f"time of ours / theirs: {results['tokenizers'].median / results['tessera'].median:.2f}")
 
 

@@ -1,4 +1,4 @@
-"""Tables of tokens: what is read is what the tokenizer said, written once, and never half."""
+"""Files of tokens: what the tokenizer gave, written once, and never used if incomplete."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +19,11 @@ from datamodules.tokens.token_cache import tokenised
 from datamodules.tokens.token_file import TokenFile
 from datamodules.utils.cache import CHUNK, cache_folder
 from datamodules.utils.errors import DataError
+from tests.helpers.corpora import corpus
 
 ROOT = Path(__file__).parents[2]
-# Chunks of which one is not full, and texts without a token.
-TEXTS = [("word " * (i % 23) + f"number {i}") if i % 7 else "" for i in range(2 * CHUNK + 300)]
+# Chunks of which the last is not full, and texts without a token.
+TEXTS = [("word " * (i % 23) + f"number {i}") if i % 7 else "" for i in range(CHUNK + 300)]
 
 
 @pytest.fixture(autouse=True)
@@ -37,207 +37,119 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(TEXTS, TokenizerConfig(vocabulary=300))
 
 
-def large() -> Tokenizer:
+@pytest.fixture(scope="module")
+def large_tokenizer() -> Tokenizer:
     """More words than 16 bits can number."""
     content = json.loads(Tokenizer.train(["a a"], TokenizerConfig("word")).to_json())
     content["model"]["vocab"] |= {f"w{i}": 100 + i for i in range(70_000)}
     return Tokenizer.from_json(json.dumps(content))
 
 
-def test_the_table_is_what_the_tokenizer_says(tokenizer: Tokenizer) -> None:
+def test_the_file_holds_what_the_tokenizer_gave(tokenizer: Tokenizer) -> None:
     expected = tokenizer.encode_batch(TEXTS)
-    for table in (tokenised(TEXTS, tokenizer), tokenised(TEXTS, tokenizer)):
-        assert len(table) == len(TEXTS)
-        assert [table[i].tolist() for i in range(len(table))] == expected
-        assert table.lengths.dtype == torch.int64 and table.offsets.dtype == np.int64
-        assert table.lengths.tolist() == [len(ids) for ids in expected]
-        assert table.offsets.tolist() == [0, *np.cumsum(table.lengths).tolist()]
-        assert table[3].dtype == np.uint16
-        assert pickle.loads(pickle.dumps(table))[5].tolist() == expected[5]
-        for i in (-1, len(TEXTS)):
-            with pytest.raises(IndexError):
-                table[i]
+    for _ in range(2):  # written, then read
+        file = tokenised(TEXTS, tokenizer)
+        assert [file[i].tolist() for i in range(len(file))] == expected
+        assert file.lengths.dtype == torch.int64
+        assert file.lengths.tolist() == [len(ids) for ids in expected]
+        assert file.offsets.tolist() == [0, *np.cumsum(file.lengths).tolist()]
+        assert pickle.loads(pickle.dumps(file))[5].tolist() == expected[5]
+    assert file[3].dtype == np.uint16
+    assert not file[3].flags.owndata and not file[3].flags.writeable  # a view of the file
+    for i in (-1, len(TEXTS)):
+        with pytest.raises(IndexError):
+            file[i]
     assert len(tokenised([], tokenizer)) == 0
 
 
-def test_large_vocabularies_fit() -> None:
-    table = tokenised(["w69999 w0", "w65435 w65436"], large())
-    assert table[0].dtype == np.uint32
-    assert [table[0].tolist(), table[1].tolist()] == [[70_099, 100], [65_535, 65_536]]
+def test_large_vocabularies_take_32_bits(large_tokenizer: Tokenizer) -> None:
+    file = tokenised(["w69999 w0", "w65435 w65436"], large_tokenizer)
+    assert file[0].dtype == np.uint32
+    assert [file[0].tolist(), file[1].tolist()] == [[70_099, 100], [65_535, 65_536]]
 
 
 def test_it_is_written_once_for_the_same_texts_and_tokenizer(
-    tokenizer: Tokenizer, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, cache: Path
 ) -> None:
-    encode, calls = Tokenizer.encode_chunks, []
-    monkeypatch.setattr(
-        Tokenizer, "encode_chunks", lambda *args: calls.append(args) or encode(*args)
-    )
-    column = pa.chunked_array([TEXTS[:1500], TEXTS[1500:]])
+    column = pa.chunked_array([TEXTS[:500], TEXTS[500:]])
+    written = set()
     for texts in (TEXTS, TEXTS, column, column.cast("large_string")):
-        tokenised(texts, tokenizer)
-    assert len(calls) == len(list(cache.iterdir())) == 1
-    other = Tokenizer.train(TEXTS, TokenizerConfig("word"))
-    changed = [*TEXTS[:-1], TEXTS[-1][:-1] + "x"]
-    assert (
-        tokenised(TEXTS, other).lengths.sum() > 0
-        and tokenised(changed, tokenizer).lengths.sum() > 0
-    )
-    assert len(calls) == len(list(cache.iterdir())) == 3
+        written.add(tokenised(texts, tokenizer).path.stat().st_mtime_ns)
+    assert len(written) == len(list(cache.iterdir())) == 1
+    tokenised(TEXTS, Tokenizer.train(TEXTS, TokenizerConfig("word")))
+    tokenised([*TEXTS[:-1], TEXTS[-1][:-1] + "x"], tokenizer)
+    assert len(list(cache.iterdir())) == 3
 
 
-def test_it_is_a_view_of_the_file(tokenizer: Tokenizer) -> None:
-    table = tokenised(TEXTS, tokenizer)
-    first, again = table[1], table[1]
-    assert (
-        not first.flags.owndata
-        and not first.flags.writeable
-        and first.ctypes.data == again.ctypes.data
-    )
-    assert (
-        str(table.path) in Path("/proc/self/maps").read_text() if sys.platform == "linux" else True
-    )
-
-
-def test_the_tokens_are_never_in_memory_as_a_whole() -> None:
-    texts = ["w69999 " * 50] * 20 * CHUNK  # 1 million tokens; as lists of numbers 36 bytes each
-    tokenizer = large()
-    tokenised(["a"], tokenizer)  # what is imported or made once is not counted
-    tracemalloc.start()
-    table = tokenised(texts, tokenizer)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert table.lengths.sum() == len(texts) * 50
-    assert peak < 8 * 2**20
-
-
-def test_damage_is_seen_and_mended(tokenizer: Tokenizer) -> None:
-    texts = TEXTS[: CHUNK + 200]
-    table = tokenised(texts, tokenizer)
-    expected, whole, path = (
-        [table[i].tolist() for i in range(len(table))],
-        table.path.read_bytes(),
-        table.path,
-    )
-    seen = 0
-    for place in range(0, len(whole), len(whole) // 60):
-        spoiled = bytearray(whole)
-        spoiled[place] ^= 0x10
-        path.unlink()  # a table in use keeps its file
-        path.write_bytes(spoiled)
-        try:
-            read = TokenFile(path)
-        except DataError:
-            seen += 1
-            read = tokenised(texts, tokenizer)
-            assert path.read_bytes() == whole
-        assert [
-            read[i].tolist() for i in range(len(read))
-        ] == expected  # at most the padding was hit
-    assert seen > 40
-    for length in (0, 1, 7, len(whole) // 2, len(whole) - 1):
-        path.unlink()
-        path.write_bytes(whole[:length])
-        with pytest.raises(DataError, match="is damaged"):
+def test_files_that_are_not_complete_are_written_again(tokenizer: Tokenizer) -> None:
+    file = tokenised(TEXTS, tokenizer)
+    path = file.path
+    intact = path.read_bytes()
+    lengths = (0, 1, 7, len(intact) // 2, len(intact) - 8)
+    damaged = [*(intact[:length] for length in lengths), intact + bytes(8)]
+    for content in (*damaged, b"x" + intact[1:], intact[:20] + b"\1" + intact[21:]):
+        path.unlink()  # an open file keeps its content
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=path.name):
             TokenFile(path)
-        assert tokenised(texts, tokenizer)[1].tolist() == expected[1]
+        assert tokenised(TEXTS, tokenizer)[1].tolist() == file[1].tolist()
+        assert path.read_bytes() == intact
 
 
-def test_large_files_are_read_alike_and_give_pages_back(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = tokenised(TEXTS, tokenizer)
-    places = np.arange(0, len(table.tokens) - 9, 7)[:, None] + np.arange(9)
-    expected = table.gather(places, len(places))
+def test_large_files_are_read_alike(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tokenised(TEXTS, tokenizer)
+    places = np.arange(0, len(file.tokens) - 9, 7)[:, None] + np.arange(9)
+    expected = file.gather(places, len(places))
     monkeypatch.setattr(token_file, "LARGE", 10_000)
-    large = TokenFile(table.path)
+    large = TokenFile(file.path)
     for _ in range(3):
         assert (large.gather(places, 1) == expected).all()
-    whole = table.path.read_bytes()  # of large files at least the length is checked
-    for damaged in (whole[:-8], whole + bytes(8), whole[:20] + b"\1" + whole[21:]):
-        (table.path.parent / "damaged").write_bytes(damaged)
-        with pytest.raises(DataError, match="it is not whole"):
-            TokenFile(table.path.parent / "damaged")
 
 
-KILLED = """
-import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-from datamodules.tokens.token_cache import tokenised
-from datamodules.tokenizers import Tokenizer
-from tests.datamodules.test_token_cache import TEXTS
-
-encode = Tokenizer.encode_chunks
-
-def slow(*args):
-    for number, part in enumerate(encode(*args)):
-        yield part
-        if number == 1:
-            print("writing", flush=True)
-            time.sleep(60)
-
-Tokenizer.encode_chunks = slow
-tokenised(TEXTS, Tokenizer.from_file(sys.argv[1]))
-"""
+# Preparation that ends early, in a process of its own.
 
 
-@pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
-def test_a_killed_writer_leaves_nothing_that_looks_whole(
-    how: signal.Signals, tokenizer: Tokenizer, tmp_path: Path, cache: Path
+@pytest.fixture
+def long_text(tmp_path: Path) -> Path:
+    """A text of 400 kB."""
+    (tmp_path / "long.txt").write_text("a line of some words\n" * 20_000)
+    return tmp_path / "long.txt"
+
+
+def prepare(how: str, path: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.helpers.prepare_corpus", how, str(path)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_preparation_leaves_no_file_that_seems_complete(
+    long_text: Path, cache: Path
 ) -> None:
-    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "tokenizer.json")]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as writer:
-        assert writer.stdout and writer.stdout.readline() == b"writing\n"
-        left = list(cache.iterdir())
-        assert len(left) == 1 and left[0].stat().st_size > 0
-        os.kill(writer.pid, how)
+    with prepare("kill", long_text) as process:
+        assert process.stdout and process.stdout.readline() == "writing\n"
+        assert any(path.stat().st_size > 100_000 for path in cache.iterdir())
+        os.kill(process.pid, signal.SIGKILL)
     assert not list(cache.glob("*.tokens"))
-    assert how == signal.SIGKILL or not list(cache.iterdir())
-    table = tokenised(TEXTS, tokenizer)
-    assert [table[i].tolist() for i in range(len(table))] == tokenizer.encode_batch(TEXTS)
+    (leftover,) = cache.iterdir()
+    os.utime(leftover, (0, 0))  # of long ago
+    data = corpus(long_text)
+    data.setup("fit")
+    assert not leftover.exists()
+    assert {path.suffix for path in cache.iterdir()} == {".tokens"}
+    text = long_text.read_text()
+    tokens = data.token_file("train").tokens.tolist()
+    assert data.tokenizer.decode(tokens) == text[: int(len(text) * 0.9)]
 
 
-FULL = """
-import resource, sys
-from datamodules.utils.errors import DataError
-from datamodules.tokens.token_cache import tokenised
-from datamodules.tokenizers import Tokenizer
-from tests.datamodules.test_token_cache import TEXTS
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # as a disk that has no more room than that
-try:
-    tokenised(TEXTS, Tokenizer.from_file(sys.argv[1]))
-except DataError as error:
-    print(error)
-"""
-
-
-def test_a_full_disk_is_said(tokenizer: Tokenizer, tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
-    command = [sys.executable, "-c", FULL, str(tmp_path / "tokenizer.json")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "cannot be written (File too large): set TESSERA_CACHE" in done.stdout
+def test_a_full_disk_is_reported_and_nothing_is_left(long_text: Path, cache: Path) -> None:
+    with prepare("full", long_text) as process:
+        assert process.stdout
+        message = process.stdout.read()
+    assert "File too large" in message and "TESSERA_CACHE" in message
     assert not list(cache.iterdir())
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "file"))
-    with pytest.raises(DataError, match="set TESSERA_CACHE"):
+    with pytest.raises(DataError, match="TESSERA_CACHE"):
         cache_folder("tokens")
-
-
-def test_real_reviews(real_data: Path) -> None:
-    from pyarrow import parquet
-
-    texts = parquet.read_table(real_data / "imdb" / "test-00000-of-00001.parquet")["text"][-1500:]
-    tokenizer = Tokenizer.train(texts[:300], TokenizerConfig(vocabulary=3000))
-    table = tokenised(texts, tokenizer)
-    assert [row.tolist() for row in map(table.__getitem__, range(1500))] == tokenizer.encode_batch(
-        texts
-    )

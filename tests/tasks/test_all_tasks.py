@@ -23,7 +23,7 @@ from tests.tasks.command import (
     write_pairs,
     write_reviews,
 )
-from tests.tasks.test_ddp import python
+from tests.tasks.forked import python
 from tests.tasks.test_resume import KILL
 
 DEFAULT_RUNS = [  # task, metric, and the interval in which it lies

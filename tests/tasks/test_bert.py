@@ -56,7 +56,7 @@ def test_r_drop_adds_the_mean_of_both_divergences() -> None:
         task.net = net
         torch.manual_seed(1)
         texts = {"tokens": tokens, "padding_mask": padding_mask, "label": labels}
-        return task.step(texts, training=True)[0]
+        return task.step(texts, training=True).loss
 
     torch.manual_seed(1)
     one = net(tokens, padding_mask)
@@ -89,7 +89,7 @@ def test_next_sentence_loss_is_that_of_hugging_face() -> None:
     logits = theirs(input_ids=tokens, token_type_ids=segments).seq_relationship_logits
     pairs = {"tokens": tokens, "padding_mask": tokens > 0, "segments": segments}
     pairs |= {"index": torch.arange(3), "is_next": 1 - label}
-    loss, means, counts = task.step(pairs, training=False)
+    loss, _, means, counts, _ = task.step(pairs, training=False)
     expected = F.cross_entropy(logits, label)
     torch.testing.assert_close(loss - means["token_loss"], expected, atol=1e-5, rtol=0)
     assert counts["next_acc"] == 3
