@@ -61,8 +61,9 @@ class DecodingConfig:
 
     def generation(self, beams: int, max_length: int) -> GenerationConfig:
         """Returns options of `translate` for a network of `max_length` tokens."""
+        limit = max_length if self.max_new_tokens is None else self.max_new_tokens
         return GenerationConfig(
-            min(self.max_new_tokens or max_length, max_length),
+            min(limit, max_length),
             temperature=0.0,
             beams=beams,
             length_penalty=self.length_penalty,
