@@ -12,7 +12,7 @@ from datamodules.tokens.masking import MaskConfig, Masker
 from modules.models.bert import BERT_PRESETS, BertClassifier
 from tasks.bert.task import BertTask
 from tasks.mlm.task import MaskedLMTask
-from tests.parity.families import CASES, Case, ours, texts
+from tests.parity.families import CASES, Case, ours, randomise, texts
 from tests.tasks.command import checkpoint, run, write_reviews
 
 Drawn = list[
@@ -23,9 +23,8 @@ Drawn = list[
 @pytest.mark.parametrize("r_drop", [0.0, 2.0])
 def test_labels_are_smoothed_in_training_only(r_drop: float) -> None:
     task, labels = BertTask(label_smoothing=0.2, r_drop=r_drop), torch.tensor([0, 2, 1])
-    task.net = BertClassifier(
-        replace(BERT_PRESETS["tiny"], vocabulary=61, num_classes=3)
-    ).eval()  # without dropout
+    config = replace(BERT_PRESETS["tiny"], vocabulary=61, num_classes=3)
+    task.net = randomise(BertClassifier(config).eval())  # without dropout
     inputs = texts(CASES["BertForMaskedLM"].config())
     batch = {"tokens": inputs["input_ids"], "padding_mask": inputs["attention_mask"].bool()}
     batch["label"] = labels
