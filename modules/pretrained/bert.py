@@ -21,7 +21,7 @@ from modules.pretrained.settings import (
     quoted,
     write_options,
 )
-from modules.pretrained.weights import Layers, Names, State, weight_names
+from modules.pretrained.weights import Layers, Names, State, drop_other_classifier, weight_names
 from modules.schema import checked
 
 HEADS = ("pool.", "pooler.", "head.", "sentence.")  # need not be in a file
@@ -130,11 +130,9 @@ class BertFamily(TransformersFamily[BertConfig]):
 
     def weights_from_external(self, state: State, config: BertConfig) -> State:
         """As in the base class; a classifier for another number of classes is left out."""
-        ours = super().weights_from_external(state, config)
-        bias = ours.get("head.linear.bias")
-        if bias is None or bias.shape == (config.num_classes,):
-            return ours
-        return {name: value for name, value in ours.items() if not name.startswith("head.linear.")}
+        return drop_other_classifier(
+            super().weights_from_external(state, config), config.num_classes
+        )
 
     def weights_to_external(self, state: State, config: BertConfig) -> State:
         """As in the base class, and the copies of tied weights."""
