@@ -83,7 +83,6 @@ class BertFamily(TransformersFamily[BertConfig]):
     # Weights --------------------------------------------------------------------------------------
 
     def names(self, config: BertConfig) -> Names:
-        """Returns all of our names with theirs."""
         embeddings = f"{self.name}.embeddings"
         layers: Layers = {
             "encoder.embed": f"{embeddings}.word_embeddings",
@@ -108,7 +107,6 @@ class BertFamily(TransformersFamily[BertConfig]):
         return [BertClassifier(full), BertMaskedLM(full)]
 
     def copies(self, config: BertConfig) -> dict[str, str]:
-        """Returns their names of tied weights, each with the name of the original."""
         return self.tied
 
     def full_name(self, name: str) -> str:
@@ -200,7 +198,6 @@ class BertFamily(TransformersFamily[BertConfig]):
         return settings
 
     def check(self, config: BertConfig) -> None:
-        """Raises `ValueError` if no model of this family can equal ours, with the reason."""
         check_options(self.name, config, COMMON | self.fixed)
         check_feedforward(self.name, config, self.activations)
         check_heads(self.name, config.stack)

@@ -41,11 +41,9 @@ class ViTFamily(Family[ViTConfig]):
         return weight_names(self.layers, config.stack.depth, tensors)
 
     def networks(self, config: ViTConfig) -> list[nn.Module]:
-        """Builds the ViT."""
         return [ViT(config)]
 
     def check(self, config: ViTConfig) -> None:
-        """Raises `ValueError` if no model of this family can equal ours, with the reason."""
         check_options(self.name, config, {"position": "learned"})
 
     def weights_from_external(
