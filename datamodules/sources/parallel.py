@@ -150,7 +150,6 @@ class PairHub(TableSource[TextSamples], ParallelSource):
     The columns are called as the languages, or translation.en and so on, or as the options say.
     """
 
-    suffixes = ARROW
     unused_options = {"header", "test"}
     advice = ", or choose with --data.languages"
 
