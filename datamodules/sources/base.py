@@ -112,7 +112,7 @@ class Source(Generic[S]):
             others = ", ".join(dict.fromkeys(self.sources_by_suffix.values()))
             hint = self.suggest_source(Path(self.path)) or f"; try --data.source {others}"
             raise UsageError(
-                f"the source {self.noun} reads no files, but --data.path is {self.path}{hint}."
+                f"the source {self.noun} has no files, but --data.path is {self.path}{hint}."
             )
 
     @property
