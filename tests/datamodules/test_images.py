@@ -267,6 +267,7 @@ def test_prediction_needs_metadata_and_no_data_set(photos: Path) -> None:
         assert data.metadata() == metadata
 
 
+@pytest.mark.slow
 def test_importing_adds_no_heavy_package_to_those_of_lightning() -> None:
     code = (
         "import sys, pytorch_lightning; before = set(sys.modules)\n"
@@ -280,6 +281,7 @@ def test_importing_adds_no_heavy_package_to_those_of_lightning() -> None:
     assert not (heavy | {"tokenizers", "transformers"}) & set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_cifar10_is_whole(real_data: Path) -> None:
     data = ImageData("hub", str(real_data / "cifar10_jpeg"))
     metadata = data.metadata()
