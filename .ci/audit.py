@@ -1,7 +1,7 @@
-"""Known holes of what is installed, by pip-audit: exit code 1 where there are any.
+"""Known vulnerabilities of the installed packages, by pip-audit: exit code 1 if there are any.
 
-Where its service cannot be asked, one line says so, and the exit code is 0. (pip-audit itself says "No known
-vulnerabilities found" where the service knows none of the packages.)
+If its service cannot be reached, one line says so, and the exit code is 0. (pip-audit itself prints
+"No known vulnerabilities found" if the service knows none of the packages.)
 """
 
 import json
@@ -9,33 +9,29 @@ import subprocess
 import sys
 
 COMMAND = ["pip-audit", "--progress-spinner", "off", "--format", "json"]
-MOST = 300  # seconds
+TIMEOUT = 300  # seconds
 
 
-def audited() -> list[dict]:
-    """The packages that the service knows, with their holes."""
+def audit() -> list[dict]:
+    """Returns the packages that the service knows, with their vulnerabilities."""
     try:
-        done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=MOST)
-        return [
-            package for package in json.loads(done.stdout)["dependencies"] if "vulns" in package
-        ]
-    except (
-        subprocess.TimeoutExpired,
-        json.JSONDecodeError,
-    ):  # it prints nothing where it cannot connect
+        done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=TIMEOUT)
+        dependencies = json.loads(done.stdout)["dependencies"]
+    except (subprocess.TimeoutExpired, json.JSONDecodeError):  # without a connection: no output
         return []
+    return [package for package in dependencies if "vulns" in package]
 
 
-packages = audited()
-holes = [
-    f"{package['name']} {package['version']}: {hole}"
+packages = audit()
+if packages:
+    print(f"pip-audit: {len(packages)} packages")
+else:
+    print("pip-audit: its service cannot be reached, nothing is known")
+found = [
+    f"{package['name']} {package['version']}: {vulnerability}"
     for package in packages
-    for hole in package["vulns"]
+    for vulnerability in package["vulns"]
 ]
-print(
-    f"pip-audit: {len(packages)} packages"
-    if packages
-    else "pip-audit: its service cannot be asked, nothing is known"
-)
-print(*holes, sep="\n", end="\n" if holes else "")
-sys.exit(bool(holes))
+for line in found:
+    print(line)
+sys.exit(bool(found))

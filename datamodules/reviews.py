@@ -10,7 +10,7 @@ from torch import Tensor
 
 from datamodules.base import find_source, require_same
 from datamodules.sources import TEXT_SOURCES, TextSamples
-from datamodules.sources.readers.formats import NOT_UTF8, decode_lines
+from datamodules.sources.readers.formats import read_lines
 from datamodules.sources.texts import text_samples
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
 from datamodules.tokenizers import Tokenizer
@@ -146,12 +146,9 @@ class ReviewData(TextData):
     def _lines(self, file: BinaryIO, origin: str) -> tuple[list[str], list[int], str]:
         """The lines that are UTF-8, their numbers, and what to call them; the others are bad."""
         texts, rows = [], []
-        not_utf8: list[int] = []
-        for number, line in enumerate(decode_lines(file, origin, not_utf8), 1):
-            if not_utf8:
-                self.source.reject(f"line {not_utf8.pop()} of {origin}", NOT_UTF8)
-            else:
-                texts.append(line.rstrip("\r\n"))
+        for number, line in enumerate(read_lines(file, origin, self.source.reject), 1):
+            if line is not None:
+                texts.append(line)
                 rows.append(number)
         if not texts:
             raise DataError(f"{origin} holds no texts.")

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -18,6 +18,7 @@ from tasks.checkpoints.weights import load_weights
 from tasks.cli.parsing import merged
 from tasks.errors import RunError, usage_errors
 from tasks.training import optim
+from tasks.training.averaging import EMA
 from tasks.training.evaluation import count
 from tasks.training.loss_weighting import LossWeighting
 from tasks.training.precision import float32_by_default, sum_in_float32, total_norm
@@ -26,15 +27,34 @@ from tasks.training.seeds import position_seed, run_seed
 Batch = dict[str, Any]
 
 
+class StepOutput(NamedTuple):
+    """What a step makes of a batch.
+
+    Args:
+        loss: Mean over the targets, ().
+        num_targets: How many targets the loss is the mean of.
+        outputs: For the metrics, and for whoever shows results.
+        targets: For the metrics.
+        extra_metrics: Further means over the targets to log in training, by name, () each.
+    """
+
+    loss: Tensor
+    num_targets: Tensor | int
+    outputs: Any
+    targets: Any
+    extra_metrics: Mapping[str, Tensor] = {}
+
+
 class Task(pl.LightningModule):
     """A network, its loss and its optimizer; subclasses build the network and define a step.
 
-    The network is built in `configure_model`, from the metadata of the data (class names, channels,
-    normalisation) in a new run, and from those of the checkpoint in any other.
+    The network is built in `configure_model`: in a new run from the metadata of the data (class
+    names, channels, normalisation), in any other from those of the checkpoint.
 
     Args:
         optimizer: Optimizer, schedule and clipping.
-        ema: Decay of the running average of weights, per optimizer step (0.999); None: no average.
+        ema: Decay of the exponential moving average (EMA) of the weights, per optimizer step, such
+            as 0.999; None: no average.
         compile: Whether to compile the network in place, so that names of weights stay.
     """
 
@@ -71,8 +91,8 @@ class Task(pl.LightningModule):
         """Builds the network for these metadata; its `config` is a dataclass of primitives."""
 
     @abstractmethod
-    def step(self, batch: Batch, training: bool) -> tuple[Tensor, Any, Any]:
-        """Returns loss (scalar), outputs and targets of one batch, for the metrics."""
+    def step(self, batch: Batch, training: bool) -> StepOutput:
+        """Returns the loss of one batch, and what the metrics need."""
 
     @abstractmethod
     def make_metrics(self) -> dict[str, Metric]:
@@ -95,7 +115,7 @@ class Task(pl.LightningModule):
         self.restored = checkpoint
         self.metadata = checkpoint[KEY]["metadata"]
 
-    def compiled(self) -> list[nn.Module]:
+    def modules_to_compile(self) -> list[nn.Module]:
         """Returns the parts of the network that a step calls, to be compiled in place."""
         return [self.net]
 
@@ -113,7 +133,7 @@ class Task(pl.LightningModule):
             load_weights(self.net, net_weights(self.restored), self.restored[KEY]["net"])
             self.restored = None  # frees its memory
         if self.compile_net and self.trainer.state.fn == "fit":
-            for part in self.compiled():
+            for part in self.modules_to_compile():
                 part.compile()
         for split in ("val", "test"):
             metrics: Any = dict(self.make_metrics())
@@ -129,45 +149,38 @@ class Task(pl.LightningModule):
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Returns the running average of weights, if there is one."""
-        if self.ema is None:
-            return []
-        from tasks.training.ema import EMA
-
-        return [EMA(self.ema)]
+        """Returns the EMA of the weights, if there is one."""
+        return [] if self.ema is None else [EMA(self.ema)]
 
     def configure_optimizers(self) -> Any:
         """Builds optimizer and schedule, counted in optimizer steps."""
         return optim.build(self.net, self.optimizer_config, self.total_steps())
 
     def total_steps(self) -> float:
-        """Returns the optimizer steps of the whole run; infinity if it has no end."""
+        """Returns the optimizer steps of the whole run; infinity if it has no end.
+
+        Lightning's `estimated_stepping_batches` would build the loader too early: before it is
+        known where in an epoch the run resumes.
+        """
         trainer = self.trainer
         batches = self.datamodule.train_batches()
         limit = trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         ends = [trainer.max_steps] if trainer.max_steps > 0 else []
         if trainer.max_epochs and trainer.max_epochs > 0:
-            ends.append(-(-batches // trainer.accumulate_grad_batches) * trainer.max_epochs)
+            ends.append(math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs)
         return min(ends, default=math.inf)
 
     def logged(self) -> list[str]:
         """Returns the names of everything that training and validation log, for callbacks."""
-        metrics = self.metrics["val"].items(keep_base=True)
-        names = [
-            "loss",
-            *(name for key, metric in metrics for name in getattr(metric, "names", (key,))),
-        ]
+        names = ["loss"]
+        for key, metric in self.metrics["val"].items(keep_base=True):
+            names += getattr(metric, "names", (key,))
         values = {f"val/{name}": torch.ones(()) for name in names}
-        rates = {
-            group["name"]: group["initial_lr"]
-            for one in self.trainer.optimizers
-            for group in one.param_groups
-        }
-        trained = [
-            *self.train_names,
-            *(f"lr_{name}" for name in rates if len(set(rates.values())) > 1),
-        ]
+        groups = [group for one in self.trainer.optimizers for group in one.param_groups]
+        trained = list(self.train_names)
+        if len({group["initial_lr"] for group in groups}) > 1:
+            trained += [f"lr_{group['name']}" for group in groups]
         return sorted(
             {*values, *self.derived(values, "val"), *(f"train/{name}" for name in trained)}
         )
@@ -187,21 +200,17 @@ class Task(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Returns the loss (scalar) of one micro-batch, weighted if a step has several."""
         with float32_by_default():
-            loss, outputs, targets = self.step(batch, training=True)
+            output = self.step(batch, training=True)
         return self.loss_weighting.add(
-            self.trainer, loss, self.weight(targets), self.training_figures(outputs)
+            self.trainer, output.loss, output.num_targets, output.extra_metrics
         )
-
-    def training_figures(self, outputs: Any) -> Mapping[str, Tensor]:
-        """Returns more values to average in training, by name, given a step's outputs."""
-        return {}
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
         """Logs an optimizer step's means over all its targets: `train/loss`."""
         self.log("train/loss", means["loss"], prog_bar=True)
 
     @staticmethod
-    def samples(batch: Batch) -> int:
+    def num_samples(batch: Batch) -> int:
         """Returns the number of samples in a batch."""
         return len(next(iter(batch.values())))
 
@@ -212,19 +221,13 @@ class Task(pl.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Finishes the gradients of a step, clips them, and logs the norm before that."""
-        parameters = [p for p in self.net.parameters() if p.grad is not None]
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
         means = self.loss_weighting.finish(self.trainer, gradients)
         self._record_bad_loss(means["loss"])
         self.log_step(means)
-        limit = gradient_clip_val
-        if limit is None:
-            limit = self.optimizer_config.gradient_clip
-        if limit and gradient_clip_algorithm == "value":
-            nn.utils.clip_grad_value_(parameters, limit)
-        norm = total_norm([p.grad for p in parameters if p.grad is not None])
-        if limit and gradient_clip_algorithm != "value":
-            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        norm = total_norm(gradients)
+        if limit := self.optimizer_config.gradient_clip:
+            nn.utils.clip_grads_with_norm_(self.net.parameters(), limit, norm)
         self.log("train/grad_norm", getattr(norm, "full_tensor", lambda: norm)())  # if sharded
         self.log("train/lr", max(group["lr"] for group in optimizer.param_groups))
 
@@ -251,60 +254,44 @@ class Task(pl.LightningModule):
 
     # Evaluation -----------------------------------------------------------------------------------
 
-    def _evaluate(self, batch: Batch, split: str, batch_idx: int) -> Any:
-        loader: Any = getattr(self.trainer, f"{split}_dataloaders")
+    @property
+    def split(self) -> str:
+        """What is evaluated now, "val" or "test"."""
+        return "test" if self.trainer.testing else "val"
+
+    def on_validation_epoch_start(self) -> None:
+        """Resets the metrics."""
+        # In float64 sums do not depend on their order.
+        self.metrics.to(torch.float32 if self.device.type == "mps" else torch.float64)
+        self.metrics[self.split].reset()
+        self.metrics[f"{self.split}_loss"].reset()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Any:
+        """Updates the metrics and returns the step's outputs."""
+        loader: Any = getattr(self.trainer, f"{self.split}_dataloaders")
+        counts = loader.sampler.counts(batch_idx)
         with float32_by_default():
-            loss, outputs, targets = self.step(batch, training=False)
-            counts = loader.sampler.counts(batch_idx)
-            count(self.metrics[f"{split}_loss"], (loss, self.weight(targets)), counts)
-            for metric in self.metrics[split].values():
-                count(metric, (outputs, targets), counts)
-        return outputs
+            output = self.step(batch, training=False)
+            count(self.metrics[f"{self.split}_loss"], (output.loss, output.num_targets), counts)
+            for metric in self.metrics[self.split].values():
+                count(metric, (output.outputs, output.targets), counts)
+        return output.outputs
 
-    @staticmethod
-    def weight(targets: Any) -> Any:
-        """Returns how many targets a batch's loss is the mean of."""
-        return len(targets)
-
-    def _log_evaluation(self, split: str) -> None:
-        values = self.metrics[split].compute()
-        values[f"{split}/loss"] = self.metrics[f"{split}_loss"].compute()
+    def on_validation_epoch_end(self) -> None:
+        """Logs the metrics, reduced over ranks, as `val/` or `test/`."""
+        values = self.metrics[self.split].compute()
+        values[f"{self.split}/loss"] = self.metrics[f"{self.split}_loss"].compute()
         values = {name: value.float() for name, value in values.items() if value.ndim == 0}
-        self.log_dict(values | self.derived(values, split), prog_bar=split == "val")
+        values |= self.derived(values, self.split)
+        self.log_dict(values, prog_bar=self.split == "val")
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
         """Returns metrics that follow from others over all samples, such as perplexity."""
         return {}
-
-    def _start_evaluation(self, split: str) -> None:
-        # In float64 sums do not depend on their order.
-        self.metrics.to(torch.float32 if self.device.type == "mps" else torch.float64)
-        self.metrics[split].reset()
-        self.metrics[f"{split}_loss"].reset()
-
-    def on_validation_epoch_start(self) -> None:
-        """Resets the `val/` metrics."""
-        self._start_evaluation("val")
-
-    def on_test_epoch_start(self) -> None:
-        """Resets the `test/` metrics."""
-        self._start_evaluation("test")
-
-    def on_validation_epoch_end(self) -> None:
-        """Logs the `val/` metrics, reduced over ranks."""
-        self._log_evaluation("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Logs the `test/` metrics, reduced over ranks."""
-        self._log_evaluation("test")
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Updates the `val/` metrics and returns the step's outputs."""
-        return self._evaluate(batch, "val", batch_idx)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> Any:
-        """Updates the `test/` metrics and returns the step's outputs."""
-        return self._evaluate(batch, "test", batch_idx)
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
         """Returns metrics that follow from samples/s over all devices, such as train/mfu."""

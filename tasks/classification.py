@@ -1,8 +1,8 @@
-"""What classification tasks share: metrics, confusion matrix, tables of predictions."""
+"""What classification tasks share: metrics, confusion matrix, `predictions.csv`."""
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,17 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from datamodules.utils.files import replacing
+from datamodules.utils.files import replacing, write_text
 from tasks.base import Task
 from tasks.cli.parsing import merged
 from tasks.tracking.media import MediaTask, Picture, Table, rendered
 from tasks.tracking.report import draw_confusion
+from tasks.tracking.run_folder import make_folder
 from tasks.training.optim import OptimConfig
 
 
 class ConfusionMatrix(MulticlassConfusionMatrix):
-    """A confusion matrix, which is drawn instead of being logged."""
+    """A confusion matrix, which is drawn and not logged."""
 
     names: tuple[str, ...] = ()
 
@@ -28,16 +29,13 @@ class ClassifierTask(MediaTask, Task):
     """A task whose data have class names; arguments as `Task`, and:
 
     Args:
-        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), 0 to below
-            1.
-
-    Raises:
-        ValueError: `label_smoothing` out of range.
+        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), from 0 to
+            below 1.
     """
 
     monitor = "val/acc"
     monitor_mode = "max"
-    dataset_metadata: tuple[str, ...] = ("class_names",)  # options of `data.dataset`, too
+    dataset_metadata: tuple[str, ...] = ("class_names",)  # that are options of `data.dataset`
 
     def __init__(
         self,
@@ -65,9 +63,9 @@ class ClassifierTask(MediaTask, Task):
         }
 
     def resolved(self) -> dict[str, Any]:
-        """Returns the run's options with those that the data decided."""
-        known = {name: self.metadata[name] for name in self.dataset_metadata}
-        return merged(super().resolved(), {"data": {"dataset": known}})
+        """Returns the run's options with those that the data determine."""
+        dataset = {name: self.metadata[name] for name in self.dataset_metadata}
+        return merged(super().resolved(), {"data": {"dataset": dataset}})
 
     def media(self, split: str) -> dict[str, Table | Picture]:
         """Returns the confusion matrix."""
@@ -80,17 +78,22 @@ class ClassifierTask(MediaTask, Task):
         with replacing(folder / "confusion.png") as partial:
             draw_confusion(counts, self.class_names, partial)
 
-    def table(self, what: str, rows: Iterable[tuple[str, Tensor]]) -> str:
-        """Returns CSV: a sample, its most probable class, and the probability of each class.
+    def save_predictions(
+        self, folder: Path, column: str, samples: Sequence[str], probabilities: Sequence[Tensor]
+    ) -> None:
+        """Writes `predictions.csv`: a sample, its most probable class, all probabilities.
 
         Args:
-            what: Name of the first column.
-            rows: Samples as text, with their probabilities (K,).
+            folder: Created if it does not exist.
+            column: Name of the first column, such as "text".
+            samples: S samples as text.
+            probabilities: S tensors (K,).
         """
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
-        table.writerow([what, "label", *self.class_names])
-        for sample, probabilities in rows:
-            label = self.class_names[int(probabilities.argmax())]
-            table.writerow([sample, label, *(f"{p:.6f}" for p in probabilities.tolist())])
-        return text.getvalue()
+        table.writerow([column, "label", *self.class_names])
+        for sample, row in zip(samples, probabilities, strict=True):
+            label = self.class_names[int(row.argmax())]
+            table.writerow([sample, label, *(f"{p:.6f}" for p in row.tolist())])
+        make_folder(folder)
+        write_text(folder / "predictions.csv", text.getvalue())

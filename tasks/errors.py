@@ -1,6 +1,4 @@
-"""The one place that prints errors: one line on stderr and an exit code, a traceback only on
-request.
-"""
+"""Errors as users see them: one line on stderr and an exit code; a traceback only with --debug."""
 
 import difflib
 import errno
@@ -30,14 +28,12 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunError(RuntimeError):
-    """A sound request failed while it ran: a loss that became NaN, a full disk. Exit code 1."""
+    """A valid request failed while it ran: a loss that became NaN, a full disk. Exit code 1."""
 
 
 @dataclass
 class ExitStatus:
-    """The exit code of a command: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 output
-    unread, 143 terminated.
-    """
+    """A command's exit code: 0 done, 1 failed, 2 usage, 130 SIGINT, 141 SIGPIPE, 143 SIGTERM."""
 
     code: int = 0
 
@@ -47,8 +43,8 @@ def exit_status(debug: bool, arguments: Sequence[str] = ()) -> Iterator[ExitStat
     """Turn an exception raised inside into one line on stderr and an exit code.
 
     Args:
-        debug: let exceptions through, with their traceback.
-        arguments: of the command line, to name the option whose path cannot be used.
+        debug: Let exceptions through, with their traceback.
+        arguments: Of the command line, to name the option whose path cannot be used.
     """
     status = ExitStatus()
     try:
@@ -69,7 +65,7 @@ def exit_status(debug: bool, arguments: Sequence[str] = ()) -> Iterator[ExitStat
 
 
 def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
-    """Print an error and return its exit code; re-raise what is none, such as SystemExit."""
+    """Print an error and return its exit code; re-raise SystemExit and the like."""
     message = str(error)
     code = 1
     if isinstance(error, BrokenPipeError):  # the reader of the output, such as `head`, has ended
@@ -100,15 +96,12 @@ def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 def _is_misconfiguration(error: BaseException) -> bool:
-    """Whether this is Lightning's error about options that contradict each other (Lightning may not
-    be imported).
-    """
+    """Whether this is Lightning's error about options; Lightning may not be imported."""
     return type(error).__name__ == "MisconfigurationException"
 
 
 def _option_of_path(path: str, arguments: Sequence[str]) -> str:
-    """The option whose value is this path, or is inside or around it, with a colon; empty if there
-    is none.
+    """The option whose value is this path, or is inside or around it, with a colon; else empty.
 
     >>> _option_of_path("out/run/a.txt", ["--file", "x", "--run_dir=out/run"])
     '--run_dir: '
@@ -129,13 +122,10 @@ def _option_of_path(path: str, arguments: Sequence[str]) -> str:
 
 @contextmanager
 def usage_errors(option: str = "") -> Iterator[None]:
-    """Raise a `ValueError` of a class that is built from options as a `UsageError`.
+    """Raise a `ValueError` inside, or Lightning's error about options, as a `UsageError`.
 
     Args:
-        option: the option it is about, where that is known.
-
-    Raises:
-        UsageError: for a `ValueError`, and for Lightning's error about the Trainer's options.
+        option: The option it is about, if known.
     """
     try:
         yield
@@ -185,5 +175,5 @@ def _print_error(message: str) -> None:
 
 
 def _discard_output() -> None:
-    """Send buffered output that could not be written nowhere, or Python would try again at exit."""
+    """Discard buffered output that could not be written, or Python would try again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

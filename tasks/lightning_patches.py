@@ -1,7 +1,7 @@
 """All changes to Lightning (2.6) that need its private names, each with its reason.
 
-`tests/tasks/test_lightning_patches.py` fails where Lightning no longer needs one of them. A
-continued run is exact, bit for bit, only with these loops and this checkpoint callback.
+`tests/tasks/test_lightning_patches.py` fails once Lightning no longer needs one of them. A resumed
+run is exact, bit for bit, only with these loops and this checkpoint callback.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,8 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch.optim import AdamW
 
 from datamodules.base import training_position
-from tasks.checkpoints.contents import check_like
 from tasks.errors import UsageError
-from tasks.training.seeds import States, check_random_states, random_states, set_random_states
+from tasks.training.seeds import States, random_states, set_random_states
 
 
 def use_exact_loops(trainer: Trainer) -> Trainer:
@@ -36,32 +35,26 @@ def use_exact_loops(trainer: Trainer) -> Trainer:
 
 
 def logged_step(trainer: Trainer) -> int:
-    """The step that Lightning logs metrics at now; it has no public name, and `global_step` is one
-    ahead.
-    """
+    """The step that Lightning logs metrics at now; `global_step` is one ahead."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def is_accumulating(trainer: Trainer) -> bool:
-    """Whether more micro-batches follow before the optimizer steps; public names say so only before
-    a batch.
-    """
+    """Whether more micro-batches follow before the optimizer steps."""
     return trainer.fit_loop.epoch_loop._should_accumulate()
 
 
 def clippable(optimizer: AdamW) -> AdamW:
-    """The same optimizer, for which Lightning clips gradients under mixed precision.
+    """The same optimizer, whose gradients a gradient scaler unscales before they are clipped.
 
-    It refuses where an optimizer says that it unscales gradients itself, as torch's fused AdamW
-    does; without this mark a gradient scaler unscales them before the step, as for any other
-    optimizer.
+    torch's fused AdamW says that it unscales them itself, in its step.
     """
     optimizer._step_supports_amp_scaling = False
     return optimizer
 
 
 def without_anonymous(logger: WandbLogger) -> None:
-    """Take out an option that W&B has no more, and warns about."""
+    """Remove an option that W&B no longer has, and warns about."""
     logger._wandb_init.pop("anonymous", None)
 
 
@@ -74,48 +67,48 @@ def call_hook(trainer: Trainer, name: str) -> None:
 
 
 class EpochLoop(_TrainingEpochLoop):
-    """Calls `after_step` of the callbacks that have it once a step is complete and logged, before
-    any validation.
+    """Calls `after_step` of the callbacks once a step is complete and logged, before any
+    validation.
 
-    A run that resumes does what was still to be done, such as a validation that had not ended.
-    Lightning guesses that from its counters, and leaves out a validation that was due or shifts the
-    loggers' steps; it also asks all ranks before each batch whether there was a SIGTERM, which
-    callbacks do here.
+    A resumed run does what was still to be done, such as a validation that had not ended. Lightning
+    guesses that from its counters, and leaves out a validation that was due or shifts the loggers'
+    steps; it also asks all ranks before each batch whether there was a SIGTERM, which callbacks do
+    here.
     """
 
     def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)
-        self.validates = False  # whether the validation after the latest batch has yet to be done
+        self.validation_due = False  # that after the latest batch has not ended
         self.states: States | None = None  # of the generators after the latest optimizer step
 
     def reset(self) -> None:
-        """Begin an epoch, or go on in it."""
+        """Begin an epoch, or the rest of one."""
         super().reset()
-        self.restarting = False  # the counters are those of complete steps: nothing to put right
+        self.restarting = False  # the counters are those of complete steps: nothing to correct
 
     def on_run_start(self, data_fetcher: Any) -> None:
         """Do a validation that had not ended."""
         super().on_run_start(data_fetcher)
-        if self.validates:
+        if self.validation_due:
             super().on_advance_end(data_fetcher)
-            self.validates = False
+            self.validation_due = False
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Tell the callbacks that an optimizer step is complete; then validate, if it is time."""
-        self.validates = self._should_check_val_fx(data_fetcher)
+        self.validation_due = self._should_check_val_fx(data_fetcher)
         if not self._should_accumulate():
             self.states = random_states(self.trainer.strategy.root_device)
             call_hook(self.trainer, "after_step")
         super().on_advance_end(data_fetcher)
-        self.validates = False
+        self.validation_due = False
 
     def on_save_checkpoint(self) -> dict[str, Any]:
         """The loggers' next step, whether to validate first, and the states of all ranks'
         generators.
         """
-        validates = self.validates and not self._should_accumulate()
+        validates = self.validation_due and not self._should_accumulate()
         own = self.states  # what came after the step will be done again
-        if not self.validates and not self._should_accumulate():
+        if not self.validation_due and not self._should_accumulate():
             own = random_states(self.trainer.strategy.root_device)
         states: list[Any] = [own]
         if self.trainer.world_size > 1:
@@ -128,15 +121,15 @@ class EpochLoop(_TrainingEpochLoop):
         }
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
-        """Take over the same; random states only of as many ranks, since none of our random numbers
+        """Restore the same; random states only of as many ranks, since none of our random numbers
         depends on them.
         """
         super().on_load_checkpoint(state_dict)
-        self.validates = state_dict.get("validates", False)
+        self.validation_due = state_dict.get("validates", False)
         states = state_dict.get("random", ())
         if len(states) == self.trainer.world_size:
             self.states = states[self.trainer.global_rank]
-            check_random_states(self.states, self.trainer.strategy.root_device)
+            set_random_states(self.states, self.trainer.strategy.root_device)  # to check them
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Nothing: see the class."""
@@ -144,10 +137,10 @@ class EpochLoop(_TrainingEpochLoop):
 
 class FitLoop(_FitLoop):
     """Saves as progress what is complete, whenever it is asked: whole optimizer steps, and epochs
-    whose end is over.
+    that have ended.
 
     Args:
-        trainer: whose own loop it replaces.
+        trainer: its own loop is replaced.
     """
 
     epoch_loop: EpochLoop
@@ -156,14 +149,14 @@ class FitLoop(_FitLoop):
         old = trainer.fit_loop
         super().__init__(trainer, old.min_epochs, old.max_epochs)
         self.epoch_loop = EpochLoop(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
-        self.ends_epoch = False  # whether a loaded epoch has yet to be ended
+        self.end_due = False  # a loaded epoch has no more batches, but has not ended
         callbacks: Sequence[Any] = trainer.callbacks  # type: ignore[attr-defined]
         stopping = [one for one in callbacks if isinstance(one, EarlyStopping)]
         self.patience = {one: one.patience for one in stopping}  # a checkpoint's would win
 
     @property
     def completed(self) -> int:
-        """Number of epochs whose end is over."""
+        """Number of epochs that have ended."""
         epochs: Any = self.epoch_progress.current
         if not epochs.ready:
             return 0
@@ -174,10 +167,10 @@ class FitLoop(_FitLoop):
     @property
     def done(self) -> bool:
         """Whether training is over."""
-        return super().done and not self.ends_epoch
+        return super().done and not self.end_due
 
     def on_run_start(self) -> None:
-        """Begin training, a run that goes on with the random states that it had."""
+        """Begin training; a resumed run with the random states that it had."""
         super().on_run_start()
         if self.epoch_loop.states is not None:
             set_random_states(self.epoch_loop.states, self.trainer.strategy.root_device)
@@ -185,10 +178,10 @@ class FitLoop(_FitLoop):
     def on_advance_start(self) -> None:
         """Begin an epoch, or the rest of one."""
         super().on_advance_start()
-        self.ends_epoch = False
+        self.end_due = False
 
     def on_advance_end(self) -> None:
-        """End an epoch; then tell the callbacks that have `after_epoch`, as long as it still is
+        """End an epoch; then call `after_epoch` of the callbacks, while it still is
         `current_epoch`.
         """
         super().on_advance_end()
@@ -197,8 +190,11 @@ class FitLoop(_FitLoop):
         self.epoch_progress.current.completed += 1
 
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Take over the progress of a checkpoint."""
-        check_like(state_dict, self.state_dict(), "loops.fit_loop")
+        """Restore the progress of a checkpoint.
+
+        Raises:
+            UsageError: the run has done more epochs than it is to have.
+        """
         super().load_state_dict(state_dict, prefix)
         epochs: Any = self.epoch_progress.current
         done = epochs.processed
@@ -207,14 +203,14 @@ class FitLoop(_FitLoop):
                 f"the run has done {done} epochs, and --trainer.max_epochs {self.max_epochs} is "
                 "less: give more"
             )
-        self.ends_epoch = epochs.completed < epochs.ready
+        self.end_due = epochs.completed < epochs.ready
         for stopping, patience in self.patience.items():
             stopping.patience = patience
-            if had_stopped(stopping):
+            if has_stopped(stopping):
                 self.trainer.should_stop = True
-                more = "to train on, give it more patience or leave it out"
                 rank_zero_only(print)(
-                    f"stopped early by EarlyStopping on {stopping.monitor}: {more}"
+                    f"stopped early by EarlyStopping on {stopping.monitor}: to train on, give it "
+                    "more patience or leave it out"
                 )
 
     def state_dict(
@@ -227,38 +223,37 @@ class FitLoop(_FitLoop):
         if not epochs.ready:
             return state
         epoch, batch = training_position(self.trainer)
-        full = batch >= self.trainer.num_training_batches
-        done = self.completed
-        over = done > epoch  # else the end of the epoch has yet to be done
-        total = counters(batches.total.processed - batches.current.processed + batch)
-        current = counters(0 if over else batch)
-        epochs = {"ready": epoch + 1, "started": epoch + 1, "processed": done, "completed": done}
-        state["epoch_progress"] = {"total": epochs, "current": epochs}
+        completed = self.completed
+        ended = completed > epoch
+        total = batches.total.processed - batches.current.processed + batch
+        counts = {"ready": epoch + 1, "started": epoch + 1}
+        counts |= {"processed": completed, "completed": completed}
+        state["epoch_progress"] = {"total": counts, "current": counts}
         state["epoch_loop.batch_progress"] = {
-            "total": total,
-            "current": current,
-            "is_last_batch": full and not over,
+            "total": counters(total),
+            "current": counters(0 if ended else batch),
+            "is_last_batch": batch >= self.trainer.num_training_batches and not ended,
         }
         return state
 
 
-def had_stopped(stopping: EarlyStopping) -> bool:
-    """Whether it has ended the run that its state is of, by the patience that it has now."""
+def has_stopped(stopping: EarlyStopping) -> bool:
+    """Whether it ended the run that its state is of, by the patience that it has now."""
     if stopping.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
         return stopping.wait_count >= stopping.patience
     return stopping.stopping_reason != EarlyStoppingReason.NOT_STOPPED
 
 
 def counters(count: int) -> dict[str, int]:
-    """Lightning's counters of something that is begun and completed as often."""
+    """Lightning's counters of what was begun and completed equally often."""
     return dict.fromkeys(("ready", "started", "processed", "completed"), count)
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """A ModelCheckpoint whose `last` is always exact to go on from, and which finds its files in a
+    """A ModelCheckpoint whose `last` is always exact to resume from, and which finds its files in a
     moved run folder.
 
-    Lightning saves before a step's metrics are logged and an epoch's end is over, writes `last`
+    Lightning saves before a step's metrics are logged and before an epoch has ended, writes `last`
     only beside another checkpoint, and keeps absolute paths.
     """
 
@@ -276,34 +271,30 @@ class RunCheckpoint(ModelCheckpoint):
         """Nothing: see `after_step`."""
 
     def after_step(self, trainer: Trainer, pl_module: pl.LightningModule) -> None:
-        """Save where it is time, now that the optimizer step is complete and logged."""
+        """Save if it is time, now that the optimizer step is complete and logged."""
         super().on_train_batch_end(trainer, pl_module, None, None, 0)
-        if trainer.fit_loop.epoch_loop.validates:  # type: ignore[attr-defined]
+        if trainer.fit_loop.epoch_loop.validation_due:  # type: ignore[attr-defined]
             self._last_global_step_saved = -1  # what comes after the validation is not saved yet
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: pl.LightningModule) -> None:
         """Nothing: see `after_epoch`."""
 
     def after_epoch(self, trainer: Trainer, pl_module: pl.LightningModule) -> None:
-        """Save where it is time, now that the end of the epoch is complete and logged."""
+        """Save if it is time, now that the epoch has ended and is logged."""
         super().on_train_epoch_end(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: pl.LightningModule) -> None:
-        """Save where it is time."""
-        trainer.fit_loop.epoch_loop.validates = False  # type: ignore[attr-defined]
+        """Save if it is time."""
+        trainer.fit_loop.epoch_loop.validation_due = False  # type: ignore[attr-defined]
         super().on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: pl.LightningModule) -> None:
-        """Save the end, which `every_n_train_steps` need not meet; Lightning does so only where
-        nothing was saved.
-        """
+        """Save the end, also if `every_n_train_steps` does not divide it."""
         if self.save_last:
             self.save_now(trainer)
 
     def last_saved(self, trainer: Trainer) -> bool:
-        """Whether `last` is of where training is; a signal may have it saved also where `save_last`
-        is off.
-        """
+        """Whether `last` is of the present step; a signal may have it saved without `save_last`."""
         is_last = Path(self._last_checkpoint_saved).stem == self.CHECKPOINT_NAME_LAST
         now = (trainer.global_step, trainer.fit_loop.completed)  # type: ignore[attr-defined]
         saved = (self._last_global_step_saved, self.epochs)
@@ -329,7 +320,7 @@ class RunCheckpoint(ModelCheckpoint):
             self._last_global_step_saved = trainer.global_step  # else `last` is not written
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the scores; paths in the old folder become paths in this one."""
+        """Restore the scores; paths in the old folder become paths in this one."""
         old = str(state_dict["dirpath"])
 
         def moved(value: Any) -> Any:

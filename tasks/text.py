@@ -1,4 +1,4 @@
-"""What tasks on text share: vocabulary, tokenizer files, padding, and means of metrics."""
+"""What tasks on text share: vocabulary, tokenizer files, padding, and mean metrics."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torchmetrics import MeanMetric
 
-from datamodules.tokenizers import Tokenizer
 from datamodules.utils.files import write_text
 from tasks.base import Task
 from tasks.cli.parsing import merged
 from tasks.errors import UsageError
 
 Config = TypeVar("Config")
-TRAINING_OPTIONS = ("kind", "vocabulary", "min_frequency", "lowercase")  # of a tokenizer
+TOKENIZER_TRAINING = ("kind", "vocabulary", "min_frequency", "lowercase")  # options of it
 
 
 class TextTask(Task):
@@ -25,28 +24,19 @@ class TextTask(Task):
 
     @staticmethod
     def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
-        """Refuses typed options of training a tokenizer if there is one already.
-
-        Raises:
-            UsageError: Names the option, and the sizes of both vocabularies.
-        """
-        config = options.data.tokenizer
-        name = next(
-            (name for name in TRAINING_OPTIONS if f"--data.tokenizer.{name}" in typed), None
-        )
-        if name is None or config.file is None:
-            return
-        origin = f"the file {config.file}"
+        """Refuses options for training a tokenizer if one is given."""
+        origin = options.data.tokenizer.file
         if options.model.pretrained:
-            origin = f"that of --model.pretrained {options.model.pretrained}"
-        raise UsageError(
-            f"--data.tokenizer.{name} {config[name]} (vocabulary {config.vocabulary}) cannot go "
-            f"with a tokenizer that is there already, {origin} "
-            f"({Tokenizer.from_file(config.file).vocab_size} tokens): leave it out"
-        )
+            origin = f"--model.pretrained {options.model.pretrained}"
+        for name in TOKENIZER_TRAINING:
+            option = f"--data.tokenizer.{name}"
+            if option in typed and options.data.tokenizer.file is not None:
+                raise UsageError(
+                    f"{option} is for training a tokenizer, but {origin} has one: leave it out"
+                )
 
     def resolved(self) -> dict[str, Any]:
-        """Returns the run's options with those that the data decided, the tokenizer included."""
+        """Returns the run's options with those that the data determine, the tokenizer's too."""
         return merged(
             super().resolved(), {"data": {"tokenizer": self.metadata["tokenizer_options"]}}
         )
@@ -56,9 +46,9 @@ class TextTask(Task):
         write_text(folder / "tokenizer.json", self.metadata["tokenizer"])
 
     def on_train_epoch_end(self) -> None:
-        """Logs the fraction of padding among the tokens of an epoch, over all ranks."""
+        """Logs the fraction of padding in the epoch's batches, over all ranks."""
         tokens, padded = self.datamodule.count_tokens()
-        # The batch size is the weight of a rank in the mean.
+        # `batch_size` weights the ranks in the mean.
         self.log("train/padding", 1 - tokens / padded, sync_dist=True, batch_size=padded)
 
 
@@ -68,13 +58,13 @@ def fill_vocabulary(
     """Returns a network's config with the vocabulary size of the data.
 
     Args:
-        config: As asked for; a pretrained table may have more rows than the tokenizer has tokens.
-        metadata: Of the data: the vocabulary size, and `max_length`, in tokens.
+        config: Of a network; its embedding may have more rows than the tokenizer has tokens.
+        metadata: Of the data: the vocabulary size and `max_length`.
         name: Of the vocabulary size, in both.
 
     Raises:
-        UsageError: The tokenizer has more tokens than the network, or texts are longer than it
-            reads.
+        UsageError: The tokenizer has more tokens than the network, or texts are longer than its
+            learned positions.
     """
     net: Any = config
     tokens = metadata[name]
@@ -95,16 +85,12 @@ def fill_vocabulary(
 
 
 class MeanOf(MeanMetric):
-    """Mean of one of the values that a step returns.
-
-    Args:
-        name: Of the value.
-    """
+    """Mean over all targets of the value that a step returns under this name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.value_name = name
 
     def update(self, means: Mapping[str, Tensor], counts: Mapping[str, Any]) -> None:  # type: ignore[override]
-        """Adds a batch's mean, weighted by its number of targets."""
+        """Adds the mean over a batch, weighted by its number of targets."""
         super().update(means[self.value_name], counts[self.value_name])

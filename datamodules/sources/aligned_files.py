@@ -1,6 +1,5 @@
 """Texts in two languages in aligned files: line 5 of train.de translates line 5 of train.en."""
 
-from collections.abc import Iterator
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -9,11 +8,16 @@ import pyarrow as pa
 import torch
 
 from datamodules.sources.base import shortened
-from datamodules.sources.parallel import ParallelSource, pair_samples
-from datamodules.sources.readers.formats import COMPRESSION, NOT_UTF8, read_lines
-from datamodules.sources.texts import TextSamples
+from datamodules.sources.parallel import ParallelSource
+from datamodules.sources.readers.formats import (
+    COMPRESSION,
+    open_decompressed,
+    read_errors,
+    read_lines,
+)
+from datamodules.sources.texts import TextSamples, text_samples
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import path_fault, regular_files
+from datamodules.utils.files import regular_files
 from datamodules.utils.splits import split_of
 
 LINES_AT_ONCE = 2**16  # lines that exist as Python objects at a time
@@ -34,20 +38,9 @@ class AlignedFiles(ParallelSource):
 
     @cached_property
     def _folder(self) -> Path:
-        """The folder of the files.
-
-        Raises:
-            UsageError: There is none.
-        """
         first, second = self.columns
         wanted = f"a folder of aligned files, such as train.{first} and train.{second}"
-        folder = self.local_path
-        if folder is None:
-            raise UsageError(f"the source files needs --data.path: --data.path takes {wanted}.")
-        if not folder.is_dir():
-            fault = path_fault(folder) or f"is a file{self.suggest_source(folder)}"
-            raise UsageError(f"{folder} {fault}: --data.path takes {wanted}.")
-        return folder
+        return self.require_path(wanted, folder=True)
 
     @cached_property
     def files(self) -> dict[str, tuple[Path, Path]]:
@@ -73,9 +66,8 @@ class AlignedFiles(ParallelSource):
                 )
             source, target = (by_language[name] for name in self.columns)
             if split in files:
-                advice = "join them"
-                if split == "test":
-                    advice = f"choose with --data.dataset.test {stem}"
+                test = f"choose with --data.dataset.test {stem}"
+                advice = test if split == "test" else "join them"
                 raise UsageError(
                     f"{files[split][0]} and {source} are both of the {split} split: {advice}."
                 )
@@ -85,8 +77,10 @@ class AlignedFiles(ParallelSource):
             only = f", only {shortened(names)}" if names else ""
             hint = self.suggest_source(self._folder)
             hint = hint or ": choose with --data.path and --data.languages"
-            one, other = self.columns
-            raise UsageError(f"{self._folder} holds no train.{one} and train.{other}{only}{hint}.")
+            first, second = self.columns
+            raise UsageError(
+                f"{self._folder} holds no train.{first} and train.{second}{only}{hint}."
+            )
         if self.options.test is not None and "test" not in files:
             name = f"{self.options.test}.{self.columns[0]}"
             raise UsageError(f"{self._folder} holds no {name}: set --data.dataset.test.")
@@ -130,30 +124,23 @@ class AlignedFiles(ParallelSource):
         target = self._read_column(second)
         if len(source) != len(target):
             raise DataError(
-                f"{first} has {len(source):,} lines and {second} {len(target):,}: line by line the "
-                "one must translate the other."
+                f"{first} has {len(source):,} lines, but {second} {len(target):,}: each line of "
+                "one file must translate the same line of the other."
             )
         if not len(source):
-            raise DataError(f"{first} is empty.")
+            raise DataError(f"{first} has no lines.")
         rows = torch.arange(1, len(source) + 1)
-        pairs = pair_samples(source, target, rows, f"line {{}} of {first} and {second.name}")
+        where = f"line {{}} of {first} and {second.name}"
+        pairs = text_samples(source, rows, where, targets=target)
         if source.null_count + target.null_count == 0:
             return pairs
         return pairs.select(~pairs.find(lambda column: torch.tensor(column.is_null().to_pylist())))
 
     def _read_column(self, path: Path) -> pa.ChunkedArray:
         """Arrow strings, one for each line; null for a rejected line that is not UTF-8."""
-        lines = self._read_lines(path)
         chunks = []
-        while part := list(islice(lines, LINES_AT_ONCE)):
-            chunks.append(pa.array(part, pa.large_string()))
+        with read_errors(path), open_decompressed(path) as file:
+            lines = read_lines(file, path, self.reject)
+            while part := list(islice(lines, LINES_AT_ONCE)):
+                chunks.append(pa.array(part, pa.large_string()))
         return pa.chunked_array(chunks, pa.large_string())
-
-    def _read_lines(self, path: Path) -> Iterator[str | None]:
-        not_utf8: list[int] = []
-        for line in read_lines(path, not_utf8):
-            if not_utf8:
-                self.reject(f"line {not_utf8.pop()} of {path}", NOT_UTF8)
-                yield None
-            else:
-                yield line.rstrip("\r\n")

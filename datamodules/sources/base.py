@@ -1,7 +1,7 @@
 """What every source of samples offers, and the options that all of them share."""
 
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -10,30 +10,39 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.files import path_fault
 from datamodules.utils.splits import stratified_split
 
 
 @dataclass(frozen=True)
-class SourceOptions:
-    """What to know about a data set that its files do not say.
+class HubOptions:
+    """Which data set of the Hugging Face hub to read, or which copy of one.
 
     Args:
-        name: Id on the Hugging Face hub, for the source "hub", such as uoft-cs/cifar10 or
-            stanfordnlp/imdb.
-        subset: Part of that data set where it has several, such as de-en of wmt/wmt16.
+        name: Id on the hub, for the source hub, such as stanfordnlp/imdb.
+        subset: Part of that data set if it has several, such as de-en of wmt/wmt16.
         local: Folder below the one that the environment variable TESSERA_DATA names, read instead
             of the hub.
-        label_column: Column with the classes; None: label, labels or the first of a class type.
-        val_fraction: Fraction of the training samples of each class that is held out where the
-            data have no validation split.
-        split_seed: Seed of that split; independent of the seed of training, so that runs can be
-            compared.
-        class_names: Names in the order of the labels; None: as the data say.
     """
 
     name: str | None = None
     subset: str | None = None
     local: str | None = None
+
+
+@dataclass(frozen=True)
+class SourceOptions(HubOptions):
+    """What to know about a data set that its files do not say.
+
+    Args:
+        label_column: Column with the classes; None: label, labels or the first of a class type.
+        val_fraction: Fraction of the training samples of each class that is held out if the data
+            have no validation split.
+        split_seed: Seed of that split; independent of the seed of training, so that runs can be
+            compared.
+        class_names: Names in the order of the labels; None: as the data say.
+    """
+
     label_column: str | None = None
     val_fraction: float = 0.1
     split_seed: int = 0
@@ -66,6 +75,7 @@ class Source(Generic[S]):
     noun = "images"  # what the samples are called in messages
     unused_options: Set[str] = frozenset()  # options that mean nothing to this source
     embedded = False  # whether the samples come with the program
+    suffixes: tuple[str, ...] = ()  # of the files that it reads, in lower case
     sources_by_suffix: Mapping[str, str] = {}  # which source of this task reads which files
     option_prefix = "--data.dataset"  # of its options on the command line
 
@@ -96,14 +106,13 @@ class Source(Generic[S]):
         """Downloads what is missing; called on one process only.
 
         Raises:
-            UsageError: A path is named, but these data are embedded.
+            UsageError: A path is named, but these data come with the program.
         """
         if self.embedded and self.path is not None:
             others = ", ".join(dict.fromkeys(self.sources_by_suffix.values()))
             hint = self.suggest_source(Path(self.path)) or f"; try --data.source {others}"
             raise UsageError(
-                f"--data.path {self.path} says where, not what: the source {self.noun} has no "
-                f"files{hint}."
+                f"the source {self.noun} reads no files, but --data.path is {self.path}{hint}."
             )
 
     @property
@@ -116,8 +125,36 @@ class Source(Generic[S]):
         raise NotImplementedError
 
     def records(self, split: str) -> S | None:
-        """Samples of "train", "val" or "test"; None where the data have no such split."""
+        """Samples of "train", "val" or "test"; None if the data have no such split."""
         raise NotImplementedError
+
+    def split(self, split: str) -> S:
+        """The samples of "train", "val" or "test".
+
+        Without a validation split, it is `val_fraction` of each class of the training split;
+        without a test split, the validation split is tested, with a warning.
+
+        Raises:
+            UsageError: There is no training split, or it is too small to hold samples out.
+        """
+        found = self.records(split)
+        if found is not None and (split != "train" or self.has("val")):
+            return found
+        if split == "test":
+            rank_zero_warn("The data have no test split: the validation split is tested instead.")
+            return self.split("val")
+        train = found if split == "train" else self.records("train")
+        if train is None:
+            raise UsageError(f"{self.origin} has no training split.")
+        options = self.options
+        first, second = stratified_split(train.labels, options.val_fraction, options.split_seed)
+        if len(second) == 0:
+            raise UsageError(
+                f"there are too few training {self.noun} to hold some out: add a validation split."
+            )
+        return train.select(first if split == "train" else second)
+
+    # Samples that cannot be used.
 
     def reject(self, name: str, fault: str) -> None:
         """Counts a sample that cannot be used.
@@ -126,35 +163,11 @@ class Source(Generic[S]):
             DataError: Bad samples are not to be skipped.
         """
         if not self.skip_bad:
-            advice = "mend or remove it, or leave such out with --data.skip_bad true"
+            advice = "fix or remove it, or skip such data with --data.skip_bad true"
             raise DataError(f"{name} {fault}: {advice}.")
         self.skipped.append(name)
 
-    def find_column(self, names: list[str], option: str, candidates: list[str]) -> str:
-        """The column that an option names, else the first candidate.
-
-        Args:
-            names: All columns.
-            option: Name of the option.
-            candidates: Columns that may be meant where the option is not set.
-
-        Raises:
-            UsageError: There is none.
-            DataError: There are several of that name.
-        """
-        given = getattr(self.options, option)
-        if given is None and candidates:
-            given = candidates[0]
-        if given not in names:
-            raise UsageError(
-                f"no column {given or option.removesuffix('_column')} in {self.origin}: set "
-                f"{self.option_prefix}.{option} to one of {', '.join(names)}."
-            )
-        if names.count(given) > 1:
-            raise DataError(
-                f"{self.origin} has {names.count(given)} columns {given}: rename or remove one."
-            )
-        return str(given)
+    # Classes.
 
     def checked_class_names(self) -> list[str]:
         """The class names as the options call them.
@@ -189,44 +202,77 @@ class Source(Generic[S]):
                 f"{len(expected)} ({shortened(expected)}): use the data that it was trained for."
             )
 
-    def split(self, split: str) -> S:
-        """The samples of "train", "val" or "test".
+    # Files and columns.
 
-        Without a validation split, it is `val_fraction` of each class of the training split;
-        without a test split, the validation split is tested, with a warning.
-
-        Raises:
-            UsageError: There is no training split, or it is too small to hold samples out.
-        """
-        found = self.records(split)
-        if found is not None and (split != "train" or self.has("val")):
-            return found
-        if split == "test":
-            rank_zero_warn("The data have no test split: the validation split is tested instead.")
-            return self.split("val")
-        train = found if split == "train" else self.records("train")
-        if train is None:
-            raise UsageError(f"{self.path or 'the data set'} has no training split.")
-        first, second = stratified_split(
-            train.labels, self.options.val_fraction, self.options.split_seed
-        )
-        if len(second) == 0:
-            raise UsageError(
-                f"there are too few training {self.noun} to hold some out: add a validation split."
-            )
-        return train.select(first if split == "train" else second)
-
-    def suggest_source(self, path: Path, own: tuple[str, ...] = ()) -> str:
-        """Which other source reads what lies at `path`, as the end of a sentence; else empty.
+    def require_path(self, wanted: str, folder: bool = False) -> Path:
+        """What to read.
 
         Args:
-            path: File or folder.
-            own: Suffixes that this source reads.
+            wanted: What is expected there, for messages.
+            folder: Whether it must be a folder.
+
+        Raises:
+            UsageError: There is nothing to read.
         """
+        path = self.local_path
+        if path is None:
+            raise UsageError(f"this source needs --data.path: {wanted}.")
+        fault = None if path.is_dir() else path_fault(path)
+        if path.is_file() and folder:
+            fault = "is a file"
+        if fault is not None:
+            hint = self.suggest_source(path)
+            raise UsageError(f"{path} {fault}: --data.path takes {wanted}{hint}.")
+        return path
+
+    def suggest_source(self, path: Path) -> str:
+        """Which other source reads what lies at `path`, as the end of a sentence; else empty."""
         for file in path.rglob("*.*") if path.is_dir() else [path]:
-            if file.suffix in self.sources_by_suffix and file.suffix not in own:
+            if file.suffix in self.sources_by_suffix and file.suffix not in self.suffixes:
                 return f"; try --data.source {self.sources_by_suffix[file.suffix]}"
         return ""
+
+    def find_column(
+        self,
+        schema: Any,
+        option: str,
+        candidates: Sequence[str],
+        fits: Callable[[Any], bool],
+        content: str,
+        advice: str = "",
+    ) -> str:
+        """The first of some columns that a table has.
+
+        Args:
+            schema: An Arrow schema of the table.
+            option: Name of the option that chooses the column.
+            candidates: The columns that may be meant; none if `fits` finds no column.
+            fits: Whether a column may have an Arrow type.
+            content: What it must hold, for messages.
+            advice: What else may help if the column is missing.
+
+        Raises:
+            UsageError: The table has none of them, or it has another type.
+            DataError: It has several of that name.
+        """
+        fitting = [field.name for field in schema if fits(field.type)]
+        choose = (
+            f"set {self.option_prefix}.{option} to a column of {content} "
+            f"({', '.join(fitting) or 'there is none'})"
+        )
+        name = next((name for name in candidates if name in schema.names), None)
+        if name is None:
+            wanted = candidates[0] if candidates else f"of {content}"
+            columns = ", ".join(schema.names)
+            raise UsageError(f"no column {wanted} in {self.origin} ({columns}): {choose}{advice}.")
+        if schema.names.count(name) > 1:
+            raise DataError(f"{self.origin} has several columns {name}: rename or remove one.")
+        kind = schema.field(name).type
+        if not fits(kind):
+            raise UsageError(
+                f"column {name} of {self.origin} holds {str(kind)[:40]}, not {content}: {choose}."
+            )
+        return name
 
 
 def shortened(names: list[str]) -> str:

@@ -27,22 +27,22 @@ from datamodules.sources.readers.formats import (
     read_errors,
     read_json_lines,
     read_table,
-    uncompressed_suffix,
 )
-from datamodules.sources.readers.tables import CellType, HubTables
-from datamodules.sources.text_files import TEXT_COLUMNS, text_column
+from datamodules.sources.readers.tables import ARROW, HubTables, type_fault
+from datamodules.sources.text_files import text_column
 from datamodules.utils.cache import content_key
-from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import open_regular, path_fault
+from datamodules.utils.errors import UsageError
+from datamodules.utils.files import open_regular
 from datamodules.utils.splits import split_of
 
 TEXT_BLOCK = 2**20  # bytes that are read at once
 TABLE_ROWS = 256  # that are read at once
 BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-S = TypeVar("S")
+T = TypeVar("T")
 
 Parts = Iterator[tuple[str, bool]]  # text, and whether a document ends with it
+Reader = Callable[[Source[Any], Path], Parts]
 
 
 def read_plain(source: Source[Any], path: Path) -> Parts:
@@ -57,20 +57,15 @@ def read_plain(source: Source[Any], path: Path) -> Parts:
 
 def read_objects(source: Source[Any], path: Path) -> Parts:
     """A JSON object with a text on each line."""
-    column = source.options.text_column
-    cells = CellType((column,) if column else TEXT_COLUMNS)
     name = None
     for line, row in read_json_lines(path, source.reject):
         if name is None:
-            candidates = [name for name in cells.names if name in row]
-            name = source.find_column(list(row), "text_column", candidates)
-        fault = cells.fault(row)
-        if name not in row:
-            fault = f"has no {name}"
-        if fault is not None:
-            source.reject(f"line {line} of {path}", fault)
-        else:
+            name = text_column(source, pa.schema([(name, pa.string()) for name in row]))
+        fault = type_fault(row, [name]) if name in row else f"has no {name}"
+        if fault is None:
             yield row[name] or "", True
+        else:
+            source.reject(f"line {line} of {path}", fault)
 
 
 def read_rows(source: Source[Any], path: Path) -> Parts:
@@ -78,19 +73,20 @@ def read_rows(source: Source[Any], path: Path) -> Parts:
 
     from pyarrow import parquet
 
+    where = f"row {{}} of {path}"
     if path.suffix.lower() == ".arrow":
-        yield from read_column(source, read_table(path), f"row {{}} of {path}")
+        yield from read_column(source, read_table(path), where)
         return
     open_regular(path).close()
     file = parquet.ParquetFile(path, buffer_size=TEXT_BLOCK, pre_buffer=False)
-    name = text_column(source, file.schema_arrow.empty_table())
+    name = text_column(source, file.schema_arrow)
     batches = file.iter_batches(TABLE_ROWS, columns=[name], use_threads=False)
-    yield from read_cells(source, batches, f"row {{}} of {path}")
+    yield from read_cells(source, batches, where)
 
 
 def read_column(source: Source[Any], table: pa.Table, where: str) -> Parts:
     """The column of texts of a table in memory, or mapped into it."""
-    column = table.select([text_column(source, table)])
+    column = table.select([text_column(source, table.schema)])
     yield from read_cells(source, column.to_batches(TABLE_ROWS), where)
 
 
@@ -102,7 +98,7 @@ def read_cells(source: Source[Any], batches: Iterable[pa.RecordBatch], where: st
             try:
                 yield cell.as_py() or "", True
             except UnicodeDecodeError:
-                source.reject(where.format(row), NOT_UTF8)
+                source.reject(where.replace("{}", str(row), 1), NOT_UTF8)
             row += 1
 
 
@@ -137,23 +133,24 @@ def split_at_blank_lines(blocks: Iterable[str]) -> Parts:
     yield "", True
 
 
-READERS: dict[str, Callable[[Source[Any], Path], Parts]] = {
+TEXT_READERS: dict[str, Reader] = {
     ".txt": read_plain,
     ".md": read_plain,
     ".jsonl": read_objects,
     ".ndjson": read_objects,
-    ".parquet": read_rows,
-    ".arrow": read_rows,
 }
-FORMATS = ", ".join(READERS)
+READERS: dict[str, Reader] = {  # by the end of the name, in lower case
+    **TEXT_READERS,
+    **dict.fromkeys(ARROW, read_rows),
+    **{f"{suffix}{end}": TEXT_READERS[suffix] for suffix in TEXT_READERS for end in COMPRESSION},
+}
+FORMATS = ", ".join((*TEXT_READERS, *ARROW))
 
 
-def reader_of(path: Path) -> Callable[[Source[Any], Path], Parts] | None:
-    """What reads a file of this name, which may be compressed unless it is a table."""
-    reader = READERS.get(uncompressed_suffix(path))
-    if reader is read_rows and path.suffix.lower() in COMPRESSION:
-        return None
-    return reader
+def reader_of(path: Path) -> Reader | None:
+    """What reads a file of this name."""
+    name = path.name.lower()
+    return next((READERS[end] for end in READERS if name.endswith(end)), None)
 
 
 class DocumentFiles(DocumentSource):
@@ -169,11 +166,12 @@ class DocumentFiles(DocumentSource):
     """
 
     noun = "files"
+    suffixes = tuple(READERS)
     unused_options = {"name", "subset", "local"}
 
     def __init__(self, path: str | None, options: CorpusOptions, skip_bad: bool = False) -> None:
         super().__init__(path, options, skip_bad)
-        self._is_text: dict[Path, bool] = {}
+        self._is_utf8: dict[Path, bool] = {}
 
     @cached_property
     def files(self) -> dict[str, list[Path]]:
@@ -184,31 +182,13 @@ class DocumentFiles(DocumentSource):
             DataError: Some are of another kind, and bad ones are not to be skipped.
         """
         wanted = f"a file or a folder of {FORMATS} (text also as {' or '.join(COMPRESSION)})"
-        if self.path is None:
-            raise UsageError(f"the source files needs --data.path: {wanted}.")
-        root = Path(self.path)
+        root = self.require_path(wanted)
+        files = [root] if reader_of(root) else []
         if root.is_dir():
-            files = self._files_below(root)
-            if files:
-                return self._by_split(root, files)
-            raise UsageError(f"{root} holds no files: --data.path takes {wanted}.")
-        fault = path_fault(root)
-        if fault is None and reader_of(root) is None:
-            fault = "is of another kind"
-        if fault is not None:
-            raise UsageError(f"{root} {fault}: --data.path takes {wanted}.")
-        return {"train": [root]}
-
-    def _files_below(self, root: Path) -> list[Path]:
-        files = []
-        for path in files_below(root, (*READERS, *COMPRESSION), self.reject):
-            if reader_of(path):
-                files.append(path)
-            else:
-                self.reject(str(path), f"is not one of the kinds {FORMATS}")
-        return files
-
-    def _by_split(self, root: Path, files: list[Path]) -> dict[str, list[Path]]:
+            files = files_below(root, self.suffixes, self.reject)
+        if not files:
+            verb = "holds no files" if root.is_dir() else "is of another kind"
+            raise UsageError(f"{root} {verb}: --data.path takes {wanted}.")
         found: dict[str, list[Path]] = {}
         others = []
         for path in files:
@@ -253,17 +233,17 @@ class DocumentFiles(DocumentSource):
             reader = reader_of(path)
             assert reader is not None
             with read_errors(path):
-                if reader is not read_plain or not self.skip_bad or self._check_text(path):
+                if reader is not read_plain or not self.skip_bad or self._check_utf8(path):
                     yield from split_pieces(reader(self, path))
 
-    def _check_text(self, path: Path) -> bool:
+    def _check_utf8(self, path: Path) -> bool:
         """Whether all of a file is UTF-8; else it is skipped as a whole."""
-        if path not in self._is_text:
+        if path not in self._is_utf8:
             before = len(self.skipped)
             for _ in read_blocks(self, path):
                 pass
-            self._is_text[path] = len(self.skipped) == before
-        return self._is_text[path]
+            self._is_utf8[path] = len(self.skipped) == before
+        return self._is_utf8[path]
 
 
 class DocumentHub(DocumentFiles):
@@ -274,31 +254,13 @@ class DocumentHub(DocumentFiles):
     """
 
     noun = "data set"
+    suffixes = ARROW
     unused_options = set[str]()
-
-    @property
-    def local_path(self) -> Path | None:
-        """The folder with these data below TESSERA_DATA; a path that the user named is a hub id."""
-        return Source(None, self.options).local_path
 
     @cached_property
     def tables(self) -> HubTables:
-        """The data set by split.
-
-        Raises:
-            UsageError: It has no name.
-            DataError: The hub cannot be reached.
-        """
-        tables = HubTables(self)
-        try:
-            tables.splits()
-        except DataError as error:
-            if self.path is None:
-                raise
-            raise DataError(
-                f"{self.path} is no file or folder here, and as a data set: {error}"
-            ) from error
-        return tables
+        """The data set by split."""
+        return HubTables(self)
 
     @cached_property
     def splits(self) -> dict[str, list[str]]:
@@ -307,7 +269,7 @@ class DocumentHub(DocumentFiles):
 
     @cached_property
     def files(self) -> dict[str, list[Path]]:
-        """The local files of each split; none where the data set was downloaded."""
+        """The local files of each split; none if the data set was downloaded."""
         return join_unlabelled(self.tables.files) if self.tables.folder else {}
 
     @property
@@ -315,7 +277,7 @@ class DocumentHub(DocumentFiles):
         return self.tables.origin
 
     def prepare(self) -> None:
-        _ = self.tables
+        _ = self.splits
 
     def has(self, split: str) -> bool:
         return split in self.splits
@@ -350,21 +312,22 @@ def document_source(
     """
     if source not in DOCUMENTS:
         raise UsageError(f"source is {source}, but must be one of {', '.join(DOCUMENTS)}.")
-    kind = source
+    unused_options = DOCUMENTS[source].unused_options
     if path is not None and source in ("files", "hub"):
-        kind = "files"
+        source = "files"
         is_here = Path(path).parent.is_dir() or reader_of(Path(path)) is not None
         if HUB_ID.fullmatch(path) and not is_here:
-            kind = "hub"
+            source = "hub"
             options = replace(options, name=path)
-    found = DOCUMENTS[kind](path, options, skip_bad)
-    found.unused_options = found.unused_options & DOCUMENTS[source].unused_options
+            path = None
+    found = DOCUMENTS[source](path, options, skip_bad)
+    found.unused_options = found.unused_options & unused_options
     return found
 
 
-def join_unlabelled(splits: Mapping[str, list[S]]) -> dict[str, list[S]]:
+def join_unlabelled(splits: Mapping[str, list[T]]) -> dict[str, list[T]]:
     """The splits as language models know them: texts without labels are training text."""
-    found: dict[str, list[S]] = {}
+    found: dict[str, list[T]] = {}
     for split, items in splits.items():
         found.setdefault("train" if split == "unlabelled" else split, []).extend(items)
     return found

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytorch_lightning.utilities import rank_zero_warn
 
-from datamodules.sources.base import Source
+from datamodules.sources.base import HubOptions, Source
 from datamodules.utils.cache import cache_folder, content_key, unwritable
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import read_bytes, replacing
@@ -23,18 +22,13 @@ PROGRESS_FROM = 200_000_000  # bytes from which on reading shows a progress bar
 
 
 @dataclass(frozen=True)
-class CorpusOptions:
+class CorpusOptions(HubOptions):
     """What to know about a corpus that its files do not say.
 
     Args:
-        name: Id on the Hugging Face hub, for the source hub, such as stanfordnlp/imdb.
-        subset: Part of that data set where it has several, such as wikitext-2-raw-v1 of
-            Salesforce/wikitext.
-        local: Folder below the one that the environment variable TESSERA_DATA names, read instead
-            of the hub.
         text_column: Column with the texts; None: text, review, sentence, content or document.
-        val_fraction: Fraction of the training text, counted in characters, whose tail is held out for
-            validation where the data have no validation split.
+        val_fraction: Fraction of the training text, counted in characters, that is held out for
+            validation, from its end, if the data have no validation split.
         blank_lines: Split plain text into documents at blank lines; else each file is a document.
         sample: Millions of characters, from the beginning of the training text, that a tokenizer
             is trained from.
@@ -43,9 +37,6 @@ class CorpusOptions:
         UsageError: An option is out of range.
     """
 
-    name: str | None = None
-    subset: str | None = None
-    local: str | None = None
     text_column: str | None = None
     val_fraction: float = 0.1
     blank_lines: bool = False
@@ -141,10 +132,9 @@ class Documents:
 class DocumentSource(Source[Any]):
     """Base of the sources of documents: subclasses read a split, here it is measured and split.
 
-    Data without a validation split give the tail of their training text for it: exactly
-    `val_fraction` of the characters, as is the custom for tiny Shakespeare (Karpathy 2015), even where
-    that cuts a document. Data without a test split are tested on the validation split, with a
-    warning.
+    Without a validation split, it is the end of the training text: exactly `val_fraction` of the
+    characters, as is the custom for tiny Shakespeare (Karpathy 2015), even if that cuts a document.
+    Without a test split, the validation split is tested, with a warning.
     """
 
     noun = "documents"
@@ -155,15 +145,15 @@ class DocumentSource(Source[Any]):
         self._statistics: dict[str, TextStatistics] = {}
 
     def read(self, split: str) -> Iterator[Piece]:
-        """The documents of a split that the data have; none is empty."""
+        """The documents of a split that the data have, without empty ones."""
         raise NotImplementedError
 
     def fingerprint(self, split: str) -> str | None:
-        """What changes when the files of a split do; None where there is no telling."""
+        """Changes when the files of a split do; None if that is unknown."""
         return None
 
     def size(self, split: str) -> int:
-        """Bytes that have to be read for a split, about; 0 where there is no telling."""
+        """About how many bytes have to be read for a split; 0 if that is unknown."""
         return 0
 
     def statistics(self, split: str) -> TextStatistics:
@@ -173,17 +163,16 @@ class DocumentSource(Source[Any]):
             DataError: There is no text in it, or the cache cannot be written.
         """
         if split not in self._statistics:
-            fingerprint = self.fingerprint(split)
-            if fingerprint is None or self.skip_bad:  # what is skipped has to be counted again
-                self._statistics[split] = self._measure(split)
-            else:
-                options = repr(self.options.text_column), repr(self.options.blank_lines)
-                key = content_key(CACHE_VERSION, fingerprint, *options)
-                path = cache_folder("statistics") / f"{key}.json"
-                self._statistics[split] = self._cached(path, split)
+            self._statistics[split] = self._find_statistics(split)
         return self._statistics[split]
 
-    def _cached(self, path: Path, split: str) -> TextStatistics:
+    def _find_statistics(self, split: str) -> TextStatistics:
+        fingerprint = self.fingerprint(split)
+        if fingerprint is None or self.skip_bad:  # what is skipped has to be counted again
+            return self._measure(split)
+        options = repr(self.options.text_column), repr(self.options.blank_lines)
+        key = content_key(CACHE_VERSION, fingerprint, *options)
+        path = cache_folder("statistics") / f"{key}.json"
         try:
             return TextStatistics(**json.loads(read_bytes(path)))
         except (OSError, TypeError, ValueError):
@@ -211,11 +200,7 @@ class DocumentSource(Source[Any]):
                 characters += len(piece.text)
                 advance(len(text))
         if not documents:
-            has_others = any(
-                self.has(other) for other in ("train", "val", "test") if other != split
-            )
-            where = f"the {split} split of " if has_others else ""
-            raise DataError(f"{where}{self.origin} holds no text.")
+            raise DataError(f"the {split} split of {self.origin} holds no text.")
         digest = content_key(content.hexdigest(), starts.hexdigest())
         return TextStatistics(digest, documents, characters)
 
@@ -241,7 +226,7 @@ class DocumentSource(Source[Any]):
         return replace(documents, start=cut)
 
     def whole(self) -> Documents:
-        """The text to measure a model with: the test split where there is one, else everything.
+        """The text to measure a model with: the test split if there is one, else everything.
 
         Raises:
             DataError: There is no text in it.

@@ -9,15 +9,11 @@ import torch
 from datamodules.sources.base import Source, SourceOptions
 from datamodules.sources.readers.folders import ClassFolders
 from datamodules.sources.readers.labels import LabelledTables
-from datamodules.sources.readers.tables import features_of
-from datamodules.utils.errors import UsageError
+from datamodules.sources.readers.tables import ARROW, features_of
 from datamodules.utils.splits import stratified_split
 from datamodules.vision.records import IMAGE_ENDINGS, PixelRecords, Records, TableRecords
 
-IMAGE_SOURCES = {
-    **dict.fromkeys(IMAGE_ENDINGS, "folder"),
-    **dict.fromkeys((".parquet", ".arrow"), "hub"),
-}
+IMAGE_SOURCES = {**dict.fromkeys(IMAGE_ENDINGS, "folder"), **dict.fromkeys(ARROW, "hub")}
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Digits(Source[Records]):
         from sklearn.datasets import load_digits
 
         images, labels = load_digits(return_X_y=True)
-        # values 0..16 -> 0..255; (S, 64) -> (S, C, Y, X)
+        # values 0..16 -> 0..255; (S, 64) -> (S, C, H, W)
         pixels = torch.from_numpy(images).mul(255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
         labels = torch.from_numpy(labels).long()
         train, test = stratified_split(labels, 0.2, seed=0)
@@ -67,12 +63,13 @@ class ImageHub(LabelledTables[Records]):
     """A data set of the Hugging Face hub, or a local copy of its files."""
 
     sources_by_suffix = IMAGE_SOURCES
+    suffixes = ARROW
 
     def records(self, split: str) -> Records | None:
         if not self.has(split):
             return None
         table = self.tables.load(split)
-        images = encoded_images(table.columns.column(self._image_column(table.columns)))
+        images = encoded_images(table.columns.column(self._image_column(table.columns.schema)))
         where = f"the {split} split of {self.origin}"
         return TableRecords(images, self.labels(split), table.rows, where, self._roots())
 
@@ -86,21 +83,15 @@ class ImageHub(LabelledTables[Records]):
         folders = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE)
         return tuple(Path(folder) for folder in folders)
 
-    def _image_column(self, columns: pa.Table) -> str:
-        features = features_of(columns)
-        names = columns.column_names
-        images = [name for name in names if features.get(name, {}).get("_type") == "Image"]
-        if not images:
-            images = [field.name for field in columns.schema if holds_images(field.type)]
-        name = self.find_column(names, "image_column", images)
-        kind = columns.schema.field(name).type
-        if not holds_images(kind):
-            raise UsageError(
-                f"column {name} of {self.origin} holds {str(kind)[:40]}, not images: set "
-                "--data.dataset.image_column to one of "
-                f"{', '.join(images) or 'those that hold images (there are none)'}."
-            )
-        return name
+    def _image_column(self, schema: pa.Schema) -> str:
+        features = features_of(schema)
+        described = [
+            name for name in schema.names if features.get(name, {}).get("_type") == "Image"
+        ]
+        fitting = [field.name for field in schema if holds_images(field.type)]
+        given = self.options.image_column
+        candidates = [given] if given else described + fitting
+        return self.find_column(schema, "image_column", candidates, holds_images, "images")
 
 
 class ImageFolder(ClassFolders[Records]):

@@ -3,48 +3,40 @@
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-import pyarrow as pa
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
+from datamodules.sources.base import HubOptions
 from datamodules.sources.readers.labels import is_text
 from datamodules.sources.readers.tables import (
+    ARROW,
     CSV,
     JSON_LINES,
-    CellType,
-    FileTables,
-    HubTables,
-    Tables,
+    CellTypes,
+    TableSource,
 )
-from datamodules.sources.texts import TextSamples, TextSource, arrow_strings, is_empty
+from datamodules.sources.texts import TextSamples, TextSource, is_empty, text_samples
 from datamodules.utils.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
-class ParallelOptions:
+class ParallelOptions(HubOptions):
     """What to know about texts in two languages that their files do not say.
 
     Args:
-        name: Id on the Hugging Face hub, for the source hub, such as wmt/wmt16.
-        subset: Part of that data set where it has several, such as de-en.
-        local: Folder below the one that the environment variable TESSERA_DATA names, read instead
-            of the hub, or where no path is named.
         source_column: Column of the source texts, or the suffix of their files; null: the name of
             the language.
         target_column: The same of the target texts.
         header: Whether the first line of a CSV or TSV file names the columns; else they are called
             1, 2, ...
-        test: Name of the test files without the language, where there are several, such as
+        test: Name of the test files without the language, if there are several, such as
             test_2016_flickr.
-        val_fraction: Fraction of the training pairs that is held out where the data have no
+        val_fraction: Fraction of the training pairs that is held out if the data have no
             validation split.
         split_seed: Seed of that split; independent of the seed of training, so that runs can be
             compared.
     """
 
-    name: str | None = None
-    subset: str | None = None
-    local: str | None = None
     source_column: str | None = None
     target_column: str | None = None
     header: bool = True
@@ -73,7 +65,7 @@ class ParallelSource(TextSource):
     labelled = False
     sources_by_suffix = {
         **dict.fromkeys((*CSV, ".jsonl", ".ndjson"), "table"),
-        **dict.fromkeys((".parquet", ".arrow"), "hub"),
+        **dict.fromkeys(ARROW, "hub"),
     }
 
     def __init__(
@@ -85,10 +77,8 @@ class ParallelSource(TextSource):
     ) -> None:
         super().__init__(path, options, skip_bad)
         self.languages = languages
-        self.columns = [
-            options.source_column or languages[0],
-            options.target_column or languages[1],
-        ]
+        source, target = languages
+        self.columns = [options.source_column or source, options.target_column or target]
         if self.columns[0] == self.columns[1]:
             raise UsageError(
                 f"--data.languages is {language_pair(languages)}, where source and target are both "
@@ -126,10 +116,10 @@ class Dates(ParallelSource):
     unused_options = {field.name for field in fields(ParallelOptions)}
 
     def prepare(self) -> None:
-        """Nothing to download.
+        """As in the base class.
 
         Raises:
-            UsageError: A path is named, or other languages are, which these texts do not have.
+            UsageError: The languages are others than those of these texts.
         """
         super().prepare()
         if set(self.languages) != {"en", "fr"}:
@@ -147,99 +137,58 @@ class Dates(ParallelSource):
         return split in ("train", "val", "test")
 
     def read(self, split: str) -> TextSamples:
-        from datamodules.embedded.dates import LANGUAGES
-
-        texts = dict(zip(LANGUAGES, self._splits[split], strict=True))
-        source, target = (arrow_strings(texts[name]) for name in self.languages)
-        return pair_samples(
-            source, target, torch.arange(len(source)), f"pair {{}} of the {split} split"
-        )
+        english, french = self._splits[split]
+        texts = {"en": english, "fr": french}
+        source, target = (texts[name] for name in self.languages)
+        where = f"pair {{}} of the {split} split"
+        return text_samples(source, torch.arange(len(source)), where, targets=target)
 
 
-class PairTables(ParallelSource):
-    """Pairs in two columns of CSV, TSV or JSON Lines files; a single file, or one for each split.
+class PairHub(TableSource[TextSamples], ParallelSource):
+    """Pairs in two columns of a data set of the Hugging Face hub, or of a local copy.
 
     The columns are called as the languages, or translation.en and so on, or as the options say.
-    Quotes mean nothing in TSV, as is the custom for sentences.
     """
 
-    unused_options = {"name", "subset", "test"}
+    suffixes = ARROW
+    unused_options = {"header", "test"}
+    advice = ", or choose with --data.languages"
 
-    @cached_property
-    def tables(self) -> Tables:
-        """The tables by split."""
-        sides = tuple(CellType((name, f"translation.{name}")) for name in self.columns)
-        kind = "CSV, TSV or JSON Lines"
-        return FileTables(
-            self, (*CSV, *JSON_LINES), kind, sides, self.options.header, quoted_tsv=False
-        )
-
-    @property
-    def origin(self) -> str:
-        return self.tables.origin
-
-    def prepare(self) -> None:
-        self.tables.splits()
-
-    def has(self, split: str) -> bool:
-        return split in self.tables.splits()
+    def candidates(self, side: int) -> tuple[str, ...]:
+        """The columns that may hold the source (0) or the target (1)."""
+        name = self.columns[side]
+        numbers = () if self.options.header else (str(side + 1),)
+        return (name, f"translation.{name}", *numbers)
 
     def read(self, split: str) -> TextSamples:
         table = self.tables.load(split)
         columns = table.columns.flatten()  # structs become columns
-        source = self._texts(columns, 0, "source_column")
-        target = self._texts(columns, 1, "target_column")
-        return pair_samples(source, target, table.rows, table.where)
-
-    def _texts(self, columns: pa.Table, side: int, option: str) -> pa.ChunkedArray:
-        """Arrow strings (S,): the column of the source (0) or of the target (1).
-
-        Raises:
-            UsageError: There is none, or it holds something else.
-        """
-        name = self.columns[side]
-        names = [name, f"translation.{name}"]
-        if not self.options.header:
-            names.append(str(side + 1))
-        found = [name for name in names if name in columns.column_names]
-        if not found:
-            advice = (
-                ""
-                if isinstance(self.tables, HubTables)
-                else (
-                    "; if the first line of a CSV or TSV file is a pair, too, say "
-                    "--data.dataset.header false"
-                )
+        texts = []
+        for side, option in enumerate(("source_column", "target_column")):
+            candidates = self.candidates(side)
+            name = self.find_column(
+                columns.schema, option, candidates, is_text, "text", self.advice
             )
-            raise UsageError(
-                f"no column {name} in {self.origin}: choose with --data.languages or "
-                f"--data.dataset.{option} among {', '.join(columns.column_names)}{advice}."
-            )
-        if columns.column_names.count(found[0]) > 1:
-            raise DataError(f"{self.origin} has several columns {found[0]}: rename or remove one.")
-        kind = columns.schema.field(found[0]).type
-        if not is_text(kind):
-            raise UsageError(
-                f"column {found[0]} of {self.origin} holds {kind}, not text: set "
-                f"--data.dataset.{option}."
-            )
-        return arrow_strings(columns.column(found[0]))
+            texts.append(columns.column(name))
+        return text_samples(texts[0], table.rows, table.where, targets=texts[1])
 
 
-class PairHub(PairTables):
-    """A data set of the Hugging Face hub, or a local copy, with a column translation, or one for
-    each language.
+class PairTables(PairHub):
+    """Pairs in CSV, TSV or JSON Lines files; a single file, or one for each split.
+
+    Quotes mean nothing in TSV, as is the custom for sentences.
     """
 
-    unused_options = {"header", "test"}
+    suffixes = (*CSV, *JSON_LINES)
+    unused_options = {"name", "subset", "test"}
+    advice = (
+        ", or choose with --data.languages; if the first line of a CSV or TSV file is a pair, too, "
+        "add --data.dataset.header false"
+    )
 
-    @cached_property
-    def tables(self) -> Tables:
-        return HubTables(self)
+    kind = "CSV, TSV or JSON Lines"
+    quoted_tsv = False
 
-
-def pair_samples(
-    source: pa.ChunkedArray, target: pa.ChunkedArray, rows: torch.Tensor, where: str
-) -> TextSamples:
-    """Texts with their translations; see `TextSamples`."""
-    return TextSamples((source, target), torch.zeros_like(rows), rows, where)
+    @property
+    def cell_types(self) -> CellTypes:
+        return {self.candidates(side): (str,) for side in (0, 1)}

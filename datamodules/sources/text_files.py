@@ -3,6 +3,7 @@
 import re
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -12,41 +13,34 @@ from datamodules.sources.base import Source
 from datamodules.sources.readers.folders import ClassFolders, files_below
 from datamodules.sources.readers.formats import NOT_UTF8
 from datamodules.sources.readers.labels import LabelledTables, is_text, may_be_classes
-from datamodules.sources.readers.tables import CSV, JSON_LINES, CellType, FileTables, Tables
-from datamodules.sources.texts import TextSamples, TextSource, arrow_strings, text_samples
+from datamodules.sources.readers.tables import ARROW, CSV, JSON_LINES, CellTypes
+from datamodules.sources.texts import TextSamples, TextSource, text_samples
 from datamodules.utils.errors import UsageError
-from datamodules.utils.files import path_fault, printable, read_bytes
+from datamodules.utils.files import printable, read_bytes
 from datamodules.utils.splits import SPLITS
 
-TEXT_COLUMNS = ("text", "review", "sentence", "content", "document")
+
+def text_columns(options: Any) -> tuple[str, ...]:
+    """The columns that may hold the texts."""
+    if options.text_column:
+        return (options.text_column,)
+    return ("text", "review", "sentence", "content", "document")
 
 
-def text_column(source: Source[TextSamples], columns: pa.Table) -> str:
-    """Name of the column of texts in a table of this source.
-
-    Raises:
-        UsageError: There is none, or it holds something else.
-    """
-    names = columns.column_names
-    candidates = [name for name in TEXT_COLUMNS if name in names]
-    name = source.find_column(names, "text_column", candidates)
-    kind = columns.schema.field(name).type
-    if not is_text(kind):
-        others = [field.name for field in columns.schema if is_text(field.type)]
-        raise UsageError(
-            f"column {name} of {source.origin} holds {kind}, not text: set "
-            f"{source.option_prefix}.text_column to one of "
-            f"{', '.join(others) or 'those that hold text (there are none)'}."
-        )
-    return name
+def text_column(source: Source[Any], schema: pa.Schema) -> str:
+    """Name of the column of texts of a source; raises as `find_column`."""
+    candidates = text_columns(source.options)
+    return source.find_column(schema, "text_column", candidates, is_text, "text")
 
 
 class TextHub(LabelledTables[TextSamples], TextSource):
     """Texts in a column of a data set of the hub or a local copy, their classes in another."""
 
+    suffixes = ARROW
+
     def read(self, split: str) -> TextSamples:
         table = self.tables.load(split)
-        texts = table.columns.column(text_column(self, table.columns))
+        texts = table.columns.column(text_column(self, table.columns.schema))
         labels = None if split == "unlabelled" else self.labels(split)
         return text_samples(texts, table.rows, table.where, labels)
 
@@ -54,31 +48,24 @@ class TextHub(LabelledTables[TextSamples], TextSource):
         if self.labelled:
             return super().labels(split)
         columns = self.tables.load(split).columns
-        if self.options.label_column is not None or self.label_candidates(columns):
+        names = [field.name for field in columns.schema if may_be_classes(field.type)]
+        if self.options.label_column or set(names) & set(self.label_candidates(columns.schema)):
             return self.class_indices(split)
         return torch.zeros(columns.num_rows, dtype=torch.int64)
-
-    def label_candidates(self, columns: pa.Table) -> list[str]:
-        found = super().label_candidates(columns)
-        if self.labelled:
-            return found
-        return [name for name in found if may_be_classes(columns.schema.field(name).type)]
 
 
 class TextTables(TextHub):
     """Base of texts in a column of files; a single file, or one for each split."""
 
     unused_options = {"name", "subset", "local"}
-    suffixes: tuple[str, ...]
-    kind: str
 
-    @cached_property
-    def tables(self) -> Tables:
-        texts, labels = self.options.text_column, self.options.label_column
-        cell_types = [CellType((texts,) if texts else TEXT_COLUMNS)]
+    @property
+    def cell_types(self) -> CellTypes:
+        label = self.options.label_column
+        found: CellTypes = {text_columns(self.options): (str,)}
         if self.labelled:
-            cell_types.append(CellType((labels,) if labels else ("label", "labels"), (str, int)))
-        return FileTables(self, self.suffixes, self.kind, tuple(cell_types))
+            found[(label,) if label else ("label", "labels")] = (str, int)
+        return found
 
 
 class CsvTexts(TextTables):
@@ -130,11 +117,10 @@ class TextFolder(ClassFolders[TextSamples], TextSource):
                 texts.append(text)
                 rows.append(row)
         index = torch.tensor(rows, dtype=torch.int64)
-        labels = torch.zeros_like(index) if labels is None else labels[index]
-        return TextSamples((arrow_strings(texts),), labels, index, paths)
+        return text_samples(texts, index, paths, None if labels is None else labels[index])
 
     def read_file(self, path: Path) -> str | None:
-        """The text of a file; None where it is rejected."""
+        """The text of a file; None if it is rejected."""
         try:
             content = read_bytes(path)
             return content.decode("utf-8-sig")
@@ -154,14 +140,8 @@ class PlainTexts(TextFolder):
 
     @cached_property
     def _unsplit(self) -> Path | None:
-        """The file or folder, where it is not one of splits and classes."""
-        path = Path(self.path or "")
-        fault = None if path.is_dir() else path_fault(path)
-        if self.path is None:
-            fault = "needs --data.path"
-        if fault is not None:
-            wanted = "a .txt file, or a folder of such files"
-            raise UsageError(f"{self.path or 'this source'} {fault}: --data.path takes {wanted}.")
+        """The file or folder, if it is not one of splits and classes."""
+        path = self.require_path("a .txt file, or a folder of such files")
         return path if path.is_file() or super().split_folder("train") is None else None
 
     def has(self, split: str) -> bool:

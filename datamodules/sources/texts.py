@@ -11,7 +11,7 @@ from torch import Tensor
 
 from datamodules.sources.base import Source, SourceOptions
 from datamodules.sources.readers.formats import NOT_UTF8
-from datamodules.sources.readers.labels import is_utf8
+from datamodules.sources.readers.labels import is_not_utf8
 from datamodules.utils.errors import DataError, UsageError
 
 MAX_WORD = 100_000  # characters: the time that BPE takes for a word grows with their square
@@ -34,7 +34,7 @@ class TextSamples:
 
     Args:
         columns: Arrow strings (S,) each: the texts; or the source and the target texts.
-        labels: (S,) int64; 0 where the texts have no classes.
+        labels: (S,) int64; 0 if the texts have no classes.
         rows: (S,) int64: the number of each in what it was read from.
         where: What that is: "line {} of reviews.csv", or the files that `rows` counts.
     """
@@ -49,11 +49,11 @@ class TextSamples:
 
     @property
     def column(self) -> pa.ChunkedArray:
-        """The texts where there is one column."""
+        """The texts, or the source texts."""
         return self.columns[0]
 
     def select(self, index: Tensor) -> "TextSamples":
-        """The samples with these indices, or where this mask is True."""
+        """The samples with these indices, or those for which this mask is True."""
         if index.dtype == torch.bool:
             index = index.nonzero().flatten()
         columns = tuple(column.take(pa.array(index.numpy())) for column in self.columns)
@@ -72,11 +72,18 @@ class TextSamples:
         return str(self.where[row])
 
 
-def text_samples(texts: Any, rows: Tensor, where: str, labels: Tensor | None = None) -> TextSamples:
-    """Samples of one column of texts; see `TextSamples`."""
+def text_samples(
+    texts: Any,
+    rows: Tensor,
+    where: str | Sequence[Any],
+    labels: Tensor | None = None,
+    targets: Any = None,
+) -> TextSamples:
+    """Samples of texts, in Python or in Arrow, with labels or target texts; see `TextSamples`."""
     if labels is None:
         labels = torch.zeros_like(rows)
-    return TextSamples((arrow_strings(texts),), labels, rows, where)
+    columns = [texts] if targets is None else [texts, targets]
+    return TextSamples(tuple(map(arrow_strings, columns)), labels, rows, where)
 
 
 def arrow_strings(texts: Any) -> pa.ChunkedArray:
@@ -86,13 +93,8 @@ def arrow_strings(texts: Any) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(texts, pa.large_string())])
 
 
-def is_not_utf8(column: pa.ChunkedArray) -> Tensor:
-    """(S,) bool: which of some Arrow strings are not UTF-8."""
-    return ~is_utf8(column)
-
-
 def has_long_word(column: pa.ChunkedArray) -> Tensor:
-    """(S,) bool: which of some Arrow strings hold a word that no vocabulary can be learned from."""
+    """(S,) bool: which of some Arrow strings hold a word of more than MAX_WORD characters."""
 
     import pyarrow.compute as pc
 
@@ -115,7 +117,7 @@ def is_empty(column: pa.ChunkedArray) -> Tensor:
 class TextSource(Source[TextSamples]):
     """Base of the sources of texts: subclasses read a split, here it is checked, once.
 
-    Where `labelled` is False, for texts to pretrain on, classes only decide which validation texts
+    If `labelled` is False, for texts to pretrain on, classes only decide which validation texts
     are held out, and may be missing.
     """
 
@@ -137,7 +139,7 @@ class TextSource(Source[TextSamples]):
         raise NotImplementedError
 
     def records(self, split: str) -> TextSamples | None:
-        """The usable samples of a split; None where the data have no such split.
+        """The usable samples of a split; None if the data have no such split.
 
         Raises:
             DataError: A text is bad, and bad ones are not to be skipped; or none are left.
@@ -176,41 +178,35 @@ class TextSource(Source[TextSamples]):
         Raises:
             DataError: There are none; or one is bad, and bad ones are not to be skipped.
         """
-        found = self.decodable(samples)
-        empty = found.find(is_empty)
-        for i in empty.nonzero().flatten().tolist():
-            self.reject(found.name(i), "holds no text")
-        if empty.all():
+        found = self.without(self.decodable(samples), is_empty, "holds no text")
+        if len(found) == 0:
             raise DataError(
                 f"none of the {len(samples)} texts can be used, such as {samples.name(0)}."
             )
-        return found.select(~empty) if empty.any() else found
+        return found
 
     def decodable(self, samples: TextSamples) -> TextSamples:
         """The samples that are UTF-8 and hold no endless word; the others are rejected."""
-        long_word = f"holds a word of more than {MAX_WORD:,} characters"
-        for is_bad, fault in ((is_not_utf8, NOT_UTF8), (has_long_word, long_word)):
-            bad = samples.find(is_bad)
-            for i in bad.nonzero().flatten().tolist():
-                self.reject(samples.name(i), fault)
-            if bad.any():
-                samples = samples.select(~bad)
-        return samples
+        samples = self.without(samples, is_not_utf8, NOT_UTF8)
+        fault = f"holds a word of more than {MAX_WORD:,} characters"
+        return self.without(samples, has_long_word, fault)
+
+    def without(
+        self, samples: TextSamples, is_bad: Callable[[pa.ChunkedArray], Tensor], fault: str
+    ) -> TextSamples:
+        """The samples for which a test of the texts is False; the others are rejected."""
+        bad = samples.find(is_bad)
+        for i in bad.nonzero().flatten().tolist():
+            self.reject(samples.name(i), fault)
+        return samples.select(~bad) if bad.any() else samples
 
 
 class EmbeddedTexts(TextSource):
-    """Base of the texts that need no file, with splits of their own."""
+    """Base of the texts that come with the program, with splits of their own."""
 
     embedded = True
-    unused_options = {
-        "name",
-        "subset",
-        "local",
-        "label_column",
-        "text_column",
-        "val_fraction",
-        "split_seed",
-    }
+    unused_options = {"name", "subset", "local", "label_column", "text_column"}
+    unused_options |= {"val_fraction", "split_seed"}
 
     @cached_property
     def splits(self) -> dict[str, tuple[list[str], list[int]]]:
@@ -230,12 +226,7 @@ class Reviews(EmbeddedTexts):
     """Generated reviews, positive or negative by the order of their words."""
 
     noun = "reviews"
-
-    @property
-    def class_names(self) -> list[str]:
-        from datamodules.embedded.reviews import CLASS_NAMES
-
-        return list(CLASS_NAMES)
+    class_names = ["negative", "positive"]
 
     @cached_property
     def splits(self) -> dict[str, tuple[list[str], list[int]]]:

@@ -76,11 +76,6 @@ class BertFamily(TransformersFamily[BertConfig]):
     required: tuple[str, ...] = ("vocabulary", "width", "depth", "heads", "mlp_width")
     activations: Any = field(default_factory=lambda: ACTIVATIONS)
 
-    @property
-    def embeddings(self) -> str:
-        """Prefix of their embeddings."""
-        return f"{self.name}.embeddings"
-
     def first_position(self, config: BertConfig) -> int:
         """Returns the row of their table where positions start."""
         return config.padding + 1 if self.offset_positions else 0
@@ -89,14 +84,15 @@ class BertFamily(TransformersFamily[BertConfig]):
 
     def names(self, config: BertConfig) -> Names:
         """Returns all of our names with theirs."""
+        embeddings = f"{self.name}.embeddings"
         layers: Layers = {
-            "encoder.embed": f"{self.embeddings}.word_embeddings",
-            "encoder.norm": f"{self.embeddings}.LayerNorm",
+            "encoder.embed": f"{embeddings}.word_embeddings",
+            "encoder.norm": f"{embeddings}.LayerNorm",
             **self.layers,
         }
         tensors = {
-            POSITIONS: f"{self.embeddings}.position_embeddings.weight",
-            SEGMENTS: f"{self.embeddings}.token_type_embeddings.weight",
+            POSITIONS: f"{embeddings}.position_embeddings.weight",
+            SEGMENTS: f"{embeddings}.token_type_embeddings.weight",
             "head.tokens.bias": self.token_bias,
         }
         return weight_names(layers, config.stack.depth, tensors)
@@ -275,22 +271,7 @@ def bert_blocks(block: str) -> Layers:
     }
 
 
-def distilbert_blocks(block: str) -> Layers:
-    """The same of DistilBERT."""
-    return {
-        f"{BLOCK}.attention.qkv": (
-            f"{block}.attention.q_lin",
-            f"{block}.attention.k_lin",
-            f"{block}.attention.v_lin",
-        ),
-        f"{BLOCK}.attention.output": f"{block}.attention.out_lin",
-        f"{BLOCK}.norm1": f"{block}.sa_layer_norm",
-        f"{BLOCK}.feedforward.up": f"{block}.ffn.lin1",
-        f"{BLOCK}.feedforward.down": f"{block}.ffn.lin2",
-        f"{BLOCK}.norm2": f"{block}.output_layer_norm",
-    }
-
-
+DISTILBERT_BLOCK = "distilbert.transformer.layer.{i}"
 BERT = BertFamily(
     name="bert",
     architecture="Bert",
@@ -316,7 +297,16 @@ DISTILBERT = BertFamily(
     name="distilbert",
     architecture="DistilBert",
     layers={
-        **distilbert_blocks("distilbert.transformer.layer.{i}"),
+        f"{BLOCK}.attention.qkv": (
+            f"{DISTILBERT_BLOCK}.attention.q_lin",
+            f"{DISTILBERT_BLOCK}.attention.k_lin",
+            f"{DISTILBERT_BLOCK}.attention.v_lin",
+        ),
+        f"{BLOCK}.attention.output": f"{DISTILBERT_BLOCK}.attention.out_lin",
+        f"{BLOCK}.norm1": f"{DISTILBERT_BLOCK}.sa_layer_norm",
+        f"{BLOCK}.feedforward.up": f"{DISTILBERT_BLOCK}.ffn.lin1",
+        f"{BLOCK}.feedforward.down": f"{DISTILBERT_BLOCK}.ffn.lin2",
+        f"{BLOCK}.norm2": f"{DISTILBERT_BLOCK}.output_layer_norm",
         "pooler.dense": "pre_classifier",
         "head.linear": "classifier",
         "head.dense": "vocab_transform",

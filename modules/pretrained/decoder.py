@@ -36,8 +36,8 @@ COMMON = {
     "attention": "dot",
     "layer_scale": None,
 }
-WINDOW = 4096  # tokens, where files of Mistral and Qwen do not say
-FIRST_WINDOW_LAYER = 28  # where files of Qwen do not say
+WINDOW = 4096  # tokens, if files of Mistral and Qwen do not say
+FIRST_WINDOW_LAYER = 28  # if files of Qwen do not say
 ROPE = ("rope_scaling", "rope_parameters")  # the first counts if both are given
 # Kind of scaling of rotary positions: their option -> ours.
 SCALING = {
@@ -180,8 +180,8 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
 
 def read_rotary(settings: Settings, length: int) -> Settings:
     """Returns our options of rotary positions, from `rope_parameters` or older spellings."""
-    said = [checked(dict[str, Any] | None, settings.get(name), name) for name in ROPE]
-    rope: Settings = said[0] or said[1] or {}
+    given = [checked(dict[str, Any] | None, settings.get(name), name) for name in ROPE]
+    rope: Settings = given[0] or given[1] or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     nested = any(isinstance(value, dict) for value in rope.values())
     require(

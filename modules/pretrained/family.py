@@ -15,7 +15,7 @@ from modules.pretrained.settings import (
     check_aliases,
     check_model_type,
     check_settings,
-    read_activation,
+    quoted,
     read_options,
 )
 from modules.pretrained.weights import (
@@ -104,9 +104,7 @@ class Family(ABC, Generic[Config]):
             for name, value in state.items()
             if not re.search(self.unused, name)
         }
-        drop_copies(
-            self.copies(config), rest, "the config says that they are tied (tie_word_embeddings)"
-        )
+        drop_copies(self.copies(config), rest)
         self.complete(rest, config)
         ours = from_external(
             self.names(config), rest, lambda name, value: self.import_tensor(name, value, config)
@@ -130,13 +128,9 @@ class Family(ABC, Generic[Config]):
         self.check(config)
         rest = {name: self.export_tensor(name, value, config) for name, value in state.items()}
         theirs = to_external(self.names(config), rest, self.qkv_rows(config))
-        self.check_all_used(rest)
-        return theirs
-
-    def check_all_used(self, rest: State) -> None:
-        """Raises `ValueError` if weights of ours are left over, by name."""
         unknown = ", ".join(sorted(rest)[:3])
         require(not rest, f"{self.name} has no place for {unknown}; build the model without it.")
+        return theirs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +141,7 @@ class TransformersFamily(Family[Config]):
         architecture: Name of their class.
         options: Their option -> ours, in the config of our model or its stacks.
         required: Options of ours that the file must say.
-        defaults: Options of ours where the file does not say.
+        defaults: Options of ours if the file does not say.
         fixed: Options of ours that all models of the family have.
         only: Options of theirs that are supported at one value only.
         activations: Their name of an activation -> ours.
@@ -175,8 +169,10 @@ class TransformersFamily(Family[Config]):
         given = read_options(settings, self.options, self.required, *kinds)
         options = {**self.defaults, **given, **self.fixed}
         check_aliases(settings, self.options.values(), options)
-        options["feedforward"] = read_activation(options["feedforward"], self.activations)
-        return options
+        act = options["feedforward"]
+        known = ", ".join(self.activations)
+        require(act in self.activations, f"activation {quoted(act)} is none of {known}.")
+        return options | {"feedforward": self.activations[act]}
 
     @abstractmethod
     def config_from_external(self, settings: Settings) -> Config:
@@ -200,14 +196,6 @@ def config_from_huggingface(
     """
     name = check_model_type(settings, families)
     return name, families[name].config_from_external(settings)
-
-
-def weights_from_huggingface(
-    settings: Settings, state: State, families: Mapping[str, TransformersFamily[Any]]
-) -> State:
-    """Returns weights under our names; arguments and errors as in `config_from_huggingface`."""
-    name, config = config_from_huggingface(settings, families)
-    return families[name].weights_from_external(state, config)
 
 
 def matching_family(

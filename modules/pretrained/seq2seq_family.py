@@ -45,7 +45,7 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
         prefix: Of all names but those of the output layer; files of bare models leave it out.
         block: Their name of a block; "{side}" stands for encoder or decoder.
         blocks: "encoder" and "decoder" -> names of layers in a block.
-        side_options: "encoder" and "decoder" -> their option -> ours, where the two may differ.
+        side_options: "encoder" and "decoder" -> their option -> ours, if the two may differ.
         stack_fixed: Options of both stacks that all models of the family have.
         tying_options: Their options that say which tables are tied.
         tying: Values of those -> ours.
@@ -157,9 +157,9 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
                 checked(bool, self.tying_defaults[name] if value is None else value, name)
             )
         pairs = zip(self.tying_options, values, strict=True)
-        said = " and ".join(f"{name} {value}" for name, value in pairs)
+        names = " and ".join(f"{name} {value}" for name, value in pairs)
         known = tuple(values) in self.tying
-        require(known, f"{said} is not supported; choose a model that ties its tables otherwise.")
+        require(known, f"{names} is not supported; choose a model that ties its tables otherwise.")
         return self.tying[tuple(values)]
 
     def config_to_external(

@@ -86,16 +86,6 @@ def read_options(
     return options
 
 
-def read_activation(name: str, known: Activations) -> FeedForwardName:
-    """Returns our name of an activation.
-
-    Raises:
-        ValueError: It is none of `known`.
-    """
-    require(name in known, f"activation {quoted(name)} is none of {', '.join(known)}.")
-    return known[name]
-
-
 def build_config(
     kind: Callable[..., Config],
     options: Mapping[str, Any],
@@ -161,7 +151,7 @@ def check_settings(settings: Settings, wanted: Mapping[str, Any]) -> None:
         got = settings.get(name, value)
         same = got == value or not (got or value)
         reason = f"{name} is {shown(got)}, which is not supported"
-        require(same, f"{reason}; choose a model where it is {value}.")
+        require(same, f"{reason}; choose a model in which it is {value}.")
 
 
 def check_aliases(settings: Settings, names: Collection[str], options: Mapping[str, Any]) -> None:

@@ -205,7 +205,7 @@ def config_from_timm_model(model: nn.Module) -> ViTConfig:
         wanted = plain.get(name, "nothing")
         require(
             had == wanted,
-            f"{name.strip('.')} of timm's model is {had}, where only {wanted} is supported.",
+            f"{name.strip('.')} of timm's model is {had}; only {wanted} is supported.",
         )
     return config
 

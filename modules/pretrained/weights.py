@@ -96,13 +96,12 @@ def to_external(names: Names, rest: State, qkv_rows: Sequence[int] | None = None
     return state
 
 
-def drop_copies(copies: Mapping[str, str], rest: State, reason: str) -> None:
+def drop_copies(copies: Mapping[str, str], rest: State) -> None:
     """Removes tied weights, which repeat another one.
 
     Args:
         copies: Name of a copy -> name of the original, which may be missing beside it.
         rest: Weights under their names.
-        reason: Why the two must be equal.
 
     Raises:
         ValueError: They differ.
@@ -112,7 +111,11 @@ def drop_copies(copies: Mapping[str, str], rest: State, reason: str) -> None:
             value = rest.pop(copy)
             other = rest.setdefault(original, value)
             tied = other.shape == value.shape and torch.equal(other, value.to(other))
-            require(tied, f"{copy} is not {original}: {reason}.")
+            require(
+                tied,
+                f"{copy} is not {original}, but the config says that they are tied "
+                "(tie_word_embeddings).",
+            )
 
 
 def build_on_meta(build: Callable[[], Built]) -> Built:

@@ -21,7 +21,7 @@ APP = App(
     trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     takes_text=True,
     epochs=5,
-    functions={
+    extra_commands={
         "export": (
             "write a checkpoint's weights for Hugging Face or safetensors",
             "tasks.bert.export:export",
@@ -36,7 +36,7 @@ APP = App(
         'predict --ckpt_path runs/bert/latest/checkpoints/best.ckpt --text "not bad at all"',
         'tokenize --text "not bad at all"',
     ),
-    follow=(
+    next_commands=(
         "predict --ckpt_path {best} --data.predict_path FILE",
         "export --ckpt_path {best} --format safetensors",
         "fit --resume {folder} --trainer.max_epochs N",

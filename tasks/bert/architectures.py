@@ -9,16 +9,15 @@ from torch import nn
 
 from modules.models.bert import BERT_PRESETS, BertConfig
 from modules.pretrained.bert import FAMILIES, HEADS
-from modules.pretrained.family import config_from_huggingface
 from modules.pretrained.weights import load_weights
 from tasks.checkpoints.pretrained import (
     checkpoint_options,
+    folder_config,
     model_folder,
     model_options,
     pretrained_weights,
-    read_settings,
 )
-from tasks.checkpoints.weights import fill_config
+from tasks.checkpoints.weights import OPTION, fill_config
 from tasks.cli.parsing import Options
 from tasks.errors import UsageError, usage_errors
 from tasks.text import fill_vocabulary
@@ -75,7 +74,7 @@ def pretrained_options(source: str) -> Options:
     if source.endswith(".ckpt"):
         return checkpoint_options(source, TASKS, num_classes=None, next_sentence=False)
     folder = model_folder(source)
-    _, config = read_settings(folder, lambda settings: config_from_huggingface(settings, FAMILIES))
+    _, config = folder_config(folder, FAMILIES)
     return model_options(folder, asdict(replace(config, num_classes=None)))
 
 
@@ -99,10 +98,9 @@ def load_pretrained(
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     state = {name: value for name, value in state.items() if not name.startswith(reset)}
     net = build()
-    with usage_errors(f"--model.pretrained {source}"):
+    with usage_errors(f"{OPTION} {source}"):
         missing = load_weights(net, state, HEADS)
-    parts = sorted({name.partition(".")[0] for name in missing})
-    if parts:
-        print_once = rank_zero_only(print)
-        print_once(f"--model.pretrained {source}: initialised anew: {', '.join(parts)}")
+    if missing:
+        parts = ", ".join(sorted({name.partition(".")[0] for name in missing}))
+        rank_zero_only(print)(f"{OPTION} {source}: initialised anew: {parts}")
     return net

@@ -1,4 +1,4 @@
-"""`export` of BERT-style encoders: a checkpoint's weights for other programs."""
+"""`export` of `python -m tasks.bert` and `python -m tasks.mlm`: weights for other programs."""
 
 from functools import partial
 from typing import Any
@@ -19,10 +19,10 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote.
-        format: hf: a folder with weights, config and tokenizer for `from_pretrained`, as a BERT
-            model (what came from RoBERTa, too) or, for what only that has, as DistilBERT;
-            safetensors: a file with our own names, config and the data's metadata in the header.
-        output: Folder or file to write; null puts it beside the checkpoint.
+        format: hf: a folder with weights, config and tokenizer for `from_pretrained`, as BERT (also
+            what came from RoBERTa) or, if only that has the same parts, as DistilBERT; safetensors:
+            a file with our own names, config and the data's metadata in the header.
+        output: Folder or file to write; null: beside the checkpoint.
     """
     checkpoint = read_checkpoint(ckpt_path)
     saved = checkpoint[KEY]
@@ -34,6 +34,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
     net = NETWORKS[task](load_config(BertConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
     metadata = saved["metadata"]
+
     convert = partial(to_huggingface, class_names=metadata.get("class_names"))
     export_text_model(net, metadata, ckpt_path, format, output, convert)
 
@@ -44,14 +45,13 @@ def to_huggingface(
     """Returns `config.json` and weights of the first family with such a model.
 
     Raises:
-        ValueError: None has one; with the first one's reason.
+        ValueError: None has one; with the reason of the first.
     """
     reasons = []
     for family in FAMILIES.values():
         try:
             state = family.weights_to_external(net.state_dict(), net.config)
+            return family.config_to_external(net.config, class_names), state
         except ValueError as error:
             reasons.append(error)
-        else:
-            return family.config_to_external(net.config, class_names), state
     raise reasons[0]

@@ -1,4 +1,4 @@
-"""Text classification with a BERT-style encoder: the network, its recipe and its results."""
+"""Text classification with a BERT-style encoder: loss, metrics and predictions."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,14 +18,12 @@ from torchmetrics.classification import (
 from torchmetrics.utilities import dim_zero_cat
 
 from datamodules.reviews import ReviewData
-from datamodules.utils.files import write_text
 from modules.models.bert import BertClassifier, BertConfig
-from tasks.base import Batch
+from tasks.base import Batch, StepOutput
 from tasks.bert.architectures import fit_to_data, load_pretrained
 from tasks.classification import ClassifierTask
 from tasks.errors import UsageError
 from tasks.text import TextTask
-from tasks.tracking.run_folder import make_folder
 from tasks.training.optim import OptimConfig
 
 
@@ -42,19 +40,20 @@ class BertTask(TextTask, ClassifierTask):
     """Classification of texts with an encoder (Devlin 2019).
 
     Args:
-        net: The network. Numbers of classes and tokens come from the data where they are null.
+        net: The network. Null numbers of classes and tokens come from the data.
         optimizer: Optimizer, schedule, clipping; layer-wise learning rates and frozen layers for
             fine-tuning.
-        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), 0 to 1.
-        r_drop: Weight of the distance between two passes with different dropout (Liang 2021, there
-            1 to 5); 0: one pass. Doubles the time of a step.
-        pretrained: Weights to start from, tokenizer included: a checkpoint of `python -m
-            tasks.mlm`, `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null
-            starts from random weights.
+        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), from 0 to
+            below 1.
+        r_drop: Weight of the KL divergence between two passes with different dropout (Liang 2021,
+            there 1 to 5), which doubles the time of a step; 0: one pass.
+        pretrained: Weights and tokenizer to start from: a checkpoint of `python -m tasks.mlm`,
+            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null: random
+            weights.
         reset_head: Initialise the classifier anew even if the pretrained weights have one that
             fits.
-        ema: Decay of a running average of the weights, per optimizer step, such as 0.999;
-            evaluation and the saved weights use the average. Null keeps none.
+        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
+            0.999, which is evaluated and saved; null: none.
         compile: Compile the network with torch.compile, in place.
     """
 
@@ -99,17 +98,17 @@ class BertTask(TextTask, ClassifierTask):
             "ece": CalibrationError(classes),
         }
 
-    def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, batch: Batch, training: bool) -> StepOutput:
         """Returns loss (), probabilities (B, K) and labels (B,) of a batch of tokens (B, N)."""
         labels = batch["label"]
         smoothing = self.label_smoothing if training else 0.0
         logits = self.net(batch["tokens"], batch["padding_mask"])
         loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
         if training and self.r_drop:
-            again = self.net(batch["tokens"], batch["padding_mask"])
-            loss = (loss + F.cross_entropy(again, labels, label_smoothing=smoothing)) / 2
-            loss = loss + self.r_drop * divergence(logits, again) / 2
-        return loss, logits.softmax(-1), labels
+            second = self.net(batch["tokens"], batch["padding_mask"])
+            loss = (loss + F.cross_entropy(second, labels, label_smoothing=smoothing)) / 2
+            loss = loss + self.r_drop * divergence(logits, second) / 2
+        return StepOutput(loss, len(labels), logits.softmax(-1), labels)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor]:
         """Returns indices of the texts (B,) and their class probabilities (B, K)."""
@@ -118,27 +117,23 @@ class BertTask(TextTask, ClassifierTask):
     def write_predictions(self, trainer: pl.Trainer, datamodule: ReviewData, folder: Path) -> None:
         """Writes `predictions.csv`: text, label, probability of each class; or prints them."""
         if datamodule.predict_text is not None and datamodule.predict_path is not None:
-            raise UsageError(
-                "--text and --data.predict_path cannot go together: leave one of them out"
-            )
+            raise UsageError("--text and --data.predict_path exclude each other: leave one out")
         batches: Any = trainer.predict(self, datamodule=datamodule)
-        numbers, found = (torch.cat(parts) for parts in zip(*batches, strict=True))  # (S,), (S, K)
-        found = found[numbers.argsort()]  # as the texts were given, where batches go by length
+        indices, found = (torch.cat(parts) for parts in zip(*batches, strict=True))  # (S,), (S, K)
+        probabilities = found[indices.argsort()]  # batches are sorted by length
         if datamodule.predict_text is not None:
-            probabilities = dict(zip(self.class_names, found[0].tolist(), strict=True))
-            listed = ", ".join(f"{name} {value:.4f}" for name, value in probabilities.items())
-            print(f"{max(probabilities, key=probabilities.__getitem__)} ({listed})")
+            values = probabilities[0].tolist()
+            listed = [f"{name} {p:.4f}" for name, p in zip(self.class_names, values, strict=True)]
+            print(f"{self.class_names[values.index(max(values))]} ({', '.join(listed)})")
             return
-        make_folder(folder)
-        write_text(
-            folder / "predictions.csv",
-            self.table("text", zip(datamodule.predict_texts, found, strict=True)),
-        )
+        texts = datamodule.predict_texts
+        self.save_predictions(folder, "text", texts, list(probabilities))
         skipped = f", {len(datamodule.skipped)} bad lines skipped" if datamodule.skipped else ""
-        print(f"{len(found)} texts labelled in {folder / 'predictions.csv'}{skipped}")
+        print(f"{len(texts)} texts labelled in {folder / 'predictions.csv'}{skipped}")
 
 
-def divergence(one: Tensor, two: Tensor) -> Tensor:
+def divergence(logits1: Tensor, logits2: Tensor) -> Tensor:
     """Returns the mean of both KL divergences between the softmax of two logits (B, K)."""
-    p, q = one.log_softmax(-1), two.log_softmax(-1)
-    return ((p.exp() - q.exp()) * (p - q)).sum(-1).mean() / 2
+    log_p = logits1.log_softmax(-1)
+    log_q = logits2.log_softmax(-1)
+    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1).mean() / 2

@@ -22,22 +22,17 @@ def tokenize(
 
     Args:
         text: The text.
-        ckpt_path: Checkpoint that `fit` wrote, whose tokenizer is shown; null takes `tokenizer`.
-        tokenizer: The one to use: a file, or a kind that is trained on the embedded reviews; by
-            default that of the default run.
-        max_length: Cut to so many tokens, the special tokens among them; null does not cut.
-        typed: The options that the user named.
-
-    Raises:
-        UsageError: There is nothing to show or no room for it, or `tokenizer` is named beside a
-            checkpoint.
+        ckpt_path: Checkpoint that `fit` wrote, whose tokenizer is used; null: `tokenizer`.
+        tokenizer: A file, or a kind that is trained on the embedded reviews; by default that of the
+            default run.
+        max_length: Cut to this many tokens, special tokens included; null: do not cut.
+        typed: The options on the command line.
     """
     if not text.strip():
-        raise UsageError("--text is empty: give a text to cut into tokens")
+        raise UsageError("--text is empty: give a text to tokenize")
     if max_length is not None and max_length < 3:
         raise UsageError(
-            f"--max_length {max_length} leaves no room for text between special tokens: give 3 at "
-            "least"
+            f"--max_length {max_length} leaves no room between the special tokens: give at least 3"
         )
     if ckpt_path is None:
         chosen = Tokenizer.load_or_train(generate()["train"][0], tokenizer)
@@ -47,18 +42,17 @@ def tokenize(
             raise UsageError(f"checkpoint '{ckpt_path}' has no tokenizer: give one of a text task")
         if surplus := next((name for name in typed if name.startswith("--tokenizer")), None):
             raise UsageError(
-                f"{surplus} cannot go with --ckpt_path: the checkpoint has its tokenizer, so leave "
-                "it out"
+                f"{surplus} has no effect with --ckpt_path, whose tokenizer is used: leave it out"
             )
         chosen = Tokenizer.from_json(
             metadata["tokenizer"], metadata["tokenizer_options"]["truncate"]
         )
-    (found,) = chosen.encode_batch([text])
-    ids, _, was_cut = chosen.build_inputs(
-        found, max_length or len(found) + chosen.num_special_tokens()
-    )
-    width = max(map(len, chosen.convert_ids_to_tokens(ids)))
-    for token, number in zip(chosen.convert_ids_to_tokens(ids), ids, strict=True):
-        print(f"{token:<{width}}  {number}")
-    cut = f", cut from {len(found) + chosen.num_special_tokens()}" if was_cut else ""
+    (all_ids,) = chosen.encode_batch([text])
+    length = len(all_ids) + chosen.num_special_tokens()
+    ids, _, was_cut = chosen.build_inputs(all_ids, max_length or length)
+    tokens = chosen.convert_ids_to_tokens(ids)
+    width = max(map(len, tokens))
+    for token, token_id in zip(tokens, ids, strict=True):
+        print(f"{token:<{width}}  {token_id}")
+    cut = f", cut from {length}" if was_cut else ""
     print(f"{len(ids)} tokens{cut}; vocabulary {chosen.vocab_size}")

@@ -15,7 +15,7 @@ FILE = "generation_config.json"
 DEFAULT_TOP_K = 50  # of transformers, with do_sample
 EARLY_STOPPING = {True: "first", False: "likely", "never": "never"}  # theirs -> ours
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-# Options that beam search lacks; if one is typed, the folder's beams do not count.
+# Options that beam search lacks; if one is given, the folder's beams do not count.
 NOT_IN_BEAM_SEARCH = (*SAMPLING, "repetition_penalty", "seed", "stop")
 # Entries that change what is generated and are not supported, with the value that changes nothing.
 UNSUPPORTED: dict[str, Any] = {
@@ -48,7 +48,7 @@ Options = TypeVar("Options", bound=GenerationConfig)
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """Supported entries, by their names in `generate` of transformers; null: not said."""
+    """Supported entries, by their names in `generate` of transformers; null: not given."""
 
     eos_token_id: int | list[int] | None = None
     decoder_start_token_id: int | None = None
@@ -130,19 +130,19 @@ class FolderGeneration:
                 )
         return tuple(tokens)
 
-    def apply_to(self, options: Options, typed: Collection[str], prompt_length: int) -> Options:
-        """Returns options with the folder's settings for those not typed; names what is ignored.
+    def apply_to(self, options: Options, given: Collection[str], prompt_length: int) -> Options:
+        """Returns options with the folder's settings for those not given; names what is ignored.
 
         Args:
             options: Of a command.
-            typed: Names of the options on its command line, such as --top_k.
+            given: Names of the options on its command line, such as --top_k.
             prompt_length: Tokens of the longest prompt.
 
         Raises:
-            UsageError: A setting is out of range, or contradicts what was typed.
+            UsageError: A setting is out of range, or contradicts a given option.
         """
         known = {field.name for field in fields(options)}
-        free = known - {name.removeprefix("--") for name in typed}
+        free = known - {name.removeprefix("--") for name in given}
         found = self.as_options(prompt_length)
         ignored = [*self.unsupported]
         samples = bool(self.settings.do_sample)

@@ -1,13 +1,13 @@
 """Pretrained models of text and their tokenizers: checkpoints, folders of Hugging Face, the hub."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from datamodules.tokenizers import Tokenizer
 from datamodules.utils.cache import cache_folder, content_key, unwritable
 from datamodules.utils.files import read_object, replacing
-from modules.pretrained.family import TransformersFamily, weights_from_huggingface
+from modules.pretrained.family import TransformersFamily, config_from_huggingface
 from modules.pretrained.settings import Settings
 from modules.schema import checked
 from tasks.checkpoints.reading import KEY, Checkpoint, net_weights, read_checkpoint
@@ -48,7 +48,6 @@ DROPOUTS = (
 )
 CKPT_PATH = "--ckpt_path"  # names a model to use, as OPTION names one to train
 BEST = Path("checkpoints", "best.ckpt")  # in a run folder
-Value = TypeVar("Value")
 
 
 def checkpoint_options(source: str, tasks: Sequence[str], **open_options: Any) -> Options:
@@ -104,7 +103,8 @@ def pretrained_weights(
     else:
         folder = model_folder(source)
         tokenizer = Tokenizer.from_file(folder)
-        names = read_settings(folder, read_class_names)
+        with usage_errors(f"{OPTION} {folder / 'config.json'}"):
+            names = read_class_names(read_settings(folder))
         state = folder_weights(folder, families)
     check_tokenizer(source, tokenizer, metadata["tokenizer"])
     return match_classes(source, state, names, metadata.get("class_names"))
@@ -127,9 +127,20 @@ def folder_weights(folder: Path, families: Families, option: str = OPTION) -> St
     weights: State = {}
     for file in weight_files(folder):
         weights |= read_weights(str(file), option)
-    return read_settings(
-        folder, lambda settings: weights_from_huggingface(settings, weights, families), option
-    )
+    family, config = folder_config(folder, families, option)
+    with usage_errors(f"{option} {folder / 'config.json'}"):
+        return families[family].weights_from_external(weights, config)
+
+
+def folder_config(folder: Path, families: Families, option: str = OPTION) -> tuple[str, Any]:
+    """Returns the family and the config of the model in a folder; `option` named it.
+
+    Raises:
+        UsageError: There is no config.json, or it describes a model that is not supported.
+    """
+    settings = read_settings(folder, option)
+    with usage_errors(f"{option} {folder / 'config.json'}"):
+        return config_from_huggingface(settings, families)
 
 
 def read_task_checkpoint(source: str, tasks: Sequence[str]) -> Checkpoint:
@@ -169,22 +180,20 @@ def tokenizer_file(source: str, content: str) -> Path:
     return path
 
 
-def read_settings(folder: Path, read: Callable[[Settings], Value], option: str = OPTION) -> Value:
-    """Returns what `read` makes of a folder's `config.json`; `option` named the folder.
+def read_settings(folder: Path, option: str = OPTION) -> Settings:
+    """Returns a folder's `config.json`; `option` named the folder.
 
     Raises:
-        UsageError: There is none, or it describes a model that is not supported.
+        UsageError: There is none, or it cannot be read.
     """
     try:
-        settings = read_object(folder / "config.json")
+        return read_object(folder / "config.json")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{folder} has no readable config.json ({reason}): give a folder of Hugging Face's "
-            "layout"
+            f"{option} {folder} has no readable config.json ({reason}): give a folder of Hugging "
+            "Face's layout"
         ) from error
-    with usage_errors(f"{option} {folder / 'config.json'}"):
-        return read(settings)
 
 
 def model_folder(source: str, option: str = OPTION) -> Path:
@@ -214,7 +223,7 @@ def model_folder(source: str, option: str = OPTION) -> Path:
         raise UsageError(f"{option} {source} holds no model: give {wanted}")
     raise UsageError(
         f"{option} {source} has neither model.safetensors nor pytorch_model.bin: choose a model "
-        "that has, or write this one anew with save_pretrained(FOLDER) of transformers and give "
+        "that has, or save this one again with save_pretrained(FOLDER) of transformers and give "
         "that FOLDER"
     )
 
@@ -226,11 +235,10 @@ def weight_files(folder: Path) -> list[Path]:
         DataError: One of those is missing.
     """
     for name in ("model.safetensors", "pytorch_model.bin"):
-        index = folder / f"{name}.index.json"
         if (folder / name).is_file():
             return [folder / name]
-        if index.is_file():
-            return indexed_files(index)
+        if (folder / f"{name}.index.json").is_file():
+            return indexed_files(folder / f"{name}.index.json")
     return []
 
 
@@ -257,17 +265,15 @@ def download(model: str, option: str = OPTION) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    try:
-        folder = Path(snapshot_download(model, allow_patterns=list(DOWNLOADED_FILES)))
-        if not weight_files(folder):
-            patterns = [*DOWNLOADED_FILES, *PYTORCH_FILES]
+    for patterns in ([*DOWNLOADED_FILES], [*DOWNLOADED_FILES, *PYTORCH_FILES]):
+        try:
             folder = Path(snapshot_download(model, allow_patterns=patterns))
-    except DataError:
-        raise
-    except Exception as error:  # of urllib, huggingface_hub, ...
-        raise DataError(
-            f"hf/{model} could not be downloaded ({type(error).__name__}): fetch its files "
-            "elsewhere (config.json, model.safetensors, and tokenizer.json or, of Marian, "
-            f"source.spm, target.spm and vocab.json) and give their folder as {option} FOLDER"
-        ) from error
+        except Exception as error:  # of urllib, huggingface_hub, ...
+            raise DataError(
+                f"hf/{model} could not be downloaded ({type(error).__name__}): fetch its files "
+                "elsewhere (config.json, model.safetensors, and tokenizer.json or, for Marian, "
+                f"source.spm, target.spm and vocab.json) and give their folder as {option} FOLDER"
+            ) from error
+        if weight_files(folder):
+            break
     return folder

@@ -7,13 +7,14 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from datamodules.utils.files import open_regular
-from modules.schema import from_dict
-from tasks.checkpoints.contents import KEY, check_entry, check_model, check_version
+from modules.schema import checked, from_dict, shown
+from tasks.checkpoints.contents import KEY, VERSION, Entry
 from tasks.errors import RunError, UsageError
 
 Checkpoint = dict[str, Any]
@@ -36,42 +37,38 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         OSError: It is no regular file.
     """
     file = Path(path)
+    what = f"checkpoint '{path}'"
     if file.is_dir() or not file.exists():
         names = sorted(found.name for found in file.parent.glob("*.ckpt"))
         hint = "`fit` writes RUN_DIR/checkpoints/best.ckpt and last.ckpt"
         if names:
             hint = f"there is {', '.join(names)}"
-        raise UsageError(f"no checkpoint '{path}': {hint}")
-    checkpoint = check_checkpoint(load_tensors(file, f"checkpoint '{path}'"), file, task)
-    check_finite(checkpoint["state_dict"], f"checkpoint '{path}'")
-    return checkpoint
-
-
-def check_checkpoint(checkpoint: Checkpoint, path: Path, task: str | None) -> Checkpoint:
-    """Returns a checkpoint that was read from `path`, if it can be used.
-
-    Raises:
-        UsageError: It is of another program, version or task (None: any task will do).
-        RunError: An entry is missing, unknown or wrong; by name.
-    """
+        raise UsageError(f"no {what}: {hint}")
+    checkpoint = load_tensors(file, what)
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(
             f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; weights of other "
             "libraries load through --model.pretrained"
         )
-    try:
-        check_version(checkpoint[KEY])
-    except ValueError as error:
-        raise UsageError(f"checkpoint '{path}' cannot be read: {error}") from error
-    with checkpoint_errors(path):
-        found = check_entry(checkpoint[KEY])
+    check_version(checkpoint[KEY], what)
+    with checkpoint_errors(file):
+        found = from_dict(Entry, checkpoint[KEY], f"{KEY}.").task
+        weights = checked(dict[str, Tensor], checkpoint["state_dict"], "state_dict")
     if task is not None and found != task:
-        raise UsageError(
-            f"checkpoint '{path}' is of task '{found}', not '{task}': use python -m tasks.{found}"
-        )
-    with checkpoint_errors(path):
-        check_model(checkpoint)
+        raise UsageError(f"{what} is of task '{found}', not '{task}': use python -m tasks.{found}")
+    check_finite(weights, what)
     return checkpoint
+
+
+def check_version(entry: Any, what: str) -> None:
+    """Refuses a checkpoint, called `what`, whose entry has another layout with a `UsageError`."""
+    version = entry.get("version") if isinstance(entry, Mapping) else VERSION
+    if version != VERSION:
+        raise UsageError(
+            f"{what} cannot be read: it has version {shown(version)} of the layout, and this "
+            f"program reads version {VERSION} only: train again, or use the version of this "
+            "program that wrote it"
+        )
 
 
 @contextmanager
@@ -83,7 +80,7 @@ def checkpoint_errors(path: Path) -> Iterator[None]:
         raise RunError(f"checkpoint '{path}' cannot be used: {str(error).rstrip('.')}") from error
 
 
-def check_finite(state: Mapping[str, torch.Tensor], what: str) -> None:
+def check_finite(state: Mapping[str, Tensor], what: str) -> None:
     """Refuses weights that hold NaN or infinity.
 
     Args:
@@ -116,7 +113,10 @@ def load_tensors(file: Path, what: str) -> Any:
     open_regular(file).close()  # a pipe would wait
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-        damaged = damaged_part(file) if zipfile.is_zipfile(file) else None  # not of old torch
+        damaged = None
+        if zipfile.is_zipfile(file):  # torch before 1.6 wrote others
+            with zipfile.ZipFile(file) as archive:
+                damaged = archive.testzip()  # torch compares no checksums
     except Exception as error:  # whatever bytes make of the unpickler
         pickled = re.search(CODE, str(error)) or file.open("rb").read(1) == b"\x80"
         if isinstance(error, pickle.UnpicklingError) and pickled:
@@ -130,17 +130,7 @@ def load_tensors(file: Path, what: str) -> Any:
     return content
 
 
-def damaged_part(file: Path | IO[bytes]) -> str | None:
-    """Returns the first part of what `torch.save` wrote whose checksum is wrong; torch checks none.
-
-    Raises:
-        BadZipFile: The file is not whole.
-    """
-    with zipfile.ZipFile(file) as archive:
-        return archive.testzip()
-
-
-def net_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+def net_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Returns the weights of the network, averaged ones if the run averaged them."""
     return {
         name.removeprefix("net."): value
@@ -153,6 +143,9 @@ def load_config(kind: type[Config], options: Mapping[str, Any]) -> Config:
     """Returns the config of a checkpoint's network.
 
     Raises:
-        ValueError: An entry is unknown, missing or of another type; by name.
+        RunError: An entry is unknown, missing or of another type; by name.
     """
-    return from_dict(kind, options, f"{KEY}.net.")
+    try:
+        return from_dict(kind, options, f"{KEY}.net.")
+    except ValueError as error:
+        raise RunError(f"the checkpoint cannot be used: {str(error).rstrip('.')}") from error

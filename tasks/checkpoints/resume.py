@@ -1,4 +1,4 @@
-"""Continuing a run that ended early: its options, its latest checkpoint, and how to say so."""
+"""Resuming a run: its options and its latest checkpoint."""
 
 import shlex
 import signal
@@ -11,24 +11,25 @@ from pytorch_lightning.utilities import rank_zero_only
 from tasks.checkpoints.reading import Checkpoint, read_checkpoint
 from tasks.checkpoints.writing import LAST, newest_checkpoint
 from tasks.cli.app import App, program
-from tasks.cli.config_files import Options, read_config
+from tasks.cli.config_files import read_config
 from tasks.cli.signals import Stopped
-from tasks.distributed.launchers import with_launcher
+from tasks.distributed.environment import with_launcher
 from tasks.errors import UsageError
 from tasks.lightning_patches import RunCheckpoint
+from tasks.options import Options
 
-print_once = rank_zero_only(print)  # whatever the number of processes
+print_once = rank_zero_only(print)
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run to continue.
+    """A run to resume.
 
     Args:
-        options: of its `config.yaml`.
-        path: checkpoint to continue from; None where the run ended before the first.
-        checkpoint: its content.
-        damaged: the last checkpoint, where `path` is an earlier one.
+        options: Of its `config.yaml`.
+        path: Checkpoint to resume from; None if the run ended before the first one.
+        checkpoint: Its content.
+        damaged: The last checkpoint, if `path` is an earlier one.
     """
 
     options: Options
@@ -38,12 +39,12 @@ class SavedRun:
 
 
 def read_run(folder: Path, app: App) -> SavedRun:
-    """The run of a run folder.
+    """Read the run of a run folder.
 
     Raises:
-        UsageError: no run there, or a complete one without checkpoints, or a checkpoint that is
+        UsageError: There is no run, or a complete one without checkpoints, or a checkpoint is
             refused.
-        RunError: its checkpoints are damaged.
+        RunError: Its checkpoints are damaged.
     """
     if not (folder / "config.yaml").is_file():
         raise UsageError(
@@ -52,22 +53,20 @@ def read_run(folder: Path, app: App) -> SavedRun:
         )
     options = read_config(str(folder / "config.yaml"))
     dirpath = options.get("checkpoint", {}).get("dirpath")
-    place = folder / "checkpoints"
+    checkpoints = folder / "checkpoints"
     if dirpath and isinstance(dirpath, str):
-        place = Path(dirpath)
-    path, checkpoint = newest_checkpoint(place, app.name, print_once)
+        checkpoints = Path(dirpath)
+    path, checkpoint = newest_checkpoint(checkpoints, app.name, print_once)
     if checkpoint is None:
         if (folder / "summary.json").exists():
-            read_checkpoint(place / LAST)  # says that it is missing
-        print_once(f"no checkpoint in {place} yet: starting from the beginning")
-    damaged = None if path == place / LAST else place / LAST
+            read_checkpoint(checkpoints / LAST)  # says that it is missing
+        print_once(f"no checkpoint in {checkpoints} yet: starting from the beginning")
+    damaged = None if path == checkpoints / LAST else checkpoints / LAST
     return SavedRun(options, path, checkpoint, damaged)
 
 
 def stop_message(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> str:
-    """How to continue the run in `folder` that a signal stopped; empty in all processes but the
-    first.
-    """
+    """How to resume the run in `folder` that a signal stopped; empty except on the first rank."""
     if not trainer.is_global_zero:
         return ""
     if not (folder / "config.yaml").exists():

@@ -10,8 +10,8 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
 from tasks.checkpoints.reading import check_finite, load_tensors
-from tasks.cli.parsing import flat
 from tasks.errors import DataError, UsageError
+from tasks.options import flat
 
 State = dict[str, Tensor]
 Config = TypeVar("Config")
@@ -45,25 +45,18 @@ def read_weights(source: str, option: str = OPTION) -> State:
         state = load_tensors(path, what)
         for name in ("state_dict", "model"):  # where training scripts put the weights
             state = state.get(name, state) if isinstance(state, dict) else {}
-    if not state or not all(isinstance(name, str) and is_dense(state[name]) for name in state):
+    if not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise DataError(
             f"{what} holds no weights by name: give what `torch.save(model.state_dict(), FILE)` "
             "wrote"
         )
     for name, value in state.items():
-        if value.is_floating_point() and value.element_size() == 1:
+        if value.is_quantized or (value.is_floating_point() and value.element_size() == 1):
             raise UsageError(
                 f"{what}: {name} is {value.dtype}: give weights that are not quantised"
             )
     check_finite(state, what)
     return state
-
-
-def is_dense(value: Any) -> bool:
-    """Tells whether this is a tensor that stores each of its values."""
-    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
-        return False
-    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
 
 
 def check_file(source: str, option: str) -> Path:

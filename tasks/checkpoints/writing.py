@@ -1,6 +1,4 @@
-"""Checkpoint files of a run: written whole or not at all, the latest two kept, and the newest whole
-one found.
-"""
+"""Checkpoint files of a run: written whole or not at all, and the newest good one found."""
 
 import os
 from collections.abc import Callable
@@ -20,18 +18,21 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write beside the target, sync, rename: a kill or a full disk leaves the previous checkpoint
-    whole.
+    """Writes beside the target, syncs, renames: a kill or a full disk leaves the old one whole.
 
-    The `last.ckpt` before the present one stays as `previous.ckpt`. Lightning's own goes through
-    the system's temporary folder, unsynced, with a second copy in memory.
+    The `last.ckpt` before the present one stays as `previous.ckpt`. Lightning's own class writes
+    through the system's temporary folder, unsynced, with a second copy in memory.
 
     Args:
-        damaged: A file that is not worth keeping.
+        damaged: A `last.ckpt` that is not to be kept as `previous.ckpt`.
+        loaded: Checkpoints that have been read, by path, so that each is read once.
     """
 
-    def __init__(self, damaged: Path | None = None) -> None:
+    def __init__(
+        self, damaged: Path | None = None, loaded: dict[Path, Checkpoint] | None = None
+    ) -> None:
         self.damaged = damaged
+        self.loaded = loaded or {}
 
     def save_checkpoint(
         self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None
@@ -62,20 +63,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> Checkpoint:
         """Load a checkpoint."""
-        return read_checkpoint(path)
+        return self.loaded.pop(Path(path), None) or read_checkpoint(path)
 
 
 def remove_partial(target: Path) -> None:
-    """Remove what a process that was killed had begun to write beside `target`."""
+    """Remove temporary files beside `target` of a process that was killed."""
     for name in (target.name, PREVIOUS):
         for partial in target.parent.glob(f".{name}.*.tmp"):
             partial.unlink(missing_ok=True)
 
 
 def keep(file: Path, name: Path) -> None:
-    """Give a file, if there is one, a second name; where the file system knows no such thing, in
-    place of the first.
-    """
+    """Give a file a second name, or rename it if the file system has no hard links."""
     if not file.is_file():
         return
     with replacing(name) as partial:
@@ -104,10 +103,10 @@ def newest_checkpoint(
     Args:
         folder: Folder of checkpoints.
         task: Task that they must belong to.
-        say: Told of a damaged one, and of what is used instead.
+        say: Called with a sentence if an older one is used.
 
     Returns:
-        Path and content; None and None where there is no checkpoint yet.
+        Path and content; None and None if there is no checkpoint yet.
 
     Raises:
         UsageError: One holds code, or is of another task.
@@ -119,7 +118,10 @@ def newest_checkpoint(
         if not path.exists():
             continue
         try:
-            found.append((path, read_to_continue(path, task)))
+            checkpoint = read_checkpoint(path, task)
+            with checkpoint_errors(path):
+                check_training(checkpoint)
+            found.append((path, checkpoint))
         except RunError as error:
             damaged.append(str(error))
         if path.name == LAST and found:
@@ -132,16 +134,3 @@ def newest_checkpoint(
     reason = damaged[0] if damaged else f"there is no {folder / LAST}"
     say(f"{reason}: resuming from {path.name}, step {checkpoint['global_step']}")
     return path, checkpoint
-
-
-def read_to_continue(path: Path, task: str) -> Checkpoint:
-    """A checkpoint of this task, with all that training needs.
-
-    Raises:
-        UsageError: It holds code, or is of another task.
-        RunError: It is damaged.
-    """
-    checkpoint = read_checkpoint(path, task)
-    with checkpoint_errors(path):
-        check_training(checkpoint)
-    return checkpoint

@@ -18,24 +18,24 @@ class App:
     """One task's command line.
 
     Args:
-        name: task name: `python -m tasks.NAME`, run folders under `runs/NAME`.
-        title: one line that says what the task does.
-        task: the LightningModule, as "module:Class".
-        data: the LightningDataModule, as "module:Class".
-        presets: function that gives the named model configurations, as "module:function".
-        pretrained: function from a `--model.pretrained` value to the options it implies, as
+        name: Task name: `python -m tasks.NAME`, run folders under `runs/NAME`.
+        title: One line that says what the task does.
+        task: The LightningModule, as "module:Class".
+        data: The LightningDataModule, as "module:Class".
+        presets: Function that gives the named model configs, as "module:function".
+        pretrained: Function from a `--model.pretrained` value to the options it implies, as
             "module:function".
-        links: model options that data options follow, such as the image size.
-        default_config: what `fit` reads where no config says which data to use.
+        default_config: What `fit` reads if no option says which data to use.
+        links: Model options, and the data options that take their values.
         trainer: Lightning Trainer defaults of this task.
-        epochs: how long `fit` trains where nothing says so.
-        trains: the commands among `TRAINER_COMMANDS` that this task has.
-        takes_text: whether `predict` takes one text from the command line, as `--text`.
-        functions: further commands, name to (help, "module:function"); their options are the
+        epochs: Default of `--trainer.max_epochs`.
+        trainer_commands: Those of `TRAINER_COMMANDS` that this task has.
+        takes_text: Whether `predict` has the option `--text`.
+        extra_commands: Further commands, name to (help, "module:function"); their options are the
             function's arguments.
-        examples: command lines worth showing, without the leading `python -m tasks.NAME`.
-        follow: command lines to try after a fit, with {best} for its best checkpoint and {folder}
-            for its run folder.
+        examples: Command lines for `--help`, without the leading `python -m tasks.NAME`.
+        next_commands: Command lines to try after a fit, with {best} for its best checkpoint and
+            {folder} for its run folder.
     """
 
     name: str
@@ -48,17 +48,17 @@ class App:
     links: Mapping[str, str] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 20
-    trains: Sequence[str] = tuple(TRAINER_COMMANDS)
+    trainer_commands: Sequence[str] = tuple(TRAINER_COMMANDS)
     takes_text: bool = False
-    functions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    extra_commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     examples: Sequence[str] = ()
-    follow: Sequence[str] = ("fit --resume {folder} --trainer.max_epochs N",)
+    next_commands: Sequence[str] = ("fit --resume {folder} --trainer.max_epochs N",)
 
     @property
     def commands(self) -> dict[str, str]:
         """Name and one-line help of every command."""
-        trainer_commands = {name: TRAINER_COMMANDS[name] for name in self.trains}
-        return trainer_commands | {name: text for name, (text, _) in self.functions.items()}
+        commands = {name: TRAINER_COMMANDS[name] for name in self.trainer_commands}
+        return commands | {name: text for name, (text, _) in self.extra_commands.items()}
 
 
 def load(target: str) -> Any:

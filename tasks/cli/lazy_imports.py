@@ -1,9 +1,8 @@
-"""Import PyTorch Lightning without the packages it would pull in and never use.
+"""Import PyTorch Lightning without packages that are not used here.
 
-Lightning imports torchmetrics, and torchmetrics imports transformers, torchvision and matplotlib
-wherever they are installed, for metrics that no task here computes: about half of the start-up
-time. Telling torchmetrics that they are absent keeps them out; our own code still imports them
-where it needs them.
+Lightning imports torchmetrics, which imports transformers, torchvision and matplotlib if they are
+installed, for metrics that no task here computes: about half of the start-up time. Telling
+torchmetrics that they are absent keeps them out; our own code still imports them when needed.
 """
 
 import logging
@@ -12,20 +11,14 @@ import sys
 import warnings
 
 _UNUSED = {
-    "transformers",
-    "torchvision",
-    "matplotlib",
-    "scienceplots",
-    "onnxruntime",
-    "librosa",
-    "torchaudio",
-    "regex",
+    *("transformers", "torchvision", "matplotlib", "scienceplots"),
+    *("onnxruntime", "librosa", "torchaudio", "regex"),
 }
-EXPECTED = (  # Lightning's warnings about what is meant here
+EXPECTED = (  # Lightning's warnings about what is intended here
     ".*treespec, LeafSpec.*",  # its own use of torch
-    "Experiment logs directory .* exists",  # a continued run keeps its rows
+    "Experiment logs directory .* exists",  # a resumed run keeps its rows
     "Checkpoint directory .* exists",  # and its checkpoints
-    ".*could not find the monitored key.*",  # stopped before the first validation
+    ".*could not find the monitored key.*",  # a run stopped before the first validation
     ".*smaller than the logging interval.*",
     ".*does not have many workers.*",  # data in memory
     ".*recommended to use .*sync_dist.*",  # torchmetrics has reduced them already
@@ -33,9 +26,7 @@ EXPECTED = (  # Lightning's warnings about what is meant here
 
 
 def import_lightning() -> None:
-    """Import `pytorch_lightning` and `torchmetrics`; a no-op where torchmetrics is imported
-    already.
-    """
+    """Import `pytorch_lightning`, unless `torchmetrics` is imported already."""
     if "torchmetrics" in sys.modules:
         return
     from lightning_utilities.core.imports import RequirementCache
@@ -56,11 +47,6 @@ def import_lightning() -> None:
         RequirementCache._check_available = check  # type: ignore[method-assign]
     for message in EXPECTED:
         warnings.filterwarnings("ignore", message)
-    warnings.formatwarning = lambda message, *_: (
-        f"warning: {message}\n"
-    )  # one line, without our source
-    for name in (
-        "pytorch_lightning",
-        "lightning_fabric",
-    ):  # hints and lists of hardware; warnings stay
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    for name in ("pytorch_lightning", "lightning_fabric"):  # no hints and lists of hardware
         logging.getLogger(name).setLevel(logging.WARNING)

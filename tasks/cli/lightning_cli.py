@@ -1,6 +1,4 @@
-"""The commands that need a Trainer (fit, validate, test, predict), as a LightningCLI that builds
-one of them.
-"""
+"""The commands that need a Trainer: fit, validate, test, predict."""
 
 import os
 import time
@@ -15,14 +13,13 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
-from tasks.checkpoints.contents import check_primitives
 from tasks.checkpoints.resume import stop_message
 from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.cli.app import App, load, program
-from tasks.cli.command_line import COMMAND_LINE_ONLY, CommandLine
-from tasks.cli.config_files import Options
-from tasks.cli.parsing import OneLineErrorParser, flat
+from tasks.cli.invocation import COMMAND_LINE_ONLY, Invocation
+from tasks.cli.parsing import OneLineErrorParser
 from tasks.cli.signals import Stopped
+from tasks.distributed.environment import with_launcher
 from tasks.distributed.launch import (
     SameCheckpoint,
     end_workers,
@@ -31,15 +28,15 @@ from tasks.distributed.launch import (
     slurm_plugins,
     strategy,
 )
-from tasks.distributed.launchers import with_launcher
 from tasks.errors import RunError, UsageError, usage_errors
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
+from tasks.options import Options, flat
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
 from tasks.tracking.progress import progress_bar
 from tasks.tracking.record import RunRecord
 from tasks.tracking.report import print_results, print_texts, skipped_samples
-from tasks.tracking.run_folder import check_writable, remove_unless_started, run_folder
+from tasks.tracking.run_folder import check_writable, choose_run_folder, remove_unless_started
 from tasks.training.interruption import Interruption
 from tasks.training.trainer_options import (
     as_list,
@@ -49,12 +46,7 @@ from tasks.training.trainer_options import (
     set_defaults,
 )
 
-OUTPUT = {
-    "fit": "runs/TASK/TIME",
-    "predict": "the current folder",
-    "validate": "nothing",
-    "test": "nothing",
-}
+OUTPUT = {"fit": "runs/TASK/TIME", "predict": "the current folder"}
 SEED = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
 
@@ -63,20 +55,19 @@ class Parser(OneLineErrorParser, LightningArgumentParser):
 
 
 class TaskCLI(LightningCLI):
-    """Options, data, model and Trainer of one command of one task; the method of the command's name
-    runs it.
+    """Options, data, model and Trainer of one command; the method with its name runs it.
 
     Args:
-        app: the task.
+        app: The task.
         command: "fit", "validate", "test" or "predict".
-        arguments: command line after the command.
+        arguments: Command line after the command.
     """
 
     def __init__(self, app: App, command: str, arguments: list[str]) -> None:
         self.app = app
         self.command = command
         self.start_time = time.perf_counter()
-        self.line = CommandLine(app, command, arguments)
+        self.invocation = Invocation(app, command, arguments)
         super().__init__(
             load(app.task),
             load(app.data),
@@ -87,80 +78,72 @@ class TaskCLI(LightningCLI):
             parser_kwargs={
                 "prog": program(app),
                 "usage": f"{program(app)} {command} [options]",
-                "description": f"{app.commands[command].capitalize()}. What is typed wins over "
-                f"configs, presets, "
-                f"pretrained weights and checkpoints. `fit` without data starts from "
-                f"{app.default_config}.",
+                "description": f"{app.commands[command].capitalize()}. Options on the command line "
+                "win over those of configs, presets, pretrained weights and checkpoints. `fit` "
+                f"without options of data reads {app.default_config}.",
             },
-            args=self.line.arguments,
+            args=self.invocation.arguments,
             run=False,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
         )
 
-    # The command line -----------------------------------------------------------------------------
+    # Options --------------------------------------------------------------------------------------
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The options beside those of trainer, model and data."""
+        """Add the options besides those of trainer, model and data."""
         add = parser.add_argument
         seed = "Seed of all random numbers: initial weights, order, augmentation, dropout."
         add("--seed_everything", type=SEED, default=self.seed_everything_default, help=seed)
-        run_dir = f"Folder for all that the command writes; null: {OUTPUT[self.command]}."
+        default = OUTPUT.get(self.command, "nothing is written")
+        run_dir = f"Folder for the files that the command writes; null: {default}."
         add("--run_dir", type=str | None, help=run_dir)
         add("--debug", action="store_true", help="Show the whole traceback of an error.")
         if self.command == "fit":
-            resume = "Run folder to continue; options beside it win."
+            resume = "Run folder to resume; other options win over those of its config.yaml."
             add("--resume", type=str | None, help=resume)
             if self.app.presets:
                 presets = ", ".join(load(self.app.presets)())
                 add("--preset", type=str | None, help=f"Size of the network: {presets}.")
-            compile = "Compile the network with torch.compile, in place."
+            compile = "Compile the network with torch.compile; same as --model.compile true."
             add("--compile", action="store_true", help=compile)
         else:
-            ckpt_path = "Checkpoint that `fit` wrote; it holds all that is needed. Required."
+            ckpt_path = "Checkpoint that `fit` wrote; it also holds the options. Required."
             add("--ckpt_path", type=str | None, help=ckpt_path)
         if self.command == "predict" and self.app.takes_text:
-            text = "One text to label; the answer is printed, nothing is written."
+            text = "Text to label; its label is printed, and no file is written."
             add("--text", type=str | None, help=text)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Checkpoints, and what model and data share."""
+        """Add the options of checkpoints, and link those that model and data share."""
         for source, target in self.app.links.items():
             parser.link_arguments(source, target)
         parser.link_arguments("seed_everything", "data.loading.seed")
         if self.command == "fit":
             parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
-            parser.set_defaults(
-                {
-                    "checkpoint.save_last": True,
-                    "checkpoint.save_top_k": 0,
-                    "checkpoint.enable_version_counter": False,
-                }
-            )
+            defaults = {"save_last": True, "save_top_k": 0, "enable_version_counter": False}
+            parser.set_defaults({f"checkpoint.{name}": value for name, value in defaults.items()})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse without Lightning's warning about `args` in a process that has a command line."""
+        """Parse without Lightning's warning that `args` are not those of the process."""
         self.config = parser.parse_args(args)
 
     def options_to_save(self) -> Options:
-        """The command's options as primitives, without those that belong to this call alone."""
+        """The command's options as primitives, without those of the command line only."""
         text = self.parser.dump(self.config, skip_link_targets=True, skip_none=False, format="yaml")
         left_out = COMMAND_LINE_ONLY | {"preset"}
-        options = {
-            name: value for name, value in yaml.safe_load(text).items() if name not in left_out
-        }
-        with usage_errors():  # a checkpoint holds them, too
-            for name, value in options.items():
-                check_primitives(value, f"--{name}")
-        return options
+        saved = yaml.safe_load(text)
+        return {name: value for name, value in saved.items() if name not in left_out}
 
     # What the command builds ----------------------------------------------------------------------
 
     def before_instantiate_classes(self) -> None:
-        """Check the options, choose the run folder, find what a resumed run does differently."""
+        """Check the options, choose the run folder, and list what a resumed run changes."""
         check_trainer_options(self.config.trainer, self.command)
-        if not self.line.source:
-            load(self.app.task).check_options(self.config, self.line.typed, self.line.named)
+        if not self.invocation.saved_at:
+            load(self.app.task).check_options(
+                self.config, self.invocation.on_command_line, self.invocation.given
+            )
         resolve_devices(self.config.trainer, self.command)
         set_defaults(self.config.trainer, self.app.epochs)
         self.folder = Path(self.config.run_dir or "")
@@ -168,23 +151,19 @@ class TaskCLI(LightningCLI):
             if self.config.run_dir:
                 check_writable(self.folder)
             return
-        if self.line.source and self.config.run_dir:
-            raise UsageError(
-                "--run_dir cannot go with --resume: a run is continued in its own folder"
-            )
-        if self.line.source:
-            self.folder = Path(self.line.source).resolve()
+        if self.invocation.saved_at and self.config.run_dir:
+            raise UsageError("--run_dir cannot go with --resume: a run resumes in its own folder")
+        if self.invocation.saved_at:
+            self.folder = Path(self.invocation.saved_at).resolve()
         else:
-            self.folder = run_folder(self.app.name, self.config.run_dir)
-        self.options = (
-            self.options_to_save()
-        )  # before what belongs to this folder only, such as W&B's id
-        self.logged = LoggedRows(self.line.checkpoint)
+            self.folder = choose_run_folder(self.app.name, self.config.run_dir)
+        self.options = self.options_to_save()  # without what is of this folder, such as W&B's id
+        self.logged = LoggedRows(self.invocation.checkpoint)
         place_loggers(as_list(self.config.trainer.logger), self.folder, self.logged)
         now = flat(self.options)
         self.changes = [
             f"{name} {value} -> {now[name]}"
-            for name, value in flat(self.line.saved_options).items()
+            for name, value in flat(self.invocation.saved_options).items()
             if name in now and now[name] != value
         ]
 
@@ -192,7 +171,7 @@ class TaskCLI(LightningCLI):
         """Build data, model and Trainer; refuse data options that the source does not use."""
         with usage_errors():
             super().instantiate_classes()
-        saved = flat(self.line.saved_options)
+        saved = flat(self.invocation.saved_options)
         for name, value in self.datamodule.unused_options().items():
             if saved.get(f"data.{name}") != value:
                 source = self.config.data.source
@@ -201,7 +180,7 @@ class TaskCLI(LightningCLI):
                 )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """A Trainer with this command's callbacks and loggers only."""
+        """A Trainer with the callbacks and loggers of this command."""
         options = self.config_init.trainer
         callbacks: list[Callback] = [
             *as_list(options.callbacks),
@@ -220,7 +199,7 @@ class TaskCLI(LightningCLI):
             kwargs["devices"] = 1
         if self.command == "fit":
             callbacks += self.fit_callbacks()
-            plugins.append(AtomicCheckpointIO(self.line.damaged))
+            plugins.append(self.checkpoint_io())
             kwargs["enable_checkpointing"] = True
             kwargs["logger"] = self.loggers(options.logger)
             kwargs["default_root_dir"] = str(self.folder)
@@ -228,40 +207,44 @@ class TaskCLI(LightningCLI):
             super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
         )
 
+    def checkpoint_io(self) -> AtomicCheckpointIO:
+        """Writes checkpoints, and has the one to resume from, which is read already."""
+        loaded = {}
+        if self.invocation.resume_path and self.invocation.checkpoint:
+            loaded[self.invocation.resume_path] = self.invocation.checkpoint
+        return AtomicCheckpointIO(self.invocation.damaged, loaded)
+
     def fit_callbacks(self) -> list[Callback]:
-        """Best and last checkpoint, and the record of the run; Lightning adds that of the option
-        `checkpoint`.
-        """
+        """The callbacks of a fit; Lightning adds that of the option `checkpoint`."""
         folder = str(self.folder / "checkpoints")
         last: RunCheckpoint = self.config_init.checkpoint
         last.dirpath = last.dirpath or folder
         self.best = best_checkpoint(folder, self.model)
         self.record = RunRecord(self.folder, self.options, self.changes)
-        self.same_checkpoint = SameCheckpoint(self.line.resume_path, self.line.checkpoint)
+        self.same_checkpoint = SameCheckpoint(
+            self.invocation.resume_path, self.invocation.checkpoint
+        )
         return [self.same_checkpoint, self.best, MediaLogger(), self.record, Interruption(last)]
 
     def loggers(self, chosen: Any) -> list[Any]:
-        """CSV always, then those asked for, writing into the run folder."""
-        if self.line.source:
-            read_rows(self.folder / "metrics.csv")  # if it is damaged, say so now
+        """`metrics.csv`, then those that the options name."""
+        if self.invocation.saved_at:
+            read_rows(self.folder / "metrics.csv")  # raises now if it is damaged
         others = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
         return [MetricsCSV(self.folder, self.logged), *others]
 
     # The commands ---------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Hand over the checkpoint, if there is one, and let go of it."""
-        if self.line.checkpoint:
-            self.model.restore(self.line.checkpoint)
+        """Hand the checkpoint, if there is one, to model and data, and free its memory."""
+        if self.invocation.checkpoint:
+            self.model.restore(self.invocation.checkpoint)
             self.datamodule.set_metadata(self.model.metadata)
-        self.line.checkpoint = None
+        self.invocation.checkpoint = None
 
     def fit(self) -> None:
-        """Train, test the best checkpoint unless no test batches are wanted, and say where
-        everything is.
-        """
-        # for the processes that Lightning launches
-        os.environ["TESSERA_RUN_DIR"] = str(self.folder)
+        """Train, test the best checkpoint, and print results and paths."""
+        os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for processes that Lightning launches
         self.restore()
         with fail_together(self.trainer):
             try:
@@ -269,7 +252,7 @@ class TaskCLI(LightningCLI):
                     self.trainer.fit(
                         self.model,
                         datamodule=self.datamodule,
-                        ckpt_path=self.line.resume_path,
+                        ckpt_path=self.invocation.resume_path,
                         weights_only=True,
                     )
                 metrics = self.final_metrics()
@@ -281,11 +264,7 @@ class TaskCLI(LightningCLI):
 
     @contextmanager
     def checkpoint_errors(self) -> Iterator[None]:
-        """An error before training starts is about the checkpoint that is restored.
-
-        Raises:
-            RunError: names the checkpoint.
-        """
+        """Turn errors of restoring a checkpoint, before training starts, into a `RunError`."""
         try:
             yield
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -295,27 +274,25 @@ class TaskCLI(LightningCLI):
             if type(error) is ValueError:
                 reason = str(error).rstrip(".")
             raise RunError(
-                f"checkpoint '{self.line.resume_path}' cannot be used: {reason}"
+                f"checkpoint '{self.invocation.resume_path}' cannot be used: {reason}"
             ) from error
 
     def final_metrics(self) -> dict[str, Any]:
-        """Metrics of the test; without test batches, for which the data stay unread, those of the
-        last validation.
-        """
+        """Metrics of the test; without test batches, those of the last validation."""
         if self.trainer.limit_test_batches == 0:
             logged = self.trainer.callback_metrics
             return {name: float(value) for name, value in logged.items() if name.startswith("val/")}
         tested = self.trainer.test(
             self.model,
             self.datamodule,
-            ckpt_path=self.best.best_model_path or None,  # without a validation: the last weights
+            ckpt_path=self.best.best_model_path or None,  # without validation, the last weights
             verbose=False,
             weights_only=True,
         )
         return dict(tested[0]) if tested else {}
 
     def finish(self, metrics: dict[str, Any]) -> None:
-        """Write the summary, and print the results and what to do next."""
+        """Write the summary; print the results and commands to try next."""
         if not self.trainer.is_global_zero:
             return
         metrics = {**metrics, **self.model.notes(), **skipped_samples(self.datamodule)}
@@ -324,7 +301,7 @@ class TaskCLI(LightningCLI):
             folder = self.folder
             seconds = time.perf_counter() - self.start_time
             print_texts(self.record.finish(self.trainer, self.model, metrics, seconds))
-        commands = [with_launcher(f"{program(self.app)} {line}") for line in self.app.follow]
+        commands = [with_launcher(f"{program(self.app)} {line}") for line in self.app.next_commands]
         print_results(metrics, folder, commands)
 
     def validate(self) -> None:

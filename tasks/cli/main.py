@@ -37,17 +37,15 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
 
 
 def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], object]:
-    """What a command line asks for, its options checked: a function of the task, or a method of
-    `TaskCLI`.
-    """
+    """The function that runs a command, with its options parsed and checked."""
     from tasks.training.allocator import tune_allocator
 
     tune_allocator()
-    if command in app.functions:
+    if command in app.extra_commands:
         from tasks.cli.parsing import parse_function
 
         return parse_function(
-            f"{program(app)} {command}", load(app.functions[command][1]), arguments
+            f"{program(app)} {command}", load(app.extra_commands[command][1]), arguments
         )
     from tasks.cli.lazy_imports import import_lightning
 
@@ -78,5 +76,5 @@ examples:
 
 more:
   {options}   every option, what it does, its unit and its default
-  {configs:<{pad}}   documented recipes for --config
-  {"README.md":<{pad}}   your own data, figures, how to extend"""
+  {configs:<{pad}}   documented examples for --config
+  {"README.md":<{pad}}   your own data, results, how to extend"""

@@ -5,7 +5,7 @@ import re
 
 from tasks.errors import unknown_option
 
-# environment variable: more packages, separated by commas, whose classes options may name
+# Environment variable: more packages whose classes options may name, separated by commas.
 TRUST = "TESSERA_TRUST"
 UNKNOWN_OPTION = (
     r"[Uu]nrecognized arguments?:? '?(--[\w.+-]+)|does not accept option '([\w.]+)'"

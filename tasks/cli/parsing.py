@@ -1,8 +1,8 @@
-"""Options and config files: what a command line means before any class is built.
+"""Parsing options on the command line and in config files.
 
-What is typed as an option wins. A config file, a preset, pretrained weights, `--resume` and
-`--ckpt_path` are each a set of options below all typed ones, wherever they stand; of those sets the
-later one wins.
+Options on the command line win. A config file, a preset, pretrained weights, `--resume` and
+`--ckpt_path` each stand for a set of options below those, in whatever order they are given; of
+those sets the later one wins.
 """
 
 import os
@@ -15,7 +15,6 @@ import jsonargparse
 import yaml
 
 from tasks.cli.config_files import (
-    Options,
     in_yaml,
     load_yaml,
     not_a_section,
@@ -25,10 +24,11 @@ from tasks.cli.config_files import (
 )
 from tasks.cli.parser_messages import TRUST, one_sentence
 from tasks.errors import UsageError, usage_errors
+from tasks.options import Options, flat, merged  # noqa: F401
 
-TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # take any text, also an empty one
+TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # take any text, even an empty one
 NO_VALUE = ("-h", "--help", "--print_config")
-# whose classes options may name; importing any other would run whatever code has that name
+# Options may name only their classes: importing another package would run its code.
 TRUSTED_PACKAGES = [
     *("pytorch_lightning", "lightning_fabric", "tasks", "modules", "datamodules"),
     *("torch.nn", "torch.optim", "torch.distributed", "torch.profiler"),
@@ -42,7 +42,7 @@ plain_yaml = jsonargparse.get_loader("yaml")
 
 
 def checked_yaml(text: str) -> Any:
-    """The value of a YAML text, by jsonargparse's rules, unless ours refuse it."""
+    """The value of a YAML text by jsonargparse's rules, after our checks."""
     load_yaml(text)
     return plain_yaml(text)
 
@@ -54,8 +54,8 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
     """A parser whose errors are one sentence, raised as `UsageError`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False} | kwargs)  # "--dep" is a typing error
-        self.links: dict[str, str] = {}  # linked option to the one that it follows
+        super().__init__(*args, **{"allow_abbrev": False} | kwargs)  # "--dep" is a mistake
+        self.links: dict[str, str] = {}  # linked option: the one that it follows
 
     def link_arguments(self, source: str, target: str, **kwargs: Any) -> None:  # type: ignore[override]
         """Let option `target` follow `source`."""
@@ -63,9 +63,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
         super().link_arguments(source, target, **kwargs)
 
     def parse_args(self, args: list[str], **kwargs: Any) -> jsonargparse.Namespace:  # type: ignore[override]
-        """Options of a command line, each of its type; by itself jsonargparse takes null for all of
-        them.
-        """
+        """Options of a command line; jsonargparse alone would accept null for any type."""
         options = super().parse_args([self.checked_section(one) for one in args], **kwargs)
         try:
             self.validate(options, skip_unset=False)
@@ -74,13 +72,11 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
         return options
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise `message` as one sentence, with the nearest option where one is unknown."""
+        """Raise `message` as one sentence, with the nearest option if one is unknown."""
         raise UsageError(one_sentence(message, [f"--{name}" for name in self.known()])) from ex
 
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:
-        """Options of a text; its first line may be a comment that says where they are from, for
-        error messages.
-        """
+        """Options of a YAML text; for errors, a comment in its first line says where it is from."""
         try:
             refuse_unknown(load_yaml(cfg_str), self.known(), self.links)
             return super().parse_string(cfg_str, *args, **kwargs)
@@ -90,9 +86,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
             raise UsageError(f"{error} (in {cfg_str.splitlines()[0][2:]})") from error
 
     def checked_section(self, argument: str) -> str:
-        """The same argument; of `--model=FILE` or `--model.net={depth: 3}` the options, checked, as
-        YAML.
-        """
+        """The argument; for a section, as in `--model=FILE`, with its options, checked, as YAML."""
         known = self.known()
         option, _, value = argument.partition("=")
         name = option.removeprefix("--")
@@ -111,7 +105,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
         return f"{option}={in_yaml(options)}"
 
     def known(self) -> set[str]:
-        """Names of all options that a file may hold, without the leading dashes."""
+        """Names of all options that a file may hold, without dashes in front."""
         names = [name for action in self._actions for name in action.option_strings]
         return {
             name.removeprefix("--")
@@ -127,11 +121,11 @@ def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[st
     """A command line with every option as `--name=value`.
 
     Args:
-        arguments: without program and command.
-        switches: options that need no value; "true" is meant.
+        arguments: Without program and command.
+        switches: Options that mean "true" without a value.
 
     Raises:
-        UsageError: an option without its value, or a value without an option.
+        UsageError: An option without its value, or a value without an option.
 
     >>> join_values(["--depth", "3", "--fast", "--name=x"], ["--fast"])
     ['--depth=3', '--fast=true', '--name=x']
@@ -169,41 +163,40 @@ def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]
 def expand_macros(
     arguments: list[str], macros: Mapping[str, Callable[[str], Options]]
 ) -> list[str]:
-    """Replace each macro option by the options it stands for, and put those below everything typed.
+    """Put the options that macros stand for in front of all others, which win over them.
 
     Args:
-        arguments: as of `join_values`.
-        macros: option name to a function from its value to nested options; `--config` is one of
-            them.
+        arguments: As `join_values` returns them.
+        macros: Option name to a function from its value to nested options, as for `--config`.
 
     Returns:
         Every macro as `--config=<YAML below a comment that names the macro>`, then the other
         options.
     """
-    below = []
-    typed = []
+    expanded = []
+    others = []
     for argument in arguments:
         name, _, value = argument.partition("=")
         if name not in macros:
-            typed.append(argument)
+            others.append(argument)
             continue
         origin = one_line(f"{name} {value}")
         try:
-            below.append(f"--config=# {origin}\n{in_yaml(macros[name](value))}")
+            expanded.append(f"--config=# {origin}\n{in_yaml(macros[name](value))}")
         except UsageError as error:
             if value in str(error):
                 raise
             raise UsageError(f"{error} (in {origin})") from error
-    return below + typed
+    return expanded + others
 
 
 def one_line(origin: str) -> str:
-    """Where options come from, as a comment of one line in UTF-8."""
+    """The origin of options on one line in UTF-8, for a comment."""
     return " ".join(origin.encode(errors="backslashreplace").decode().split())
 
 
 def names_data(arguments: list[str]) -> bool:
-    """Whether the options typed, or a config among them, say which data to use."""
+    """Whether the options, or a config among them, say which data to use."""
     for argument in arguments:
         name, _, value = argument.partition("=")
         if name in ("--config", "-c") and "data" in read_config(value):
@@ -218,41 +211,19 @@ def option_names(arguments: list[str]) -> list[str]:
     return [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
 
 
-# Nested options -----------------------------------------------------------------------------------
-
-
-def merged(base: Options, over: Options) -> Options:
-    """Nested options of `base` with those of `over` on top."""
-    result = dict(base)
-    for key, value in over.items():
-        nested = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merged(result[key], value) if nested else value
-    return result
-
-
-def flat(options: Options, prefix: str = "") -> dict[str, Any]:
-    """Nested options as {"model.net.depth": 9, ...}."""
-    result: dict[str, Any] = {}
-    for key, value in options.items():
-        name = f"{prefix}{key}"
-        result |= flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
-    return result
-
-
 # Commands that are functions ----------------------------------------------------------------------
 
 
 def parse_function(
     program: str, function: Callable[..., object], arguments: list[str]
 ) -> Callable[[], object]:
-    """A command that is a function of its options, with those of the command line.
+    """A command that is a function, with its options from the command line as arguments.
 
-    A parameter `options` takes a dataclass of them, a parameter `typed` the names of those on the
-    command line. Options that are lists of texts may be given several times, and those that are
-    true or false need no value.
+    A parameter `options` takes a dataclass of all options; a parameter `typed`, the names of those
+    on the command line. Lists of texts may be given several times; booleans need no value.
 
     Raises:
-        UsageError: options that are wrong, also by the dataclass's own checks.
+        UsageError: An option is wrong, or the dataclass refuses it.
     """
     parser = OneLineErrorParser(prog=program, description=(function.__doc__ or "").split("\n\n")[0])
     names = signature(function).parameters.keys()
@@ -275,7 +246,7 @@ def parse_function(
 
 
 def collect_lists(arguments: list[str], names: Iterable[str]) -> list[str]:
-    """Options that may be given several times as one list each, whatever their texts look like.
+    """Options that may be given several times, each as one list in YAML.
 
     >>> collect_lists(["--stop=a", "--seed=1", "--stop=[b"], ["--stop"])
     ['--seed=1', '--stop=["a", "[b"]']

@@ -1,6 +1,4 @@
-"""SIGTERM and SIGINT (Ctrl-C): training finishes its step and saves first, everything else stops at
-once.
-"""
+"""SIGTERM and SIGINT (Ctrl-C): training finishes its step and saves, all else stops at once."""
 
 import atexit
 import os
@@ -19,8 +17,8 @@ class Stopped(BaseException):
     """A signal ended the command.
 
     Args:
-        number: of the signal; the exit code is 128 more.
-        message: for the user; empty where another process prints it.
+        number: Of the signal; the exit code is 128 more.
+        message: For the user; empty if another process prints it.
     """
 
     def __init__(self, number: int, message: str = "terminated") -> None:
@@ -31,8 +29,8 @@ class Stopped(BaseException):
 class SignalHandler:
     """Handles SIGTERM and SIGINT as `mode` says.
 
-    - "exit": end the process at once. Nothing is to be cleaned up before and after a command's
-      work, and an exception in the middle of an import could leave half a module.
+    - "exit": end the process. Before and after a command's work there is nothing to clean up, and
+      an exception during an import could leave half a module.
     - "raise": raise `Stopped` or `KeyboardInterrupt`, so that files and processes are cleaned up.
     - "defer": keep the first signal in `received` until training has finished its step; raise at
       the second one.

@@ -8,14 +8,14 @@ from io import TextIOWrapper
 from datamodules.utils.files import read_bytes
 from tasks.errors import UsageError
 
-UNFINISHED = " [...]"  # behind a text that was not at its end
+UNFINISHED = " [...]"  # behind a text that was cut off
 
 
 def open_standard_streams() -> None:
-    """Make the standard streams usable, whatever this process was started with.
+    """Make the standard streams usable.
 
-    A closed one becomes the null device: else the next file that is opened would take its place.
-    Characters that the encoding of a stream lacks are printed as escapes.
+    A closed one becomes the null device, or the next file to be opened would take its number.
+    Characters that a stream's encoding lacks are printed as escapes.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -32,7 +32,7 @@ def open_standard_streams() -> None:
 
 
 def json_line(value: object) -> str:
-    """An object of JSON on one line, with escapes where standard output is not in UTF-8."""
+    """JSON on one line, with escapes if standard output is not in UTF-8."""
     ascii_only = not str(sys.stdout.encoding).lower().startswith("utf")
     return json.dumps(value, ensure_ascii=ascii_only)
 
@@ -42,8 +42,8 @@ def read_lines(name: str, option: str, what: str) -> list[str]:
 
     Args:
         name: Of a file; - is standard input.
-        option: Which named it.
-        what: What its lines are.
+        option: The option that names it.
+        what: What its lines are, for messages.
 
     Raises:
         UsageError: The file does not exist, or is not UTF-8.
@@ -69,5 +69,5 @@ def single_line(text: str) -> str:
 
 
 def printed(text: str, finished: bool) -> str:
-    """A text on one line, with a mark behind it if it was not at its end."""
+    """A text on one line, with a mark behind it if it was cut off."""
     return single_line(text) + ("" if finished else UNFINISHED)

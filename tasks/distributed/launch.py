@@ -1,5 +1,4 @@
-"""Several processes as one run: who starts them, how many there are, and how all end where one
-fails.
+"""Several processes as one run: how many there are, and how all end if one fails.
 
 Lightning starts the processes of one machine by itself; `torchrun` and SLURM's `srun` start those
 of several machines.
@@ -29,9 +28,9 @@ from torch.distributed import DistError, TCPStore
 
 from tasks.checkpoints.reading import Checkpoint
 from tasks.cli.parsing import take_option
-from tasks.distributed.launchers import by_slurm, by_torchrun, external_launcher, fresh_store
+from tasks.distributed.environment import by_slurm, by_torchrun, external_launcher, fresh_store
 from tasks.errors import RunError, UsageError, is_local_rank_zero
-from tasks.tracking.run_folder import run_folder
+from tasks.tracking.run_folder import choose_run_folder
 from tasks.training.trainer_options import check_cpu_processes
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
@@ -42,8 +41,7 @@ INSTEAD = {  # Lightning's strategies that do not work here, and which one does
     "DeepSpeedStrategy": "fsdp",
 }
 LOST_CONNECTION = r"(?i)connection|timed out|broken pipe|failed to recv|pair closure"
-PATIENCE = 5.0  # seconds until another process has ended, or answers
-OBSERVER = "lightning_fabric.strategies.launchers.subprocess_script"  # names a process that failed
+GRACE_SECONDS = 5.0  # until another process has ended, or answers
 
 
 def resume_if_restarted(task: str, arguments: list[str]) -> list[str]:
@@ -55,7 +53,7 @@ def resume_if_restarted(task: str, arguments: list[str]) -> list[str]:
     resume, rest = take_option(arguments, "--resume")
     if resume or external_launcher() is None:
         return arguments
-    folder = run_folder(task, take_option(rest, "--run_dir")[0])
+    folder = choose_run_folder(task, take_option(rest, "--run_dir")[0])
     if not (folder / "config.yaml").is_file():  # written once all processes have come this far
         return arguments
     rank_zero_only(print)(f"started again: continuing {folder}")
@@ -69,7 +67,7 @@ def resolve_devices(options: Any, command: str) -> None:
     """Set a Trainer's numbers of devices and machines; refuse what cannot work.
 
     The numbers follow from what torchrun or srun started. On a machine without GPUs, a strategy for
-    several processes has two of them where nobody says how many.
+    several processes has two of them if nobody says how many.
 
     Args:
         options: the Trainer's, which are changed.
@@ -78,7 +76,9 @@ def resolve_devices(options: Any, command: str) -> None:
     Raises:
         UsageError: a strategy that does not work here, or numbers that contradict torchrun or srun.
     """
-    name = strategy_name(options.strategy)
+    name = options.strategy
+    if not isinstance(name, str):
+        name = str(getattr(name, "class_path", "")).rpartition(".")[2]
     has_gpus = options.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     if name in INSTEAD or (isinstance(options.strategy, str) and name not in STRATEGIES):
         better = INSTEAD.get(name) or " or ".join(STRATEGIES)
@@ -92,37 +92,23 @@ def resolve_devices(options: Any, command: str) -> None:
     if launcher := external_launcher():
         if command == "predict" and launcher.processes * launcher.machines > 1:
             raise UsageError(f"predict runs in one process: start it without {launcher.name}")
-        started = f"{launcher.name} started"
-        resolve_number(
-            options,
-            "devices",
-            launcher.processes,
-            f"{started} {launcher.processes} on this machine",
-        )
-        resolve_number(
-            options, "num_nodes", launcher.machines, f"{started} some on {launcher.machines}"
-        )
+        started = f"{launcher.name} started {launcher.processes} on this machine"
+        _resolve_number(options, "devices", launcher.processes, started)
+        started = f"{launcher.name} started some on {launcher.machines}"
+        _resolve_number(options, "num_nodes", launcher.machines, started)
     elif options.num_nodes > 1 and "NODE_RANK" not in os.environ:
         raise UsageError(
             f"--trainer.num_nodes {options.num_nodes}: start one process for each device of each "
             "machine with torchrun or srun, which count the machines"
         )
-    elif (
-        options.devices == "auto" and name not in ("auto", "SingleDeviceStrategy") and not has_gpus
-    ):
-        options.devices = 2
     if not has_gpus:
+        is_parallel = name not in ("auto", "SingleDeviceStrategy")
+        if options.devices == "auto" and is_parallel and not launcher:
+            options.devices = 2
         check_cpu_processes(options.devices)
 
 
-def strategy_name(chosen: Any) -> str:
-    """Name of a strategy as it was given: a word, or the last part of a class path."""
-    if isinstance(chosen, str):
-        return chosen
-    return str(getattr(chosen, "class_path", "")).rpartition(".")[2]
-
-
-def resolve_number(options: Any, name: str, value: int, why: str) -> None:
+def _resolve_number(options: Any, name: str, value: int, why: str) -> None:
     """Set a number of devices or machines that was left open; refuse another one."""
     given = options[name]
     number = len(given) if isinstance(given, list | tuple) else given
@@ -150,7 +136,7 @@ def slurm_plugins() -> list[Any]:
     """
     if not by_slurm():
         return []
-    # else Lightning divides those of the machine
+    # else Lightning divides the cores of the machine
     if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
         os.environ.setdefault("OMP_NUM_THREADS", cores)
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -181,9 +167,9 @@ class SameCheckpoint(Callback):
         first = trainer.strategy.broadcast(self.start) if stage == "fit" else self.start
         if first != self.start:
             raise UsageError(
-                f"the first process of this run goes on from {first or 'the beginning'}, which "
-                f"{socket.gethostname()} does not see (it has {self.start or 'no checkpoint'}): a "
-                "run that is to continue needs a run folder on a disk that all machines share"
+                f"the first process of this run resumes from {first or 'the beginning'}, which "
+                f"{socket.gethostname()} does not see (it has {self.start or 'no checkpoint'}): "
+                "put the run folder on a disk that all machines share"
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -200,20 +186,20 @@ class SameCheckpoint(Callback):
             rank_zero_only(print)(f"nothing was left to train after step {self.start_step}{why}")
 
 
-# Where one of them fails --------------------------------------------------------------------------
+# If one of them fails -----------------------------------------------------------------------------
 
 
 @contextmanager
 def fail_together(trainer: pl.Trainer) -> Iterator[None]:
-    """Let all processes of a run end where one fails, and say why once.
+    """End all processes of a run if one fails, and say why once.
 
     The process that failed says so. The others, whose connection to it broke, exit, the first of
     them with a line that names it; an error that all of them have is said by one. Lightning kills
     processes that hang.
 
     Raises:
-        RunError: the processes could not be connected; in the first one, where another one ended.
-        SystemExit: where another process has said it.
+        RunError: the processes could not be connected; in the first one, another one ended.
+        SystemExit: another process says why.
     """
     end_with_launcher()
     try:
@@ -227,32 +213,30 @@ def fail_together(trainer: pl.Trainer) -> Iterator[None]:
 
 
 def _raise_once(error: Exception, trainer: pl.Trainer) -> None:
-    """Raise an error of one of several processes in its place, or `SystemExit` where another one
-    names it.
-    """
-    may_be_connection = isinstance(error, DistError) or type(error) is RuntimeError
+    """Raise what this process has to say about an error, or `SystemExit` if another one says it."""
     text = re.sub(r"^\[\S+\] ", "", str(error))  # without the place in torch
     reason = (text.partition("Last error:\n")[2] or text).partition("\n")[0]  # NCCL's comes last
-    if may_be_connection and not torch.distributed.is_initialized():
+    of_torch = isinstance(error, DistError) or type(error) is RuntimeError
+    if of_torch and not torch.distributed.is_initialized():
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RunError(
             f"the processes of this run cannot be connected at {address} ({reason}): MASTER_ADDR "
             "has to be the machine of the first, and MASTER_PORT one of its ports that is free"
         ) from error
-    if may_be_connection and (isinstance(error, DistError) or re.search(LOST_CONNECTION, reason)):
+    if isinstance(error, DistError) or (of_torch and re.search(LOST_CONNECTION, reason)):
         if not is_local_rank_zero():
             raise SystemExit(1) from error
-        who = exit_reason(getattr(trainer.strategy.launcher, "procs", []))
+        who = _ended_process(getattr(trainer.strategy.launcher, "procs", []))
         raise RunError(f"{who}, so this one ends, too ({reason})") from error
-    if not _first_to_report(str(error)):
+    if not _is_first_to_report(str(error)):
         raise SystemExit(2 if isinstance(error, UsageError) else 1) from error
     if isinstance(error, UsageError) and not is_local_rank_zero():
         raise RunError(str(error)) from error  # of this process only, as all have the same options
 
 
-def exit_reason(children: list[subprocess.Popen]) -> str:
+def _ended_process(children: list[subprocess.Popen]) -> str:
     """Which of the launched processes ended, and how; torchrun and SLURM print that of theirs."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + GRACE_SECONDS
     while children and not any(child.poll() for child in children) and time.monotonic() < deadline:
         time.sleep(0.05)
     for rank, child in enumerate(children, 1):
@@ -264,26 +248,21 @@ def exit_reason(children: list[subprocess.Popen]) -> str:
     return "another process of this run ended"
 
 
-def _first_to_report(message: str) -> bool:
-    """Whether no other process of this run has reported this; asked through the store that connects
-    them.
-    """
+def _is_first_to_report(message: str) -> bool:
+    """Whether no other process has reported this; asks the store that connects them."""
     try:
-        host = os.environ["MASTER_ADDR"]
-        port = int(os.environ["MASTER_PORT"])
-        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=PATIENCE))
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=GRACE_SECONDS))
         return store.add(f"reported {message}", 1) == 1
     except (DistError, KeyError):  # the process that keeps the store has ended, and said why
         return is_local_rank_zero()
 
 
 def end_with_launcher() -> None:
-    """Let Lightning name a process that failed; end this one where the process that launched it is
-    killed.
-
-    Collectives of GPUs would wait for it.
+    """Let Lightning say which process failed; end this one if the process that launched it is
+    killed, for which collectives of GPUs would wait.
     """
-    logging.getLogger(OBSERVER).setLevel(logging.INFO)
+    logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script").setLevel("INFO")
     if os.environ.get("LOCAL_RANK", "0") == "0" or external_launcher():
         os.environ["TESSERA_MAIN"] = str(os.getpid())
         return
@@ -292,7 +271,7 @@ def end_with_launcher() -> None:
     def wait() -> None:
         while os.getppid() == launcher:
             time.sleep(0.5)
-        time.sleep(PATIENCE)  # it may notice by itself
+        time.sleep(GRACE_SECONDS)  # it may notice by itself
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -300,7 +279,7 @@ def end_with_launcher() -> None:
 
 def end_workers(trainer: pl.Trainer) -> None:
     """End data workers and launched processes that still wait for this one."""
-    trainer.fit_loop.teardown()  # Lightning leaves those of training where a validation is stopped
+    trainer.fit_loop.teardown()  # if a validation is stopped, Lightning leaves those of training
     children = getattr(trainer.strategy.launcher, "procs", [])
     for child in children:
         child.kill()

@@ -57,45 +57,42 @@ class Sharded(ModelParallelStrategy):
 
     # Whole and sharded ----------------------------------------------------------------------------
 
-    def gather(self, whole: bool) -> None:
-        """Hold all weights in every process from now on, or go back to shards."""
-        net = getattr(self.lightning_module, "net")  # noqa: B009  (of a Task)
-        for module in net.modules():
-            if not isinstance(module, FSDPModule):
-                continue
-            if module is not net:  # which keeps its own until the backward pass anyway
-                module.set_reshard_after_forward(not whole, recurse=False)
-            if whole:
-                module.unshard()
-            else:
-                module.reshard()
+    def gather(self) -> None:
+        """Hold all weights in every process from now on."""
+        for module in self._sharded_modules():
+            if module is not self._net:  # which keeps its own until the backward pass anyway
+                module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+
+    def reshard(self) -> None:
+        """Hold shards again."""
+        for module in self._sharded_modules():
+            if module is not self._net:
+                module.set_reshard_after_forward(True, recurse=False)
+            module.reshard()
+
+    @property
+    def _net(self) -> nn.Module:
+        task: Any = self.lightning_module
+        return task.net
+
+    def _sharded_modules(self) -> list[FSDPModule]:
+        return [module for module in self._net.modules() if isinstance(module, FSDPModule)]
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """All weights in every process for a while, in a training that goes on with shards."""
-        self.gather(True)
+        """All weights in every process for a while, in the middle of training."""
+        self.gather()
         yield
-        self.gather(False)
+        self.reshard()
 
-    def on_validation_start(self) -> None:
-        """Gather the weights."""
-        self.gather(True)
-
-    def on_validation_end(self) -> None:
-        """Train on with shards."""
-        self.gather(False)
-
-    def on_test_start(self) -> None:
-        """Gather the weights, also for what the first process alone does after the test."""
-        self.gather(True)
-
-    def on_train_end(self) -> None:
-        """Gather the weights, for what the first process alone does where there is no test."""
-        self.gather(True)
+    # Also after training and test, for what the first process then does alone.
+    on_validation_start = on_test_start = on_train_end = gather
+    on_validation_end = reshard
 
     # Checkpoints ----------------------------------------------------------------------------------
-    # Lightning's own numbers the parameters in the order of the network, torch's optimizers in that
-    # of their groups.
+    # Lightning's own would number the parameters in the order of the network; torch's optimizers
+    # number them in that of their groups.
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """The whole state of an optimizer on rank 0, as torch's optimizers save it."""
@@ -105,7 +102,7 @@ class Sharded(ModelParallelStrategy):
         return by_index(get_optimizer_state_dict(self.model, optimizer, options=options))
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Checkpoint:
-        """Load a checkpoint into network and optimizers, whichever strategy wrote it."""
+        """Load a checkpoint of any strategy into network and optimizers."""
         assert isinstance(self.model, nn.Module)
         checkpoint: Checkpoint = torch.load(
             Path(checkpoint_path), map_location="cpu", mmap=True, weights_only=True

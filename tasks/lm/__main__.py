@@ -20,9 +20,9 @@ APP = App(
     default_config="configs/lm/reference.yaml",
     trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     epochs=10,
-    trains=("fit", "validate", "test"),
-    functions={
-        "generate": ("write texts that go on from prompts", "tasks.lm.generate:generate"),
+    trainer_commands=("fit", "validate", "test"),
+    extra_commands={
+        "generate": ("generate texts that continue prompts", "tasks.lm.generate:generate"),
         "score": ("loss, perplexity and bits per byte of a text", "tasks.lm.score:score"),
         "export": (
             "write a checkpoint's weights for Hugging Face or safetensors",
@@ -37,7 +37,7 @@ APP = App(
         '--prompt "The" --temperature 0.8 --top_p 0.95',
         "score --ckpt_path runs/lm/latest/checkpoints/best.ckpt --data.path FILE",
     ),
-    follow=(
+    next_commands=(
         'generate --ckpt_path {best} --prompt "The"',
         "score --ckpt_path {best} --data.path FILE",
         "export --ckpt_path {best} --format safetensors",

@@ -10,13 +10,12 @@ from pytorch_lightning.utilities import rank_zero_only
 from datamodules.tokenizers import BoundaryTokens, Tokenizer, TokenizerConfig
 from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
 from modules.pretrained.decoder import FAMILIES
-from modules.pretrained.family import config_from_huggingface
-from modules.pretrained.settings import Settings
 from modules.pretrained.weights import load_weights
 from tasks.checkpoints.generation_config import FolderGeneration, read_generation
 from tasks.checkpoints.pretrained import (
     CKPT_PATH,
     checkpoint_options,
+    folder_config,
     folder_weights,
     model_folder,
     model_options,
@@ -84,15 +83,10 @@ def pretrained_options(source: str) -> Options:
 
 def read_config(source: str, folder: Path, option: str = OPTION) -> DecoderConfig:
     """Returns the config of the model in a folder; says if its window makes the context shorter."""
-
-    def read(settings: Settings) -> tuple[DecoderConfig, int]:
-        _, config = config_from_huggingface(settings, FAMILIES)
-        return config, settings.get("max_position_embeddings") or 0
-
-    config, positions = read_settings(folder, read, option)
-    if config.max_length and positions > config.max_length:
-        print_once = rank_zero_only(print)
-        print_once(
+    _, config = folder_config(folder, FAMILIES, option)
+    positions = read_settings(folder, option).get("max_position_embeddings") or 0
+    if positions > config.max_length:
+        rank_zero_only(print)(
             f"{source}: its attention looks back {config.max_length} tokens, so that is the "
             f"context, not {positions}"
         )
@@ -147,7 +141,7 @@ class LanguageModel(NamedTuple):
         """
         if self.folder is None:
             return None
-        settings = read_settings(self.folder, dict, CKPT_PATH)
+        settings = read_settings(self.folder, CKPT_PATH)
         forced = ("forced_bos_token_id", "forced_eos_token_id")
         return read_generation(self.folder, settings, self.net.vocabulary, forced)
 
@@ -175,9 +169,7 @@ def load_folder(source: str) -> LanguageModel:
     config = read_config(source, folder, CKPT_PATH)
     tokenizer = Tokenizer.from_file(folder)
     with usage_errors(f"{CKPT_PATH} {source}"):
-        if config.vocabulary is None or config.max_length is None:
-            raise UsageError("its config.json does not say how many tokens it knows or reads")
-        if tokenizer.vocab_size > config.vocabulary:
+        if tokenizer.vocab_size > (config.vocabulary or 0):
             raise UsageError(
                 f"its tokenizer has {tokenizer.vocab_size} tokens, but its config.json "
                 f"{config.vocabulary}"
@@ -185,18 +177,15 @@ def load_folder(source: str) -> LanguageModel:
         state = folder_weights(folder, FAMILIES, CKPT_PATH)
         net = Decoder(config)
         load_weights(net, state)
-    has_bos = tokenizer.boundary_tokens.bos is not None
+    settings = read_settings(folder, CKPT_PATH)
+    # A config.json that has null for both says that the model saw neither.
+    has_ends = any(settings.get(f"{role}_token_id", 0) is not None for role in ("bos", "eos"))
     metadata = {
         "tokenizer": tokenizer.to_json(),
         "tokenizer_options": asdict(TokenizerConfig(file=str(folder))),
         "vocabulary": tokenizer.vocab_size,
         "padding": 0,
         "max_length": config.max_length,
-        "marks_documents": has_bos or read_settings(folder, separates_documents, CKPT_PATH),
+        "marks_documents": has_ends or tokenizer.boundary_tokens.bos is not None,
     }
     return LanguageModel(net.eval(), tokenizer, metadata, folder)
-
-
-def separates_documents(settings: Settings) -> bool:
-    """Tells whether a model saw bos or eos tokens: not if `config.json` has null for both."""
-    return any(settings.get(f"{role}_token_id", 0) is not None for role in ("bos", "eos"))

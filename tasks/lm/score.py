@@ -28,10 +28,9 @@ class ScoredText:
     """A text to score.
 
     Args:
-        path: File or folder, or the id of a data set of the hub; its test split where it has one,
-            else all of it.
+        path: File, folder, or id of a data set of the hub: its test split if it has one, else all.
         text_column: Column with the texts; null: text, review, sentence, content or document.
-        blank_lines: Part plain text into documents at blank lines; else each file is a document.
+        blank_lines: Split plain text into documents at blank lines; else each file is a document.
         skip_bad: Leave out texts that cannot be used, instead of stopping at the first.
     """
 
@@ -52,9 +51,9 @@ def score(
 ) -> None:
     """Print loss, perplexity and bits per byte of a text.
 
-    The context slides over the text in steps of the stride. Each token counts once, in the first
-    window that has it, so it is predicted from at least context - stride tokens, if there are so
-    many.
+    A window of the model's context slides over the text by the stride. Each token counts once, in
+    the first window that has it, so at least context - stride tokens precede it there, except at
+    the beginning of the text.
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
@@ -62,14 +61,15 @@ def score(
         stride: Tokens between the starts of windows, from 1 (slow, exact) to the context; null:
             half the context.
         batch_size: Windows at a time.
-        json: Print an object on a line instead of a table.
-        quantize: int8: weights in a quarter of the bytes, on a CPU, a little less exact; null: as
+        json: Print a JSON object instead of a table.
+        quantize: int8: weights in a quarter of the memory, on a CPU, slightly less exact; null: as
             they are.
         device: Where to compute; auto: on a GPU if there is one.
     """
     model = prepared(load_model(ckpt_path), device, quantize)
     length = model.net.max_length
-    stride = stride if stride is not None else max(1, length // 2)
+    if stride is None:
+        stride = max(1, length // 2)
     if not 1 <= stride <= length:
         raise UsageError(f"--stride {stride} must be from 1 to the context of the model, {length}")
     if batch_size < 1:
@@ -77,17 +77,17 @@ def score(
     file = load_tokens(data, model.metadata)
     if len(file.tokens) < 2:
         raise UsageError(
-            f"{data.path} has one token only, so there is nothing to predict: give a longer text"
+            f"{data.path} has only one token, so there is nothing to predict: give a longer text"
         )
     loss, correct, tokens = total_loss(model.net, file.tokens, stride, batch_size)
-    size = int(file.bytes[-1] - file.bytes_before(np.array(1)))  # bytes, without the first token
+    num_bytes = int(file.bytes[-1] - file.bytes_before(np.array(1)))  # without the first token
     scores = {
         "loss": loss / tokens,
         "perplexity": math.exp(loss / tokens),
-        "bits_per_byte": loss / math.log(2) / size,
+        "bits_per_byte": loss / math.log(2) / num_bytes,
         "accuracy": correct / tokens,
         "tokens": tokens,
-        "bytes": size,
+        "bytes": num_bytes,
         "context": length,
         "stride": stride,
     }
@@ -98,7 +98,7 @@ def score(
 
 
 def load_tokens(text: ScoredText, metadata: dict[str, Any]) -> Any:
-    """Returns the tokens of the whole text, special tokens as in training, as a `TokenFile`."""
+    """Returns the `TokenFile` of the whole text, with special tokens as in training."""
     data = CorpusData(
         "files",
         text.path,
@@ -117,25 +117,19 @@ def load_tokens(text: ScoredText, metadata: dict[str, Any]) -> Any:
 def total_loss(
     net: Decoder, tokens: np.ndarray, stride: int, batch_size: int
 ) -> tuple[float, int, int]:
-    """Returns the sum of losses over all tokens but the first, correct predictions, and tokens.
-
-    Args:
-        net: The network, in evaluation mode.
-        tokens: Integers (N,).
-        stride, batch_size: As in `score`.
-    """
+    """Returns sum of losses, correct predictions and number of all tokens (N,) but the first."""
     device = net.embed.weight.device
     loss = 0.0
     correct = 0
     count = 0
-    total = -(-max(0, len(tokens) - 1 - net.max_length) // stride) + 1
+    total = -(-max(0, len(tokens) - 1 - net.max_length) // stride) + 1  # windows
     with progress_bar("scoring", total, least=100) as advance:
         for inputs, targets in windows(tokens, net.max_length, stride, batch_size):
-            mean, hits = net.loss(net(inputs.to(device)), targets.to(device))
-            counted = int((targets != IGNORE_INDEX).sum())
-            loss += float(mean) * counted
-            correct += int(hits)
-            count += counted
+            mean, right = net.loss(net(inputs.to(device)), targets.to(device))
+            new = int((targets != IGNORE_INDEX).sum())
+            loss += float(mean) * new
+            correct += int(right)
+            count += new
             advance(len(inputs))
     return loss, correct, count
 
@@ -143,31 +137,24 @@ def total_loss(
 def windows(
     tokens: np.ndarray, length: int, stride: int, batch_size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields windows of a text and their targets, (B, T) each, -100 if an earlier window has them.
+    """Yields windows of a text and their targets, (B, T) each; each token is a target once.
+
+    Other targets are -100: those of an earlier window, and those beyond the end of the text.
 
     Args:
-        tokens: Integers (N,), at least 2.
-        length: Tokens T of a window at most.
+        tokens: Token ids (N,), at least 2.
+        length: Tokens T of a window; fewer if the text is shorter.
         stride: Tokens between the starts of windows.
-        batch_size: Windows B at a time; the last, shorter one is alone.
+        batch_size: Windows B at a time.
     """
-    last = len(tokens) - 1  # nothing follows it
-    whole = max(0, (last - length) // stride + 1)  # windows of full length
-    starts = np.arange(whole) * stride
-    for part in np.split(starts, range(batch_size, whole, batch_size)) if whole else []:
-        rows = part[:, None] + np.arange(length + 1)  # (B, T + 1)
-        yield mask_context(tokens[rows], length, stride, part)
-    done = (whole - 1) * stride + length if whole else 0  # targets so far
-    if done < last:
-        start = np.array([whole * stride])
-        yield mask_context(tokens[None, start[0] :], length, stride, start)
-
-
-def mask_context(
-    rows: np.ndarray, length: int, stride: int, starts: np.ndarray
-) -> tuple[Tensor, Tensor]:
-    """Returns inputs and targets of windows (B, N + 1); all but the first have only new targets."""
-    numbers = torch.from_numpy(rows.astype(np.int64))
-    inputs, targets = numbers[:, :-1], numbers[:, 1:].clone()  # (B, N)
-    targets[torch.from_numpy(starts) > 0, : length - stride] = IGNORE_INDEX
-    return inputs, targets
+    last = len(tokens) - 1
+    starts = np.arange(0, max(1, last - length + stride), stride)
+    offsets = np.arange(min(length, last))
+    for first in range(0, len(starts), batch_size):
+        start = starts[first : first + batch_size, None]  # (B, 1)
+        index = np.minimum(start + offsets, last)  # (B, T); the last token pads
+        inputs = tokens[index].astype(np.int64)
+        targets = tokens[np.minimum(index + 1, last)].astype(np.int64)
+        is_earlier = (start > 0) & (offsets < length - stride)
+        targets[is_earlier | (index == last)] = IGNORE_INDEX
+        yield torch.from_numpy(inputs), torch.from_numpy(targets)

@@ -1,4 +1,4 @@
-"""Prompts to tokens, and generated tokens to text as soon as it is certain."""
+"""From prompts to tokens, and from generated tokens to text as early as possible."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,50 +12,49 @@ from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.errors import UsageError
 from tasks.lm.architectures import LanguageModel
 
-CONTEXT = 8  # tokens before new ones that may decide how these are decoded, such as with a space
-INCOMPLETE = "\ufffd"  # what part of a character is decoded to
+CONTEXT = 8  # earlier tokens on which the text of new ones may depend, such as its first space
+INCOMPLETE = "\ufffd"  # text of an incomplete character
 
 
 def prompt_tokens(model: LanguageModel, prompt: str) -> list[int]:
     """Encodes a prompt as in training: after the token that begins a document, if there is one.
 
-    An empty prompt is the beginning of a document, or of a line for a model without such a token.
+    An empty prompt begins a document, or a line if the model has no such token.
 
     Raises:
-        UsageError: A character is not in the model's vocabulary, or the prompt gives no token.
+        UsageError: A character is not in the vocabulary, or there is no token to begin with.
     """
     tokenizer = model.tokenizer
     boundary = model.boundary_tokens
     letter = tokenizer.first_unknown_character([prompt]) if tokenizer.is_character_level else None
     if letter is not None:
         raise UsageError(
-            f"the prompt has the character {letter!r} (U+{ord(letter):04X}), which is not among "
-            f"the {tokenizer.vocab_size} tokens that the model knows: leave it out"
+            f"the prompt has the character {letter!r} (U+{ord(letter):04X}), which is not in the "
+            f"vocabulary of {tokenizer.vocab_size} tokens: leave it out"
         )
     special = [boundary.bos] if prompt else [boundary.bos, boundary.prefix]
     begin = [token for token in special if token is not None]
     (ids,) = tokenizer.encode_batch([prompt if prompt or begin else "\n"])
     if not begin + ids:
-        raise UsageError("the model cannot begin a text: give a --prompt that is not empty")
+        raise UsageError("the model needs a prompt: give a --prompt that is not empty")
     return begin + ids
 
 
 class TextStream:
     """The text after one prompt, token by token.
 
-    It grows by whole characters, though a token may be part of one, and never by anything that may
-    turn out to be a stop string.
+    It grows by whole characters, and holds back what may become a stop string.
 
     Args:
         tokenizer: The model's.
-        prompt: Tokens of the prompt.
-        stop: Strings that end the text and are no part of it.
-        end_tokens: Tokens that end it.
+        prompt: Token ids of the prompt.
+        stop: Strings that end the text and are not part of it.
+        end_tokens: Token ids that end it.
 
     Attributes:
         text: The text so far.
         tokens: Number of tokens so far.
-        ended: Reason of the end: "stop", "end", or as given to `finish`; None: not ended.
+        ended: Why it ended: "stop", "end" (token), or as given to `finish`; None: not ended.
     """
 
     def __init__(
@@ -72,9 +71,9 @@ class TextStream:
         self.tokens = 0
         self.ended: str | None = None
         self._ids = [*prompt[-CONTEXT:]]
-        self._first = 0  # token that decoding starts with
-        self._decoded = len(self._ids)  # tokens whose text is known
-        self._pending = ""  # text that may become a stop string
+        self._first = 0  # index of the first token to decode
+        self._decoded = len(self._ids)  # number of tokens that are decoded already
+        self._pending = ""  # may become a stop string
 
     def add(self, token: int) -> None:
         """Adds the next token, unless the text has ended."""
@@ -97,25 +96,25 @@ class TextStream:
             self._append(self._new_text(), ended)
 
     def _new_text(self) -> str:
-        """Returns the text of tokens that are not decoded yet."""
+        """Returns the text of the tokens that are not decoded yet."""
         before = self.tokenizer.decode(self._ids[self._first : self._decoded])
         return self.tokenizer.decode(self._ids[self._first :])[len(before) :]
 
     def _append(self, new: str, ended: str | None) -> None:
         """Appends new text up to a stop string, or up to what may become one."""
         text = self._pending + new
-        found = [text.find(stop) for stop in self.stop if stop in text]
-        if found:
+        stops = [text.find(stop) for stop in self.stop if stop in text]
+        if stops:
             self.ended = "stop"
-            size = min(found)
+            size = min(stops)
         elif ended:
             self.ended = ended
             size = len(text)
         else:
-            begun = [
+            partial = [
                 n for stop in self.stop for n in range(1, len(stop)) if text.endswith(stop[:n])
             ]
-            size = len(text) - max(begun, default=0)
+            size = len(text) - max(partial, default=0)
         self.text += text[:size]
         self._pending = text[size:]
 
@@ -125,15 +124,15 @@ class StreamBatch:
     """Texts that are generated together, one token of each at a time.
 
     Args:
-        streams: One for each text.
-        steps: Yields the next tokens, (streams,), until all have ended.
+        streams: The texts.
+        steps: Yields the next token of each, (streams,).
     """
 
     streams: list[TextStream]
     steps: Iterator[torch.Tensor]
 
     def advance(self) -> None:
-        """Adds a token to each text; all have ended if there is none."""
+        """Adds a token to each text, or ends all if there are no more."""
         tokens = next(self.steps, None)
         if tokens is None:
             for stream in self.streams:
@@ -143,7 +142,7 @@ class StreamBatch:
             stream.add(token)
 
     def finish(self) -> list[str]:
-        """Generates all texts to their ends."""
+        """Generates all texts to their ends and returns them."""
         while not all(stream.ended for stream in self.streams):
             self.advance()
         return [stream.text for stream in self.streams]
@@ -171,7 +170,7 @@ def stream_texts(
 
 
 def end_tokens(model: LanguageModel, generation: FolderGeneration | None = None) -> list[int]:
-    """Returns the end tokens of a folder's settings, else the one that ends documents, if any."""
+    """Returns the end tokens of a folder's settings, else the token that ends documents, if any."""
     if generation and generation.stop:
         return [*generation.stop]
     return [] if model.boundary_tokens.eos is None else [model.boundary_tokens.eos]

@@ -14,7 +14,7 @@ from datamodules.tokenizers import Tokenizer
 from modules.generation.sampling import GenerationConfig
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder, DecoderConfig
-from tasks.base import Batch
+from tasks.base import Batch, StepOutput
 from tasks.lm.architectures import LanguageModel, fit_to_data, load_pretrained
 from tasks.lm.streaming import prompt_tokens, stream_texts
 from tasks.text import MeanOf, TextTask
@@ -102,11 +102,6 @@ class LMTask(TextTask):
         """Returns the accuracy of predicted tokens, and the bytes of text per token."""
         return {name: MeanOf(name) for name in ("acc", "bytes_per_token")}
 
-    @staticmethod
-    def weight(targets: dict[str, Tensor]) -> Tensor:
-        """Returns the number of target tokens, ()."""
-        return targets["acc"]
-
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
         """Returns perplexity, and bits per byte of text, which do not depend on the tokenizer."""
         loss = values[f"{split}/loss"]
@@ -116,9 +111,7 @@ class LMTask(TextTask):
             f"{split}/bits_per_byte": loss / size / torch.log(torch.tensor(2.0)),
         }
 
-    def step(
-        self, batch: Batch, training: bool
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    def step(self, batch: Batch, training: bool) -> StepOutput:
         """Returns loss (), means and their numbers of tokens, for a batch of tokens (B, T)."""
         targets = batch["targets"]
         hidden = self.net(
@@ -126,17 +119,12 @@ class LMTask(TextTask):
         )
         loss, right = self.net.loss(hidden, targets, z_loss=self.z_loss if training else 0.0)
         count = (targets != IGNORE_INDEX).sum()
-        figures = {"bytes_per_token": batch["bytes"].sum()}
+        means = {"bytes_per_token": batch["bytes"].sum() / count.clamp(min=1)}
         if training:
             self.trained.add(count, len(targets))
-        else:
-            figures["acc"] = right
-        means = {name: value / count.clamp(min=1) for name, value in figures.items()}
-        return loss, means, dict.fromkeys(("acc", *figures), count)
-
-    def training_figures(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the bytes of text per token."""
-        return outputs
+            return StepOutput(loss, count, None, None, extra_metrics=means)
+        means["acc"] = right / count.clamp(min=1)
+        return StepOutput(loss, count, means, dict.fromkeys(means, count))
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
         """Logs also what follows from the loss, z-loss included."""

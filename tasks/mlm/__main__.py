@@ -12,15 +12,15 @@ from tasks.cli.main import main
 
 APP = App(
     name="mlm",
-    title="Tessera MLM: pretraining of a Transformer encoder by guessing masked tokens",
+    title="Tessera MLM: pretraining of a Transformer encoder by predicting masked tokens",
     task="tasks.mlm.task:MaskedLMTask",
     data="datamodules.masked_text:MaskedTextData",
     presets="tasks.bert.architectures:presets",
     pretrained="tasks.bert.architectures:pretrained_options",
     default_config="configs/mlm/reference.yaml",
     trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
-    trains=("fit", "validate", "test"),
-    functions={
+    trainer_commands=("fit", "validate", "test"),
+    extra_commands={
         "export": (
             "write a checkpoint's weights for Hugging Face or safetensors",
             "tasks.bert.export:export",
@@ -33,7 +33,7 @@ APP = App(
         "fit --resume runs/mlm/latest",
         "export --ckpt_path runs/mlm/latest/checkpoints/best.ckpt --format hf",
     ),
-    follow=(
+    next_commands=(
         "export --ckpt_path {best} --format safetensors",
         "fit --resume {folder} --trainer.max_epochs N",
     ),

@@ -1,4 +1,4 @@
-"""Masked-language-model pretraining: the network, its recipe and its results."""
+"""Masked-language-model pretraining of a BERT-style encoder: loss and metrics."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.masking import MaskConfig, Masker
 from modules.models.bert import BertConfig, BertMaskedLM
-from tasks.base import Batch
+from tasks.base import Batch, StepOutput
 from tasks.bert.architectures import fit_to_data, load_pretrained
 from tasks.text import MeanOf, TextTask
 from tasks.training.optim import OptimConfig
@@ -20,17 +20,17 @@ from tasks.training.seeds import position_seed, run_seed
 
 
 class MaskedLMTask(TextTask):
-    """Prediction of masked tokens and, if wanted, of the next sentence (Devlin 2019).
+    """Prediction of masked tokens and, with pairs in the data, of the next sentence (Devlin 2019).
 
     Args:
-        net: The network. The number of tokens comes from the data where it is null.
+        net: The network. A null number of tokens comes from the data.
         optimizer: Optimizer, schedule and clipping.
-        mask: Which tokens are masked, anew in each epoch; always the same in evaluation.
-        pretrained: Weights to start from, tokenizer included: a checkpoint of `python -m
-            tasks.mlm`, `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null
-            starts from random weights.
-        ema: Decay of a running average of the weights, per optimizer step, such as 0.999;
-            evaluation and the saved weights use the average. Null keeps none.
+        mask: Which tokens are masked: others in each epoch, always the same in evaluation.
+        pretrained: Weights and tokenizer to start from: a checkpoint of `python -m tasks.mlm`,
+            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null: random
+            weights.
+        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
+            0.999, which is evaluated and saved; null: none.
         compile: Compile the network with torch.compile, in place.
     """
 
@@ -51,7 +51,7 @@ class MaskedLMTask(TextTask):
         self.pretrained = pretrained
 
     def build(self, metadata: Mapping[str, Any]) -> BertMaskedLM:
-        """Builds an encoder with heads for masked tokens and, if there are pairs, for sentences."""
+        """Builds an encoder with heads for masked tokens and, with pairs, for the next sentence."""
         tokenizer = Tokenizer.from_json(metadata["tokenizer"])
         self.masker = Masker(
             self.mask, tokenizer.special_ids, tokenizer.vocab_size, tokenizer.starts_word
@@ -62,34 +62,25 @@ class MaskedLMTask(TextTask):
             return build()
         return load_pretrained(build, self.pretrained, metadata)
 
-    def compiled(self) -> list[nn.Module]:
-        """Returns the encoder; a step calls it and then the loss, not the network."""
+    def modules_to_compile(self) -> list[nn.Module]:
+        """Returns the encoder: a step calls `hidden` and `loss`, not the network's `forward`."""
         return [self.net.encoder]
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Returns accuracy of masked tokens; with sentence pairs, also what concerns them."""
+        """Returns the accuracy of masked tokens; with pairs, also that of the next sentence."""
         names = ("acc", "token_loss", "next_acc") if self.metadata["next_sentence"] else ("acc",)
         return {name: MeanOf(name) for name in names}
 
-    @staticmethod
-    def weight(targets: dict[str, int]) -> int:
-        """Returns the number of masked tokens."""
-        return targets["acc"]
-
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Returns perplexity over masked tokens."""
-        return {
-            f"{split}/perplexity": values.get(f"{split}/token_loss", values[f"{split}/loss"]).exp()
-        }
+        """Returns the perplexity of masked tokens."""
+        token_loss = values.get(f"{split}/token_loss", values[f"{split}/loss"])
+        return {f"{split}/perplexity": token_loss.exp()}
 
-    def step(
-        self, batch: Batch, training: bool
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, int]]:
+    def step(self, batch: Batch, training: bool) -> StepOutput:
         """Returns loss (), means and their numbers of targets, for a batch of tokens (B, N).
 
-        The loss is the sum of two means, over masked tokens and over pairs of sentences if there
-        are any (Devlin 2019, A.2). Both are weighted by masked tokens over micro-batches and
-        processes.
+        The loss is the mean over masked tokens plus, with pairs, the mean over pairs (Devlin 2019,
+        A.2). Micro-batches and processes are weighted by their masked tokens.
         """
         tokens = batch["tokens"]
         seeds = None
@@ -98,14 +89,14 @@ class MaskedLMTask(TextTask):
         masked, where = self.masker(tokens, batch["padding_mask"], seeds)
         hidden = self.net.hidden(masked, batch["padding_mask"], batch.get("segments"))
         targets = tokens[where]  # (S,)
-        loss, right = self.net.loss(hidden, targets, where)
+        loss, correct = self.net.loss(hidden, targets, where)
         count = max(1, len(targets))
-        means = {"acc": right / count, "token_loss": loss}
+        means = {"acc": correct / count, "token_loss": loss}
         counts = {"acc": count, "token_loss": count}
         if "is_next" in batch:
             logits = self.net.sentence_logits(hidden)  # (B, 2)
-            label = 1 - batch["is_next"]  # (B,); 0: it follows
+            label = 1 - batch["is_next"]  # (B,); 0: the second sentence follows the first
             loss = loss + F.cross_entropy(logits.float(), label)
             means["next_acc"] = (logits.argmax(-1) == label).float().mean()
             counts["next_acc"] = len(label)
-        return loss, means, counts
+        return StepOutput(loss, count, means, counts)

@@ -20,13 +20,13 @@ APP = App(
     default_config="configs/seq2seq/dates.yaml",
     trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     epochs=10,
-    trains=("fit", "validate", "test"),
-    functions={
-        "translate": ("translate texts, a sentence a line", "tasks.seq2seq.translate:translate"),
-        "attend": (
-            "draw which source tokens each target token looks at",
-            "tasks.seq2seq.attend:attend",
+    trainer_commands=("fit", "validate", "test"),
+    extra_commands={
+        "translate": (
+            "translate texts, one sentence per line",
+            "tasks.seq2seq.translate:translate",
         ),
+        "attend": ("draw the cross-attention of a translation", "tasks.seq2seq.attend:attend"),
         "export": (
             "write a checkpoint's weights for Hugging Face or safetensors",
             "tasks.seq2seq.export:export",
@@ -40,7 +40,7 @@ APP = App(
         "--nbest 3",
         'attend --ckpt_path runs/seq2seq/latest/checkpoints/best.ckpt --text "March 5, 2021"',
     ),
-    follow=(
+    next_commands=(
         'translate --ckpt_path {best} --text "..."',
         'attend --ckpt_path {best} --text "..." --out attention.png',
         "export --ckpt_path {best} --format safetensors",

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from datamodules.tokenizers.pairs import PairTokenizer
-from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2SeqConfig
+from modules.models.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.cli.parsing import Options
 from tasks.errors import UsageError
 from tasks.text import fill_vocabulary
@@ -37,3 +37,8 @@ def fit_to_data(config: Seq2SeqConfig, metadata: Mapping[str, Any]) -> Seq2SeqCo
             "tokenizer for both (--data.tokenizer.joint true)"
         )
     return replace(config, max_length=max(config.max_length or 0, metadata["max_length"]))
+
+
+def build_seq2seq(config: Seq2SeqConfig) -> Seq2Seq:
+    """Builds the network of a config whose sizes are filled in."""
+    return ARCHITECTURES[config.architecture](config)

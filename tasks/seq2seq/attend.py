@@ -1,4 +1,4 @@
-"""`python -m tasks.seq2seq attend`: attention of each token of a translation to the source."""
+"""`python -m tasks.seq2seq attend`: draw the cross-attention of a translation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ FORMATS = ("pdf", "png", "svg")
 TOKEN_SIZE = 0.2  # inches
 LABEL_SIZE = 0.9  # inches, beside each panel
 MAX_SIZE = 200.0  # inches, of a figure
-INCOMPLETE = "\ufffd"  # what part of a character is decoded to
+INCOMPLETE = "\ufffd"  # text of an incomplete character
 
 
 def attend(
@@ -39,7 +39,7 @@ def attend(
         text: Sentence to translate.
         out: Picture to write, .png, .pdf or .svg.
         target: Translation to draw; null: the model's own.
-        beams: Width of the beam search for that.
+        beams: Beams of the search for the model's own translation.
         device: Where to compute; auto: on a GPU if there is one.
     """
     if not text.strip():
@@ -49,7 +49,7 @@ def attend(
     format = Path(out).suffix.removeprefix(".").lower() or "png"
     if format not in FORMATS:
         raise UsageError(
-            f"--out {out} ends in .{format}, which is not supported: use .png, .pdf or .svg"
+            f"--out {out} ends in .{format}, which is not supported: give .png, .pdf or .svg"
         )
     model = prepared(load_model(ckpt_path), device)
     (source,), (cut,) = model.tokenizer.encode_sources([text], model.net.max_length)
@@ -64,14 +64,10 @@ def attend(
     else:
         tokens = encode_translation(model, target)
     weights = cross_attention_weights(model, source, tokens)
+    sources = token_labels(model.tokenizer.source, source)
+    targets = token_labels(model.tokenizer.target, tokens)
     with new_file(Path(out)) as partial, usage_errors(f"--out {out}"):
-        draw(
-            weights,
-            token_labels(model.tokenizer.source, source),
-            token_labels(model.tokenizer.target, tokens),
-            partial,
-            format,
-        )
+        draw(weights, sources, targets, partial, format)
     print(printed(model.tokenizer.decode(tokens), finished))
     print(f"wrote {out}: {len(weights)} layers by {weights.shape[1]} heads")
 
@@ -85,15 +81,12 @@ def translate_text(model: TranslationModel, source: list[int], beams: int) -> Tr
 
 
 def encode_translation(model: TranslationModel, text: str) -> list[int]:
-    """Returns the tokens of a translation as the model would generate them; says if it cuts."""
+    """Returns the tokens that would generate a text; prints a note if it is too long."""
     (ids,) = model.tokenizer.target.encode_batch([text])
     limit = model.net.max_length
     if len(ids) + model.tokenizer.num_special_tokens > limit:
-        print(
-            f"--target is longer than the {limit} tokens that the model writes: the rest is not "
-            "drawn"
-        )
-    return model.tokenizer.build_target(ids, model.net.max_length)[1:]
+        print(f"--target is longer than {limit} tokens, the model's limit: the rest is not drawn")
+    return model.tokenizer.build_target(ids, limit)[1:]
 
 
 @torch.inference_mode()
@@ -104,27 +97,33 @@ def cross_attention_weights(
 
     Args:
         model: The model, whose decoder has L layers of H heads.
-        source: M token numbers.
-        tokens: N token numbers of a translation, without the token that it starts with.
+        source: M token ids.
+        tokens: N token ids of a translation, without the start token.
 
     Returns:
         (L, H, N, M); rows of a decoder-only model sum to less than 1.
     """
-    net, record = model.net, AttentionRecord()
-    where = net.embed.weight.device
-    read = torch.tensor([[model.tokenizer.decoder_start_id, *tokens[:-1]]], device=where)  # (1, N)
-    net.decode(read, net.encode(torch.tensor([source], device=where)), cache=record)
+    net = model.net
+    device = net.embed.weight.device
+    record = AttentionRecord()
+    inputs = torch.tensor([[model.tokenizer.decoder_start_id, *tokens[:-1]]], device=device)
+    net.decode(inputs, net.encode(torch.tensor([source], device=device)), cache=record)
     if record.cross_attn:
         return torch.cat(record.cross_attn).cpu()
     return torch.cat(record.self_attn)[..., -len(tokens) :, : len(source)].cpu()
 
 
 def token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Returns labels of tokens: their text, spaces as ␣, or their name in the vocabulary."""
-    texts = [tokenizer.decode([number]) for number in ids]
-    shown = [text if text.strip() else "\u2423" * len(text) for text in texts]
-    pairs = zip(shown, tokenizer.convert_ids_to_tokens(ids), strict=True)
-    return [text if text and INCOMPLETE not in text else name for text, name in pairs]
+    """Returns the text of each token, spaces as ␣; special and incomplete ones as written in the
+    vocabulary.
+    """
+    labels = []
+    for token_id, token in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
+        text = tokenizer.decode([token_id])
+        if not text.strip():
+            text = "\u2423" * len(text)
+        labels.append(text if text and INCOMPLETE not in text else token)
+    return labels
 
 
 def draw(
@@ -134,7 +133,7 @@ def draw(
     path: Path | BinaryIO,
     format: str,
 ) -> None:
-    """Draws a panel for each layer (rows) and head (columns), dark for much attention.
+    """Draws a panel for each layer (rows) and head (columns); dark means much attention.
 
     Args:
         weights: (L, H, N, M).
@@ -157,7 +156,9 @@ def draw(
         for head in range(heads):
             panel = panels[layer, head]
             panel.imshow(weights[layer, head].numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-            title = f"layer {layer + 1}" + (f", head {head + 1}" if heads > 1 else "")
+            title = f"layer {layer + 1}"
+            if heads > 1:
+                title += f", head {head + 1}"
             panel.set_title(title, fontsize=8)
             panel.set_xticks(range(len(source)), sources, rotation=90, fontsize=7)
             panel.set_yticks(range(len(target)), targets, fontsize=7)

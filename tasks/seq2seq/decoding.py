@@ -1,4 +1,4 @@
-"""Special tokens of decoding: where translations start, end, and what they never contain."""
+"""Special tokens of decoding: those that begin and end a translation, and banned ones."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,8 +8,7 @@ from datamodules.tokenizers.pairs import PairTokenizer
 from modules.generation.translation import DecodingRules
 from tasks.checkpoints.generation_config import FolderGeneration, read_generation
 
-# The token forced at the length limit, in folders without generation_config.json whose config.json
-# leaves it out.
+# The token forced at the length limit if a folder's files do not name it.
 FORCED_EOS = {"marian": 0, "bart": 2}
 Settings = Mapping[str, Any]
 
@@ -23,41 +22,37 @@ class DecodingTokens(TypedDict):
     rules: DecodingRules
 
 
-def decoding_tokens(tokenizer: PairTokenizer) -> DecodingTokens:
-    """Returns the tokens of a model of ours; padding is banned, some models generate it."""
-    padding = tokenizer.target.special_id("pad")
-    return {
-        "start": tokenizer.decoder_start_id,
-        "stop": [tokenizer.eos_id],
-        "banned": [padding],
-        "rules": DecodingRules(),
-    }
-
-
-def folder_decoding_tokens(
-    generation: FolderGeneration, metadata: Mapping[str, Any]
+def decoding_tokens(
+    tokenizer: PairTokenizer, generation: FolderGeneration | None = None
 ) -> DecodingTokens:
-    """Returns the tokens that `generate` of transformers uses for a folder.
+    """Returns the special tokens of a model.
 
     Args:
-        generation: Settings of the folder.
-        metadata: Of its tokenizers.
+        tokenizer: Of the model.
+        generation: Settings of its folder, followed as `generate` of transformers does; None: it is
+            a checkpoint of ours, for which only padding is banned.
 
     Raises:
         UsageError: The folder bans phrases, or names tokens that the model does not have.
     """
-    first = generation.tokens("forced_bos_token_id")
-    last = generation.tokens("forced_eos_token_id")
-    return {
-        "start": metadata["start"],
-        "stop": [*generation.stop] or [metadata["end"]],
-        "banned": [*generation.banned],
-        "rules": DecodingRules(bool(generation.settings.renormalize_logits), first, last),
-    }
+    if generation is None:
+        stop = [tokenizer.eos_id]
+        banned = [tokenizer.target.special_id("pad")]
+        rules = DecodingRules()
+    else:
+        stop = [*generation.stop] or [tokenizer.eos_id]
+        banned = [*generation.banned]
+        rules = DecodingRules(
+            bool(generation.settings.renormalize_logits),
+            generation.tokens("forced_bos_token_id"),
+            generation.tokens("forced_eos_token_id"),
+        )
+    start = tokenizer.decoder_start_id
+    return {"start": start, "stop": stop, "banned": banned, "rules": rules}
 
 
 def folder_generation(folder: Path, config: Settings, vocabulary: int = 0) -> FolderGeneration:
-    """Reads the generation settings of a folder; arguments and errors as in `read_generation`."""
+    """Returns the generation settings of a folder; arguments and errors as in `read_generation`."""
     forced = FORCED_EOS.get(str(config.get("model_type")))
     return read_generation(folder, config, vocabulary, forced_eos_token_id=forced)
 

@@ -9,15 +9,13 @@ from typing import Any
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer
 from datamodules.utils.files import read_object
 from modules.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from modules.pretrained.family import config_from_huggingface
 from modules.pretrained.seq2seq import FAMILIES
-from modules.pretrained.settings import Settings
 from modules.pretrained.weights import load_weights
-from tasks.checkpoints.contents import build_seq2seq
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.checkpoints.pretrained import (
     CKPT_PATH,
     check_tokenizer,
+    folder_config,
     folder_weights,
     model_folder,
     read_settings,
@@ -29,7 +27,7 @@ from tasks.checkpoints.reading import KEY, net_weights
 from tasks.checkpoints.weights import OPTION
 from tasks.cli.parsing import Options
 from tasks.errors import UsageError, usage_errors
-from tasks.seq2seq.architectures import fit_to_data
+from tasks.seq2seq.architectures import build_seq2seq, fit_to_data
 from tasks.seq2seq.decoding import decoder_start, folder_generation
 
 TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder
@@ -77,10 +75,8 @@ def read_folder(folder: Path, option: str = OPTION) -> tuple[Seq2SeqConfig, Pair
         UsageError: There is no such model, or no tokenizer.
         DataError: A tokenizer cannot be read.
     """
-    settings = read_settings(folder, dict, option)
-    family, config = read_settings(
-        folder, lambda found: config_from_huggingface(found, FAMILIES), option
-    )
+    settings = read_settings(folder, option)
+    family, config = folder_config(folder, FAMILIES, option)
     default = "eos_token_id" if family == "bart" else "pad_token_id"  # older files of BART and T5
     start = decoder_start(folder, settings, settings.get(default))
     begin = False
@@ -123,7 +119,7 @@ def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, A
     else:
         folder = model_folder(source)
         _, tokenizer_config = read_folder(folder)
-        theirs = load_tokenizers(tokenizer_config)
+        theirs = PairTokenizer.load_or_train(list, list, tokenizer_config)
         state = folder_weights(folder, FAMILIES)
     for side in SIDES:
         check_tokenizer(source, getattr(theirs, side), metadata[f"{side}_tokenizer"])
@@ -131,11 +127,6 @@ def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, A
     with usage_errors(f"{OPTION} {source}"):
         load_weights(net, state)
     return net
-
-
-def load_tokenizers(config: PairTokenizerConfig) -> PairTokenizer:
-    """Loads the tokenizers of files."""
-    return PairTokenizer.load_or_train(list, list, config)
 
 
 def load_folder(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]:
@@ -151,7 +142,7 @@ def load_folder(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]
     folder = model_folder(source, CKPT_PATH)
     config, tokenizer_config = read_folder(folder, CKPT_PATH)
     metadata = {
-        **load_tokenizers(tokenizer_config).metadata(),
+        **PairTokenizer.load_or_train(list, list, tokenizer_config).metadata(),
         "tokenizer_options": asdict(tokenizer_config),
         "max_length": config.max_length,
         "languages": read_languages(folder),
@@ -160,7 +151,7 @@ def load_folder(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]
     with usage_errors(source):
         net = build_seq2seq(fit_to_data(config, metadata))
         load_weights(net, state)
-    settings: Settings = read_settings(folder, dict, CKPT_PATH)
+    settings = read_settings(folder, CKPT_PATH)
     return net, metadata, folder_generation(folder, settings, net.vocabulary)
 
 

@@ -1,4 +1,4 @@
-"""Translation: the network, its recipe and its results."""
+"""Translation with an encoder-decoder: loss, metrics and pictures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +16,13 @@ from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
-from tasks.base import Batch
-from tasks.checkpoints.contents import build_seq2seq
+from tasks.base import Batch, StepOutput
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError
-from tasks.seq2seq.architectures import fit_to_data
+from tasks.seq2seq.architectures import build_seq2seq, fit_to_data
+from tasks.seq2seq.attend import cross_attention_weights, draw, encode_translation, token_labels
 from tasks.seq2seq.decoding import decoding_tokens
+from tasks.seq2seq.pretrained import load_pretrained
 from tasks.seq2seq.scores import TranslationScores, table
 from tasks.seq2seq.translator import TranslationModel
 from tasks.text import MeanOf, TextTask
@@ -30,17 +31,17 @@ from tasks.training.averaging import LastWeights
 from tasks.training.optim import OptimConfig
 from tasks.training.throughput import TokenCount
 
-PRINTED = 3  # translations of the test at the end of a run
-LOGGED = 16  # translations of an evaluation in loggers
+PRINTED = 3  # translations of the test that a run prints at its end
+LOGGED = 16  # translations that an evaluation logs
 
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """How texts are translated in evaluation.
+    """How evaluation translates.
 
     Args:
-        beams: Beams in tests; 1: greedy.
-        val_beams: Beams in validations.
+        beams: Beams in testing; 1: greedy.
+        val_beams: Beams in validation; 1: greedy.
         length_penalty: Beam search ranks by sum of log probabilities / length^this; above 0 favours
             long translations.
         max_new_tokens: Tokens of a translation at most; null: `data.max_length`.
@@ -58,11 +59,10 @@ class DecodingConfig:
             except ValueError as error:
                 raise ValueError(f"decoding.{str(error).replace('beams', name, 1)}") from error
 
-    def generation(self, beams: int, longest: int) -> GenerationConfig:
-        """Returns options of `translate` for a network of up to `longest` tokens."""
-        new = longest if self.max_new_tokens is None else min(self.max_new_tokens, longest)
+    def generation(self, beams: int, max_length: int) -> GenerationConfig:
+        """Returns options of `translate` for a network of `max_length` tokens."""
         return GenerationConfig(
-            new,
+            min(self.max_new_tokens or max_length, max_length),
             temperature=0.0,
             beams=beams,
             length_penalty=self.length_penalty,
@@ -74,17 +74,18 @@ class Seq2SeqTask(MediaTask, TextTask):
     """Translation with an encoder-decoder (Vaswani 2017).
 
     Args:
-        net: The network. Numbers of tokens and lengths come from the data where they are null.
+        net: The network. Null numbers of tokens and lengths come from the data.
         optimizer: Optimizer, schedule and clipping.
-        label_smoothing: Probability mass spread evenly over all tokens (Szegedy 2016), 0 to 1.
-        decoding: How texts are translated in evaluation.
-        pretrained: Weights to start from, tokenizers included: a checkpoint of `python -m
-            tasks.seq2seq`, `hf/<model>` of the Hugging Face hub (Marian, BART, T5), or a local
-            folder of its layout; null starts from random ones.
-        average: Evaluate and save the mean of the weights at this many latest validations (Vaswani
-            2017); null: only the latest. Checkpoints hold the network once for each.
-        ema: Decay of a running average of the weights, per optimizer step, such as 0.999;
-            evaluation and the saved weights use the average. Null keeps none.
+        label_smoothing: Probability mass spread evenly over all tokens (Szegedy 2016), from 0 to
+            below 1.
+        decoding: How evaluation translates.
+        pretrained: Weights and tokenizers to start from: a checkpoint of `python -m tasks.seq2seq`,
+            `hf/<model>` of the Hugging Face hub (Marian, BART, T5), or a local folder of its
+            layout; null: random weights.
+        average: Evaluate and save the mean of the weights at this many last validations (Vaswani
+            2017), all of which a checkpoint holds; null: none.
+        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
+            0.999, which is evaluated and saved; null: none.
         compile: Compile the network with torch.compile, in place.
     """
 
@@ -109,12 +110,10 @@ class Seq2SeqTask(MediaTask, TextTask):
             raise ValueError(f"label_smoothing {label_smoothing} must be from 0 to below 1")
         if average is not None and ema is not None:
             raise UsageError(
-                f"--model.average {average} and --model.ema {ema} are two averages: leave one out"
+                f"--model.average {average} and --model.ema {ema} exclude each other: leave one out"
             )
         if average is not None and average < 2:
-            raise UsageError(
-                f"--model.average {average} must be at least 2 validations; leave it out for none"
-            )
+            raise UsageError(f"--model.average {average} must be at least 2 validations")
         self.net_config = net
         self.label_smoothing = label_smoothing
         self.decoding = decoding
@@ -128,19 +127,15 @@ class Seq2SeqTask(MediaTask, TextTask):
         config = fit_to_data(self.net_config, metadata)
         if self.pretrained is None or self.restored is not None:
             return build_seq2seq(config)
-        from tasks.seq2seq.pretrained import load_pretrained
-
         return load_pretrained(config, self.pretrained, metadata)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Adds the mean of the latest weights, if there is one."""
-        return [
-            *super().configure_callbacks(),
-            *([LastWeights(self.average)] if self.average else []),
-        ]
+        """Adds the mean of the last weights."""
+        callbacks = super().configure_callbacks()
+        return callbacks if self.average is None else [*callbacks, LastWeights(self.average)]
 
     def configure_model(self) -> None:
-        """Builds also the tokenizers of the data."""
+        """Builds also the tokenizers."""
         super().configure_model()
         self.tokenizer = PairTokenizer.from_metadata(self.metadata)
 
@@ -155,43 +150,38 @@ class Seq2SeqTask(MediaTask, TextTask):
         """Returns the accuracy of next tokens; BLEU, chrF and exact matches of translations."""
         return {"acc": MeanOf("acc"), "scores": TranslationScores(self.language)}
 
-    @staticmethod
-    def weight(targets: dict[str, Any]) -> Tensor:
-        """Tokens of the batch that count, ()."""
-        return targets["acc"]
-
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Returns perplexity, with the reference as prefix of each token."""
+        """Returns the perplexity of the references."""
         return {f"{split}/perplexity": values[f"{split}/loss"].exp()}
 
-    def step(self, batch: Batch, training: bool) -> tuple[Tensor, dict[str, Any], dict[str, Any]]:
-        """Returns loss () of sources (B, M) and targets (B, N); in evaluation translations, too."""
+    def step(self, batch: Batch, training: bool) -> StepOutput:
+        """Returns the loss () of sources (B, M) and targets (B, N); evaluation also translates."""
         targets = batch["targets"]
         hidden = self.net(batch["source"], batch["tokens"], batch["source_padding_mask"])
-        loss, right = self.net.loss(hidden, targets, self.label_smoothing if training else 0.0)
+        loss, correct = self.net.loss(hidden, targets, self.label_smoothing if training else 0.0)
         count = (targets != IGNORE_INDEX).sum()
         if training:
             self.trained.add(count, len(targets))
-            return loss, {}, {"acc": count}
+            return StepOutput(loss, count, {}, {})
         texts, finished = self.translations(batch)
-        outputs = {"acc": right / count.clamp(min=1), "texts": texts, "finished": finished}
+        outputs = {"acc": correct / count.clamp(min=1), "texts": texts, "finished": finished}
         pairs = {
             "index": batch["index"].tolist(),
             "sources": batch["text"],
             "references": batch["reference"],
         }
-        return loss, outputs, {"acc": count, **pairs}
+        return StepOutput(loss, count, outputs, {"acc": count, **pairs})
 
     def translations(self, batch: Batch) -> tuple[list[str], list[bool]]:
-        """Returns the translations of a batch, and whether each of them ended by itself."""
+        """Returns the translations of a batch, and whether each ended before the length limit."""
         beams = self.decoding.beams if self.trainer.testing else self.decoding.val_beams
         config = self.decoding.generation(beams, self.net.max_length)
         sources = [
             row[padding_mask].tolist()
             for row, padding_mask in zip(batch["source"], batch["source_padding_mask"], strict=True)
         ]
-        found = translate(self.net, sources, config, **decoding_tokens(self.tokenizer))
-        best = [ranked[0] for ranked in found]
+        ranked = translate(self.net, sources, config, **decoding_tokens(self.tokenizer))
+        best = [translations[0] for translations in ranked]
         texts = [self.tokenizer.decode(translation.tokens) for translation in best]
         return texts, [translation.finished for translation in best]
 
@@ -201,13 +191,6 @@ class Seq2SeqTask(MediaTask, TextTask):
 
     def collect_media(self, batch: Batch, outputs: dict[str, Any]) -> None:
         """Keeps the cross-attention of the first translation."""
-        from tasks.seq2seq.attend import (
-            cross_attention_weights,
-            draw,
-            encode_translation,
-            token_labels,
-        )
-
         if self.collected or not any(outputs["texts"][:1]):
             return
         model = TranslationModel.of(self.net, self.metadata)
@@ -227,41 +210,34 @@ class Seq2SeqTask(MediaTask, TextTask):
 
     def media(self, split: str) -> dict[str, Table | Picture]:
         """Returns translations, and what `collect_media` kept."""
-        shown: dict[str, Table | Picture] = {**self.collected}
+        media: dict[str, Table | Picture] = {**self.collected}
         self.collected = {}
         rows = [row[1:4] for row in self.metrics[split]["scores"].found[:LOGGED]]
         if rows:
-            shown["translations"] = Table(("source", "translation", "reference"), rows)
-        return shown
+            media["translations"] = Table(("source", "translation", "reference"), rows)
+        return media
 
-    # What a run says and keeps --------------------------------------------------------------------
+    # What a run prints and keeps ------------------------------------------------------------------
 
     def notes(self) -> dict[str, Any]:
-        """Returns how BLEU and chrF were computed, and the number of unfinished translations."""
-        cut = next((scores.unfinished for scores in self._scores("test", "val") if scores.found), 0)
-        return TranslationScores(self.language).signatures() | ({"unfinished": cut} if cut else {})
-
-    def _scores(self, *splits: str) -> list[TranslationScores]:
-        """Returns the scores of these splits."""
-        return [
-            scores
-            for split in splits
-            if isinstance(scores := self.metrics[split]["scores"], TranslationScores)
-        ]
+        """Returns the signatures of BLEU and chrF, and the number of unfinished translations."""
+        scores = [self.metrics[split]["scores"] for split in ("test", "val")]
+        signatures = scores[0].signatures()
+        unfinished = next((metric.unfinished for metric in scores if metric.found), 0)
+        return signatures | {"unfinished": unfinished} if unfinished else signatures
 
     def keep_files(self, folder: Path) -> None:
         """Writes `source.tokenizer.json` and `target.tokenizer.json`, or one `tokenizer.json`."""
-        files = {
-            f"{side}.tokenizer.json": self.metadata[f"{side}_tokenizer"]
-            for side in ("source", "target")
-        }
-        if len(set(files.values())) == 1:
-            files = {"tokenizer.json": self.metadata["target_tokenizer"]}
-        for name, text in files.items():
-            write_text(folder / name, text)
+        source = self.metadata["source_tokenizer"]
+        target = self.metadata["target_tokenizer"]
+        if source == target:
+            write_text(folder / "tokenizer.json", source)
+        else:
+            write_text(folder / "source.tokenizer.json", source)
+            write_text(folder / "target.tokenizer.json", target)
 
     def draw_results(self, folder: Path) -> None:
-        """Writes `translations.tsv`, the test's translations with their references."""
+        """Writes the test's translations and references, `translations.tsv`."""
         write_text(folder / "translations.tsv", table(self.metrics["test"]["scores"].found))
 
     def closing_texts(self, folder: Path) -> dict[str, str]:

@@ -1,10 +1,9 @@
-"""`python -m tasks.seq2seq translate`: translations of sentences."""
+"""`python -m tasks.seq2seq translate`: translate sentences."""
 
 import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from datamodules.utils.progress import progress_bar
 from modules.config import require
@@ -12,35 +11,37 @@ from modules.generation.quantized import QuantizationName
 from modules.generation.sampling import GenerationConfig, StoppingName
 from modules.generation.translation import Translation
 from modules.generation.translation import translate as search
-from tasks.cli.text_io import UNFINISHED, json_line, printed, read_lines
+from tasks.cli.text_io import json_line, printed, read_lines
 from tasks.seq2seq.translator import TranslationModel, load_model
 from tasks.training.devices import DeviceName, prepared
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranslateOptions(GenerationConfig):
-    """Translate texts, a sentence a line; the output is in their order, empty lines stay.
+    """Translate texts, one sentence per line, in their order; empty lines stay empty.
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout,
             whose generation_config.json then has the defaults.
         text: Sentence to translate; may be given several times.
-        file: File with a sentence on each line; - is standard input, which is also read where there
-            is no text.
+        file: File with one sentence per line; - is standard input, which is also read if there is
+            neither a file nor a text.
         beams: Beams of beam search; 1: greedy decoding, or sampling with a temperature.
-        max_new_tokens: Tokens of a translation at most, up to what the model can generate.
+        max_new_tokens: Maximum number of tokens of a translation, up to what the model can
+            generate.
         temperature: Of sampling, with 1 beam; 0: no sampling.
-        early_stopping: When beam search for a sentence is over: "likely" when no open translation
-            would be among the best if it ended at once; "never" before none can still be, by which
-            many go up to the limit; "first" as soon as there are as many as beams.
-        seed: Of sampling for the first sentence, one more for the next.
-        nbest: Translations of each sentence, best first: a line for each, with the sentence's
-            number and the score.
-        batch_size: Sentences at a time, of like length.
-        json: Print an object on a line for each translation: line, source, translation, rank,
-            score, number of tokens, and whether it is finished, instead of a mark, [...], behind
-            one that is not.
-        quantize: int8: weights in a quarter of the bytes, on a CPU, a little less exact; null: as
+        early_stopping: When beam search ends for a sentence: "likely": when no unfinished
+            translation would rank among the best if it ended now; "never": when none can rank among
+            them any more, often at the length limit; "first": when as many are finished as there
+            are beams.
+        seed: Of sampling the first sentence; the next one has `seed` + 1.
+        nbest: Translations of each sentence, best first, each on a line with the sentence's number
+            and the score.
+        batch_size: Sentences at a time, sorted by length.
+        json: Print one JSON object per line for each translation: line, source, translation, rank,
+            score, number of tokens, and whether it is finished; without it, [...] marks an
+            unfinished one.
+        quantize: int8: weights in a quarter of the memory, on a CPU, slightly less exact; null: as
             they are.
         device: Where to compute; auto: on a GPU if there is one.
     """
@@ -60,24 +61,22 @@ class TranslateOptions(GenerationConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("nbest", "batch_size"):
-            require(
-                getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be at least 1."
-            )
+        require(self.nbest >= 1, f"nbest is {self.nbest}; it must be at least 1.")
+        require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be at least 1.")
         require(
             self.temperature == 0 or self.beams == self.nbest == 1,
-            f"temperature is {self.temperature}, which samples one translation of each sentence, "
-            "and beam search samples none; set beams and nbest to 1, or leave temperature out.",
+            f"temperature is {self.temperature}, but only one translation of each sentence can be "
+            "sampled; set beams and nbest to 1, or leave temperature out.",
         )
         require(
             self.nbest <= self.beams,
-            f"nbest is {self.nbest}, but beam search with {self.beams} beams ends with "
-            f"{self.beams} translations; raise beams.",
+            f"nbest is {self.nbest}, but {self.beams} beams end with {self.beams} translations; "
+            "raise beams.",
         )
         require(
             self.temperature > 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None),
-            "top_k, top_p and min_p say what to sample from; give a temperature, such as 1, or "
-            "leave them out.",
+            "top_k, top_p and min_p restrict sampling; give a temperature, such as 1, or leave "
+            "them out.",
         )
 
 
@@ -86,7 +85,8 @@ def translate(options: TranslateOptions, typed: Collection[str] = ()) -> None:
 
     Args:
         options: What to translate, and how.
-        typed: Names of the typed ones, which win over the settings of the model's folder.
+        typed: Names of those on the command line, which override the settings of the model's
+            folder.
     """
     lines = list(options.text)
     if options.file is not None or not lines:
@@ -95,59 +95,68 @@ def translate(options: TranslateOptions, typed: Collection[str] = ()) -> None:
     if model.generation:
         options = model.generation.apply_to(options, typed, prompt_length=1)  # the start token
     start = time.perf_counter()
-    found = translations(model, lines, options)
+    found = [best[: options.nbest] for best in translations(model, lines, options)]
     seconds = time.perf_counter() - start
     for number, (line, best) in enumerate(zip(lines, found, strict=True), 1):
-        for rank, one in enumerate(best[: options.nbest], 1):
-            text = model.tokenizer.decode(one.tokens)
+        for rank, translation in enumerate(best, 1):
+            text = model.tokenizer.decode(translation.tokens)
             if options.json:
-                print_json(number, line, rank, one, text)
+                print_json(number, line, rank, translation, text)
+            elif options.nbest == 1:
+                print(printed(text, translation.finished))
             else:
-                text = printed(text, one.finished)
-                print(text if options.nbest == 1 else f"{number}\t{one.score:.4f}\t{text}")
+                text = printed(text, translation.finished)
+                print(f"{number}\t{translation.score:.4f}\t{text}")
     print(
         f"{len(lines)} sentences in {seconds:.1f} s ({len(lines) / seconds:.1f}/s)", file=sys.stderr
     )
     if not lines:
         print("there was nothing to translate: the input is empty", file=sys.stderr)
-    cut = sum(not one.finished for best in found for one in best[: options.nbest])
-    if cut:
-        hint = f"they end with{UNFINISHED}"
-        if options.json:
-            hint = "raise --max_new_tokens if the model can generate more"
-        print(f"{cut} translations were not finished at the length limit: {hint}", file=sys.stderr)
+    unfinished = sum(not translation.finished for best in found for translation in best)
+    if unfinished:
+        print(
+            f"{unfinished} translations were not finished at the length limit: raise "
+            "--max_new_tokens if the model can generate more",
+            file=sys.stderr,
+        )
 
 
 def translations(
     model: TranslationModel, lines: Sequence[str], options: TranslateOptions
 ) -> list[list[Translation]]:
-    """Returns the translations of each line, best first; empty lines have empty ones."""
+    """Returns the translations of each line, best first; an empty line has an empty one."""
     found = [[Translation([], 0.0, True)] for _ in lines]
     numbers = [number for number, line in enumerate(lines) if line.strip()]
-    rows, cut = model.tokenizer.encode_sources(
-        [lines[number] for number in numbers], model.net.max_length
-    )
+    texts = [lines[number] for number in numbers]
+    rows, cut = model.tokenizer.encode_sources(texts, model.net.max_length)
     if any(cut):
         print(
             f"{sum(cut)} of {len(lines)} sentences are longer than the {model.net.max_length} "
-            "tokens that the model reads, and are translated without the rest",
+            "tokens that the model reads: the rest is not translated",
             file=sys.stderr,
         )
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     with progress_bar("translating", len(rows), least=100) as advance:
         for first in range(0, len(order), options.batch_size):
-            chosen = order[first : first + options.batch_size]
-            sources = [rows[index] for index in chosen]
-            seeds = [options.seed + numbers[index] for index in chosen]
-            made = search(model.net, sources, options, **model.tokens, seeds=seeds)
-            for index, best in zip(chosen, made, strict=True):
+            batch = order[first : first + options.batch_size]
+            sources = [rows[index] for index in batch]
+            seeds = [options.seed + numbers[index] for index in batch]
+            translated = search(model.net, sources, options, **model.tokens, seeds=seeds)
+            for index, best in zip(batch, translated, strict=True):
                 found[numbers[index]] = best
-            advance(len(chosen))
+            advance(len(batch))
     return found
 
 
-def print_json(line: int, source: str, rank: int, found: Translation, text: str) -> None:
-    """Prints one translation as an object."""
-    entry: dict[str, Any] = {"line": line, "source": source, "translation": text, "rank": rank}
-    entry |= {"score": found.score, "tokens": len(found.tokens), "finished": found.finished}
+def print_json(line: int, source: str, rank: int, translation: Translation, text: str) -> None:
+    """Prints one translation as a JSON object."""
+    entry = {
+        "line": line,
+        "source": source,
+        "translation": text,
+        "rank": rank,
+        "score": translation.score,
+        "tokens": len(translation.tokens),
+        "finished": translation.finished,
+    }
     print(json_line(entry))

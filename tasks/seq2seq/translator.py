@@ -1,26 +1,26 @@
-"""A translation model to use: of a checkpoint, or of Hugging Face."""
+"""A translation model for inference: of a checkpoint, or of Hugging Face."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from datamodules.tokenizers.pairs import PairTokenizer
 from modules.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from tasks.checkpoints.contents import build_seq2seq
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
+from tasks.seq2seq.architectures import build_seq2seq
 from tasks.seq2seq.decoding import DecodingTokens, decoding_tokens, folder_decoding_tokens
 from tasks.seq2seq.pretrained import load_folder
 
 
 class TranslationModel(NamedTuple):
-    """A translation model to use.
+    """A translation model for inference.
 
     Args:
         net: The network, in evaluation mode.
         tokenizer: Of both languages.
         metadata: Of the data that it was trained on.
         tokens: Special tokens of decoding.
-        generation: Settings of its folder; None: it is one of ours.
+        generation: Settings of its folder; None: it is a checkpoint of ours.
     """
 
     net: Seq2Seq
@@ -35,18 +35,15 @@ class TranslationModel(NamedTuple):
     ) -> "TranslationModel":
         """Returns a network with the tokenizers of its metadata, and the settings of its folder."""
         tokenizer = PairTokenizer.from_metadata(metadata)
-        if generation is None:
-            tokens = decoding_tokens(tokenizer)
-        else:
-            tokens = folder_decoding_tokens(generation, metadata)
+        tokens = decoding_tokens(tokenizer, generation)
         return cls(net.eval(), tokenizer, metadata, tokens, generation)
 
 
 def load_model(source: str) -> TranslationModel:
-    """Loads the translation model of a checkpoint of `fit`, of `hf/<model>`, or of a folder.
+    """Loads a checkpoint of `fit`, `hf/<model>`, or a folder of Hugging Face's layout.
 
     Raises:
-        UsageError: There is no such model, or it is no encoder-decoder.
+        UsageError: There is no such model, or it is not an encoder-decoder.
         RunError, DataError: It is damaged, or the hub cannot be reached.
     """
     if source.startswith("hf/") or Path(source).is_dir():

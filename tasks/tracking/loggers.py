@@ -1,4 +1,4 @@
-"""Lightning's loggers of W&B and TensorBoard, for runs that continue or lose the network."""
+"""Lightning's loggers of W&B and TensorBoard, for runs that resume or lose the network."""
 
 import os
 import warnings
@@ -16,10 +16,9 @@ STEP = "trainer/global_step"  # Lightning's name of W&B's x axis
 
 
 class WandbLogger(loggers.WandbLogger):
-    """Lightning's, with an optimizer step as W&B's step: W&B then drops what a continued run logs
-    again.
+    """Lightning's, with the optimizer step as W&B's step: W&B drops what a resumed run repeats.
 
-    Where W&B cannot be reached, the run is kept in its folder, for `wandb sync`.
+    If W&B cannot be reached, the run is kept in its folder, for `wandb sync`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,7 +37,7 @@ class WandbLogger(loggers.WandbLogger):
         except wandb.errors.Error as error:
             reason = str(error).partition("\n")[0]
             warnings.warn(
-                f"W&B cannot be used ({reason}): training goes on, and the run is kept in "
+                f"W&B cannot be used ({reason}): training continues, and the run is kept in "
                 f"{self.save_dir}/wandb, from where `wandb sync` sends it",
                 stacklevel=2,
             )

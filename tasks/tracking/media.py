@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tasks.lightning_patches import logged_step
 
-Picture = Tensor  # uint8 (C, Y, X), grey or colour
+Picture = Tensor  # uint8 (C, H, W), grey or RGB
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Table:
     """Rows to show.
 
     Args:
-        columns: their names.
-        rows: numbers, texts, or pictures of one size, one for each column.
+        columns: Their names.
+        rows: Numbers, texts, or pictures of one size, one for each column.
     """
 
     columns: tuple[str, ...]
@@ -30,15 +30,13 @@ class Table:
 
 
 class MediaTask:
-    """A task with tables and pictures, in the first process of runs with a logger that can show
-    them.
-    """
+    """A task with tables and pictures, for the loggers that can show them."""
 
     def collect_media(self, batch: dict[str, Any], outputs: Any) -> None:
         """Keep what `media` needs of an evaluated batch."""
 
     def media(self, split: str) -> dict[str, Table | Picture]:
-        """Tables and pictures of a validation or test, "val" or "test", by name."""
+        """Tables and pictures of an evaluation by name; `split` is "val" or "test"."""
         return {}
 
 
@@ -48,25 +46,25 @@ class MediaLogger(Callback):
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Let the task see a batch of the validation."""
+        """Show the task a batch of the validation."""
         if shows_media(trainer, pl_module):
             pl_module.collect_media(batch, outputs)  # type: ignore[operator]
 
     def on_test_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Let the task see a batch of the test."""
+        """Show the task a batch of the test."""
         self.on_validation_batch_end(trainer, pl_module, outputs, batch)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log what the task has."""
+        """Log the task's tables and pictures."""
         if shows_media(trainer, pl_module):
             split = "test" if trainer.testing else "val"
             media = pl_module.media(split)  # type: ignore[operator]
             log_media(trainer, {f"{split}/{name}": shown for name, shown in media.items()})
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log what the task has."""
+        """Log the task's tables and pictures."""
         self.on_validation_end(trainer, pl_module)
 
 
@@ -92,7 +90,7 @@ def rendered(draw: Callable[[BinaryIO], None]) -> Picture:
     file = io.BytesIO()
     draw(file)
     pixels = numpy.array(Image.open(file).convert("RGB"))
-    return torch.from_numpy(pixels).permute(2, 0, 1)  # (Y, X, 3) -> (3, Y, X)
+    return torch.from_numpy(pixels).permute(2, 0, 1)  # (H, W, 3) -> (3, H, W)
 
 
 def to_wandb(logger: Any, name: str, shown: Table | Picture, step: int) -> None:
@@ -116,7 +114,7 @@ def to_tensorboard(logger: Any, name: str, shown: Table | Picture, step: int) ->
         return
     pictures = [cell for row in shown.rows for cell in row if isinstance(cell, Tensor)]
     if pictures:
-        logger.experiment.add_images(name, torch.stack(pictures), step)  # (S, C, Y, X)
+        logger.experiment.add_images(name, torch.stack(pictures), step)  # (B, C, H, W)
     texts = []
     for number, row in enumerate(shown.rows, 1):
         for column, cell in zip(shown.columns, row, strict=True):

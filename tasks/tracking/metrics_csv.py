@@ -1,4 +1,4 @@
-"""`metrics.csv` in the run folder, which a continued run goes on with."""
+"""`metrics.csv` in the run folder, which a resumed run continues."""
 
 import csv
 from argparse import Namespace
@@ -20,12 +20,11 @@ ROWS_BEFORE_WRITE = 50
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a `metrics.csv`, without empty cells; a last one that was not written to its end
-    is left out.
+    """The rows of a `metrics.csv`, without empty cells and without an unfinished last row.
 
     Raises:
-        RunError: it is something else.
-        OSError: it is no regular file, or cannot be read.
+        RunError: It is something else.
+        OSError: It is no regular file, or cannot be read.
     """
     try:
         content = read_bytes(path)
@@ -43,17 +42,16 @@ def read_rows(path: Path) -> list[dict[str, str]]:
                 float(value)  # raises ValueError
     except (csv.Error, KeyError, TypeError, ValueError) as error:
         raise RunError(
-            f"{path} is damaged: move it away, and the run goes on without its earlier rows"
+            f"{path} is damaged: move it away, and the run continues without its earlier rows"
         ) from error
     return rows
 
 
 class LoggedRows:
-    """Which rows of metrics a continued run keeps: all from before its checkpoint that it does not
-    log again.
+    """Which earlier rows a resumed run keeps: those that it does not log again.
 
     Args:
-        checkpoint: where it continues; None where it begins.
+        checkpoint: That it resumes from; None for a new run.
     """
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
@@ -74,14 +72,13 @@ class LoggedRows:
 
 
 class MetricsCSV(Logger):
-    """Writes `metrics.csv`: a row a step, a column a metric, and more columns when they come up.
+    """Writes `metrics.csv`: one row per step, one column per metric; new metrics add columns.
 
     Lightning's CSVLogger deletes the file of an earlier process.
 
     Args:
-        folder: run folder.
-        earlier: which rows of an earlier process are kept; a file is touched with the first new
-            row.
+        folder: Run folder.
+        earlier: Which rows of an earlier process are kept.
     """
 
     def __init__(self, folder: Path, earlier: LoggedRows) -> None:
@@ -110,11 +107,11 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *_: Any, **__: Any) -> None:
-        """Do nothing: `config.yaml` holds them."""
+        """Do nothing: they are in `config.yaml`."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add a row; the first one opens the file."""
+        """Add a row; before the first one, remove earlier rows that come again."""
         if not self.opened and self.path.exists():
             rows = [row for row in read_rows(self.path) if self.earlier.keeps(row)]
             self.columns = sorted({"step"}.union(*rows))
@@ -129,7 +126,7 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the rows that wait, below a new header where they have new columns."""
+        """Write the waiting rows; new columns need a new header."""
         if not self.waiting:
             return
         new = set().union(*self.waiting) - set(self.columns)
@@ -149,6 +146,6 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the rows that wait; of a run that failed, as far as that works."""
+        """Write the waiting rows, if possible, also of a run that failed."""
         with suppress(OSError) if status == "failed" else nullcontext():
             self.save()

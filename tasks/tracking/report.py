@@ -26,21 +26,20 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
 
 
 def skipped_samples(datamodule: Any) -> dict[str, int]:
-    """How many bad files, texts or pairs were skipped, where there were any."""
+    """How many bad files, texts or pairs were skipped; nothing if none were."""
     skipped = getattr(datamodule, "skipped", [])
     return {"skipped": len(skipped)} if skipped else {}
 
 
 def print_results(
-    metrics: Mapping[str, Any], folder: Path | None = None, follow: Sequence[str] = ()
+    metrics: Mapping[str, Any], folder: Path | None = None, next_commands: Sequence[str] = ()
 ) -> None:
     """Print the metrics and, after a fit, where its files are and what to do next.
 
     Args:
-        metrics: by their logged names, and notes on them.
-        folder: run folder of a fit.
-        follow: commands to try, with {best} for the best checkpoint and {folder} for the run
-            folder.
+        metrics: By their logged names, and notes on them.
+        folder: Run folder of a fit.
+        next_commands: Commands to try, as in `App`.
     """
     rows: dict[str, Any] = {**metrics}
     best: Path | None = None
@@ -54,7 +53,7 @@ def print_results(
     table("Results", rows)
     if folder is not None and best is not None:
         quoted = {"best": shlex.quote(str(best)), "folder": shlex.quote(str(folder))}
-        print("next:", *(f"  {line.format(**quoted)}" for line in follow), sep="\n")
+        print("next:", *(f"  {line.format(**quoted)}" for line in next_commands), sep="\n")
 
 
 def print_texts(texts: Mapping[str, str]) -> None:
@@ -67,7 +66,7 @@ def draw_curves(rows: Sequence[Mapping[str, str]], path: Path) -> None:
     """Draw loss and accuracy over steps, one panel for each.
 
     Args:
-        rows: of `metrics.csv`: `step` and logged values.
+        rows: Of `metrics.csv`: `step` and logged values.
         path: PNG to write.
     """
     import matplotlib.figure

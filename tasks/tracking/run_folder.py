@@ -20,102 +20,89 @@ import yaml
 from datamodules.utils.files import open_regular, write_text
 from tasks import __version__
 from tasks.checkpoints.exporting import made_parents
-from tasks.distributed.launchers import by_slurm, by_torchrun, torchrun_store
+from tasks.distributed.environment import by_slurm, by_torchrun, torchrun_store
 from tasks.errors import RunError, UsageError
 
-LOCK = ".lock"
 PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy")
 
 
-def run_folder(task: str, chosen: str | None) -> Path:
-    """The folder of this run: as chosen, else `runs/TASK/<time>`; the same in every process of the
-    run.
+def choose_run_folder(task: str, chosen: str | None) -> Path:
+    """The folder of this run, absolute: as chosen, else `runs/TASK/<time>`.
 
-    Processes that Lightning launches inherit it; those of torchrun get it from their first, also
-    when they are started again; those of SLURM know it by the number of their job and by their
-    command line, since a job may have several.
+    All processes of a run get the same folder. Those that Lightning launches inherit it. Those of
+    torchrun get it from their first, also after a restart. Those of SLURM know it from the number
+    of their job and from their command line, since a job may have several.
 
     Raises:
-        UsageError: the chosen folder is a file, cannot be made, or holds a run already.
+        UsageError: The chosen folder is a file, cannot be created, or holds a run already.
     """
     inherited = os.environ.get("TESSERA_RUN_DIR")
     if by_torchrun():
         store, rank = torchrun_store()
         if rank == 0 and not store.check(["run_folder"]):
-            store.set("run_folder", str(new_folder(task, chosen)))
+            store.set("run_folder", str(new_run_folder(task, chosen)))
         return Path(store.get("run_folder").decode())
     if by_slurm():
         job = "_".join(os.environ.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
         line = zlib.crc32("\0".join(sys.argv[1:]).encode())
         is_restart = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
-        return new_folder(task, chosen or f"runs/{task}/slurm_{job}_{line:08x}", is_restart)
+        return new_run_folder(task, chosen or f"runs/{task}/slurm_{job}_{line:08x}", is_restart)
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
-    return new_folder(task, chosen)
+    return new_run_folder(task, chosen)
 
 
-def new_folder(task: str, chosen: str | None, is_restart: bool = False) -> Path:
-    """The folder of a run of one process, absolute; one that holds a run only where that is started
-    again.
+def new_run_folder(task: str, chosen: str | None, is_restart: bool = False) -> Path:
+    """The folder of a new run; only a restart may use one that holds a run already.
 
     Raises:
-        UsageError: the chosen folder is a file, cannot be made, or holds a run already.
+        UsageError: As of `choose_run_folder`.
     """
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # runs may start together
     folder = Path(chosen or Path("runs", task, now)).resolve()
     check_writable(folder)
     if (folder / "config.yaml").exists() and not is_restart:
         raise UsageError(
-            f"--run_dir {folder} holds a run already: choose another folder, or continue that run "
+            f"--run_dir {folder} holds a run already: choose another folder, or resume that run "
             f"with --resume {folder}"
         )
     return folder
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written, before anything is computed for it.
-
-    Raises:
-        UsageError: see above.
-    """
+    """Refuse a folder that cannot be created or written with a `UsageError`, before any work."""
     try:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:  # a name that is too long, a folder that may not be read
         raise UsageError(
             f"--run_dir {folder} cannot be used ({error.strerror}): give another folder"
         ) from error
-    if not there.is_dir():
-        raise UsageError(
-            f"--run_dir {folder}: {there} is a file; give a folder, it is made where it does not "
-            "exist"
-        )
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"--run_dir {folder} cannot be used: you may not write to {there}")
+    if not existing.is_dir():
+        raise UsageError(f"--run_dir {folder}: {existing} is a file; give a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(f"--run_dir {folder} cannot be used: you may not write to {existing}")
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder, and those above it.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
+    """Create a folder, and those above it; raises `UsageError` if that fails."""
     try:
         with made_parents(folder):
             folder.mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--run_dir {folder} cannot be made ({error.strerror}): give another folder"
+            f"--run_dir {folder} cannot be created ({error.strerror}): give another folder"
         ) from error
 
 
-def make_run_folder(folder: Path, task: str) -> None:
-    """Create the folder, and point `latest` beside it to it where it lies in `runs/TASK`.
+def create_run_folder(folder: Path, task: str) -> None:
+    """Create the folder; if it is in `runs/TASK`, point `latest` beside it to it.
 
     Raises:
-        UsageError: it cannot be made.
+        UsageError: It cannot be created.
     """
     make_folder(folder)
-    link, partial = folder.parent / "latest", folder.parent / f".latest.{os.getpid()}"
+    link = folder.parent / "latest"
+    partial = folder.parent / f".latest.{os.getpid()}"
     if folder.parts[-3:-1] == ("runs", task) and (link.is_symlink() or not link.exists()):
         partial.unlink(missing_ok=True)
         partial.symlink_to(folder.name)
@@ -123,17 +110,20 @@ def make_run_folder(folder: Path, task: str) -> None:
 
 
 def lock(folder: Path) -> BinaryIO:
-    """A file in the folder that nobody else gets as long as this process has it open and lives.
+    """Reserve the folder for this process, until it closes the file or ends.
+
+    The file stays in the folder: a process that removed it could remove the lock of the next one.
 
     Raises:
-        UsageError: another process has it.
-        RunError: it is a link, or no regular file.
+        UsageError: Another process has the folder.
+        RunError: The file is a link, or no regular file.
     """
+    path = folder / ".lock"
     try:
-        file = open_regular(folder / LOCK, follow=False, append=True)
+        file = open_regular(path, follow=False, append=True)
     except OSError as error:
         raise RunError(
-            f"{folder / LOCK} cannot be opened ({error.strerror}): remove it, or make it writable"
+            f"{path} cannot be opened ({error.strerror}): remove it, or make it writable"
         ) from error
     with suppress(ImportError):  # not on Windows
         import fcntl
@@ -148,21 +138,15 @@ def lock(folder: Path) -> BinaryIO:
     return file
 
 
-def unlock(folder: Path, file: BinaryIO) -> None:
-    """Let others have the folder."""
-    (folder / LOCK).unlink(missing_ok=True)
-    file.close()
-
-
 @contextmanager
 def remove_unless_started(folder: Path) -> Iterator[None]:
-    """Remove a folder that was made inside, unless the run got as far as its `config.yaml`."""
+    """Remove a folder that was created inside, unless the run got as far as its `config.yaml`."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
     except BaseException:
         if made and not os.path.exists(folder / "config.yaml"):
-            if "wandb" in sys.modules:  # which else writes into the folder later
+            if "wandb" in sys.modules:  # would write into the folder later
                 import wandb
 
                 wandb.finish(exit_code=1)
@@ -190,19 +174,17 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
 
 
 def code_version() -> dict[str, str | None]:
-    """What ran: version and commit."""
+    """Version and commit of this program."""
     return {"tessera": __version__, "git_commit": git_commit()}
 
 
 def git_commit() -> str | None:
-    """The commit of the source tree, with "-dirty" where it has changes; None outside of a git
-    checkout.
-    """
-    where = Path(__file__).resolve().parent
+    """The commit of the source tree, with "-dirty" if it has changes; None if unknown."""
+    file = Path(__file__).resolve()
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
-            ("git", "-C", str(where), *arguments),
+            ("git", "-C", str(file.parent), *arguments),
             capture_output=True,
             text=True,
             check=True,
@@ -211,11 +193,9 @@ def git_commit() -> str | None:
         return done.stdout.strip()
 
     try:
-        git(
-            "ls-files", "--error-unmatch", Path(__file__).name
-        )  # our own repository, not one around the installed files
-        return git("rev-parse", "HEAD") + (
-            "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
-        )
+        git("ls-files", "--error-unmatch", file.name)  # fails in a repository around site-packages
+        commit = git("rev-parse", "HEAD")
+        changes = git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None
+    return f"{commit}-dirty" if changes else commit

@@ -1,6 +1,4 @@
-"""Texts that a language model in training writes, in the run folder and in the loggers that can
-show text.
-"""
+"""Samples of a language model during training, in the run folder and in the loggers."""
 
 import time
 from contextlib import nullcontext
@@ -13,30 +11,31 @@ from pytorch_lightning.callbacks import Callback
 from datamodules.utils.files import write_text
 from tasks.tracking.media import Table, log_media
 
-Sample = tuple[str, str]  # prompt, and how it goes on
+Sample = tuple[str, str]  # prompt, continuation
 
 
 class Samples(Callback):
-    """Every so many steps write `samples/step_N.txt`, and show its texts in the loggers that can.
+    """Writes `samples/step_N.txt` every so many steps, and logs its texts.
 
-    The task's `sample_texts` makes them. Only the first rank does, or all of them where they hold
-    sharded weights; the time is no training time.
+    The task's `sample_texts` generates them on the first rank, or on all ranks if they hold sharded
+    weights. The time does not count as training time.
 
     Args:
-        every: number of optimizer steps.
+        every: Number of optimizer steps.
     """
 
     def __init__(self, every: int) -> None:
-        self.every, self.latest = every, 0
+        self.every = every
+        self.latest = 0  # step whose samples were written last
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave alone the step that a continued run begins with."""
+        """A resumed run does not repeat the samples of its first step."""
         self.latest = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
-        """Write after the steps whose turn it is."""
+        """Write samples if it is time."""
         step = trainer.global_step
         if step % self.every or step == self.latest or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -51,15 +50,13 @@ class Samples(Callback):
         if not trainer.is_global_zero:
             return
         write_samples(Path(trainer.default_root_dir), f"step_{step:07}", found)
-        log_media(
-            trainer,
-            {"samples": Table(("step", "prompt", "text"), [(step, *sample) for sample in found])},
-        )
+        table = Table(("step", "prompt", "text"), [(step, *sample) for sample in found])
+        log_media(trainer, {"samples": table})
         task.untimed_seconds += time.perf_counter() - start
 
 
 def write_samples(folder: Path, name: str, samples: list[Sample]) -> None:
-    """Write `samples/NAME.txt` in a run folder: each text with its prompt, parted by lines."""
+    """Write `samples/NAME.txt` in a run folder: each text with its prompt, dashes in between."""
     (folder / "samples").mkdir(exist_ok=True)
     texts = [prompt + text for prompt, text in samples]
     write_text(folder / "samples" / f"{name}.txt", f"\n{'-' * 80}\n".join(texts) + "\n")

@@ -1,15 +1,13 @@
-"""How this process uses the machine. Imports nothing heavy, so that it can be called before torch
-is loaded.
+"""How this process uses memory. Imports nothing heavy, so that it can be called before torch is
+loaded.
 """
 
 import ctypes
 import platform
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
-KEPT, OLDER_LIMIT = (
-    1 << 30,
-    1 << 25,
-)  # bytes; older versions of glibc accept 32 MiB at most for the first of the two
+KEPT = 1 << 30  # bytes
+OLDER_LIMIT = 1 << 25  # the most that older versions of glibc accept as M_MMAP_THRESHOLD
 
 
 def tune_allocator() -> bool:

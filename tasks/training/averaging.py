@@ -8,9 +8,11 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from modules.config import require
-from tasks.checkpoints.contents import check_tensor
+from tasks.checkpoints.contents import check_tensor, read_count
+from tasks.errors import UsageError
 
 State = dict[str, Tensor]
 
@@ -30,78 +32,74 @@ class Averaging(Callback):
     """
 
     def __init__(self) -> None:
-        self._forget()
+        self.reset()
 
-    def _forget(self) -> None:
+    def reset(self) -> None:
+        """Drops the average and all that belongs to it."""
         self.names: dict[nn.Parameter, str] = {}
-        self.other: dict[
-            nn.Parameter, Tensor
-        ] = {}  # the averages, or while they are swapped in, the trained weights
-        self.swapped = False
+        # the averages; or the trained weights, while the parameters are the averages
+        self.swapped_out: dict[nn.Parameter, Tensor] = {}
+        self.is_swapped = False
         self.loaded: dict[str, Any] = {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes over what else a checkpoint has of this callback; the trained weights are in place
-        again.
-        """
+        """Restores what else a checkpoint has of this callback, after the trained weights."""
 
     @property
     def ready(self) -> bool:
         """Whether there is an average yet; until then everyone sees the trained weights."""
-        return bool(self.other)
+        return bool(self.swapped_out)
 
     @torch.no_grad()
     def _swap(self) -> None:
         if not self.ready:
             return
-        for parameter, other in self.other.items():
+        for parameter, other in self.swapped_out.items():
             kept = parameter.clone()
             parameter.copy_(other)
             other.copy_(kept)
-        self.swapped = not self.swapped
+        self.is_swapped = not self.is_swapped
 
     def _averaged_state(self, task: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-        if self.ready and not self.swapped:
+        if self.ready and not self.is_swapped:
             shared = task.named_parameters(remove_duplicate=False)  # a tied weight has two names
-            state.update({prefix + name: self.other[parameter] for name, parameter in shared})
+            state.update({prefix + name: self.swapped_out[parameter] for name, parameter in shared})
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Starts every `fit` afresh, from the weights the task has then."""
         if stage == TrainerFn.FITTING:
-            self._forget()
+            self.reset()
 
     @torch.no_grad()
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the average at the present weights, which after a resume are the saved average."""
+        """Starts the average at the present weights, which after a resume are the saved average.
+
+        Raises:
+            ValueError: In the checkpoint a weight is missing, of another shape, or not finite.
+        """
         self.names = {parameter: name for name, parameter in pl_module.named_parameters()}
-        self.other = {parameter: parameter.detach().clone() for parameter in self.names}
+        self.swapped_out = {parameter: parameter.detach().clone() for parameter in self.names}
         # torch marks the hook with an attribute, which a bound method cannot take but a partial can
         self.hook = pl_module.register_state_dict_post_hook(partial(self._averaged_state))
         if self.loaded:
-            self._take_over()
+            for weights in (self.loaded["trained"], *self.loaded.get("last", ())):
+                self._check(weights)
+            for parameter, name in self.names.items():
+                parameter.copy_(self.loaded["trained"][name])
+            self.restore(self.loaded)
+            self.loaded = {}
         elif trainer.ckpt_path is not None:
             rank_zero_only(print)(
                 "the checkpoint has no average of the weights: it starts from the present ones"
             )
 
-    def _take_over(self) -> None:
-        """Goes on with what a checkpoint has.
-
-        Raises:
-            ValueError: Something is missing, of another type or shape, or not finite, by name.
-        """
+    def _check(self, weights: State) -> None:
         own = f"callbacks.{self.state_key}"
-        for weights in (self.loaded["trained"], *self.loaded.get("last", ())):
-            for parameter, name in self.names.items():
-                require(name in weights, f"{own} has no {name}.")
-                check_tensor(weights[name], parameter, f"{own}: {name}")
-                require(
-                    bool(weights[name].isfinite().all()), f"{own}: {name} holds NaN or infinity."
-                )
         for parameter, name in self.names.items():
-            parameter.copy_(self.loaded["trained"][name])
-        self.restore(self.loaded)
-        self.loaded = {}
+            require(name in weights, f"{own} has no {name}.")
+            check_tensor(weights[name], parameter, f"{own}: {name}")
+            finite = bool(weights[name].isfinite().all())
+            require(finite, f"{own}: {name} holds NaN or infinity.")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the averaged weights in."""
@@ -115,9 +113,9 @@ class Averaging(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves the averaged weights in the task, which saves its own weights from now on."""
-        if self.other:
+        if self.swapped_out:
             self.hook.remove()
-            if not self.swapped:
+            if not self.is_swapped:
                 self._swap()
 
     def on_exception(
@@ -129,13 +127,65 @@ class Averaging(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Weights in training by name, and what a subclass adds."""
         trained = {
-            name: self.other[p] if self.swapped else p.detach() for p, name in self.names.items()
+            name: self.swapped_out[parameter] if self.is_swapped else parameter.detach()
+            for parameter, name in self.names.items()
         }
         return {"trained": trained} if trained else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keeps the saved state until `fit` starts."""
         self.loaded = state_dict
+
+
+class EMA(Averaging):
+    """Shows the EMA of the weights (Polyak & Juditsky 1992).
+
+    After optimizer step t, `average = d * average + (1 - d) * weights` with `d = min(decay, (1 + t)
+    / (10 + t))`, so that short runs are not dominated by the first weights.
+
+    Args:
+        decay: Decay of the average in each step, above 0 and below 1; 0.999 averages some 1,000
+            steps.
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        self.decay = decay
+        super().__init__()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Starts every `fit` afresh.
+
+        Raises:
+            UsageError: The weights have 16 bits, too few for the small steps of an average.
+        """
+        super().setup(trainer, pl_module, stage)
+        if stage == TrainerFn.FITTING and str(trainer.precision).endswith("16-true"):
+            raise UsageError(
+                f"--model.ema needs more digits than --trainer.precision {trainer.precision} has: "
+                "use bf16-mixed"
+            )
+
+    def reset(self) -> None:
+        """As in the base class."""
+        super().reset()
+        self.step = 0  # optimizer step of the latest update
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restores the number of steps."""
+        self.step = read_count(state, f"callbacks.{self.state_key}", "step")
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Updates the average if the batch completed an optimizer step."""
+        if trainer.global_step > self.step:
+            self.step = trainer.global_step
+            decay = min(self.decay, (1 + self.step) / (10 + self.step))
+            averages = list(self.swapped_out.values())
+            get_ema_multi_avg_fn(decay)(averages, list(self.swapped_out), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in the base class, and the step of the latest update."""
+        state = super().state_dict()
+        return state | {"step": self.step} if state else {}
 
 
 class LastWeights(Averaging):
@@ -146,24 +196,18 @@ class LastWeights(Averaging):
     network once for each.
 
     Args:
-        count: Number of validations, from 2 on; as many as there were as yet, if fewer.
-
-    Raises:
-        ValueError: `count` is out of range.
+        count: Number of validations, at least 2; before that many, of all there were.
     """
 
     def __init__(self, count: int) -> None:
-        if count < 2:
-            raise ValueError(
-                f"The number of weights to average must be at least 2, but is {count}."
-            )
         self.count = count
         super().__init__()
 
-    def _forget(self) -> None:
-        super()._forget()
+    def reset(self) -> None:
+        """As in the base class."""
+        super().reset()
         self.last: list[State] = []  # the oldest first
-        self.taken = False  # whether the newest is of a validation that goes on
+        self.in_validation = False  # the newest is of a validation that has not ended
 
     @property
     def ready(self) -> bool:
@@ -171,36 +215,41 @@ class LastWeights(Averaging):
         return bool(self.last)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes over the weights of the latest validations."""
-        devices = {name: parameter.device for parameter, name in self.names.items()}
+        """Restores the weights of the latest validations."""
         self.last = [
-            {name: value.to(devices[name]) for name, value in one.items()} for one in state["last"]
+            {name: one[name].to(parameter.device) for parameter, name in self.names.items()}
+            for one in state["last"][-self.count :]
         ]
-        self.last = self.last[-self.count :]
-        self._average()
+        if self.last:
+            self._average()
 
     @torch.no_grad()
     def _average(self) -> None:
         last = self.last[-self.count :]
-        for parameter, name in self.names.items() if last else ():
-            self.other[parameter].copy_(sum(one[name] / len(last) for one in last))  # type: ignore[arg-type]
+        for parameter, name in self.names.items():
+            mean = sum(one[name] / len(last) for one in last)
+            self.swapped_out[parameter].copy_(mean)  # type: ignore[arg-type]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the present weights into the mean and puts it in."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            taken = {name: parameter.detach().clone() for parameter, name in self.names.items()}
-            self.last, self.taken = [*self.last, taken], True
+            now = {name: parameter.detach().clone() for parameter, name in self.names.items()}
+            self.last = [*self.last, now]
+            self.in_validation = True
             self._average()
         super().on_validation_start(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the trained weights back."""
-        self.last, self.taken = self.last[-self.count :], False
+        self.last = self.last[-self.count :]
+        self.in_validation = False
         super().on_validation_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """As in the base class, and the weights of the latest validations; one that goes on will be
-        done again.
+        """As in the base class, and the weights of the latest validations; one that has not ended
+        will be done again.
         """
         state = super().state_dict()
-        return state | {"last": self.last[:-1] if self.taken else self.last} if state else {}
+        if state:
+            state["last"] = self.last[:-1] if self.in_validation else self.last
+        return state

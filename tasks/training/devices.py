@@ -1,4 +1,4 @@
-"""Where a model computes that does not train, and how exact its weights are."""
+"""Device and quantization of a model that does not train."""
 
 from typing import Any, Literal, TypeVar
 
@@ -12,11 +12,10 @@ Model = TypeVar("Model", bound=Any)
 
 
 def prepared(model: Model, name: DeviceName, quantization: QuantizationName | None = None) -> Model:
-    """A model, a named tuple with a `net`, ready for use on a device, with weights as exact as
-    wanted.
+    """A model, a named tuple with a `net`, on a device and with quantized weights.
 
     Raises:
-        UsageError: there is no such device, or it knows no such weights.
+        UsageError: there is no such device, or it cannot compute with such weights.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: there is no GPU that torch can use; leave it out")

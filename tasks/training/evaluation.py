@@ -1,4 +1,4 @@
-"""Counting batches in metrics, on ranks that may have one less than others."""
+"""Updating metrics on ranks that may have one batch less than others."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ def count(metric: Metric, batch: tuple[Any, ...], counts: bool) -> None:
     Args:
         metric: of one rank.
         batch: what its `update` takes.
-        counts: False for a batch that another rank counts: nothing is added then, but in the shapes
-            that the batch has, in which all ranks must agree where their states are put together.
+        counts: False for a batch that another rank counts. It adds nothing then, but states get the
+            batch's shapes: all ranks must have the same to put their states together.
     """
     before = {} if counts else {name: size(state) for name, state in metric.metric_state.items()}
     metric.update(*batch)

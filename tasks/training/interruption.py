@@ -1,4 +1,4 @@
-"""Ends a training run at SIGTERM or Ctrl-C, to any of its processes, with a checkpoint to go on
+"""Ends a training run at SIGTERM or Ctrl-C, to any of its processes, with a checkpoint to resume
 from.
 """
 
@@ -14,7 +14,7 @@ from tasks.lightning_patches import RunCheckpoint
 
 
 class Interruption(Callback):
-    """Stops all ranks after an optimizer step, or a batch of a validation, where one of them got a
+    """Stops all ranks after an optimizer step, or a batch of a validation, if one of them got a
     signal.
 
     They save the latest optimizer step. In a validation that is the step before it, and the
@@ -38,7 +38,7 @@ class Interruption(Callback):
         SIGNALS.mode = "defer"
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop where a signal came after the last step."""
+        """Stop if a signal came after the last step."""
         SIGNALS.mode = "raise"
         number = self.agreed_signal(trainer)
         SIGNALS.received = 0
@@ -52,12 +52,12 @@ class Interruption(Callback):
         number = torch.tensor(SIGNALS.received)
         dist.all_reduce(number, dist.ReduceOp.MAX, self.group)
         if number:
-            # Lightning would kill the first process where another ends before it.
+            # Lightning would kill the first process if another ends before it.
             getattr(trainer.strategy.launcher, "procs", []).clear()
         return int(number)
 
-    def stop_at_signal(self, trainer: pl.Trainer) -> None:
-        """Save and stop where a rank got a signal.
+    def after_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save and stop if a rank got a signal.
 
         Raises:
             Stopped: on every rank.
@@ -67,18 +67,8 @@ class Interruption(Callback):
             self.last.save_now(trainer)
             raise Stopped(number)
 
-    def after_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """After an optimizer step."""
-        self.stop_at_signal(trainer)
-
     def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
-        """After a batch of a validation, of which all ranks have as many."""
-        self.stop_at_signal(trainer)
+        """The same after a batch of a validation, of which all ranks have as many."""
+        self.after_step(trainer, pl_module)

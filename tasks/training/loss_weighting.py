@@ -6,8 +6,7 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-# divides the weights of losses in a backward pass: a power of two, which rounds nothing off
-SCALE = 1024.0
+SCALE = 1024.0  # divides the weights of losses in a backward pass; a power of two is exact
 
 
 class LossWeighting:
@@ -21,25 +20,29 @@ class LossWeighting:
     """
 
     def __init__(self) -> None:
-        self.sums: Tensor | None = None  # (1 + K,): targets, and K figures, each times its targets
+        self.sums: Tensor | None = None  # (1 + K,): targets, and K means, each times its targets
         self.names: list[str] = []
 
     def add(
-        self, trainer: Trainer, loss: Tensor, count: Tensor | int, figures: Mapping[str, Tensor]
+        self,
+        trainer: Trainer,
+        loss: Tensor,
+        count: Tensor | int,
+        extra_metrics: Mapping[str, Tensor],
     ) -> Tensor:
-        """Take in a micro-batch.
+        """Add a micro-batch.
 
         Args:
             trainer: of the run.
             loss: mean over the targets, ().
             count: number of targets.
-            figures: further means over the targets, by name, () each.
+            extra_metrics: further means over the targets, by name, () each.
 
         Returns:
-            What to go backward from, ().
+            The loss to call `backward` on, ().
         """
         count = torch.as_tensor(count, dtype=torch.float32, device=loss.device)
-        means = {"loss": loss.detach().float(), **figures}
+        means = {"loss": loss.detach().float(), **extra_metrics}
         sums = torch.stack([count, *(mean * count for mean in means.values())])  # (1 + K,)
         self.names = list(means)
         self.sums = sums if self.sums is None else self.sums + sums
@@ -53,7 +56,7 @@ class LossWeighting:
             gradients: of all parameters, as Lightning and the strategy left them.
 
         Returns:
-            The means over the same targets: "loss", and the figures by name, () each.
+            The means over the same targets: "loss" and the extra metrics by name, () each.
         """
         assert self.sums is not None
         sums = self.sums

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from datamodules.utils.errors import UsageError
 from modules.config import require
 from modules.parameter_groups import parameter_depths, parameter_roles
+from tasks.checkpoints.contents import check_tensor
 from tasks.lightning_patches import clippable
 
 Group = dict[str, Any]
@@ -35,7 +36,8 @@ class OptimConfig:
         eps: Added to AdamW's denominator.
         schedule: Shape of the learning rate after the linear warm-up: "cosine" or "linear" down to
             `final_lr`, "noam" (inverse square root of the step, Vaswani 2017), "wsd" (level, then
-            down to `final_lr` over the last part: warm-up, stable, decay), or "constant".
+            down to `final_lr` over the last part: warm-up, stable, decay), or "constant". Runs
+            without end can have "noam" and "constant".
         warmup: Length of the warm-up: below 1 a fraction of all steps, from 1 on a number of steps.
         final_lr: Learning rate of the last step, as a fraction of the peak; for "cosine", "linear"
             and "wsd".
@@ -64,28 +66,23 @@ class OptimConfig:
     freeze: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("lr", "muon_lr", "gradient_clip"):
-            value = getattr(self, name)
-            require(
-                value is None or 0 < value < math.inf, f"{name} must be above 0, but is {value}."
-            )
-        for name in ("weight_decay", "eps", "warmup"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"{name} must not be negative, but is {value}.")
-        for name in ("final_lr", "decay"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"{name} must be from 0 to 1, but is {value}.")
-        for name, value in (("momentum", self.momentum), *(("betas", beta) for beta in self.betas)):
-            require(0 <= value < 1, f"{name} must be from 0 to below 1, but is {value}.")
-        require(
-            0 < self.layer_decay <= 1,
-            f"layer_decay must be above 0 and at most 1, but is {self.layer_decay}.",
+        limits: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
+            ("lr muon_lr gradient_clip", "above 0", lambda x: 0 < x < math.inf),
+            ("weight_decay eps warmup freeze", "0 or above", lambda x: 0 <= x < math.inf),
+            ("final_lr decay", "from 0 to 1", lambda x: 0 <= x <= 1),
+            ("momentum betas", "from 0 to below 1", lambda x: 0 <= x < 1),
+            ("layer_decay", "above 0 and at most 1", lambda x: 0 < x <= 1),
         )
-        require(self.freeze >= 0, f"freeze must not be negative, but is {self.freeze}.")
+        for names, words, fits in limits:
+            for name in names.split():
+                given = getattr(self, name)
+                values = given if isinstance(given, tuple | list) else [given]
+                right = all(value is None or fits(value) for value in values)
+                require(right, f"{name} must be {words}, but is {given}.")
         require(
             self.warmup <= 1 or self.warmup % 1 == 0,
             f"warmup is {self.warmup}: give a fraction of all steps (below 1) or a whole number of "
-            "them.",
+            "steps.",
         )
 
 
@@ -110,43 +107,39 @@ def freeze(net: nn.Module, layers: int) -> None:
 
 
 def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
-    """Sorts the parameters of `net` by their role into groups for the optimizer.
-
-    Args:
-        net: The network.
-        config: Learning rates, weight decay and choice of optimizer.
+    """Sorts the trainable parameters of `net` by their role into groups for the optimizer.
 
     Returns:
         One group per role that occurs, "matrix", "table" and "scalar" in this order. Each has
         `name` (the role), `kind` ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With
-        `layer_decay`, one per role and depth, named "matrix/3". Frozen parameters are in none.
+        `layer_decay`, one per role and depth, named "matrix/3".
     """
     roles = parameter_roles(net)
     depths = parameter_depths(net)
-    parameters = dict(net.named_parameters())
-    muon = {"kind": "muon", "lr": config.muon_lr or config.lr, "momentum": config.momentum}
+    top = max(depths.values(), default=0)
     adamw = {"kind": "adamw", "lr": config.lr, "betas": tuple(config.betas), "eps": config.eps}
-    settings: dict[str, Group] = {
-        "matrix": {
-            **(muon if config.optimizer == "muon" else adamw),
-            "weight_decay": config.weight_decay,
-        },
+    matrix: Group = adamw
+    if config.optimizer == "muon":
+        matrix = {"kind": "muon", "lr": config.muon_lr or config.lr, "momentum": config.momentum}
+    options: dict[str, Group] = {
+        "matrix": {**matrix, "weight_decay": config.weight_decay},
         "table": {**adamw, "weight_decay": config.weight_decay},
         "scalar": {**adamw, "weight_decay": 0.0},
     }
-    top = max(depths.values(), default=0)
-    groups: dict[tuple[str, int], Group] = {}
     by_depth = config.layer_decay < 1
-    for role, options in settings.items():
-        for depth in range(top + 1) if by_depth else (top,):
-            name = f"{role}/{depth}" if by_depth else role
-            lr = options["lr"] * config.layer_decay ** (top - depth)
-            groups[role, depth] = {"name": name, "params": [], **options, "lr": lr}
-    for name, parameter in parameters.items():
+    members: dict[tuple[str, int], list[nn.Parameter]] = {}
+    for name, parameter in net.named_parameters():
         if parameter.requires_grad:
             depth = depths[name] if by_depth else top
-            groups[roles[name], depth]["params"].append(parameter)
-    return [group for group in groups.values() if group["params"]]
+            members.setdefault((roles[name], depth), []).append(parameter)
+    groups = []
+    for role, choices in options.items():
+        for depth in range(top + 1):
+            if params := members.get((role, depth)):
+                name = f"{role}/{depth}" if by_depth else role
+                lr = choices["lr"] * config.layer_decay ** (top - depth)
+                groups.append({"name": name, "params": params, **choices, "lr": lr})
+    return groups
 
 
 # optimizers ---------------------------------------------------------------------------------------
@@ -206,11 +199,10 @@ def _adamw(groups: list[Group]) -> AdamW:
     return clippable(AdamW(groups, fused=True))
 
 
-def _muon(groups: list[Group]) -> Muon:
-    return Muon(groups, adjust_lr_fn="match_rms_adamw")
-
-
-OPTIMIZERS: dict[str, Callable[[list[Group]], Optimizer]] = {"muon": _muon, "adamw": _adamw}
+OPTIMIZERS: dict[str, Callable[[list[Group]], Optimizer]] = {
+    "muon": lambda groups: Muon(groups, adjust_lr_fn="match_rms_adamw"),
+    "adamw": _adamw,
+}
 STATE_NAMES = {  # of a parameter, by kind of optimizer
     "muon": {"momentum_buffer"},
     "adamw": {"step", "exp_avg", "exp_avg_sq"},
@@ -219,62 +211,60 @@ STATE_NAMES = {  # of a parameter, by kind of optimizer
 
 # schedules ----------------------------------------------------------------------------------------
 # A schedule gives the learning rate of step t = 1 ... total as a fraction of the peak, after
-# `warmup` steps of ramp.
+# `warmup` steps of linear warm-up.
 
 
-def _progress(t: int, start: int, end: int) -> float:
+def _progress(t: float, start: float, end: float) -> float:
     return min(1.0, max(0.0, (t - start) / max(1, end - start)))
 
 
-def cosine(t: int, total: int, warmup: int, config: OptimConfig) -> float:
+def cosine(t: float, total: float, warmup: int, config: OptimConfig) -> float:
     """Half a cosine from 1 to `final_lr` (Loshchilov & Hutter 2017)."""
     fall = 0.5 * (1 + math.cos(math.pi * _progress(t, warmup, total)))
     return config.final_lr + (1 - config.final_lr) * fall
 
 
-def linear(t: int, total: int, warmup: int, config: OptimConfig) -> float:
+def linear(t: float, total: float, warmup: int, config: OptimConfig) -> float:
     """A straight line from 1 to `final_lr`."""
     return 1 - (1 - config.final_lr) * _progress(t, warmup, total)
 
 
-def noam(t: int, total: int, warmup: int, config: OptimConfig) -> float:
-    """d^-0.5 min(t^-0.5, t warmup^-1.5) of Vaswani (2017, eq. 3), divided by its peak: 1 at t =
-    warmup.
-    """
+def noam(t: float, total: float, warmup: int, config: OptimConfig) -> float:
+    """d^-0.5 min(t^-0.5, t warmup^-1.5) of Vaswani (2017, eq. 3), divided by its peak at warmup."""
     return math.sqrt(max(1, warmup) / t)
 
 
-def wsd(t: int, total: int, warmup: int, config: OptimConfig) -> float:
+def wsd(t: float, total: float, warmup: int, config: OptimConfig) -> float:
     """Warm-up, stable, decay (Hu 2024): 1, then 1 - sqrt down to `final_lr` (Hägele 2024)."""
     start = max(warmup, total - round(config.decay * total))
     return 1 - (1 - config.final_lr) * math.sqrt(_progress(t, start, total))
 
 
-def constant(t: int, total: int, warmup: int, config: OptimConfig) -> float:
-    """Level at 1."""
+def constant(t: float, total: float, warmup: int, config: OptimConfig) -> float:
+    """1 at each step."""
     return 1.0
 
 
-SCHEDULES: dict[str, Callable[[int, int, int, OptimConfig], float]] = {
-    "cosine": cosine,
-    "linear": linear,
-    "noam": noam,
-    "wsd": wsd,
-    "constant": constant,
-}
+SCHEDULES = {"cosine": cosine, "linear": linear, "noam": noam, "wsd": wsd, "constant": constant}
+ENDLESS = ("noam", "constant")  # do not depend on the number of all steps
 
 
-def lr_factor(t: int, total: int, config: OptimConfig) -> float:
-    """Learning rate of optimizer step `t` (from 1 to `total`) as a fraction of the peak, warm-up
-    included.
+def lr_factor(t: int, total: float, config: OptimConfig) -> float:
+    """Learning rate of optimizer step `t`, from 1 on, as a fraction of the peak.
+
+    Args:
+        t: Step; one after the last has the learning rate of the last.
+        total: Number of all steps; infinity if there is no end.
+        config: Schedule and warm-up.
     """
-    warmup = int(config.warmup if config.warmup >= 1 else config.warmup * total)
-    t = min(t, total)
+    warmup = int(config.warmup)
+    if 0 < config.warmup < 1:
+        warmup = int(config.warmup * total)
     if total == 1 >= warmup:
         return 1.0  # that of the last step may be 0
-    if t < warmup:
-        return t / warmup
-    return SCHEDULES[config.schedule](t, total, warmup, config)
+    if min(t, total) < warmup:
+        return min(t, total) / warmup
+    return SCHEDULES[config.schedule](min(t, total), total, warmup, config)
 
 
 class StepSchedule(LambdaLR):
@@ -300,35 +290,23 @@ def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     leads them.
 
     Raises:
-        ValueError: One is missing, no tensor, or of another shape or type, by name.
+        ValueError: One is missing, no dense tensor, or of another shape or type, by name.
     """
     for old, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
-        names = STATE_NAMES.get(own["kind"])
+        names = STATE_NAMES[own["kind"]]
         for number, parameter in zip(old["params"], own["params"], strict=True):
             state = saved["state"].get(number, {})
             where = f"the optimizer state of parameter {number}"
-            require(
-                not state or names is None or state.keys() == names,
-                f"{where} has {', '.join(state)}, not {', '.join(names or ())}",
-            )
+            fits = not state or state.keys() == names
+            require(fits, f"{where} has {', '.join(state)}, not {', '.join(names)}")
             for name, value in state.items():
-                shape = torch.Size() if name == "step" else parameter.shape
-                fits = (
-                    value.shape == shape
-                    and value.is_floating_point()
-                    and _is_dense(value, parameter)
+                like = parameter.new_zeros(()) if name == "step" else parameter
+                check_tensor(value, like, f"{name} in {where}")
+                dense = value.layout == torch.strided and (
+                    value.is_contiguous() or value.stride() == like.stride()
                 )
-                require(
-                    fits and bool(value.isfinite().all()),
-                    f"{name} in {where} has dtype {value.dtype} and shape {[*value.shape]}, but "
-                    f"must be finite floating point of shape {[*shape]}",
-                )
-
-
-def _is_dense(value: torch.Tensor, parameter: torch.Tensor) -> bool:
-    if value.layout != torch.strided:
-        return False
-    return value.is_contiguous() or value.stride() == parameter.stride()
+                fits = dense and bool(value.isfinite().all())
+                require(fits, f"{name} in {where} is not dense, or not finite")
 
 
 def _with_own_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
@@ -352,24 +330,24 @@ def _describe(groups: list[Group]) -> list[tuple[str, str, int]]:
 
 
 def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, Any]:
-    """Optimizer and schedule of `net`, in the form that `LightningModule.configure_optimizers`
-    returns.
+    """Builds optimizer and schedule, as `LightningModule.configure_optimizers` returns them.
 
     Args:
         net: The network, with its final parameters (on any device).
         config: The choices.
-        total_steps: Number of optimizer steps of the whole run; the schedule ends there.
+        total_steps: Number of optimizer steps of the whole run; infinity if it has no end.
 
     Raises:
-        UsageError: the number of steps is not known.
+        UsageError: The schedule depends on the number of steps, and there is none.
     """
-    if not 1 <= total_steps < math.inf:
+    needs_end = config.schedule not in ENDLESS or 0 < config.warmup < 1
+    if total_steps < 1 or (needs_end and total_steps == math.inf):
         raise UsageError(
-            "The schedule needs the number of training steps: set the trainer's max_epochs or "
-            "max_steps."
+            f"The schedule {config.schedule} with warmup {config.warmup} needs the number of "
+            "training steps: set the trainer's max_epochs or max_steps."
         )
     groups = parameter_groups(net, config)
     optimizer = MuonAdamW(groups) if config.optimizer == "muon" else _adamw(groups)
     optimizer.register_load_state_dict_pre_hook(_with_own_options)
-    scheduler = StepSchedule(optimizer, lambda done: lr_factor(done + 1, int(total_steps), config))
+    scheduler = StepSchedule(optimizer, lambda done: lr_factor(done + 1, total_steps, config))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -1,4 +1,4 @@
-"""What keeps its digits where weights have 16 bits (`--trainer.precision bf16-true`)."""
+"""What stays in 32 bits if weights have 16 (`--trainer.precision bf16-true`)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 @contextmanager
 def float32_by_default() -> Iterator[None]:
-    """New tensors have 32 bits at least: in 16, as Lightning would make them, draws and coordinates
-    lose their digits.
-
-    Serves as a decorator, too.
+    """New tensors have 32 bits at least: Lightning would make them in 16, too few for random
+    numbers and coordinates. Also a decorator.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.promote_types(before, torch.float32))
@@ -26,9 +24,7 @@ def float32_by_default() -> Iterator[None]:
 
 
 def sum_in_float32(model: Any) -> None:
-    """Have DDP sum gradients of 16 bits over processes in 32, as FSDP does; any other `model` stays
-    as it is.
-    """
+    """Let DDP sum gradients of 16 bits over processes in 32, as FSDP does."""
     if isinstance(model, DistributedDataParallel) and any(
         one.dtype.itemsize < 4 for one in model.parameters()
     ):

@@ -1,6 +1,4 @@
-"""Seeds that follow from the run's own, and from where training stands; and what others drew their
-numbers from.
-"""
+"""Seeds that follow from the run's own and from the position in training; states of generators."""
 
 import os
 import random
@@ -24,8 +22,8 @@ def position_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
 
 
 def random_states(device: torch.device) -> States:
-    """The states of this process's generators, primitives and tensors: Python's, NumPy's, PyTorch's
-    on CPU and GPU.
+    """The states of Python's, NumPy's and PyTorch's global generators, as primitives and tensors;
+    that of the GPU if `device` is one.
     """
     state: Any = np.random.get_state()
     kind, numbers, *rest = state
@@ -34,28 +32,22 @@ def random_states(device: torch.device) -> States:
         "numpy": (kind, numbers.tolist(), *rest),
         "torch": torch.get_rng_state(),
     }
-    return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def set_random_states(states: States, device: torch.device) -> None:
-    """Have the generators go on from such states."""
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
+    """Let the generators continue from such states.
 
-
-def check_random_states(states: Any, device: torch.device) -> None:
-    """Raises `ValueError` unless generators can go on from such states, read from a file; theirs
-    stay as they are.
+    Raises:
+        ValueError: they are none.
     """
-    own = random_states(device)
     try:
-        set_random_states(states, device)
+        random.setstate(states["python"])
+        np.random.set_state(states["numpy"])
+        torch.set_rng_state(states["torch"])
+        if device.type == "cuda" and "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"], device)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"The states of its random generators cannot be set ({error!r})."
-        ) from error
-    finally:
-        set_random_states(own, device)
+        raise ValueError(f"its random states cannot be set ({error!r})") from error

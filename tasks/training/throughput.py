@@ -12,26 +12,20 @@ from torch import Tensor, nn
 
 from modules.kernels.linear import linear
 
-DTYPES = {
-    "bf16": torch.bfloat16,
-    "16": torch.float16,
-    "64": torch.float64,
-}  # by how a precision's name begins
-MATRIX_SIZES = {"cpu": 2048}  # rows of the multiplied matrices; elsewhere 8192
+# by how a precision's name begins
+DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
+CPU_ROWS, GPU_ROWS = 2048, 8192  # of the matrices that are multiplied
 
 
 class TokenCount(nn.Module):
-    """How many tokens the samples of training had, padding left out; counted on the device, which
-    need not wait.
-    """
+    """Counts the tokens of training samples without padding, on the device, which does not wait."""
 
     sums: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer(
-            "sums", torch.zeros(2, dtype=torch.int64), persistent=False
-        )  # tokens, samples
+        sums = torch.zeros(2, dtype=torch.int64)  # tokens, samples
+        self.register_buffer("sums", sums, persistent=False)
 
     def add(self, tokens: Tensor, samples: int) -> None:
         """Count a batch of so many tokens, ()."""
@@ -56,14 +50,10 @@ def flops_per_token(net: Any, length: int) -> int:
         net: A `Decoder`.
         length: Tokens T of a row.
     """
-    weights = sum(
-        part.weight.numel() for part in net.stack.modules() if isinstance(part, nn.Linear)
-    )
+    linears = [part for part in net.stack.modules() if isinstance(part, nn.Linear)]
+    weights = sum(part.weight.numel() for part in linears) + net.head.weight.numel()
     stack = net.config.stack
-    return (
-        6 * (weights + net.head.weight.numel())
-        + 12 * stack.depth * stack.heads * stack.resolved.head_dim * length
-    )
+    return 6 * weights + 12 * stack.depth * stack.heads * stack.resolved.head_dim * length
 
 
 def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> float:
@@ -74,26 +64,26 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> f
         precision: Lightning's name of the run's, such as "bf16-mixed".
         seconds: How long to try.
     """
-    dtype = next(
-        (dtype for name, dtype in DTYPES.items() if precision.startswith(name)), torch.float32
-    )
-    size = MATRIX_SIZES.get(device.type, 8192)
+    dtype = torch.float32
+    for name, other in DTYPES.items():
+        if precision.startswith(name):
+            dtype = other
+    size = CPU_ROWS if device.type == "cpu" else GPU_ROWS
     generator = torch.Generator(device).manual_seed(0)
     a, b = torch.randn(2, size, size, generator=generator, device=device, dtype=dtype)
-    best = float("inf")
-    end = time.perf_counter() + seconds
+    times: list[float] = []
     with torch.no_grad():
         linear(a, b)
-        while time.perf_counter() < end or best == float("inf"):
+        while not times or sum(times) < seconds:
             _wait(device)
             start = time.perf_counter()
             linear(a, b)
             _wait(device)
-            best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
+            times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)
 
 
 def _wait(device: torch.device) -> None:
-    """Until the device has done its work."""
+    """Wait until the device has done its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

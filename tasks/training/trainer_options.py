@@ -1,6 +1,4 @@
-"""Options of the Trainer: which are decided here, which numbers make sense, and the values of those
-left open.
-"""
+"""Options of the Trainer: those that are decided here, numbers that make sense, and defaults."""
 
 import os
 import uuid
@@ -19,14 +17,16 @@ from tasks.tracking.metrics_csv import LoggedRows
 
 NO_LOGS = {"logger": ((None,), "only `fit` writes logs")}
 ONE_PROCESS = "several processes would each label a part, so predict runs in one"
-# By command, and for all: options that are decided here, the values that ask for nothing else, and
-# why.
+CLIP = "give --model.optimizer.gradient_clip"
+# By command, and for all: options that are decided here, the values that change nothing, and why.
 DECIDED: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
     "all": {
         "enable_checkpointing": ((None,), "the run folder holds the checkpoints; see --checkpoint"),
         "use_distributed_sampler": ((True,), "the samplers here share out the data themselves"),
         "default_root_dir": ((None,), "give --run_dir"),
         "barebones": ((False,), "it switches off what a run folder records"),
+        "gradient_clip_val": ((None,), CLIP),
+        "gradient_clip_algorithm": ((None,), CLIP),
     },
     "validate": NO_LOGS,
     "test": NO_LOGS,
@@ -37,11 +37,11 @@ DECIDED: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
         "strategy": (("auto",), ONE_PROCESS),
     },
 }
-MINIMUM = {  # of the Trainer's numbers, for some of which -1 is all or no end
+MINIMUM = {  # of the Trainer's numbers; -1 often means all, or no end
     **dict.fromkeys(("max_epochs", "max_steps", "num_sanity_val_steps"), -1),
     **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), 0),
     **dict.fromkeys(("limit_predict_batches", "overfit_batches", "log_every_n_steps"), 0),
-    **dict.fromkeys(("gradient_clip_val", "min_epochs", "min_steps", "val_check_interval"), 0),
+    **dict.fromkeys(("min_epochs", "min_steps", "val_check_interval"), 0),
     **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch"), 1),
 }
 MAXIMUM = 2**63 - 1  # PyTorch's largest integer
@@ -79,11 +79,7 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
 
 
 def check_time(limit: Any) -> None:
-    """Refuse a `max_time` that is none, or leaves none.
-
-    Raises:
-        UsageError: says how to write it.
-    """
+    """Refuse a `max_time` that is no time, or zero."""
     try:
         remaining = Timer(limit).time_remaining()
     except Exception:  # of many kinds
@@ -95,11 +91,7 @@ def check_time(limit: Any) -> None:
 
 
 def check_cpu_processes(devices: Any) -> None:
-    """Refuse what is no number of processes that a machine without GPUs could run.
-
-    Raises:
-        UsageError: says which numbers there are.
-    """
+    """Refuse a number of processes that a machine without GPUs cannot run."""
     maximum = max(16, os.cpu_count() or 1)
     if devices != "auto" and str(devices) not in map(str, range(1, maximum + 1)):
         raise UsageError(
@@ -125,7 +117,7 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
 
     Args:
         trainer: about to train.
-        names: of all that is logged; without validations less.
+        names: of all that training and validation log.
 
     Raises:
         UsageError: names the callback's option, and what is logged.
@@ -135,22 +127,22 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         monitor = getattr(callback, "monitor", None)
         known = [*logged, "epoch", "step"] if isinstance(callback, ModelCheckpoint) else logged
-        from_option = isinstance(callback, RunCheckpoint)
-        if monitor is None or monitor in known or (from_option and callback.filename == BEST):
-            continue
         what = f"the callback {type(callback).__name__} monitors"
-        if from_option:
+        if isinstance(callback, RunCheckpoint):
             what = "--checkpoint.monitor"
-        raise UsageError(
-            f"{what} {monitor}: nothing of that name is logged; there is {', '.join(known)}"
-        )
+            if callback.filename == BEST:
+                continue
+        if monitor is not None and monitor not in known:
+            raise UsageError(
+                f"{what} {monitor}: nothing of that name is logged; there is {', '.join(known)}"
+            )
 
 
 def set_defaults(options: Any, epochs: int) -> None:
-    """Set the precision and an end of training where nobody gave them; of loggers of one class,
-    keep the last.
+    """Set the precision and an end of training if nobody gave them; of loggers of one class, keep
+    the last.
 
-    A run that is continued with the configuration of its logger once more has it twice.
+    A resumed run that is given the configuration of its logger once more has it twice.
     """
     plugins = as_list(options.plugins)
     has_precision = any(
@@ -166,7 +158,7 @@ def set_defaults(options: Any, epochs: int) -> None:
 
 
 def default_precision(accelerator: str) -> str:
-    """bf16-mixed where the accelerator computes in bfloat16, else 32-true."""
+    """bf16-mixed if the accelerator computes in bfloat16, else 32-true."""
     has_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     if has_gpu and torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16-mixed"
@@ -186,17 +178,17 @@ def as_list(value: Any) -> list[Any]:
 
 
 def logger_class(path: str) -> str:
-    """Our class in place of Lightning's where there is one, else the same."""
+    """Our class in place of Lightning's if there is one, else the same."""
     return LOGGERS.get(path.rpartition(".")[2], path)
 
 
 def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> None:
-    """Let the loggers that options name write into the run folder, and continue there.
+    """Let loggers write into the run folder, and resume there.
 
     Args:
         loggers: options of each, which are changed.
         folder: run folder.
-        earlier: what they have of a run that continues.
+        earlier: what they have of a resumed run.
 
     Raises:
         UsageError: another folder was asked for, or for W&B's run another id than it has.
@@ -225,8 +217,8 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
 
 
 def wandb_id(folder: Path, chosen: str | None) -> str:
-    """The id of a run in W&B: that of the run so far, or as chosen, or as the agent of a sweep gave
-    it, or a new one.
+    """The id of a run in W&B: that of the run so far, or as chosen, or from the agent of a sweep,
+    or a new one.
 
     Raises:
         UsageError: the run has another id than that chosen.
@@ -235,6 +227,6 @@ def wandb_id(folder: Path, chosen: str | None) -> str:
     saved = read_bytes(file).decode(errors="replace") if file.exists() else None
     if saved and chosen and saved != chosen:
         raise UsageError(
-            f"the run in {folder} is {saved} in W&B and goes on there: leave the id {chosen} out"
+            f"the run in {folder} is {saved} in W&B and continues there: leave the id {chosen} out"
         )
     return saved or chosen or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]

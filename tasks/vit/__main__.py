@@ -23,7 +23,7 @@ APP = App(
     },
     default_config="configs/vit/digits.yaml",
     trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
-    functions={
+    extra_commands={
         "export": (
             "write a checkpoint's weights for timm, ONNX or safetensors",
             "tasks.vit.export:export",
@@ -36,7 +36,7 @@ APP = App(
         "fit --resume runs/vit/latest --trainer.max_epochs 80",
         "predict --ckpt_path runs/vit/latest/checkpoints/best.ckpt --data.predict_path photo.jpg",
     ),
-    follow=(
+    next_commands=(
         "predict --ckpt_path {best} --data.predict_path FILE_OR_FOLDER",
         "export --ckpt_path {best} --format onnx",
         "fit --resume {folder} --trainer.max_epochs N",

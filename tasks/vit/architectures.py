@@ -106,7 +106,7 @@ def check_described(source: str, named: Collection[str]) -> None:
 
     Args:
         source: As in `pretrained_options`.
-        named: Options that are typed or in a config.
+        named: Options on the command line or in a config.
 
     Raises:
         UsageError: Names the missing options.
@@ -230,13 +230,12 @@ def load_pretrained(net: ViT, source: str, metadata: Mapping[str, Any]) -> None:
 def timm_weights(source: str) -> State:
     """Downloads weights of timm; raises `DataError` if that fails."""
     try:
-        state: State = timm_model(source, pretrained=True).state_dict()
+        return timm_model(source, pretrained=True).state_dict()
     except Exception as error:  # of urllib, huggingface_hub, timm
         raise DataError(
             f"the weights of {source} could not be downloaded ({type(error).__name__}): fetch the "
             f"file elsewhere and give it as {OPTION} FILE.safetensors"
         ) from error
-    return state
 
 
 def timm_model(source: str, pretrained: bool = False, device: str = "cpu") -> Any:

@@ -18,52 +18,49 @@ def rollout(net: ViT, pixels: Tensor) -> Tensor:
 
     Args:
         net: The network, in evaluation mode.
-        pixels: Normalised images (B, C, Y, X).
+        pixels: Normalised images (B, C, H, W).
 
     Returns:
-        (B, rows of patches, patches of a row), which sum to 1 for each image.
+        (B, rows of patches, columns of patches), which sum to 1 for each image.
     """
     record = AttentionRecord()
     with torch.compiler.set_stance("force_eager"):
         net.features(pixels, record)
-    count = record.self_attn[0].shape[-1]
-    identity = torch.eye(count, device=pixels.device)  # (N, N)
+    identity = torch.eye(record.self_attn[0].shape[-1], device=pixels.device)  # (N, N)
     total = identity
     for weights in record.self_attn:
         heads_mean = weights.float().mean(1)  # (B, H, N, N) -> (B, N, N)
         total = (heads_mean + identity) / 2 @ total  # (B, N, N)
-    config = net.config
-    prefix = config.prefix_tokens
-    pooled = total[:, :1] if config.pool == "cls" else total[:, prefix:]
+    prefix = net.config.prefix_tokens
+    pooled = total[:, :1] if net.config.pool == "cls" else total[:, prefix:]
     attention = pooled[..., prefix:].mean(1)  # (B, P)
     attention = attention / attention.sum(-1, keepdim=True)
-    return attention.unflatten(-1, config.grid)  # (B, rows, columns)
+    return attention.unflatten(-1, net.config.grid)
 
 
 def draw(images: Tensor, attention: Tensor, titles: Sequence[str], file: BinaryIO) -> None:
-    """Draws images, and below each the same with its attention.
+    """Draws a row of images, and below each the same image with its attention.
 
     Args:
-        images: uint8 (B, C, Y, X).
+        images: uint8 (B, C, H, W).
         attention: (B, rows, columns), as of `rollout`.
         titles: One per image.
         file: PNG to write.
     """
     import matplotlib.figure
 
-    count, _, height, width = images.shape
+    count, channels, height, width = images.shape
     figure = matplotlib.figure.Figure(figsize=(1.6 * count, 3.6), layout="constrained")
     panels = figure.subplots(2, count, squeeze=False)
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     for number in range(count):
-        pixels = images[number].permute(1, 2, 0).cpu().numpy()
+        pixels = images[number].permute(1, 2, 0).cpu().numpy()  # (H, W, C)
+        if channels == 1:
+            pixels = pixels[..., 0]
         for panel in panels[:, number]:
-            panel.imshow(
-                pixels if pixels.shape[2] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=255
-            )
+            panel.imshow(pixels, cmap="gray", vmin=0, vmax=255)
             panel.set_axis_off()
         panels[0, number].set_title(titles[number], fontsize=7)
-        extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-        panels[1, number].imshow(
-            attention[number].cpu().numpy(), cmap="inferno", alpha=0.6, extent=extent
-        )
+        heat = attention[number].cpu().numpy()
+        panels[1, number].imshow(heat, cmap="inferno", alpha=0.6, extent=extent)
     figure.savefig(file, dpi=100)

@@ -28,7 +28,7 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
         ckpt_path: Checkpoint that `fit` wrote.
         format: timm: safetensors with timm's names; onnx: a graph from pixels in [0, 1] to logits,
             of any batch size; safetensors: our own names, config and class names in the header.
-        output: File to write; null puts it beside the checkpoint.
+        output: File to write; null: beside the checkpoint.
     """
     checkpoint = read_checkpoint(ckpt_path, "vit")
     net = ViT(load_config(ViTConfig, checkpoint[KEY]["net"]))
@@ -36,7 +36,7 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
     endings = {"timm": ".timm.safetensors", "onnx": ".onnx", "safetensors": ".safetensors"}
     target = Path(output) if output else Path(ckpt_path).with_suffix(endings[format])
     if format != "onnx" and target.suffix != ".safetensors":
-        raise UsageError(f"--output {output} must end with .safetensors: readers go by the name")
+        raise UsageError(f"--output {output} must end with .safetensors: readers check the suffix")
     with new_file(target) as partial:
         hint = WRITERS[format](net.eval(), checkpoint[KEY]["metadata"], partial)
     print(f"wrote {target}\n{hint.format(file=target)}")
@@ -49,8 +49,7 @@ def write_timm(net: ViT, metadata: dict[str, Any], path: Path) -> str:
         state = TIMM.weights_to_external(net.state_dict(), net.config)
     except ValueError as error:
         raise UsageError(
-            f"no model of timm is like this one ({str(error).rstrip('.')}): export to onnx or "
-            "safetensors"
+            f"timm has no such model ({str(error).rstrip('.')}): export to onnx or safetensors"
         ) from error
     save_weights(state, path, config=json.dumps(asdict(net.config)), metadata=json.dumps(metadata))
     arguments = "".join(f", {key}={value!r}" for key, value in options.items())
@@ -61,11 +60,10 @@ def timm_call(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     """Returns the name and arguments with which `timm.create_model` builds the same model.
 
     Raises:
-        ValueError: There is none, with the option.
+        ValueError: There is none; names the option.
     """
     stack = config.stack
-    eps = f"timm models have norm_eps 1e-06, but this one has {stack.norm_eps}"
-    require(stack.norm_eps == 1e-6, eps)
+    require(stack.norm_eps == 1e-6, f"its models have norm_eps 1e-06, this one {stack.norm_eps}")
     defaults = timm_arguments(ViTConfig(stack=StackConfig(768, 12, 12)))
     defaults["fc_norm"] = config.pool != "cls"
     size = {(192, 3): "tiny", (384, 6): "small"}.get((stack.width, stack.heads), "base")
@@ -77,12 +75,7 @@ def timm_call(config: ViTConfig) -> tuple[str, dict[str, Any]]:
 
 
 class FromPixels(nn.Module):
-    """A network that takes pixels in [0, 1] instead of normalised ones.
-
-    Args:
-        net: The network.
-        metadata: Of the data, with `mean` and `std`.
-    """
+    """A network with the normalisation of its data in front."""
 
     def __init__(self, net: ViT, metadata: dict[str, Any]) -> None:
         super().__init__()
@@ -91,19 +84,17 @@ class FromPixels(nn.Module):
         self.std = metadata["std"]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns logits (B, K) of pixels in [0, 1], (B, C, Y, X)."""
+        """Returns logits (B, K) of pixels (B, C, H, W) in [0, 1]."""
         return self.net(normalise(images * 255, self.mean, self.std))
 
 
 def write_onnx(net: ViT, metadata: dict[str, Any], path: Path) -> str:
-    """Writes a graph from "images", float32 (B, C, Y, X) in [0, 1], to "logits" (B, K)."""
+    """Writes a graph from "images", float32 (B, C, H, W) in [0, 1], to "logits" (B, K)."""
     try:
         import onnx
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UsageError(
-            "export to onnx needs two more packages: pip install -e '.[export]'"
-        ) from error
+        raise UsageError("onnx is not installed: pip install -e '.[export]'") from error
     example = torch.rand(2, net.embed.shape[0], net.config.image_size, net.config.image_size)
     program = torch.onnx.export(
         FromPixels(net, metadata).eval(),

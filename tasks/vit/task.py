@@ -1,7 +1,8 @@
-"""ViT image classification: the network, its recipe and its results."""
+"""Image classification with a Vision Transformer: loss, metrics, pictures and predictions."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +12,33 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from datamodules.images import ImageData
-from datamodules.utils.files import write_text
 from datamodules.vision.augment import Augment, AugmentConfig, normalise
 from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
-from tasks.base import Batch
+from tasks.base import Batch, StepOutput
 from tasks.checkpoints.weights import fill_config
 from tasks.classification import ClassifierTask
 from tasks.tracking.media import Picture, Table, rendered
-from tasks.tracking.run_folder import make_folder
 from tasks.training.optim import OptimConfig
 from tasks.vit.attend import draw, rollout
 
-ROLLOUTS = 6  # images with attention in loggers, of each evaluation
-MISTAKES = 32  # misclassified images in loggers
+MAX_ROLLOUTS = 6  # images with attention that an evaluation logs
+MAX_MISTAKES = 32  # misclassified images that an evaluation logs
 
 
 class ViTTask(ClassifierTask):
     """Image classification with a Vision Transformer (Dosovitskiy 2021).
 
     Args:
-        net: The network. Number of classes and channels come from the data where they are null.
+        net: The network. Null numbers of classes and channels come from the data.
         optimizer: Optimizer, schedule and clipping.
         augment: Random augmentation of training images.
-        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), 0 to 1.
-        pretrained: Weights to start from: `timm/<model name>`, downloaded by timm, or a local
-            .safetensors or .pth file with timm's names that is called as timm's model, has its
-            config.json beside it, or is our export; null starts from random weights.
-        ema: Decay of a running average of the weights, per optimizer step, such as 0.999;
-            evaluation and the saved weights use the average. Null keeps none.
+        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), from 0 to
+            below 1.
+        pretrained: Weights to start from: `timm/<model name>`, downloaded by timm, or a
+            .safetensors or .pth file with timm's names that is named after timm's model, has its
+            config.json beside it, or is our export; null: random weights.
+        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
+            0.999, which is evaluated and saved; null: none.
         compile: Compile the network with torch.compile, in place.
     """
 
@@ -64,7 +64,7 @@ class ViTTask(ClassifierTask):
 
     @staticmethod
     def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
-        """Refuses a file of weights whose model is not known, unless options describe it."""
+        """Refuses a file of weights whose architecture is not known, unless options describe it."""
         if options.model.pretrained is not None:
             from tasks.vit.architectures import check_described
 
@@ -72,29 +72,29 @@ class ViTTask(ClassifierTask):
 
     def build(self, metadata: Mapping[str, Any]) -> ViT:
         """Builds a ViT for the data's classes and channels."""
-        found = {"num_classes": len(metadata["class_names"]), "channels": metadata["channels"]}
-        net = ViT(fill_config(self.net_config, found))
+        sizes = {"num_classes": len(metadata["class_names"]), "channels": metadata["channels"]}
+        net = ViT(fill_config(self.net_config, sizes))
         if self.pretrained is not None and self.restored is None:
             from tasks.vit.architectures import load_pretrained
 
             load_pretrained(net, self.pretrained, metadata)
         return net
 
-    def step(self, batch: Batch, training: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns loss (), logits (B, K) and labels (B,) of uint8 images (B, C, Y, X)."""
-        labels = targets = batch["label"]
-        if training:
-            pixels = self.augment.erase(self.normalised(self.augment(batch["image"])))
-            pixels, targets = self.augment.mix(pixels, labels, len(self.class_names))
-        else:
-            pixels = self.normalised(batch["image"])
+    def step(self, batch: Batch, training: bool) -> StepOutput:
+        """Returns loss (), logits (B, K) and labels (B,) of uint8 images (B, C, H, W)."""
+        labels = batch["label"]
+        if not training:
+            logits = self.net(self.normalised(batch["image"]))
+            return StepOutput(F.cross_entropy(logits, labels), len(labels), logits, labels)
+        pixels = self.augment.erase(self.normalised(self.augment(batch["image"])))
+        pixels, targets = self.augment.mix(pixels, labels, len(self.class_names))
         logits = self.net(pixels)
-        smoothing = self.label_smoothing if training else 0.0
-        return F.cross_entropy(logits, targets, label_smoothing=smoothing), logits, labels
+        loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        return StepOutput(loss, len(labels), logits, labels)
 
     def collect_media(self, batch: Batch, outputs: Tensor) -> None:
-        """Keeps the first misclassified images, and attention of the first images."""
-        if self.collected and len(self.mistakes) >= MISTAKES:
+        """Keeps the first misclassified images, and the attention rollout of the first images."""
+        if self.collected and len(self.mistakes) >= MAX_MISTAKES:
             return
         images = batch["image"]
         probabilities = outputs.float().softmax(-1).cpu()  # (B, K)
@@ -105,32 +105,32 @@ class ViTTask(ClassifierTask):
             for label, guess in zip(labels.tolist(), predicted.tolist(), strict=True)
         ]
         if not self.collected:
-            first = images[:ROLLOUTS]
+            first = images[:MAX_ROLLOUTS]
             with self.trainer.precision_plugin.val_step_context():
                 attention = rollout(self.net, self.normalised(first))
             titles = [
-                label if label == guess else f"{label}\n(seen as {guess})"
-                for label, guess in names[:ROLLOUTS]
+                label if label == guess else f"{label}\n(predicted: {guess})"
+                for label, guess in names[:MAX_ROLLOUTS]
             ]
             self.collected["attention"] = rendered(
                 lambda file: draw(first, attention, titles, file)
             )
         wrong = torch.nonzero(predicted != labels).flatten()  # (S,)
-        for i in wrong[: MISTAKES - len(self.mistakes)].tolist():
+        for i in wrong[: MAX_MISTAKES - len(self.mistakes)].tolist():
             self.mistakes.append((images[i].cpu(), *names[i], float(confidence[i])))
 
     def media(self, split: str) -> dict[str, Table | Picture]:
         """Returns also what `collect_media` kept."""
-        shown = super().media(split) | self.collected
+        media = super().media(split) | self.collected
         if self.mistakes:
             columns = ("image", "label", "prediction", "probability")
-            shown["misclassified"] = Table(columns, self.mistakes)
+            media["misclassified"] = Table(columns, self.mistakes)
         self.collected = {}
         self.mistakes = []
-        return shown
+        return media
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Normalises uint8 (B, C, Y, X) with the training data's mean and standard deviation."""
+        """Normalises uint8 images (B, C, H, W) with the mean and std of the training data."""
         return normalise(images, self.metadata["mean"], self.metadata["std"])
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[list[str], Tensor]:
@@ -140,8 +140,7 @@ class ViTTask(ClassifierTask):
     def write_predictions(self, trainer: pl.Trainer, datamodule: ImageData, folder: Path) -> None:
         """Writes `predictions.csv`: path, label and the probability of each class."""
         batches: Any = trainer.predict(self, datamodule=datamodule)
-        rows = [row for batch in batches for row in zip(*batch, strict=True)]
-        make_folder(folder)
-        write_text(folder / "predictions.csv", self.table("path", rows))
+        paths, probabilities = (list(chain(*parts)) for parts in zip(*batches, strict=True))
+        self.save_predictions(folder, "path", paths, probabilities)
         skipped = f", {len(datamodule.skipped)} bad files skipped" if datamodule.skipped else ""
-        print(f"{len(rows)} images labelled in {folder / 'predictions.csv'}{skipped}")
+        print(f"{len(paths)} images labelled in {folder / 'predictions.csv'}{skipped}")

@@ -57,7 +57,7 @@ def bare() -> float:
     task.metadata, task.net = data.metadata(), task.build(data.metadata())
     built = optim.build(task.net, task.optimizer_config, STEPS)
     for number, batch in enumerate(data.train_dataloader()):
-        loss, _, _ = task.step(batch, training=True)
+        loss = task.step(batch, training=True).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(task.net.parameters(), 1.0)
         built["optimizer"].step()

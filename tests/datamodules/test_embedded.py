@@ -1,87 +1,71 @@
-"""Embedded text: reviews whose label needs the order of the words, and a reference whose splits
-share no passage."""
+"""Texts that come with the program: reviews whose label needs the order of the words, dates that
+both languages say alike, and a reference whose splits share no passage."""
 
 import re
 import sys
+from datetime import date
 from zlib import crc32
 
 import pytest
 
-from datamodules.embedded import reference, reviews
+from datamodules.embedded import dates, reference, reviews
 from datamodules.utils.errors import DataError
 
-Splits = dict[str, tuple[list[str], list[int]]]
+Reviews = dict[str, tuple[list[str], list[int]]]
+Dates = dict[str, tuple[list[str], list[str]]]
 
 
-def _vocabulary(*symbols: str) -> frozenset[str]:
-    return frozenset(
-        word
-        for rules in reviews.GRAMMARS
-        for symbol in symbols
-        for words in rules[symbol]
-        for word in words
-    )
+def words_of(*symbols: str) -> set[str]:
+    """The words that symbols of the grammars expand to at once."""
+    rules = [grammar[symbol] for grammar in reviews.GRAMMARS for symbol in symbols]
+    return {word for rule in rules for words in rule for word in words}
 
 
-_POSITIVE, _NEGATIVE = _vocabulary("GOOD", "LOVE", "LOVED"), _vocabulary("BAD", "HATE", "HATED")
-_OTHERS = _vocabulary("PERSON", "PEOPLE", "WITNESS", "HERO", "RIVAL")
-_NEGATORS = {"not", "never", "hardly", "nothing", "far", "no"}
+POSITIVE = words_of("GOOD", "LOVE", "LOVED")
+NEGATIVE = words_of("BAD", "HATE", "HATED")
+OTHERS = words_of("PERSON", "PEOPLE", "WITNESS", "HERO", "RIVAL")
+NEGATORS = {"not", "never", "hardly", "nothing", "far", "no"}
 
 
-def label_of(text: str) -> int:
-    """The label that the rules of `reviews` give a text; no opinion that counts, or several, raise
-    a ValueError."""
-    found = {
-        label
-        for sentence in text.lower().split(".")
-        for label in _opinions(re.findall(r"\w+|,", sentence))
-    }
-    if len(found) != 1:
-        raise ValueError(
-            f"{'Opinions disagree' if found else 'There is no opinion that counts'} in {text!r}."
-        )
-    return found.pop()
-
-
-def _opinions(words: list[str]) -> list[int]:
-    """The labels of the opinions in a sentence that count."""
-    for contrast in ("but", "yet"):
-        if contrast in words:
-            words = words[words.index(contrast) + 1 :]
-    if "although" in words:
-        start = words.index("although")
-        words = words[:start] or words[words.index(",") + 1 :]
-    if not _OTHERS.isdisjoint(words):
-        return []
-    labels, negated = [], False
-    for word in words:
-        negated = word != "," and negated ^ (word in _NEGATORS)
-        if word in _POSITIVE | _NEGATIVE:
-            labels.append(int((word in _POSITIVE) ^ negated))
-    return labels
+def label_of(text: str) -> int | None:
+    """The label that the rules of `reviews` give a text; None if no opinion counts, or several
+    disagree."""
+    found = set()
+    for sentence in text.lower().split("."):
+        words = re.findall(r"\w+|,", sentence)
+        for contrast in ("but", "yet"):
+            if contrast in words:
+                words = words[words.index(contrast) + 1 :]
+        if "although" in words:
+            start = words.index("although")
+            words = words[:start] or words[words.index(",") + 1 :]
+        negated = False
+        for word in words if OTHERS.isdisjoint(words) else []:
+            negated = word != "," and negated ^ (word in NEGATORS)
+            if word in POSITIVE | NEGATIVE:
+                found.add(int((word in POSITIVE) ^ negated))
+    return found.pop() if len(found) == 1 else None
 
 
 @pytest.fixture(scope="module")
-def splits() -> Splits:
+def review_splits() -> Reviews:
     return reviews.generate()
 
 
-def test_splits_are_balanced_disjoint_and_of_the_size_asked_for(splits: Splits) -> None:
-    sizes = {split: (len(texts), sum(labels)) for split, (texts, labels) in splits.items()}
+def test_reviews_are_balanced_and_follow_from_the_seed(review_splits: Reviews) -> None:
+    sizes = {split: (len(texts), sum(labels)) for split, (texts, labels) in review_splits.items()}
     assert sizes == {"train": (8000, 4000), "val": (1000, 500), "test": (1000, 500)}
-    texts = [text for texts, _ in splits.values() for text in texts]
+    texts = [text for texts, _ in review_splits.values() for text in texts]
     assert len({text.lower() for text in texts}) == len(texts)
+    assert crc32("\n".join(texts).encode()) == 1337422455  # on every machine
     small = reviews.generate(1, train=7, val=1, test=0)
-    assert {split: (len(texts), sum(labels)) for split, (texts, labels) in small.items()} == {
-        "train": (7, 4),
-        "val": (1, 1),
-        "test": (0, 0),
-    }
+    sizes = {split: (len(texts), sum(labels)) for split, (texts, labels) in small.items()}
+    assert sizes == {"train": (7, 4), "val": (1, 1), "test": (0, 0)}
 
 
-def test_the_rule_finds_the_label_of_every_review(splits: Splits) -> None:
-    for seed in range(3):
-        for texts, labels in (splits if seed == 0 else reviews.generate(seed)).values():
+def test_the_rules_find_the_label_of_every_review(review_splits: Reviews) -> None:
+    for splits in (review_splits, reviews.generate(1), reviews.generate(2)):
+        for texts, labels in splits.values():
             assert [label_of(text) for text in texts] == labels
 
 
@@ -94,7 +78,6 @@ def test_the_rule_finds_the_label_of_every_review(splits: Splits) -> None:
         ("Nothing about the battery was poor.", 1),
         ("It is far from a truly great film.", 0),
         ("The plot was dull, but I loved the cast.", 1),
-        ("I loved the cast, but the plot was dull.", 0),
         ("I loved the cast, yet the plot was dull.", 0),
         ("Although the plot was dull, I loved the cast.", 1),
         ("The plot was dull, although I loved the cast.", 0),
@@ -103,107 +86,67 @@ def test_the_rule_finds_the_label_of_every_review(splits: Splits) -> None:
         ("A terrible king hunts a weak queen. I did not know the director. The plot is clever.", 1),
         ("My sister said that the plot was not good, but I did not hate the music.", 1),
         ("The critics hated it, but my uncle loved it. I disliked the ending.", 0),
+        ("My brother loved it.", None),
+        ("The plot is good. The music is bad.", None),
     ],
 )
-def test_the_rule_reads_as_people_do(text: str, label: int) -> None:
+def test_the_rules_read_as_people_do(text: str, label: int | None) -> None:
     assert label_of(text) == label
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("I bought it on Sunday.", "no opinion"),
-        ("My brother loved it.", "no opinion"),
-        ("", "no opinion"),
-        ("The plot is good. The music is bad.", "disagree"),
-    ],
-)
-def test_the_rule_refuses_a_text_without_one_verdict(text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        label_of(text)
-
-
-def test_reviews_follow_from_the_seed_on_every_machine(splits: Splits) -> None:
-    assert reviews.generate() == splits
-    assert reviews.generate(1)["test"] != splits["test"]
-    assert (
-        crc32("\n".join(text for texts, _ in splits.values() for text in texts).encode())
-        == 1337422455
-    )
-
-
-def test_reviews_are_sentences_of_a_small_vocabulary(splits: Splits) -> None:
-    texts = [text for texts, _ in splits.values() for text in texts]
+def test_reviews_are_sentences_of_a_small_vocabulary(review_splits: Reviews) -> None:
+    texts = [text for texts, _ in review_splits.values() for text in texts]
     lengths = {len(text.split()) for text in texts}
     assert min(lengths) == 5 and 30 < max(lengths) <= 40 and len(lengths) > 25
     vocabulary = {word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower())}
-    assert 150 < len(vocabulary) < 230 and {word for word in vocabulary if not word.isalpha()} == {
-        ".",
-        ",",
-    }
+    assert 150 < len(vocabulary) < 230
+    assert {word for word in vocabulary if not word.isalpha()} == {".", ","}
+    aspects = words_of("ASPECT") - {"film", "laptop"}
     for text in texts:
-        assert all(
-            re.fullmatch(r"[A-Z]\w*(,? \w+)+", sentence)
-            for sentence in text.removesuffix(".").split(". ")
-        )
+        for sentence in text.removesuffix(".").split(". "):
+            assert re.fullmatch(r"[A-Z]\w*(,? \w+)+", sentence), text
         assert not re.search(r"\b(an? [aeiou]|(\w+) \2)\b|[A-Z]{2}", text), text
-
-
-def test_no_review_speaks_of_one_aspect_twice(splits: Splits) -> None:
-    aspects = {words[0] for rules in reviews.GRAMMARS for words in rules["ASPECT"]}
-    for text in splits["train"][0]:
-        named = [
-            word
-            for word in re.findall(r"the (\w+)", text.lower())
-            if word in aspects - {"film", "laptop"}
-        ]
+        named = [word for word in re.findall(r"the (\w+)", text.lower()) if word in aspects]
         assert len(named) == len(set(named)), text
 
 
 @pytest.mark.parametrize("weight", [1, 100])
 @pytest.mark.parametrize("vectorizer", ["CountVectorizer", "TfidfVectorizer"])
 def test_words_without_their_order_do_not_tell_the_label(
-    splits: Splits, vectorizer: str, weight: float
+    review_splits: Reviews, vectorizer: str, weight: float
 ) -> None:
-    text, linear = (
-        pytest.importorskip("sklearn.feature_extraction.text"),
-        pytest.importorskip("sklearn.linear_model"),
-    )
+    from sklearn.feature_extraction import text
+    from sklearn.linear_model import LogisticRegression
+
     bags = getattr(text, vectorizer)(token_pattern=r"\w+")
-    model = linear.LogisticRegression(C=weight, max_iter=500).fit(
-        bags.fit_transform(splits["train"][0]), splits["train"][1]
-    )
-    assert 0.5 < model.score(bags.transform(splits["test"][0]), splits["test"][1]) < 0.72
+    train, labels = review_splits["train"]
+    model = LogisticRegression(C=weight, max_iter=500).fit(bags.fit_transform(train), labels)
+    test, labels = review_splits["test"]
+    assert 0.5 < model.score(bags.transform(test), labels) < 0.72
 
 
-def topic_texts() -> dict[str, str]:
+# The reference of Python.
+
+
+def topics() -> list[str]:
     from pydoc_data.topics import topics
 
-    return topics
+    return list(topics.values())
 
 
-def plain(text: str) -> list[str]:
+def long_lines(texts: list[str]) -> list[str]:
     """Lines as words only, and no short ones: those repeat by chance."""
-    return [
-        line for line in (" ".join(line.split()) for line in text.splitlines()) if len(line) > 40
-    ]
+    lines = [" ".join(line.split()) for text in texts for line in text.splitlines()]
+    return [line for line in lines if len(line) > 40]
 
 
 def test_documents_are_topics_with_nothing_but_trailing_spaces_cut() -> None:
-    topics = {re.sub(r"[ \t]+\n", "\n", text + "\n").strip("\n") for text in topic_texts().values()}
     splits = reference.documents()
+    assert reference.documents() == splits and splits.keys() == {"train", "val", "test"}
+    whole = {re.sub(r"[ \t]+\n", "\n", text + "\n").strip("\n") for text in topics()}
     found = [text for texts in splits.values() for text in texts]
-    assert (
-        set(splits) == {"train", "val", "test"}
-        and set(found) <= topics
-        and len(set(found)) == len(found)
-    )
+    assert set(found) <= whole and len(set(found)) == len(found)
     assert all(line == line.rstrip() for text in found for line in text.splitlines())
-
-
-def test_documents_are_the_same_in_every_call_and_the_tails_large_enough() -> None:
-    splits = reference.documents()
-    assert reference.documents() == splits
     sizes = {split: sum(map(len, texts)) for split, texts in splits.items()}
     assert sum(sizes.values()) > 250_000
     for split in ("val", "test"):
@@ -211,23 +154,151 @@ def test_documents_are_the_same_in_every_call_and_the_tails_large_enough() -> No
 
 
 def test_what_is_tested_was_not_read_in_training() -> None:
-    splits = reference.documents()
-    train = {line for text in splits["train"] for line in plain(text)}
-    val = {line for text in splits["val"] for line in plain(text)}
-    for split, read in (("val", train), ("test", train | val)):
-        lines = [line for text in splits[split] for line in plain(text)]
-        assert sum(line in read for line in lines) < 0.03 * len(lines)
-
-
-def test_topics_that_are_left_out_stand_in_others() -> None:
-    kept = {
-        line for texts in reference.documents().values() for text in texts for line in plain(text)
-    }
-    lines = [line for text in topic_texts().values() for line in plain(text)]
-    assert sum(line in kept for line in lines) > 0.98 * len(lines)
+    """And what is left out stands in other documents."""
+    splits = {split: long_lines(texts) for split, texts in reference.documents().items()}
+    read = set(splits["train"])
+    for split in ("val", "test"):
+        assert sum(line in read for line in splits[split]) < 0.03 * len(splits[split])
+        read.update(splits[split])
+    everything = long_lines(topics())
+    assert sum(line in read for line in everything) > 0.98 * len(everything)
 
 
 def test_a_python_without_its_reference_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(DataError, match="pydoc_data"):
         reference.documents()
+
+
+# Dates and numbers.
+
+MONTHS = {
+    "en": "January February March April May June July August September October November December",
+    "fr": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
+}
+DAYS = {
+    "en": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
+    "fr": "lundi mardi mercredi jeudi vendredi samedi dimanche",
+}
+UNITS = {
+    "en": "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen seventeen eighteen nineteen",
+    "fr": "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze "
+    "seize",
+}
+TENS = {
+    "en": "twenty thirty forty fifty sixty seventy eighty ninety",
+    "fr": "vingt trente quarante cinquante soixante",
+}
+ORDINALS = {"first": 1, "second": 2, "third": 3, "fifth": 5, "eighth": 8, "ninth": 9, "twelfth": 12}
+ORDINALS |= {"twentieth": 20, "thirtieth": 30, "premier": 1}
+
+
+def number(text: str, language: str) -> int:
+    """The number that some words say, by rules of its own."""
+    units = {word: i for i, word in enumerate(UNITS[language].split())}
+    tens = {word: 10 * i for i, word in enumerate(TENS[language].split(), 2)}
+    values = units | tens | ORDINALS
+    total = 0
+    part = 0
+    for word in re.findall(r"[^\W\d]+", text):
+        if word in ("hundred", "cent", "cents"):
+            part = (part or 1) * 100
+        elif word in ("thousand", "mille"):
+            total += (part or 1) * 1000
+            part = 0
+        elif word in ("vingt", "vingts") and part % 100 == 4:
+            part += 76  # four times twenty
+        elif word not in ("and", "et"):
+            part += values.get(word, values.get(word.removesuffix("th"), -1))
+    return total + part
+
+
+def year_of(text: str, language: str) -> int:
+    if text.isdigit():
+        return int(text)
+    if language == "fr" or "hundred" in text or "thousand" in text:
+        return number(text, language)
+    century, _, rest = text.partition(" ")
+    return number(century, "en") * 100 + number(rest.removeprefix("oh-"), "en")
+
+
+PATTERNS = {
+    "en": (r"(?P<month>\w+) (?P<day>\d+), (?P<year>\d{4})|the (\S+) of (\w+), (.+)"),
+    "fr": (
+        r"(?P<day>\d+) (?P<month>\w+)\.? (?P<year>\d{4})|(.+?) (\w{3,}) (mille .+|deux mille.*)"
+    ),
+}
+
+
+def read(text: str, language: str) -> date | int:
+    """What a text says; a day of the week must be right, which tells apart days that differ in a
+    digit."""
+    names = DAYS[language].split()
+    weekday = next((day for day in names if text.startswith(day)), None)
+    found = re.fullmatch(PATTERNS[language], text.removeprefix(weekday or "").strip(" ,"))
+    months = MONTHS[language].split()
+    if found is None or not (weekday or found["year"]):
+        return number(text, language)
+    day, month, year = found["day"], found["month"], found["year"]
+    if year is None:
+        day, month, year = found.groups()[-3:]
+    (month,) = (name for name in months if name.startswith(month[:4]) and len(month) > 2)
+    day_number = int(day) if day.isdigit() else number(day, language)
+    said = date(year_of(year, language), months.index(month) + 1, day_number)
+    assert weekday in (None, names[said.weekday()]), text
+    return said
+
+
+@pytest.fixture(scope="module")
+def date_splits() -> Dates:
+    return dates.generate()
+
+
+def test_both_sides_say_the_same_and_nothing_is_said_twice(date_splits: Dates) -> None:
+    seen: set[date | int] = set()
+    for english, french in date_splits.values():
+        for one, other in zip(english, french, strict=True):
+            subject = read(one, "en")
+            assert subject == read(other, "fr"), (one, other)
+            assert subject not in seen, one
+            seen.add(subject)
+    assert [len(english) for english, _ in date_splits.values()] == [8000, 500, 1000]
+    days = [subject for subject in seen if isinstance(subject, date)]
+    assert 0.6 < len(days) / len(seen) < 0.8 and len({day.year for day in days}) == 200
+    assert {len(str(subject)) for subject in seen if isinstance(subject, int)} == {1, 2, 3, 4, 5, 6}
+    styles = (
+        r"\w+day, \w+ \d+, \d{4}",
+        r"[A-Z]\w{4,} \d+, \d{4}",
+        r"[A-Z]\w\w \d+, \d{4}",
+        r"\w+day, the .*",
+        r"[a-z].*",
+    )
+    for english, _ in date_splits.values():
+        for style in styles:
+            count = sum(re.fullmatch(style, text) is not None for text in english)
+            assert count > 0.05 * len(english)
+
+
+def test_known_translations() -> None:
+    day = date(1999, 10, 1)
+    said = {style(day, language) for style in dates.STYLES[:5] for language in ("en", "fr")}
+    assert said == {
+        "Friday, October 1, 1999",
+        "vendredi 1 octobre 1999",
+        "October 1, 1999",
+        "1 octobre 1999",
+        "Oct 1, 1999",
+        "1 oct. 1999",
+        "Friday, the first of October, nineteen ninety-nine",
+        "vendredi premier octobre mille neuf cent quatre-vingt-dix-neuf",
+    }
+    assert dates.number_in_words(241, "en") == "two hundred and forty-one"
+    assert dates.number_in_words(241, "fr") == "deux cent quarante et un"
+
+
+def test_dates_follow_from_the_seed(date_splits: Dates) -> None:
+    assert dates.generate() == date_splits
+    small = dates.generate(1, train=30, val=0, test=5)
+    assert [len(english) for english, _ in small.values()] == [30, 0, 5]
+    assert small["train"][0] != date_splits["train"][0][:30]

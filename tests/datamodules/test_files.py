@@ -1,11 +1,15 @@
-"""Only regular files are read; what is written replaces a link instead of following it."""
+"""Only regular files are read, what is written replaces a link instead of following it, and
+progress is shown only if it takes a while."""
 
+import io
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from datamodules.utils.files import open_regular, read_bytes, regular_files, replacing, write_text
+from datamodules.utils.progress import progress_bar
 
 
 def test_pipes_devices_and_folders_are_refused_at_once(tmp_path: Path) -> None:
@@ -16,7 +20,7 @@ def test_pipes_devices_and_folders_are_refused_at_once(tmp_path: Path) -> None:
         assert caught.value.filename == str(path)
 
 
-def test_links_are_followed_where_allowed(tmp_path: Path) -> None:
+def test_links_are_followed_if_allowed(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     (tmp_path / "link").symlink_to("file")
     assert read_bytes(tmp_path / "link") == b"content"
@@ -34,7 +38,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "file"]
 
 
-def test_errors_name_the_file_and_not_the_one_beside_it(tmp_path: Path) -> None:
+def test_errors_name_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught:
         write_text(tmp_path / "missing" / "file", "new")
     assert caught.value.filename == str(tmp_path / "missing" / "file")
@@ -46,27 +50,45 @@ def test_errors_name_the_file_and_not_the_one_beside_it(tmp_path: Path) -> None:
 
 
 def test_all_that_is_no_regular_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "a.txt").touch()
-    (tmp_path / ".hidden").mkdir()
-    for name, target in (
-        ("link.txt", "deep/a.txt"),
-        ("folder", "deep"),
-        ("broken", "nowhere"),
-        ("device", "/dev/zero"),
-        ("loop", "loop"),
-        (".hidden/broken", "nowhere"),
-    ):
+    bad_name = os.fsdecode(b"caf\xe9")
+    for name in ("deep/a.txt", f"{bad_name}/a.txt", ".hidden/b.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    links = {"link.txt": "deep/a.txt", "folder": "deep", "broken": "nowhere", "loop": "loop"}
+    for name, target in {**links, "device": "/dev/zero", ".hidden/broken": "nowhere"}.items():
         (tmp_path / name).symlink_to(target)
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
-    (tmp_path / os.fsdecode(b"caf\xe9") / "a.txt").touch()
     faults: dict[str, str] = {}
-    found = regular_files(tmp_path, lambda name, fault: faults.update({name: fault}))
+    found = regular_files(tmp_path, faults.__setitem__)
     assert found == [tmp_path / "deep" / "a.txt", tmp_path / "link.txt"]
     names = ("folder", "broken", "device", "loop", "pipe", "caf\\xe9/a.txt")
     assert faults.keys() == {str(tmp_path / name) for name in names} and all(faults.values())
-    assert (
-        regular_files(tmp_path / "deep", faults.__setitem__, lambda path: path.suffix == ".csv")
-        == []
-    )
+    assert regular_files(tmp_path / "deep", faults.__setitem__, lambda path: False) == []
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("total", [19_999, 20_000])
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_progress(stream: io.StringIO, total: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream.seek(0)
+    stream.truncate()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with progress_bar("tokenising", total) as advance:
+        advance(5_000)
+        during = stream.getvalue()
+        advance(total - 5_000)
+    after = stream.getvalue()
+    if total < 20_000:
+        assert after == ""
+    elif stream.isatty():
+        assert "tokenising" in after and "100%" in after  # drawn at the end, and then
+        assert after.endswith("\x1b[2K")  # wiped
+    else:
+        assert during == after == "tokenising (20,000)\n"

@@ -1,223 +1,287 @@
-"""The cache: the same vectors with and without it, in whatever pieces a text is read; never moved in memory."""
+"""Caches: the same vectors as without, in whatever pieces; beams share what they have in common."""
 
 import gc
 import weakref
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from modules.attention import ATTENTIONS
 from modules.config import StackConfig
-from modules.generation.beam_cache import BeamCache
+from modules.generation import beam_cache
+from modules.generation.beam_cache import BagContextCache, BagIndex, BeamCache, EmbeddingBag
 from modules.kv_cache import KVCache
-from modules.masks import padding
-from modules.models.gpt import Decoder, DecoderConfig
-from modules.position import POSITIONS
-from modules.record import AttentionRecord
-from modules.transformer import ORDERS, Context, Stack
-from tests.modules.test_properties import shaken
+from modules.masks import Mask
+from tests.helpers.tiny_models import (
+    DECODERS,
+    LENGTH,
+    SOURCE,
+    TEXT_POSITIONS,
+    VARIANTS,
+    close,
+    hidden,
+    label,
+    new_cache,
+    random_tokens,
+    tiny,
+)
 
-V, T, E = 31, 16, 24
-STACK = StackConfig(E, 2, 4, mlp_width=20, causal=True)
-PLACES = [name for name in POSITIONS if not name.endswith("2d")]
-VARIANTS: list[dict[str, Any]] = [
-    *({"position": name} for name in PLACES),
-    *({"position": name, "kv_heads": 2, "head_dim": 4} for name in PLACES),
-    *({"attention": name, "kv_heads": 1} for name in ATTENTIONS),
-    *({"order": name} for name in ORDERS),
-    {"qk_norm": True, "position": "rotary", "position_options": {"fraction": 0.34}},
-    {"norm": "rmsnorm", "feedforward": "swiglu", "bias": False, "qkv_bias": False, "tied": False},
-]
-
-
-def name_of(options: dict[str, Any]) -> str:
-    return "-".join(f"{key}={value}" for key, value in options.items())
-
-
-def decoder(**options: Any) -> Decoder:
-    own = {key: options.pop(key) for key in [*options] if key in DecoderConfig.__dataclass_fields__}
-    config = DecoderConfig(
-        **{"vocabulary": V, "max_length": T, "stack": replace(STACK, **options), **own}
-    )
-    return shaken(Decoder(config)).eval()
-
-
-def close(one: Tensor, two: Tensor) -> None:
-    torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+every_decoder = pytest.mark.parametrize("kind", DECODERS)
+every_variant = pytest.mark.parametrize("options", VARIANTS, ids=label)
+every_position = pytest.mark.parametrize("position", TEXT_POSITIONS)
+both_ways = pytest.mark.parametrize("by_embedding_bag", [True, False])
 
 
 @pytest.fixture(autouse=True)
-def without_gradients() -> Any:
+def without_gradients() -> Iterator[None]:
     with torch.inference_mode():
         yield
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=name_of)
-@pytest.mark.parametrize("pieces", [(T,), (1,) * T, (5, 1, 1, 6, 1, 2)], ids=str)
-def test_any_pieces_give_the_same_logits(options: dict[str, Any], pieces: tuple[int, ...]) -> None:
-    net, tokens = decoder(**options), torch.randint(V, (3, T))
-    cache = net.make_cache(3, T)
-    hidden = torch.cat([net(part, cache=cache) for part in tokens.split(pieces, 1)], 1)
-    whole = net(tokens)
-    close(hidden, whole)
-    close(net.logits(hidden), net.logits(whole))
-    assert cache.length == T
+def in_pieces(net: Any, tokens: Tensor, cache: KVCache, *pieces: int) -> Tensor:
+    return torch.cat([hidden(net, part, cache=cache) for part in tokens.split(pieces, 1)], 1)
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=name_of)
-def test_rows_padded_on_the_left_equal_each_alone(options: dict[str, Any]) -> None:
-    net, tokens, pads = decoder(**options), torch.randint(V, (3, T)), (0, 3, 6)
-    padding_mask = torch.arange(9) >= torch.tensor(pads)[:, None]
-    cache = net.make_cache(3, T)
-    parts = [
-        net(tokens[:, :9], padding_mask, cache=cache),
-        *(net(part, cache=cache) for part in tokens[:, 9:].split((1, 2, 4), 1)),
-    ]
-    plain = net(tokens, torch.arange(T) >= torch.tensor(pads)[:, None])
+@every_decoder
+@every_variant
+@pytest.mark.parametrize("pieces", [(LENGTH,), (1,) * LENGTH, (5, 1, 1, 6, 1, 2)], ids=str)
+def test_any_pieces_give_the_same_vectors(
+    kind: str, options: dict[str, Any], pieces: tuple[int, ...]
+) -> None:
+    net = tiny(kind, **options)
+    tokens = random_tokens()
+    cache = new_cache(net, range(3), LENGTH)
+    close(in_pieces(net, tokens, cache, *pieces), hidden(net, tokens))
+    assert cache.length == cache.max_length
+
+
+@every_variant
+def test_rows_padded_on_the_left_continue_as_alone(options: dict[str, Any]) -> None:
+    net = tiny("gpt", **options)
+    tokens = random_tokens()
+    pads = (0, 3, 6)
+    cache = net.make_cache(3, LENGTH)
+    first = net(tokens[:, :9], torch.arange(9) >= torch.tensor(pads)[:, None], cache=cache)
+    together = torch.cat((first, in_pieces(net, tokens[:, 9:], cache, 1, 2, 4)), 1)
     for row, pad in enumerate(pads):
-        alone = net(tokens[row : row + 1, pad:])[0]
-        close(torch.cat(parts, 1)[row, pad:], alone)
-        close(plain[row, pad:], alone)
+        close(together[row, pad:], net(tokens[row : row + 1, pad:])[0])
 
 
-@pytest.mark.parametrize("position", PLACES)
-def test_padding_may_come_later_too(position: str) -> None:
-    net, tokens = decoder(position=position), torch.randint(V, (2, 8))
-    cache, padding_mask = net.make_cache(2, 8), torch.tensor([[True] * 3, [False, False, True]])
-    net(tokens[:, :2], cache=cache)
-    parts = [net(tokens[:, 2:5], padding_mask, cache=cache), net(tokens[:, 5:], cache=cache)]
-    close(torch.cat(parts, 1)[0], net(tokens[:1])[0, 2:])
-    close(torch.cat(parts, 1)[1, 2:], net(tokens[1:, [0, 1, 4, 5, 6, 7]])[0, 2:])
-
-
-@pytest.mark.parametrize("position", PLACES)
-def test_given_coordinates_go_on(position: str) -> None:
-    net, tokens, positions = (
-        decoder(position=position),
-        torch.randint(V, (2, 8)),
-        torch.tensor([[4], [7]]) + torch.arange(8),
-    )
+@every_position
+def test_padding_and_positions_may_come_later(position: str) -> None:
+    net = tiny("gpt", position=position)
+    tokens = random_tokens(2, 8)
     cache = net.make_cache(2, 8)
-    parts = [
-        net(tokens[:, :3], positions=positions[:, :3], cache=cache),
-        *(net(t, cache=cache) for t in tokens[:, 3:].split(2, 1)),
-    ]
-    close(torch.cat(parts, 1), net(tokens, positions=positions))
+    mask = torch.tensor([[True] * 3, [False, False, True]])
+    first = net(tokens[:, :2], cache=cache)
+    middle = net(tokens[:, 2:5], mask, cache=cache)
+    together = torch.cat((first, middle, net(tokens[:, 5:], cache=cache)), 1)
+    close(together[0], net(tokens[:1])[0])
+    close(together[1, 4:], net(tokens[1:, [0, 1, 4, 5, 6, 7]])[0, 2:])
+    positions = torch.tensor([[4], [7]]) + torch.arange(8)
+    cache.clear()
+    first = net(tokens[:, :3], positions=positions[:, :3], cache=cache)
+    rest = in_pieces(net, tokens[:, 3:], cache, 2, 2, 1)
+    close(torch.cat((first, rest), 1), net(tokens, positions=positions))
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("position", PLACES)
-def test_rows_move_between_texts(position: str, padded: bool) -> None:
-    net, tokens = decoder(position=position), torch.randint(V, (3, 9))
-    padding_mask = torch.arange(6) >= torch.tensor([0, 2, 4])[:, None] if padded else None
-    cache, rows = net.make_cache(3, 9), torch.tensor([2, 2, 0])
-    net(tokens[:, :6], padding_mask, cache=cache)
-    other, cache = cache.select(torch.tensor([2, 2, 0, 1])), cache.select(rows)
-    straight = torch.cat((tokens[rows, :6], tokens[:, 6:]), 1)
-    full = (
-        None
-        if padding_mask is None
-        else torch.cat((padding_mask[rows], torch.ones(3, 3, dtype=torch.bool)), 1)
-    )
-    expected = net(straight, full)[:, 6:]
-    close(
-        torch.cat([net(part, cache=cache) for part in tokens[:, 6:].split((1, 2), 1)], 1), expected
-    )
-    assert cache.length == 9 and other.length == 6
-    close(net(tokens[[0, 1, 2, 0], 6:7], cache=other)[:3], expected[:, :1])
+@every_position
+def test_rows_can_be_selected(position: str, padded: bool) -> None:
+    net = tiny("gpt", position=position)
+    tokens = random_tokens(3, 9)
+    rows = torch.tensor([2, 2, 0])
+    mask = None
+    whole_mask = None
+    if padded:
+        mask = torch.arange(6) >= torch.tensor([0, 2, 4])[:, None]
+        whole_mask = F.pad(mask[rows], (0, 3), value=True)
+    cache = net.make_cache(3, 9)
+    net(tokens[:, :6], mask, cache=cache)
+    selected = cache.select(rows)
+    continued = torch.cat((tokens[rows, :6], tokens[:, 6:]), 1)
+    close(in_pieces(net, tokens[:, 6:], selected, 1, 2), net(continued, whole_mask)[:, 6:])
+    assert (selected.length, cache.length) == (9, 6)
 
 
-def test_it_is_allocated_once_and_handed_out_as_views() -> None:
-    net, tokens = decoder(kv_heads=2, position="rotary"), torch.randint(V, (2, T))
-    cache = net.make_cache(2, T)
-    assert cache.data.shape == (2, 2, 2, 2, T, 6)
+def test_keys_and_values_are_views_of_one_table_that_is_freed() -> None:
+    net = tiny("gpt", kv_heads=2, position="rotary")
+    tokens = random_tokens(2)
+    cache = net.make_cache(2, LENGTH)
+    assert cache.data.shape == (2, 2, 2, 2, LENGTH, 6)
     start = cache.data.data_ptr()
-    for part in tokens.split((5, *(1,) * 11), 1):
-        net(part, cache=cache)
-    cache.past = T  # nothing new
-    keys, values = cache.block(1).self_attn.update(*cache.data[1, :, :, :, T:])
-    assert (
-        keys.data_ptr() == cache.data[1, 0].data_ptr()
-        and values.data_ptr() == cache.data[1, 1].data_ptr()
-    )
+    in_pieces(net, tokens, cache, 5, *(1,) * 11)
+    cache.past = LENGTH  # nothing new
+    keys, values = cache.block(1).self_attn.update(*cache.data[1, :, :, :, LENGTH:])
+    assert keys.data_ptr() == cache.data[1, 0].data_ptr()
+    assert values.data_ptr() == cache.data[1, 1].data_ptr()
     cache.clear()
-    net(tokens, cache=cache)
-    assert cache.data.data_ptr() == start and cache.length == T
-
-
-def test_memory_is_free_once_it_is_not_needed() -> None:
-    net = decoder()
-    gc.disable()
+    net(tokens[:, :9], cache=cache)
+    assert cache.data.data_ptr() == start
+    gc.disable()  # there must be no circle of references
     try:
-        cache = net.make_cache(1, T)
-        net(torch.zeros(1, 3, dtype=torch.int64), cache=cache)
-        data, tables = (
-            weakref.ref(cache.data),
-            weakref.ref((texts := BeamCache(cache, 2, 3)).values[0]),
-        )
-        net(torch.zeros(2, 1, dtype=torch.int64), cache=texts)
-        del cache, texts
-        assert (
-            data() is None and tables() is None
-        )  # no circle of references that the collector has to find
+        beams = BeamCache(cache, 2, 3)
+        tables = (weakref.ref(cache.data), weakref.ref(beams.values[0]))
+        del cache, beams, keys, values
+        assert [table() for table in tables] == [None, None]
     finally:
         gc.enable()
 
 
 def test_a_source_is_projected_once() -> None:
-    config = replace(STACK, cross_attention=True, context_width=10, kv_heads=2)
-    stack, x = shaken(Stack(config)).eval(), torch.randn(2, 7, E)
-    padding_mask = torch.tensor([[True] * 5, [True, True, False, False, True]])
-    source = Context(torch.randn(2, 5, 10), padding(padding_mask))
-    whole, cache, calls = stack(x, context=source), KVCache(config, 2, 7, torch.device("cpu")), []
-    for block in stack.blocks:
+    net = tiny("encoder_decoder", kv_heads=2)
+    calls: list[int] = []
+    for block in net.decoder.stack.blocks:
         block.cross_attention.key_value.register_forward_hook(lambda *_: calls.append(1))
-    tokens, parts = torch.zeros(2, 7), []
-    for part in x.split((3, 1, 1, 2), 1):
-        cache.add_tokens(tokens[:, : part.shape[1]], None, None)
-        parts.append(stack(part, context=source, cache=cache))
-    close(torch.cat(parts, 1), whole)
+    cache = new_cache(net, range(3), 9)
+    in_pieces(net, random_tokens(3, 9), cache, 3, 1, 5)
     assert len(calls) == 2  # one in each block
-    other = cache.select(torch.tensor([1, 1, 0]))
-    one, two = cache.block(0).cross_attn.context(), other.block(0).cross_attn.context()
-    assert one is not None and two is not None and torch.equal(one[0][[1, 1, 0]], two[0])
+    rows = torch.tensor([1, 1, 0])
+    selected = cache.select(rows).block(0).cross_attn.context()
+    assert torch.equal(selected[0], cache.block(0).cross_attn.context()[0][rows])
 
 
-def test_what_does_not_fit_is_named() -> None:
-    net = decoder()
+def test_what_does_not_fit_is_refused() -> None:
+    net = tiny("gpt")
     cache = net.make_cache(2, 4)
-    net(torch.zeros(2, 3, dtype=torch.int64), cache=cache)
-    with pytest.raises(
-        ValueError,
-        match="2 tokens in 2 rows do not fit into a cache of 2 rows by 4 tokens of which 3",
-    ):
-        net(torch.zeros(2, 2, dtype=torch.int64), cache=cache)
-    assert cache.length == 3
-    with pytest.raises(ValueError, match="1 tokens in 3 rows"):
-        net(torch.zeros(3, 1, dtype=torch.int64), cache=cache)
-    with pytest.raises(ValueError, match="17 tokens are more than the 16 learned positions"):
-        net.make_cache(1, 17)
-    with pytest.raises(ValueError, match="cannot go on from a cache"):
-        net(torch.zeros(2, 1, dtype=torch.int64), documents=torch.zeros(2, 1), cache=cache)
+    net(random_tokens(2, 3), cache=cache)
+    for rows, count in ((2, 2), (3, 1)):
+        with pytest.raises(ValueError, match=f"{count} tokens in {rows} rows"):
+            net(random_tokens(rows, count), cache=cache)
+    beams = BeamCache(cache, 3, 1)
+    for rows, count in ((6, 2), (2, 1)):
+        with pytest.raises(ValueError, match=f"{count} tokens in {rows} rows"):
+            net(random_tokens(rows, count), cache=beams)
+    with pytest.raises(ValueError):
+        net(random_tokens(6, 1), torch.ones(6, 1, dtype=torch.bool), cache=beams)
+    net(random_tokens(6, 1), cache=beams)
+    with pytest.raises(ValueError, match="at most 4"):
+        net(random_tokens(6, 1), cache=beams)
 
 
-def test_autocast_and_half_precision_choose_its_type() -> None:
-    net = decoder(position="rotary")
-    with torch.autocast("cpu", torch.bfloat16):
-        cache = net.make_cache(1, T)
-        net(torch.randint(V, (1, 3)), cache=cache)
-    assert (
-        cache.data.dtype == torch.bfloat16
-        and net.bfloat16().make_cache(1, T).data.dtype == torch.bfloat16
+# Beams -------------------------------------------------------------------------------------------
+
+
+def choose_way(by_embedding_bag: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of rows where they suit, or what other devices have."""
+    monkeypatch.setattr(beam_cache, "SLOT_STEP", 4)  # so that tables grow more than once
+    if not by_embedding_bag:
+        monkeypatch.setattr(beam_cache, "prefers_embedding_bag", lambda *_: False)
+
+
+@both_ways
+@pytest.mark.parametrize("padded", [False, True])
+@every_decoder
+@every_variant
+def test_each_beam_gives_what_it_gives_alone(
+    options: dict[str, Any],
+    kind: str,
+    padded: bool,
+    by_embedding_bag: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choose_way(by_embedding_bag, monkeypatch)
+    net = tiny(kind, **options)
+    beams = 3
+    tokens = random_tokens(2, 5)
+    starts = (0, 2) if padded else (0, 0)
+    mask = torch.arange(5) >= torch.tensor(starts)[:, None]
+    prompts = new_cache(net, range(2), 5)
+    hidden(net, tokens, mask, prompts, range(2))
+    cache = BeamCache(prompts, beams, 5)
+    rows = [0] * beams + [1] * beams
+    sequences = [tokens[row, starts[row] :].tolist() for row in rows]
+    for step in range(5):
+        if step == 3:
+            cache = cache.select(torch.tensor([1]))
+            rows = rows[beams:]
+            sequences = sequences[beams:]
+        if step:
+            origin = torch.randint(beams, (len(rows) // beams, beams))
+            cache.reorder(origin)
+            flat = origin + torch.arange(0, len(rows), beams)[:, None]
+            sequences = [sequences[index] for index in flat.flatten()]
+        new = random_tokens(len(rows), 1)
+        sequences = [[*old, int(token)] for old, token in zip(sequences, new, strict=True)]
+        alone = [
+            hidden(net, torch.tensor([sequence]), rows=[row])[0, -1]
+            for sequence, row in zip(sequences, rows, strict=True)
+        ]
+        found = hidden(net, new, cache=cache, rows=rows[::beams])
+        close(found[:, 0], torch.stack(alone))
+    assert cache.used_slots == cache.slot_count
+
+
+@both_ways
+def test_no_key_or_value_moves_when_beams_do(
+    by_embedding_bag: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose_way(by_embedding_bag, monkeypatch)
+    net = tiny("gpt")
+    cache = net.make_cache(2, 3)
+    net(random_tokens(2, 3), cache=cache)
+    beams = BeamCache(cache, 2, 4)
+    net(random_tokens(4, 1), cache=beams)
+    before = [table.clone() for table in (*beams.keys, *beams.values)]
+    beams.reorder(torch.tensor([[1, 1], [1, 0]]))
+    net(random_tokens(4, 1), cache=beams)
+    assert beams.values[0].shape[:2] == (2, 3 + 2 * 4)  # common tokens are there once
+    for table, old in zip((*beams.keys, *beams.values), before, strict=True):
+        axis = 1 if table.shape[1] == beams.slot_count else 3
+        assert torch.equal(table.narrow(axis, 0, 5), old.narrow(axis, 0, 5))
+
+
+@pytest.mark.parametrize("kind", ["gpt", "encoder_decoder"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, "autocast"])
+def test_beams_in_other_types_of_numbers(kind: str, dtype: Any) -> None:
+    net = tiny(kind, position="rotary", qk_norm=True)
+    tokens = random_tokens(2, 4)
+    rows = [0, 0, 0, 1, 1, 1]
+    longer = torch.cat((tokens, tokens[:, :1]), 1)
+    expected = hidden(net, longer, rows=[0, 1])[rows, -1:]
+    if dtype != "autocast":
+        net.to(dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
+        cache = new_cache(net, range(2), 4)
+        hidden(net, tokens, cache=cache, rows=range(2))
+        beams = BeamCache(cache, 3, 1)
+        found = hidden(net, tokens[rows, :1], cache=beams, rows=[0, 1])
+    assert beams.use_embedding_bag
+    assert beams.values[0].dtype == (torch.bfloat16 if dtype == "autocast" else dtype)
+    close(found.float(), expected, atol=0.06, rtol=0.06)
+
+
+def test_the_source_is_kept_once_for_all_beams() -> None:
+    net = tiny("encoder_decoder")
+    cache = new_cache(net, range(3), 1)
+    hidden(net, SOURCE[:, :1], cache=cache)
+    keys, _ = BeamCache(cache, 5, 2).block(1).cross_attn.context()
+    assert keys.shape == (3, 4, 7, 6)  # of sources, not of beams
+
+
+def test_scores_in_16_bits_are_added_and_weighed_in_32() -> None:
+    q = torch.randn(2, 4, 3, 6, dtype=torch.bfloat16)  # (B, H, K, D)
+    keys = torch.randn(2, 4, 50, 6, dtype=torch.bfloat16)
+    values = torch.randn(2, 4, 50, 6, dtype=torch.bfloat16)
+    bias = torch.randn(1, 1, 1, 50) - 100
+    config = StackConfig(24, 1, 4)
+    key_bags = BagIndex(torch.zeros(2, 3, 1, dtype=torch.int64), 1, config).key_bags
+    context = BagContextCache((keys, values), 3, config, key_bags)
+    one_query_a_beam = q.transpose(1, 2).flatten(0, 1)[:, :, None]  # (B K, H, 1, D)
+    found = context.attend(one_query_a_beam, Mask().with_bias(bias), None)
+    expected = F.scaled_dot_product_attention(
+        q.double(), keys.double(), values.double(), bias.double()
     )
+    expected = expected.transpose(1, 2).flatten(0, 1)[:, :, None]
+    close(found.double(), expected, atol=0.05)
 
 
-def test_weights_can_be_watched() -> None:
-    net, record = decoder(kv_heads=2), AttentionRecord()
-    tokens = torch.randint(V, (2, 5))
-    close(net(tokens, cache=record), net(tokens))
-    assert [tuple(weights.shape) for weights in record.self_attn] == [(2, 4, 5, 5)] * 2
-    assert record.self_attn[0].triu(1).abs().max() == 0
+def test_embedding_bags_are_weighted_sums() -> None:
+    rows = torch.randint(7, (5, 2, 4))
+    table = torch.randn(7, 3)
+    weights = torch.randn(5, 2, 4)
+    expected = (table[rows] * weights[..., None]).sum(-2)  # (5, 2, 3)
+    close(EmbeddingBag(rows)(table, weights), expected.flatten(0, 1))

@@ -1,7 +1,7 @@
-"""Generation: what a cache, a batch or beams must not change, and the same choices as other code."""
+"""Generation by all decoders: the choices of simpler code, whatever the cache, batch and beams."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,168 +19,228 @@ from modules.generation.sampling import (
     sample_tokens,
     uniform,
 )
+from modules.generation.translation import DecodingRules, translate
 from modules.models.gpt import Decoder
-from tests.modules.test_cache import PLACES, VARIANTS, T, V, decoder, name_of
+from modules.models.seq2seq import Seq2Seq
+from tests.helpers.tiny_models import (
+    DECODERS,
+    LENGTH,
+    TEXT_POSITIONS,
+    VARIANTS,
+    VOCAB,
+    close,
+    label,
+    tiny,
+)
 
-PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
-NEW = 9
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5], [8, 2]]
+START = 1  # the token that targets begin with
+NEW = 9  # tokens
+STOP = {*range(0, VOCAB, 2)}
+FILTERS = {"top_k": 12, "top_p": 0.9, "min_p": 0.02, "temperature": 1.5}
+every_decoder = pytest.mark.parametrize("kind", DECODERS)
+every_position = pytest.mark.parametrize("position", TEXT_POSITIONS)
+ways = pytest.mark.parametrize("options", [{"temperature": 0.0}, {"beams": 3}, {}], ids=label)
 
 
-def text(
-    net: Decoder, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any
-) -> list[list[int]]:
-    """Rows of new tokens."""
-    extra = {key: options.pop(key) for key in ("stop", "seeds") if key in options}
-    steps = list(
-        generate(net, prompts, GenerationConfig(**{"max_new_tokens": NEW, **options}), **extra)
-    )
-    return torch.stack(steps, 1).tolist()
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
 
 
-@torch.no_grad()
-def next_logits(net: Decoder, tokens: list[int]) -> Tensor:
-    """Scores of what follows, without a cache."""
-    return net.logits(net(torch.tensor([tokens])))[0, -1]
+def scored(
+    net: Any, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any
+) -> list[list[tuple[list[int], float]]]:
+    """New tokens and score of the sequences of each prompt; sampled ones of GPT have score 0."""
+    given = {key: options.pop(key) for key in ("stop", "banned", "seeds") if key in options}
+    config = GenerationConfig(**{"max_new_tokens": NEW, **options})
+    if isinstance(net, Seq2Seq):
+        found = translate(net, prompts, config, START, **{"stop": (), **given})
+        return [[row[:2] for row in rows] for rows in found]
+    if config.beams > 1:
+        return beam_search(net, prompts, config, **given)
+    steps = torch.stack([*generate(net, prompts, config, **given)], 1)
+    return [[([token for token in row if token >= 0], 0.0)] for row in steps.tolist()]
 
 
-def greedy(net: Decoder, prompt: Sequence[int], new: int = NEW) -> list[int]:
-    """One row without cache, batch or padding; the window as `PromptDecoder` has it."""
-    window, made = [*prompt], []
-    for _ in range(new):
-        made.append(int(next_logits(net, window).argmax()))
-        window = [*window, made[-1]]
+def sequences(net: Any, *args: Any, **options: Any) -> list[list[list[int]]]:
+    return [[tokens for tokens, _ in rows] for rows in scored(net, *args, **options)]
+
+
+def log_probs(net: Any, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    """Log probabilities of what follows prompt and tokens, (N + 1, V), without a cache."""
+    if isinstance(net, Seq2Seq):
+        vectors = net(torch.tensor([prompt]), torch.tensor([[START, *tokens]]))[0]
+    else:
+        vectors = net(torch.tensor([[*prompt, *tokens]]))[0, len(prompt) - 1 :]
+    return net.logits(vectors).log_softmax(-1)
+
+
+def score(net: Any, prompt: Sequence[int], tokens: Sequence[int], penalty: float = 1.0) -> float:
+    """What the score of a sequence is said to be."""
+    chosen = log_probs(net, prompt, tokens)[torch.arange(len(tokens)), [*tokens]]
+    return float(chosen.sum()) / len(tokens) ** penalty
+
+
+def greedy(net: Any, prompt: Sequence[int], count: int = NEW, stop: Any = ()) -> list[int]:
+    """The likeliest token each time; GPT looks back as far as `PromptDecoder` says."""
+    made: list[int] = []
+    window = [*prompt]
+    while len(made) < count and not (made and made[-1] in stop):
+        if isinstance(net, Seq2Seq):
+            made.append(int(log_probs(net, prompt, made)[-1].argmax()))
+            continue
+        made.append(int(log_probs(net, window, [])[-1].argmax()))
+        window.append(made[-1])
         if len(window) > net.max_length:
-            window = window[-(net.max_length // 2) :]
+            window = window[-max(1, net.max_length // 2) :]
     return made
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=name_of)
-def test_the_likeliest_tokens_are_those_without_cache_or_batch(options: dict[str, Any]) -> None:
-    net = decoder(**options)
-    assert text(net, temperature=0) == [greedy(net, prompt) for prompt in PROMPTS]
+# Likeliest tokens --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("position", PLACES)
-def test_rows_that_outgrow_the_context_go_on_with_its_last_half(position: str) -> None:
-    net = decoder(position=position)
-    prompts = [[*range(T)], [*range(5)], [*range(7)]]
-    assert text(net, prompts, temperature=0, max_new_tokens=24) == [
-        greedy(net, prompt, 24) for prompt in prompts
-    ]
+@every_decoder
+@pytest.mark.parametrize("options", VARIANTS, ids=label)
+def test_the_likeliest_tokens_are_those_without_cache_or_batch(
+    kind: str, options: dict[str, Any]
+) -> None:
+    net = tiny(kind, **options)
+    expected = [[greedy(net, prompt)] for prompt in PROMPTS]
+    assert sequences(net, temperature=0.0) == expected
+    again = sequences(net, temperature=0.0, repetition_penalty=1 + 1e-9)  # by sampling
+    assert again == expected
 
 
-def test_a_context_of_one_token() -> None:
-    net = decoder(max_length=1)
-    assert text(net, [[3]], temperature=0) == [greedy_of_one(net, 3)]
+@every_position
+def test_rows_that_outgrow_the_context_continue_from_its_last_half(position: str) -> None:
+    net = tiny("gpt", position=position)
+    prompts = [[*range(LENGTH)], [*range(5)], [*range(7)]]
+    found = sequences(net, prompts, temperature=0.0, max_new_tokens=24)
+    assert found == [[greedy(net, prompt, 24)] for prompt in prompts]
+    short = tiny("gpt", position=position, max_length=1)
+    assert sequences(short, [[3]], temperature=0.0) == [[greedy(short, [3])]]
 
 
-def greedy_of_one(net: Decoder, token: int) -> list[int]:
-    made = [token]
-    for _ in range(NEW):
-        made.append(int(next_logits(net, made[-1:]).argmax()))
-    return made[1:]
-
-
-DRAWS = {"top_k": 12, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3, "temperature": 1.5}
-
-
-def test_a_rows_draws_do_not_depend_on_the_others() -> None:
-    net = decoder(position="rotary")
-    together = text(net, seed=5, max_new_tokens=2 * T, **DRAWS)
-    for row, prompt in enumerate(PROMPTS):
-        assert text(net, [prompt], seed=5 + row, max_new_tokens=2 * T, **DRAWS) == [together[row]]
-    assert text(net, PROMPTS[1:], seeds=[6, 7], max_new_tokens=2 * T, **DRAWS) == together[1:]
-
-
-def test_same_seed_same_text() -> None:
-    net = decoder(position="rotary")
-    one = text(net, seed=1)
-    assert text(net, seed=1) == one != text(net, seed=2)
-    assert [row[:4] for row in one] == text(net, seed=1, max_new_tokens=4)
-    state = torch.get_rng_state()
-    same = text(net, [PROMPTS[0]] * 3, seeds=[1, 1, 2], temperature=2.0)
-    assert same[0] == same[1] != same[2]
-    assert torch.equal(torch.get_rng_state(), state)  # nobody else's draws change
-
-
-def test_rows_end_one_by_one() -> None:
-    net = decoder()
-    free = text(net, seed=3)
-    stop = {free[0][2], free[1][0]}
-    ends = [next((i for i, token in enumerate(row) if token in stop), NEW) for row in free]
-    expected = [
-        row[: end + 1] + [-1] * (NEW - end - 1) for row, end in zip(free, ends, strict=True)
-    ]
-    steps = min(NEW, max(ends) + 1)
-    assert text(net, seed=3, stop=stop) == [row[:steps] for row in expected]
-    first = greedy(net, PROMPTS[0])[0]
-    assert text(net, PROMPTS[:1], temperature=0, stop=[first]) == [[first]]
-
-
-def test_tokens_come_as_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, steps = decoder(), []
+@every_decoder
+@ways
+def test_rows_that_have_ended_leave_the_batch(
+    kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = tiny(kind)
+    options = {"stop": STOP, "early_stopping": "first", **options}
+    rows: list[int] = []
     step = IncrementalDecoder.decode_step
-    monkeypatch.setattr(
-        IncrementalDecoder,
-        "decode_step",
-        lambda self, tokens: steps.append(1) or step(self, tokens),
-    )
+
+    def counted(self: IncrementalDecoder, tokens: Tensor) -> Tensor:
+        rows.append(len(tokens))
+        return step(self, tokens)
+
+    monkeypatch.setattr(IncrementalDecoder, "decode_step", counted)
+    found = scored(net, PROMPTS * 2, **options)
+    assert rows == sorted(rows, reverse=True)
+    assert rows[-1] < rows[0]
+    for module in ("generate", "beam_search"):
+        monkeypatch.setattr(f"modules.generation.{module}.rows_to_keep", lambda _: None)
+    for all_rows, fewer in zip(scored(net, PROMPTS * 2, **options), found, strict=True):
+        assert [tokens for tokens, _ in all_rows] == [tokens for tokens, _ in fewer]
+
+
+@every_decoder
+@ways
+def test_sequences_end_with_a_stop_token_or_at_the_limit(
+    kind: str, options: dict[str, Any]
+) -> None:
+    net = tiny(kind)
+    found = scored(net, stop=STOP, **options)
+    for prompt, rows in zip(PROMPTS, found, strict=True):
+        assert [rated for _, rated in rows] == sorted((r for _, r in rows), reverse=True)
+        for tokens, rated in rows:
+            assert tokens[-1] in STOP or len(tokens) == NEW
+            assert not STOP & {*tokens[:-1]}
+            if kind != "gpt" or options.get("beams"):
+                assert rated == pytest.approx(score(net, prompt, tokens), abs=1e-4)
+    if options.get("temperature") == 0.0:
+        assert [rows[0][0] for rows in found] == [greedy(net, p, stop=STOP) for p in PROMPTS]
+    if kind != "gpt":
+        config = GenerationConfig(500, **options)
+        for rows in translate(net, PROMPTS, config, START, ()):
+            assert {len(row.tokens) for row in rows} == {net.max_length}
+            assert not any(row.finished for row in rows)
+        for rows in translate(net, PROMPTS, config, START, STOP):
+            assert all(row.finished == (row.tokens[-1] in STOP) for row in rows)
+
+
+def test_tokens_come_as_they_are_made() -> None:
+    net = tiny("gpt")
+    steps: list[int] = []
+    net.stack.register_forward_hook(lambda *_: steps.append(1))
     made = generate(net, PROMPTS, GenerationConfig())
-    for expected in range(3):
+    for count in range(1, 4):
         next(made)
-        assert len(steps) == expected
+        assert len(steps) == count
 
 
-def test_banned_tokens_never_follow() -> None:
-    net = decoder()
-    likely = {token for row in text(net, temperature=0) for token in row}
-    drawn = {
-        int(token)
-        for step in generate(net, PROMPTS, GenerationConfig(200), (), None, likely)
-        for token in step
-    }
-    assert drawn and not drawn & likely
-    for renormalize in (True, False):
-        found = beam_search(net, PROMPTS, GenerationConfig(5, beams=3), (), likely, renormalize)
-        assert not likely & {token for texts in found for tokens, _ in texts for token in tokens}
-    with pytest.raises(ValueError, match="Banned token 31"):
-        generate(net, PROMPTS, GenerationConfig(), (), None, [V])
+@every_decoder
+@ways
+def test_banned_tokens_never_follow(kind: str, options: dict[str, Any]) -> None:
+    net = tiny(kind, **({} if kind == "gpt" else {"output_bias": True}))
+    banned = {row[0] for rows in sequences(net, stop=STOP, **options) for row in rows} - STOP
+    found = scored(net, stop=STOP, banned=banned, **options)
+    assert not banned & {token for rows in found for row, _ in rows for token in row}
+    if kind != "gpt":
+        net.head.bias[[*banned]] = float("-inf")  # so that the others have all probability
+        for ours, expected in zip(found, scored(net, stop=STOP, **options), strict=True):
+            assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in expected]
+            close(torch.tensor([s for _, s in ours]), torch.tensor([s for _, s in expected]), 1e-4)
+    elif options.get("beams"):
+        lost = beam_search(net, PROMPTS, GenerationConfig(5, beams=3), (), banned, False)
+        for prompt, rows in zip(PROMPTS, lost, strict=True):
+            for tokens, rated in rows:
+                assert not banned & {*tokens}
+                assert rated == pytest.approx(score(net, prompt, tokens), abs=1e-4)
 
 
-def test_rows_that_have_ended_are_read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, rows = decoder(position="rotary"), []
-    prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5], [9, 2]]
-    options = {"seed": 3, "max_new_tokens": 2 * T, "repetition_penalty": 1.2}
-    stop = {next(text[2] for text in text(net, prompts, **options)), 4, 5}
-    step = IncrementalDecoder.decode_step
-    monkeypatch.setattr(
-        IncrementalDecoder,
-        "decode_step",
-        lambda self, tokens: rows.append(len(tokens)) or step(self, tokens),
-    )
-    fewer = text(net, prompts, stop=stop, **options)
-    assert rows == sorted(rows, reverse=True) and rows[-1] < rows[0] == 4
-    monkeypatch.setattr("modules.generation.generate.rows_to_keep", lambda open_: None)
-    assert text(net, prompts, stop=stop, **options) == fewer
+def test_forced_tokens_are_certain() -> None:
+    net = tiny("encoder_decoder")
+    config = GenerationConfig(4, beams=2)
+    rules = DecodingRules(forced_bos=(5,), forced_eos=(6,))
+    for (row, _), source in zip(
+        translate(net, PROMPTS, config, START, {6}, {8}, rules=rules), PROMPTS, strict=True
+    ):
+        assert row.tokens[0] == 5
+        assert row.tokens[-1] == 6
+        assert row.finished == (len(row.tokens) < 4)
+        steps = log_probs(net, source, row.tokens)[torch.arange(len(row.tokens)), row.tokens]
+        assert 8 not in row.tokens
+        inner = steps[1:] if row.finished else steps[1:-1]
+        assert row.score * len(row.tokens) >= float(inner.sum()) - 1e-4  # none is lost to 8
 
 
-def test_a_cache_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, seen = decoder(position="rotary"), set()
-    made = Decoder.make_cache
-
-    def counted(self: Decoder, batch: int, length: int) -> Any:
-        seen.add((batch, length))
-        return made(self, batch, length)
-
-    monkeypatch.setattr(Decoder, "make_cache", counted)
-    text(net, max_new_tokens=4)
-    assert seen == {(3, 9)}
-    seen.clear()
-    text(net, max_new_tokens=3 * T)
-    assert seen == {(3, T)}
+# Samples -----------------------------------------------------------------------------------------
 
 
-# Draws ---------------------------------------------------------------------------------------------------------------
+@every_decoder
+def test_the_samples_of_a_row_do_not_depend_on_the_others(kind: str) -> None:
+    net = tiny(kind, position="rotary")
+    options = {**FILTERS, "repetition_penalty": 1.3, "max_new_tokens": 2 * LENGTH}
+    together = sequences(net, seed=5, **options)
+    for row, prompt in enumerate(PROMPTS):
+        assert sequences(net, [prompt], seed=5 + row, **options) == [together[row]]
+    assert sequences(net, PROMPTS[1:], seeds=[6, 7, 8], **options) == together[1:]
+
+
+def test_the_same_seed_gives_the_same_text() -> None:
+    net = tiny("gpt", position="rotary")
+    one = sequences(net, seed=1)
+    assert sequences(net, seed=1) == one
+    assert sequences(net, seed=2) != one
+    assert sequences(net, seed=1, max_new_tokens=4) == [[row[:4]] for (row,) in one]
+    state = torch.get_rng_state()
+    (first,), (same,), (other,) = sequences(net, [[9]] * 3, seeds=[1, 1, 2], temperature=2.0)
+    assert first == same != other
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +249,6 @@ def test_a_cache_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
         {},
         {"temperature": 0.7},
         {"top_k": 5},
-        {"top_k": 1000},
         {"top_p": 0.8},
         {"top_p": 1.0},
         {"top_p": 0.01},
@@ -198,180 +257,145 @@ def test_a_cache_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
         {"min_p": 0.0},
         {"top_k": 20, "top_p": 0.7, "min_p": 0.15, "temperature": 1.4},
     ],
-    ids=str,
+    ids=label,
 )
-@pytest.mark.parametrize("most", [3, 30, 1000])
-def test_tokens_to_draw_from_are_those_of_transformers(
-    options: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("nucleus", [3, 30, 1000])
+def test_filters_are_those_of_transformers(
+    options: dict[str, Any], nucleus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "NUCLEUS", most)
     theirs = pytest.importorskip("transformers.generation.logits_process")
-    scores = 3 * torch.randn(6, 50)
-    wanted, none = scores, torch.empty(6, 0, dtype=torch.int64)
-    for name, kind in (
+    monkeypatch.setattr(sampling, "NUCLEUS", nucleus)
+    expected = scores = 3 * torch.randn(6, 50)
+    for name, warper in (
         ("temperature", theirs.TemperatureLogitsWarper),
         ("top_k", theirs.TopKLogitsWarper),
         ("top_p", theirs.TopPLogitsWarper),
         ("min_p", theirs.MinPLogitsWarper),
     ):
-        if name in options and options[name] != 1000:
-            wanted = kind(options[name])(none, wanted)
+        if name in options:
+            expected = warper(options[name])(torch.empty(6, 0, dtype=torch.int64), expected)
     kept, tokens = filter_scores(scores, GenerationConfig(**options))
-    ours = (
-        kept if tokens is None else torch.full_like(scores, float("-inf")).scatter(1, tokens, kept)
-    )
-    torch.testing.assert_close(ours.softmax(1), wanted.softmax(1), atol=1e-6, rtol=1e-5)
-    assert torch.equal(ours.isinf(), wanted.isinf())
+    if tokens is not None:
+        kept = torch.full_like(scores, float("-inf")).scatter(1, tokens, kept)
+    close(kept.softmax(1), expected.softmax(1))
+    assert torch.equal(kept.isinf(), expected.isinf())
+
+
+def test_top_k_may_be_more_than_there_are() -> None:
+    assert filter_scores(torch.randn(2, 9), GenerationConfig(top_k=1000))[0].shape == (2, 9)
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3])
-def test_penalty_is_that_of_transformers(penalty: float) -> None:
+def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     theirs = pytest.importorskip("transformers.generation.logits_process")
-    scores, seen = torch.randn(3, 20), torch.randint(20, (3, 7))
-    torch.testing.assert_close(
-        penalize_repetition(scores, seen, penalty),
-        theirs.RepetitionPenaltyLogitsProcessor(penalty)(seen, scores),
-    )
+    scores = torch.randn(3, 20)
+    tokens = torch.randint(20, (3, 7))
+    expected = theirs.RepetitionPenaltyLogitsProcessor(penalty)(tokens, scores)
+    close(penalize_repetition(scores, tokens, penalty), expected)
+    net = tiny("gpt")
+    options = {"repetition_penalty": 3.0, "temperature": 0.0}
+    padded = sequences(net, [[*range(9)], [7]], **options)
+    assert padded[1:] == sequences(net, [[7]], **options)
 
 
-def test_padding_is_not_punished() -> None:
-    net = decoder()
-    config = {"repetition_penalty": 3.0, "temperature": 0.0}
-    assert text(net, [[*range(9)], [7]], **config)[1] == text(net, [[7]], **config)[0]
-
-
-@pytest.mark.parametrize("options", [{}, {"top_k": 6}, {"top_p": 0.9}], ids=str)
-def test_draws_follow_the_probabilities(options: dict[str, Any]) -> None:
-    count, config = 20000, GenerationConfig(**options)
+@pytest.mark.parametrize("options", [{}, {"top_k": 6}, {"top_p": 0.9}], ids=label)
+def test_samples_follow_the_probabilities(options: dict[str, Any]) -> None:
+    count = 20000
+    config = GenerationConfig(**options)
     scores = torch.randn(1, 12)
-    even = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    drawn = sample_tokens(scores.expand(count, -1), config, even).bincount(minlength=12) / count
+    evenly = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    found = sample_tokens(scores.expand(count, -1), config, evenly).bincount(minlength=12) / count
     kept, tokens = filter_scores(scores, config)
-    wanted = (
-        kept.softmax(1)[0]
-        if tokens is None
-        else torch.zeros(12).scatter(0, tokens[0], kept.softmax(1)[0])
-    )
-    torch.testing.assert_close(drawn, wanted, atol=2 / count, rtol=0)
+    expected = kept.softmax(1)[0]
+    if tokens is not None:
+        expected = torch.zeros(12).scatter(0, tokens[0], expected)
+    close(found, expected, atol=2 / count)
 
 
-def test_the_edges_of_chance() -> None:
+def test_tokens_without_probability_are_never_sampled() -> None:
     scores = torch.tensor([[float("-inf"), 0.0, float("-inf"), 1.0, float("-inf")]])
     for value, token in ((0.0, 1), (1 - 2**-53, 3)):
-        assert (
-            sample_tokens(scores, GenerationConfig(), torch.tensor([value], dtype=torch.float64))
-            == token
-        )
-    drawn = uniform([4, 5], 1000)
-    assert drawn.dtype == torch.float64 and drawn.min() >= 0 and drawn.max() < 1
-    assert torch.equal(drawn[1:, :10], uniform([5], 10))
+        random = torch.tensor([value], dtype=torch.float64)
+        assert sample_tokens(scores, GenerationConfig(), random) == token
+    numbers = uniform([4, 5], 1000)
+    assert numbers.dtype == torch.float64
+    assert torch.equal(numbers[1:, :10], uniform([5], 10))
 
 
-# Beams ---------------------------------------------------------------------------------------------------------------
+# Beams -------------------------------------------------------------------------------------------
 
 
-def every_text(
-    net: Decoder, prompt: list[int], length: int, stop: set[int], penalty: float
-) -> list[tuple[Any, float]]:
-    """All texts of up to `length` tokens that end with an end token or there, best first."""
-    made = torch.tensor([*itertools.product(range(net.vocabulary), repeat=length)])
-    whole = torch.cat((torch.tensor(prompt).expand(len(made), -1), made), 1)
-    logs = (
-        net.logits(net(whole))[:, len(prompt) - 1 : -1]
-        .log_softmax(-1)
-        .gather(2, made[..., None])[..., 0]
-    )
-    found: dict[tuple[int, ...], float] = {}
-    for tokens, steps in zip(made.tolist(), logs.tolist(), strict=True):
-        end = next((i + 1 for i, token in enumerate(tokens) if token in stop), length)
-        found[tuple(tokens[:end])] = sum(steps[:end]) / end**penalty
-    return sorted(found.items(), key=lambda item: -item[1])
-
-
+@every_decoder
 @pytest.mark.parametrize("penalty", [1.0, 0.0, 2.0, -1.0])
-def test_enough_beams_find_the_best_of_all_texts(penalty: float) -> None:
-    net, prompts, stop = decoder(vocabulary=4, position="rotary"), [[1, 2, 0], [3]], {2}
-    config = GenerationConfig(beams=27, max_new_tokens=3, length_penalty=penalty)
-    for prompt, found in zip(prompts, beam_search(net, prompts, config, stop), strict=True):
-        wanted = every_text(net, prompt, 3, stop, penalty)[:27]
-        assert [tuple(tokens) for tokens, _ in found] == [tokens for tokens, _ in wanted]
-        torch.testing.assert_close(
-            torch.tensor([score for _, score in found]),
-            torch.tensor([score for _, score in wanted]),
-            atol=1e-4,
-            rtol=0,
-        )
+def test_enough_beams_find_the_best_of_all_sequences(kind: str, penalty: float) -> None:
+    if kind == "gpt":
+        net = tiny(kind, vocabulary=4, position="rotary")
+        prompts = [[1, 2, 0], [3]]
+    else:
+        net = tiny(kind, target_vocabulary=4, tying="target")
+        prompts = PROMPTS[:2]
+    options = {"beams": 27, "max_new_tokens": 3, "length_penalty": penalty}
+    for prompt, found in zip(prompts, scored(net, prompts, stop={2}, **options), strict=True):
+        ends = {}
+        for tokens in itertools.product(range(4), repeat=3):
+            length = tokens.index(2) + 1 if 2 in tokens else 3
+            ends[tokens[:length]] = score(net, prompt, tokens[:length], penalty)
+        best = sorted(ends.items(), key=lambda item: -item[1])[:27]
+        assert [tuple(tokens) for tokens, _ in found] == [tokens for tokens, _ in best]
+        assert [rated for _, rated in found] == pytest.approx([r for _, r in best], abs=1e-4)
 
 
-@pytest.mark.parametrize("position", PLACES)
-def test_one_beam_is_the_likeliest_token_each_time(position: str) -> None:
-    net = decoder(position=position)
-    found = beam_search(net, PROMPTS, GenerationConfig(max_new_tokens=NEW))
-    assert [texts[0][0] for texts in found] == [greedy(net, prompt) for prompt in PROMPTS]
+@every_decoder
+@pytest.mark.parametrize(
+    "position, stopping",
+    [("alibi", "never"), ("t5", "likely"), ("rotary", "first"), ("learned", "never")],
+)
+def test_beams_do_not_depend_on_the_batch(kind: str, position: str, stopping: str) -> None:
+    net = tiny(kind, position=position)
+    options = {"beams": 3, "early_stopping": stopping, "stop": STOP}
+    found = sequences(net, **options)
+    assert found == [sequences(net, [prompt], **options)[0] for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("position", PLACES)
-def test_beams_of_a_batch_are_those_of_each_prompt(position: str) -> None:
-    net, config = decoder(position=position), GenerationConfig(beams=3, max_new_tokens=8)
-    for prompt, found in zip(PROMPTS, beam_search(net, PROMPTS, config, [4, 8]), strict=True):
-        ((*alone,),) = beam_search(net, [prompt], config, [4, 8])
-        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in alone]
-        for tokens, score in found:
-            logs = net.logits(net(torch.tensor([prompt + tokens])))[
-                0, len(prompt) - 1 : -1
-            ].log_softmax(-1)  # (L, V)
-            total = logs[torch.arange(len(tokens)), torch.tensor(tokens)].sum()
-            assert score == pytest.approx(float(total) / len(tokens), abs=1e-4)
+class Rereading(IncrementalDecoder):
+    """A decoder of another library that reads each sequence again at every step."""
 
-
-class Foreign(IncrementalDecoder):
-    """Somebody else's decoder, read anew at every step."""
-
-    def __init__(self, net: Any, prompts: list[list[int]], beams: int, new: int) -> None:
-        self.net, self.beams, self.max_new_tokens = net, beams, new
-        self.sequences = torch.tensor(prompts)
+    def __init__(self, net: Any, prompts: Tensor, beams: int, max_new_tokens: int) -> None:
+        self.net = net
+        self.beams = beams
+        self.max_new_tokens = max_new_tokens
+        self.sequences = prompts
 
     def prefill(self) -> Tensor:
-        scores = self.following()
+        scores = self.net(self.sequences).logits[:, -1]
         self.sequences = self.sequences.repeat_interleave(self.beams, 0)
         return scores
 
-    def following(self) -> Tensor:
-        return self.net(self.sequences).logits[:, -1]
-
     def decode_step(self, tokens: Tensor) -> Tensor:
         self.sequences = torch.cat((self.sequences, tokens[:, None]), 1)
-        return self.following()
+        return self.net(self.sequences).logits[:, -1]
 
     def reorder(self, beams: Tensor) -> None:
-        texts = torch.arange(len(self.sequences)).unflatten(0, (-1, self.beams)).gather(1, beams)
-        self.sequences = self.sequences[texts.flatten()]
+        rows = torch.arange(len(self.sequences)).unflatten(0, (-1, self.beams)).gather(1, beams)
+        self.sequences = self.sequences[rows.flatten()]
 
     def select(self, prompts: Tensor) -> None:
         self.sequences = self.sequences.unflatten(0, (-1, self.beams))[prompts].flatten(0, 1)
 
 
 @pytest.mark.parametrize(
-    "stopping, theirs_is", [("never", "never"), ("likely", False), ("first", True)]
+    "stopping, their_stopping", [("never", "never"), ("likely", False), ("first", True)]
 )
 @pytest.mark.parametrize(
     "beams, penalty, stop", [(2, 0.0, [5, 11, 17]), (4, 1.0, [5]), (4, 2.0, [5, 11, 17])]
 )
 def test_beams_are_those_of_transformers(
-    beams: int, penalty: float, stop: list[int], stopping: Any, theirs_is: Any
+    beams: int, penalty: float, stop: list[int], stopping: Any, their_stopping: Any
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    sizes = {
-        "vocab_size": 23,
-        "n_embd": 16,
-        "n_layer": 2,
-        "n_head": 2,
-        "n_positions": 32,
-        "initializer_range": 0.6,
-    }
-    net = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
-    ).eval()
+    sizes = {"vocab_size": 23, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    config = transformers.GPT2Config(**sizes, initializer_range=0.6, eos_token_id=0)
+    net = transformers.GPT2LMHeadModel(config).eval()
     prompts = torch.randint(23, (6, 4))
     theirs = net.generate(
         prompts,
@@ -380,194 +404,144 @@ def test_beams_are_those_of_transformers(
         num_return_sequences=beams,
         max_new_tokens=8,
         length_penalty=penalty,
-        early_stopping=theirs_is,
+        early_stopping=their_stopping,
         do_sample=False,
         eos_token_id=stop,
         pad_token_id=0,
         return_dict_in_generate=True,
         output_scores=True,
     )
-    config = GenerationConfig(beams=beams, length_penalty=penalty, early_stopping=stopping)
-    found = run_beam_search(Foreign(net, prompts.tolist(), beams, 8), config, stop)
-    for row, (tokens, score) in enumerate(text for texts in found for text in texts):
+    options = GenerationConfig(beams=beams, length_penalty=penalty, early_stopping=stopping)
+    found = run_beam_search(Rereading(net, prompts, beams, 8), options, stop)
+    for row, (tokens, rated) in enumerate(pair for rows in found for pair in rows):
         assert theirs.sequences[row, 4:].tolist()[: len(tokens)] == tokens
-        assert theirs.sequences_scores[row].item() == pytest.approx(score, abs=1e-4)
+        assert theirs.sequences_scores[row].item() == pytest.approx(rated, abs=1e-4)
 
 
-class Scripted(Foreign):
-    """The same chances whatever was read before, one row of them for each step."""
+class Scripted(Rereading):
+    """The same probabilities whatever was read, one row of them for each step."""
 
-    def __init__(self, chances: list[list[float]], beams: int = 1) -> None:
-        self.beams, self.max_new_tokens, self.steps, self.scores_of = (
-            beams,
-            len(chances),
-            0,
-            torch.tensor(chances).log(),
-        )
+    def __init__(self, probabilities: list[list[float]], beams: int) -> None:
+        self.scores = torch.tensor(probabilities).log()
+        self.beams = beams
+        self.max_new_tokens = len(probabilities)
+        self.steps = 0
 
     def prefill(self) -> Tensor:
-        return self.scores_of[:1].clone()
+        return self.scores[:1].clone()
 
     def decode_step(self, tokens: Tensor) -> Tensor:
         self.steps += 1
-        return self.scores_of[self.steps].repeat(len(tokens), 1)
+        return self.scores[self.steps].repeat(len(tokens), 1)
 
     def reorder(self, beams: Tensor) -> None:
         pass
 
 
-def test_the_search_ends_when_nothing_better_can_come() -> None:
-    chances = [[0.4, 0.0, 0.6], [0.3, 0.05, 0.65], [0.9, 0.05, 0.05]]
-    logs = torch.tensor([0.6, 0.4 * 0.65, 0.4 * 0.3 * 0.9]).log().tolist()
-    for penalty, stopping, steps, wanted in (
-        (0.0, "never", 1, [([2], logs[0]), ([0, 2], logs[1])]),  # longer texts are less likely
-        (
-            2.0,
-            "never",
-            2,
-            [([0, 0, 0], logs[2] / 9), ([0, 2], logs[1] / 4)],
-        ),  # three tokens divide their sum by nine
-        (2.0, "likely", 1, [([0, 2], logs[1] / 4), ([2], logs[0])]),
-        (2.0, "first", 1, [([0, 2], logs[1] / 4), ([2], logs[0])]),
-    ):
-        reader = Scripted(chances, beams=2)
-        (found,) = run_beam_search(
-            reader, GenerationConfig(length_penalty=penalty, early_stopping=stopping), {2}
-        )
-        assert [tokens for tokens, _ in found] == [
-            tokens for tokens, _ in wanted
-        ] and reader.steps == steps
-        assert [score for _, score in found] == pytest.approx(
-            [score for _, score in wanted], abs=1e-5
-        )
-    reader = Scripted(chances)
-    ((best, score),) = run_beam_search(reader, GenerationConfig(length_penalty=2.0), {2})[0]
-    assert (
-        best == [2] and reader.steps == 0 and score == pytest.approx(logs[0])
-    )  # one beam is greedy
+SHORT = [[0.4, 0.0, 0.6], [0.3, 0.05, 0.65], [0.9, 0.05, 0.05]]
+MIXED = [[0.5, 0.1, 0.3, 0.1], [0.05, 0.5, 0.4, 0.05], [0.05, 0.05, 0.9, 0.0]]
 
 
-def test_the_first_texts_need_not_be_the_best() -> None:
-    chances = [[0.5, 0.1, 0.3, 0.1], [0.05, 0.5, 0.4, 0.05], [0.05, 0.05, 0.9, 0.0]]
-    best = {}
-    for stopping in ("never", "likely", "first"):
-        reader = Scripted(chances, beams=2)
-        config = GenerationConfig(beams=2, length_penalty=1.0, early_stopping=stopping)
-        best[stopping] = run_beam_search(reader, config, {2})[0], reader.steps
-    assert best["first"] == (best["first"][0], 1)
-    assert [tokens for tokens, _ in best["first"][0]] == [[0, 2], [2]]
-    assert [tokens for tokens, _ in best["never"][0]] == [[0, 1, 2], [0, 2]]
+@pytest.mark.parametrize(
+    "probabilities, beams, penalty, stopping, steps, expected",
+    [
+        (SHORT, 2, 0.0, "never", 1, {(2,): 0.6, (0, 2): 0.26}),  # longer ones are less likely
+        (SHORT, 2, 2.0, "never", 2, {(0, 0, 0): 0.108, (0, 2): 0.26}),  # divided by nine and four
+        (SHORT, 2, 2.0, "likely", 1, {(0, 2): 0.26, (2,): 0.6}),
+        (SHORT, 2, 2.0, "first", 1, {(0, 2): 0.26, (2,): 0.6}),
+        (SHORT, 1, 2.0, "never", 0, {(2,): 0.6}),  # one beam is greedy
+        (MIXED, 2, 1.0, "first", 1, {(0, 2): 0.2, (2,): 0.3}),  # the first need not be the best
+        (MIXED, 2, 1.0, "never", 2, {(0, 1, 2): 0.225, (0, 2): 0.2}),
+    ],
+)
+def test_the_search_ends_when_nothing_better_can_come(
+    probabilities: Any, beams: int, penalty: float, stopping: Any, steps: int, expected: Any
+) -> None:
+    decoder = Scripted(probabilities, beams)
+    config = GenerationConfig(length_penalty=penalty, early_stopping=stopping)
+    (found,) = run_beam_search(decoder, config, {2})
+    assert [tuple(tokens) for tokens, _ in found] == [*expected]
+    assert decoder.steps == steps
+    for (tokens, rated), probability in zip(found, expected.values(), strict=True):
+        logarithm = float(torch.tensor(probability).log())
+        assert rated == pytest.approx(logarithm / len(tokens) ** penalty, abs=1e-5)
 
 
-def test_equals_keep_their_order() -> None:
+@every_decoder
+def test_equals_keep_their_order(kind: str) -> None:
+    net = tiny(kind)
+    net.embed.weight.zero_()  # all tokens are as likely
+    assert sequences(net, temperature=0.0) == [[[0] * NEW]] * 4
+    assert sequences(net, beams=3, max_new_tokens=2)[0] == [[0, 0], [0, 1], [0, 2]]
     scores = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0, 3.0], [5.0, 5.0, 5.0, 5.0, 5.0, 5.0]])
     assert stable_topk(scores, 3)[1].tolist() == [[1, 2, 4], [0, 1, 2]]
     assert stable_topk(scores, 5)[1].tolist() == [[1, 2, 4, 5, 3], [0, 1, 2, 3, 4]]
     assert stable_topk(scores[:, :4], 9)[1].tolist() == [[1, 2, 3, 0], [0, 1, 2, 3]]
-    net = decoder()
-    with torch.no_grad():
-        net.embed.weight.zero_()  # all tokens are as likely
-    assert text(net, temperature=0) == [[0] * NEW] * 3
-    found = beam_search(net, PROMPTS, GenerationConfig(beams=3, max_new_tokens=2))
-    assert [tokens for tokens, _ in found[0]] == [[0, 0], [0, 1], [0, 2]]
 
 
 @pytest.mark.parametrize("levels", [7, 10**6])
 @pytest.mark.parametrize("width", [60, 1000, 5000, 8001])
 def test_the_largest_of_wide_rows(width: int, levels: int) -> None:
     scores = torch.randint(levels, (9, width)).float()  # with few levels nearly all are equals
-    scores[0, -3:] = scores[1, 1] = levels  # behind the last whole group, and in the first
+    scores[0, -3:] = levels  # behind the last whole group
+    scores[1, 1] = levels
     scores[2, :-1] = float("-inf")
     for count in (1, 6, 11):
-        for rows in (scores, *scores.split(1)):  # equals in one row have all of them sorted
-            order = rows.sort(dim=1, descending=True, stable=True)[1][:, :count]
-            top, place = stable_topk(rows, count)
-            assert torch.equal(place, order) and torch.equal(top, rows.gather(1, order))
+        for rows in (scores, *scores.split(1)):
+            expected = rows.sort(dim=1, descending=True, stable=True)
+            top, places = stable_topk(rows, count)
+            assert torch.equal(places, expected[1][:, :count])
+            assert torch.equal(top, expected[0][:, :count])
 
 
-def test_beams_end_with_the_context() -> None:
-    net = decoder()
-    found = beam_search(net, [[1] * (T - 2)], GenerationConfig(beams=2, max_new_tokens=50))
-    assert [len(tokens) for tokens, _ in found[0]] == [3, 3]  # the last is not read
+def test_beams_end_with_the_context_of_their_prompt() -> None:
+    net = tiny("gpt")
+    prompts = [[1] * (LENGTH - 2), [3, 1, 4], [5] * (LENGTH - 2), [9] * 7]
+    options = {"beams": 2, "max_new_tokens": 12}
+    found = sequences(net, prompts, **options)
+    assert [len(rows[0]) for rows in found] == [3, 12, 3, 10]  # the last token is not read
+    assert found == [sequences(net, [prompt], **options)[0] for prompt in prompts]
 
 
-def test_beams_have_the_same_room_whatever_is_beside_them() -> None:
-    net, config = decoder(position="rotary"), GenerationConfig(beams=2, max_new_tokens=12)
-    prompts = [[1] * (T - 2), [3, 1, 4], [5] * (T - 2), [9] * 7]
-    found = beam_search(net, prompts, config)
-    assert [len(texts[0][0]) for texts in found] == [3, 12, 3, 10]
-    for prompt, texts in zip(prompts, found, strict=True):
-        ((*alone,),) = beam_search(net, [prompt], config)
-        assert [tokens for tokens, _ in texts] == [tokens for tokens, _ in alone]
+@pytest.mark.parametrize("kind, size", [("gpt", "vocabulary"), ("prefix", "target_vocabulary")])
+def test_there_may_be_fewer_tokens_than_beams(kind: str, size: str) -> None:
+    net = tiny(kind, **{size: 3}, **({} if kind == "gpt" else {"tying": "target"}))
+    for new, beams, count in ((1, 5, 3), (2, 12, 9)):  # each sequence once
+        rows = sequences(net, [[1]], max_new_tokens=new, beams=beams)[0]
+        assert len({tuple(row) for row in rows}) == len(rows) == count
 
 
-# Refusals ------------------------------------------------------------------------------------------------------------
+# Refusals ----------------------------------------------------------------------------------------
 
 
+@every_decoder
 @pytest.mark.parametrize(
-    "options, words",
+    "prompts, number",
     [
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"temperature": -1.0}, "temperature is -1.0"),
-        ({"top_k": 0}, "top_k is 0"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
-        ({"min_p": 1.5}, "min_p is 1.5"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
-        ({"beams": 0}, "beams is 0"),
-        ({"beams": 2, "top_k": 3}, "Beam search ranks whole sequences"),
-        ({"beams": 2, "repetition_penalty": 1.1}, "Beam search ranks whole sequences"),
-        ({"beams": 2, "temperature": 0.5}, "leave temperature and seed out"),
-        ({"beams": 2, "seed": 1}, "leave temperature and seed out"),
-        ({"temperature": 1e-40}, "temperature is 1e-40; give 0, or a number from 0.0001"),
-        ({"temperature": float("inf")}, "temperature is inf"),
-        ({"repetition_penalty": 1e-40}, "repetition_penalty is 1e-40"),
-        ({"length_penalty": float("nan")}, "length_penalty is nan"),
-        (
-            {"seed": 2**63},
-            "seed is 9223372036854775808; give a number from -9223372036854775808 to 92",
-        ),
-        (
-            {"max_new_tokens": 99999999999},
-            "max_new_tokens is 99999999999; give a number from 1 to 1000000",
-        ),
+        ([], ""),
+        ([[1], []], "1"),
+        ([[0] * (LENGTH + 1)], "0"),
+        ([[1], [VOCAB]], "1"),
+        ([[-1]], "0"),
     ],
 )
-def test_choices_that_cannot_be(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        GenerationConfig(**options)
+def test_prompts_that_do_not_fit_are_named(
+    kind: str, prompts: list[list[int]], number: str
+) -> None:
+    for beams in (1, 2):
+        with pytest.raises(ValueError, match=f"(Prompt|Source) {number}" if number else ""):
+            sequences(tiny(kind), prompts, beams=beams)
 
 
-@pytest.mark.parametrize(
-    "prompts, words",
-    [
-        ([], "There is no prompt"),
-        ([[1], []], "Prompt 1 is empty"),
-        ([[0] * (T + 1)], "Prompt 0 has 17 tokens, over the 16 of the model; shorten it"),
-        ([[1], [V]], "Prompt 1 has a token that is not among the 31"),
-        ([[-1]], "Prompt 0 has a token"),
-    ],
-)
-def test_prompts_that_cannot_be(prompts: list[list[int]], words: str) -> None:
-    for make in (
-        lambda: text(decoder(), prompts),
-        lambda: beam_search(decoder(), prompts, GenerationConfig(beams=2)),
-    ):
-        with pytest.raises(ValueError, match=words):
-            make()
-
-
-def test_other_refusals() -> None:
+@every_decoder
+def test_other_arguments_that_do_not_fit_are_refused(kind: str) -> None:
+    net = tiny(kind)
+    with pytest.raises(ValueError, match=str(VOCAB)):
+        sequences(net, banned=[VOCAB])
+    with pytest.raises(ValueError, match="1 seeds"):
+        sequences(net, seeds=[1])
     with pytest.raises(ValueError, match="training mode"):
-        text(decoder().train())
-    with pytest.raises(ValueError, match="call beam_search"):
-        text(decoder(), beams=2)
-    with pytest.raises(ValueError, match="2 seeds for 3 prompts"):
-        text(decoder(), seeds=[1, 2])
-
-
-def test_there_may_be_fewer_tokens_than_beams() -> None:
-    net = decoder(vocabulary=3)
-    for new, beams, number in ((1, 5, 3), (2, 12, 9)):  # each text once
-        texts = beam_search(net, [[1]], GenerationConfig(max_new_tokens=new, beams=beams))[0]
-        assert len({tuple(tokens) for tokens, _ in texts}) == len(texts) == number
+        sequences(net.train())
+    if isinstance(net, Decoder):
+        with pytest.raises(ValueError, match="beam_search"):
+            generate(net, PROMPTS, GenerationConfig(beams=2))

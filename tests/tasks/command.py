@@ -14,9 +14,7 @@ from PIL import Image
 
 from tasks.cli.main import main
 
-DEFAULT_SECONDS = (
-    300  # of any default run: 90 to 120 alone on a fast processor, more beside other jobs
-)
+DEFAULT_SECONDS = 300  # of any default run: 90 to 120 on a fast processor, more beside other jobs
 ROOT = Path(__file__).parents[2]
 SHORT = (
     "--trainer.limit_train_batches 4 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
@@ -66,9 +64,7 @@ def process(
         "print('imported', *{name.partition('.')[0] for name in sys.modules})\nsys.exit(code)"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    environment.pop(
-        "WANDB_SERVICE", None
-    )  # W&B's process of this one, which would keep a killed run open
+    environment.pop("WANDB_SERVICE", None)  # our W&B process would keep a killed run open
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, **options
     )
@@ -106,9 +102,8 @@ class Malicious:
 
 def picture(side: int, mode: str = "RGB") -> Image.Image:
     """A random picture."""
-    return Image.fromarray(
-        torch.randint(0, 256, (side, side, 3), dtype=torch.uint8).numpy()
-    ).convert(mode)
+    pixels = torch.randint(0, 256, (side, side, 3), dtype=torch.uint8)
+    return Image.fromarray(pixels.numpy()).convert(mode)
 
 
 def write_images(
@@ -131,11 +126,8 @@ def write_reviews(folder: Path, copies: int = 20, names: tuple[str, ...] = ("neg
     folder.mkdir()
     features = Features({"text": Value("string"), "label": ClassLabel(names=list(names))})
     for split, count in (("train", copies), ("test", 4), ("unsupervised", 4)):
-        texts = [
-            f"{word} film number {i}, seen twice"
-            for i in range(count)
-            for word in ("a bad", "a good")
-        ]
+        words = ("a bad", "a good")
+        texts = [f"{word} film number {i}, seen twice" for i in range(count) for word in words]
         labels = [-1] * len(texts) if split == "unsupervised" else [0, 1] * count
         rows = Dataset.from_dict({"text": texts, "label": labels}, features=features)
         rows.to_parquet(folder / f"{split}-00000-of-00001.parquet")
@@ -159,10 +151,8 @@ def write_pairs(
     from random import Random
 
     folder.mkdir()
-    words, draw = (
-        ["one's", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
-        Random(0),
-    )
+    words = ["one's", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    draw = Random(0)
     for split, size in (("train", count), ("val", 16), (test, 12)):
         texts = [
             " ".join(draw.choices(words, k=1 + int(6 * draw.random()))) + "\n" for _ in range(size)

@@ -50,48 +50,38 @@ def best(finished: Path) -> Path:
     return finished / "checkpoints" / "best.ckpt"
 
 
+def fit(line: str, task: str, folder: Path) -> Path:
+    """The best checkpoint of a run."""
+    assert run(f"fit {line} --run_dir {folder / 'run'}", task) == 0
+    return folder / "run" / "checkpoints" / "best.ckpt"
+
+
 @pytest.fixture(scope="session")
 def lm_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Best checkpoint of a tiny language model of byte-level tokens and several documents; not to
-    be changed.
-    """
+    """Best checkpoint of a tiny language model of bytes, of several documents; read only."""
     folder = tmp_path_factory.mktemp("lm_bytes")
     texts = write_corpus(folder / "texts")
-    line = f"fit {SMALL_LM} --data.source files --data.path {texts} --data.tokenizer.vocabulary 400"
-    assert (
-        run(
-            f"{line} --model.net.position rotary --model.optimizer.lr 3e-3 --run_dir {folder}/run",
-            "lm",
-        )
-        == 0
-    )
-    return folder / "run" / "checkpoints" / "best.ckpt"
+    line = f"{SMALL_LM} --data.source files --data.path {texts} --data.tokenizer.vocabulary 400"
+    more = "--model.net.position rotary --model.optimizer.lr 3e-3"
+    return fit(f"{line} {more}", "lm", folder)
 
 
 @pytest.fixture(scope="session")
 def lm_letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Best checkpoint of a tiny language model of characters, learned positions and one document;
-    not to be changed.
-    """
+    """Best checkpoint of a tiny language model of characters, of one document; read only."""
     folder = tmp_path_factory.mktemp("lm_letters")
-    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 60)
-    line = f"fit {SMALL_LM} --data.source files --data.path {folder}/text.txt --data.tokenizer.kind character"
-    assert (
-        run(
-            f"{line} --data.tokenizer.vocabulary 100 --model.optimizer.lr 1e-2 --run_dir "
-            f"{folder}/run",
-            "lm",
-        )
-        == 0
-    )
-    return folder / "run" / "checkpoints" / "best.ckpt"
+    text = folder / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog.\n" * 60)
+    line = f"{SMALL_LM} --data.source files --data.path {text} --model.optimizer.lr 1e-2"
+    more = "--data.tokenizer.kind character --data.tokenizer.vocabulary 100"
+    return fit(f"{line} {more}", "lm", folder)
 
 
 @pytest.fixture(scope="session")
 def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Best checkpoint of a tiny encoder-decoder that was trained for a moment; not to be changed."""
+    """Best checkpoint of a tiny encoder-decoder after a short training; read only."""
     folder = tmp_path_factory.mktemp("translator")
     pairs = PAIRS.replace("pairs", str(write_pairs(folder / "pairs")))
-    line = f"fit {SMALL_S2S} {pairs} --trainer.max_epochs 12 --trainer.check_val_every_n_epoch 6"
-    assert run(f"{line} --model.decoding.beams 2 --run_dir {folder}/run", "seq2seq") == 0
-    return folder / "run" / "checkpoints" / "best.ckpt"
+    line = f"{SMALL_S2S} {pairs} --model.decoding.beams 2"
+    more = "--trainer.max_epochs 12 --trainer.check_val_every_n_epoch 6"
+    return fit(f"{line} {more}", "seq2seq", folder)

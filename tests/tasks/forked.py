@@ -2,6 +2,7 @@
 thread each.
 """
 
+import importlib
 import json
 import os
 import shlex
@@ -9,57 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
-from tests.tasks.command import ROOT
-
-SERVER = """
-import importlib, json, os, signal, sys, traceback
-from tasks.cli.lazy_imports import import_lightning
-import_lightning()
-import torch
-torch.set_num_threads(1)
-import tasks.cli.lightning_cli, tasks.training.interruption, matplotlib.figure
-for task in ("vit", "bert", "mlm", "lm", "seq2seq"):
-    for part in ("__main__", "task"):
-        importlib.import_module(f"tasks.{task}.{part}")
-from tasks.cli.main import main
-
-def child(job, rank):
-    os.setpgid(0, 0)
-    os.chdir(job["folder"])
-    out = os.open(f"out{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(out, 1), os.dup2(out, 2)
-    os.environ.update(job["environment"])
-    if job["ranks"] > 1:  # as those that Lightning launches
-        os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(job["ranks"]), MASTER_ADDR="127.0.0.1")
-        os.environ["MASTER_PORT"] = str(job["port"])
-    code = 1
-    try:
-        exec(job["before"], {"rank": rank})
-        code = main(importlib.import_module(f"tasks.{job['task']}.__main__").APP, job["line"])
-    except SystemExit as stop:
-        code = stop.code
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush(), sys.stderr.flush()
-    os._exit(code)
-
-print("ready", flush=True)
-for line in sys.stdin:
-    job = json.loads(line)
-    if "wait" in job:
-        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in job["wait"]]), flush=True)
-        continue
-    pids = []
-    for rank in range(job["ranks"]):
-        pid = os.fork()
-        if pid == 0:
-            child(job, rank)
-        pids.append(pid)
-    print(json.dumps(pids), flush=True)
-"""
+ROOT = Path(__file__).parents[2]
 
 
 class Running:
@@ -75,7 +30,7 @@ class Running:
         self.server, self.pids, self.folder = server, pids, folder
 
     def wait(self, ranks: slice = slice(None)) -> list[int]:
-        """Exit codes, minus the signal where one killed it."""
+        """Exit codes, minus the signal if one killed it."""
         return self.server.ask({"wait": self.pids[ranks]})
 
     def kill(self, after: float = 0.0, ranks: slice = slice(None)) -> list[int]:
@@ -86,8 +41,12 @@ class Running:
         return self.wait(ranks)
 
     def output(self, rank: int = 0) -> str:
-        """What a rank wrote."""
         return (self.folder / f"out{rank}").read_text()
+
+    def errors(self) -> list[str]:
+        """Error messages of all ranks."""
+        lines = [line for rank in range(len(self.pids)) for line in self.output(rank).splitlines()]
+        return [line for line in lines if line.startswith("error: ")]
 
     def wait_for(self, path: str, seconds: float = 60) -> None:
         """Wait until a file below the folder is there."""
@@ -103,7 +62,7 @@ class Server:
     def __init__(self) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         environment.pop("TESSERA_RUN_DIR", None)
-        command = [sys.executable, "-c", SERVER]
+        command = [sys.executable, "-m", "tests.tasks.forked"]
         pipe: Any = subprocess.PIPE
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, env=environment, text=True
@@ -118,27 +77,15 @@ class Server:
         return json.loads(self.process.stdout.readline())
 
     def start(
-        self,
-        line: str,
-        folder: Path,
-        task: str = "vit",
-        before: str = "",
-        ranks: int = 1,
-        **environment: str,
+        self, line: str, folder: Path, task: str = "vit", before: str = "", ranks: int = 1
     ) -> Running:
-        """Start `python -m tasks.TASK LINE` in `folder` after the Python code `before`."""
+        """Start `python -m tasks.TASK LINE` in `folder` after the Python code `before`, which may
+        use `rank` and the functions of `tests.helpers.faults`.
+        """
         self.port += 1
-        environment |= {"TESSERA_RUN_DIR": str(folder / "r")} if ranks > 1 else {}
-        job = {
-            "line": shlex.split(line),
-            "folder": str(folder),
-            "task": task,
-            "before": before,
-            "ranks": ranks,
-        }
-        return Running(
-            self, self.ask(job | {"environment": environment, "port": self.port}), folder
-        )
+        job = {"line": shlex.split(line), "folder": str(folder), "task": task}
+        job |= {"before": before, "ranks": ranks, "port": self.port}
+        return Running(self, self.ask(job), folder)
 
     def run(self, line: str, folder: Path, task: str = "vit", **options: Any) -> str:
         """Run it to its end, which must be good; what the first rank printed."""
@@ -148,7 +95,78 @@ class Server:
         return running.output()
 
     def close(self) -> None:
-        """End it."""
         assert self.process.stdin
         self.process.stdin.close()
         self.process.wait()
+
+
+def python(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m LINE` in `folder`, with one thread for each of its processes."""
+    own = {name: value for name, value in os.environ.items() if name != "TESSERA_RUN_DIR"}
+    own |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    command = [sys.executable, "-m", *shlex.split(line)]
+    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=300)
+
+
+# The process that forks ---------------------------------------------------------------------------
+
+
+def run_rank(job: dict[str, Any], rank: int) -> None:
+    """Run a job's command as one of its ranks, and exit."""
+    from tasks.cli.main import main
+    from tests.helpers import faults
+
+    os.setpgid(0, 0)
+    os.chdir(job["folder"])
+    out = os.open(f"out{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    if job["ranks"] > 1:  # as those that Lightning launches
+        os.environ |= {"TESSERA_RUN_DIR": f"{job['folder']}/r", "LOCAL_RANK": str(rank)}
+        os.environ |= {"NODE_RANK": "0", "WORLD_SIZE": str(job["ranks"])}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job["port"])}
+    code: Any = 1
+    try:
+        exec(job["before"], vars(faults) | {"rank": rank})
+        code = main(importlib.import_module(f"tasks.{job['task']}.__main__").APP, job["line"])
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def serve() -> None:
+    """Fork the ranks of each job that standard input names."""
+    from tasks.cli.lazy_imports import import_lightning
+
+    import_lightning()
+    import torch
+
+    torch.set_num_threads(1)
+    modules = [
+        f"tasks.{task}.{part}"
+        for task in ("vit", "bert", "mlm", "lm", "seq2seq")
+        for part in ("__main__", "task")
+    ]
+    modules += ["tasks.training.interruption", "matplotlib.figure", "tests.helpers.faults"]
+    for module in modules:
+        importlib.import_module(module)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        if "wait" in job:
+            answer = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in job["wait"]]
+        else:
+            answer = []
+            for rank in range(job["ranks"]):
+                answer.append(os.fork())
+                if answer[-1] == 0:
+                    run_rank(job, rank)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

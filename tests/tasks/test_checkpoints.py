@@ -1,159 +1,264 @@
-"""Checkpoints are whole or absent, hold no code, and belong to one task and one set of classes."""
+"""Checkpoints are whole or absent, hold no code, and are refused if they cannot be used."""
 
 import errno
 import itertools
+import math
 import os
-import pickle
 import shutil
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 
-from tasks.checkpoints.contents import VERSION
-from tasks.checkpoints.reading import KEY, read_checkpoint
+from tasks.checkpoints.contents import KEY, VERSION
+from tasks.checkpoints.reading import read_checkpoint
 from tasks.checkpoints.writing import AtomicCheckpointIO, newest_checkpoint
-from tasks.errors import RunError, UsageError
-from tests.tasks.command import Malicious, checkpoint, metrics, run, same, write_images
+from tasks.errors import RunError
+from tests.tasks.command import SHORT, Malicious, checkpoint, metrics, run, same
+from tests.tasks.test_bad_input import assert_refused
+
+Place = tuple[str | int, ...]  # of an entry
+GONE = ...
 
 
-def primitives_only(value: object) -> bool:
+def is_primitive(value: object) -> bool:
     if isinstance(value, dict):
-        return all(map(primitives_only, [*value, *value.values()]))
+        return all(map(is_primitive, [*value, *value.values()]))
     if isinstance(value, list | tuple):
-        return all(map(primitives_only, value))
+        return all(map(is_primitive, value))
     return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
 
 
 @pytest.mark.parametrize("name", ["best", "last"])
 def test_tensors_and_primitives_only(name: str, finished: Path) -> None:
     saved = checkpoint(finished, name)  # with weights_only
-    assert primitives_only(saved)
+    assert is_primitive(saved)
     assert saved[KEY]["task"] == "vit"
     assert saved[KEY]["metadata"]["class_names"] == [str(digit) for digit in range(10)]
     assert {"mean", "std", "image_size", "channels"} <= saved[KEY]["metadata"].keys()
     assert saved[KEY]["config"]["model"]["net"]["stack"]["depth"] == 1
 
 
-COMMANDS = [
-    "test --ckpt_path {0}",
-    "predict --ckpt_path {0} --data.predict_path .",
-    "export --ckpt_path {0} --format timm",
-]
+# Resuming from a damaged one ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda line: line.split()[0])
-@pytest.mark.parametrize(
-    "damage",
-    ["malicious", "plain pickle", "truncated", "empty", "text", "page", "other task", "tensors"],
-)
-def test_bad_checkpoints(
-    command: str, damage: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good, bad = finished / "checkpoints" / "best.ckpt", tmp_path / "bad.ckpt"
-    whole = good.read_bytes()
-    content = {
-        "truncated": whole[: len(whole) // 2],
-        "empty": b"",
-        "text": b"trainer: {}\n",
-        "page": b"<html>",
-    }
-    if damage == "malicious":
-        torch.save(checkpoint(finished) | {"extra": Malicious()}, bad)
-    elif damage == "plain pickle":
-        bad.write_bytes(pickle.dumps({"state_dict": Malicious()}))
-    elif damage == "other task":
-        torch.save(checkpoint(finished) | {KEY: checkpoint(finished)[KEY] | {"task": "bert"}}, bad)
-    elif damage == "tensors":
-        torch.save({"weight": torch.ones(2)}, bad)
-    else:
-        bad.write_bytes(content[damage])
-    code = run(command.format(bad))
-    error = capsys.readouterr().err
-    assert code == (1 if damage in content else 2)
-    assert error.count("\n") == 1 and "bad.ckpt" in error
-    assert damage != "other task" or "task 'bert', not 'vit'" in error
-    assert [path.name for path in tmp_path.iterdir()] == [
-        "bad.ckpt"
-    ]  # the code did not run, nothing was written
-
-
-def test_resume_refuses_them_too(run_copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    last = run_copy / "checkpoints" / "last.ckpt"
-    torch.save(torch.load(last) | {"extra": Malicious()}, last)
-    assert run(f"fit --resume {run_copy}") == 2
-    for path in last.parent.iterdir():
-        path.write_bytes(path.read_bytes()[:1000])
-    assert run(f"fit --resume {run_copy}") == 1
-    for path in last.parent.iterdir():
-        path.unlink()
-    assert run(f"fit --resume {run_copy}") == 2  # it was complete
-    first, second, third = capsys.readouterr().err.splitlines()
-    assert all("checkpoints/last.ckpt'" in line for line in (first, second, third))
-    assert all(f"{name}.ckpt' is truncated" in second for name in ("last", "previous", "best"))
-    assert not Path("pwned").exists()
-
-
-def flipped(content: bytes) -> bytes:
-    """One bit of it changed, in the middle: a weight."""
+def flip_one_bit(content: bytes) -> bytes:
+    """In the middle, which is a weight."""
     place = len(content) // 2
     return content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :]
 
 
-DAMAGES = {
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
     "truncated": lambda content: content[: len(content) * 9 // 10],
     "empty": lambda content: b"",
-    "garbage": lambda content: bytes(len(content)),
-    "one bit": flipped,
-    "missing": None,
+    "one bit": flip_one_bit,
+    "missing": lambda content: None,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_one_before_a_damaged_one(
+def test_resumes_from_the_one_before(
     damage: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run_copy / "checkpoints"
-    last, change = folder / "last.ckpt", DAMAGES[damage]
+    last = folder / "last.ckpt"
+    previous = folder / "previous.ckpt"
     (folder / "best.ckpt").unlink()
     assert [checkpoint(run_copy, name)["global_step"] for name in ("last", "previous")] == [8, 4]
-    if change is None:
-        last.unlink()
-    else:
-        last.write_bytes(change(last.read_bytes()))
+    damaged = DAMAGES[damage](last.read_bytes())
+    last.unlink()
+    if damaged is not None:
+        last.write_bytes(damaged)
     capsys.readouterr()
     assert run(f"fit --resume {run_copy}") == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "resuming from" in line)
-    assert "last.ckpt" in line and "resuming from previous.ckpt, step 4" in line
-    assert (
-        read_checkpoint(last)["global_step"] == 8
-    )  # and the damaged one has not become the one before
-    assert (
-        not (folder / "previous.ckpt").exists()
-        or read_checkpoint(folder / "previous.ckpt")["global_step"] == 4
-    )
+    assert "last.ckpt" in line and "previous.ckpt, step 4" in line
+    assert read_checkpoint(last)["global_step"] == 8
+    # The damaged one has not become the one before.
+    assert not previous.exists() or read_checkpoint(previous)["global_step"] == 4
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint(
-    finished: Path, run_copy: Path, capsys: pytest.CaptureFixture[str]
+def test_refuses_to_resume_without_a_good_one(
+    run_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    last = run_copy / "checkpoints" / "last.ckpt"
+    torch.save(torch.load(last) | {"extra": Malicious()}, last)
+    assert_refused(f"fit --resume {run_copy}", 2, "last.ckpt", capsys)
+    for path in last.parent.iterdir():
+        path.write_bytes(path.read_bytes()[:1000])
+    names = [f"{name}.ckpt'" for name in ("last", "previous", "best")]
+    assert_refused(f"fit --resume {run_copy}", 1, names, capsys)
+    for path in last.parent.iterdir():
+        path.unlink()
+    assert_refused(f"fit --resume {run_copy}", 2, "last.ckpt", capsys)  # it was complete
+
+
+def test_run_that_was_killed_before_its_first_checkpoint(finished: Path, run_copy: Path) -> None:
     shutil.rmtree(run_copy / "checkpoints")
     (run_copy / "summary.json").unlink()
     assert run(f"fit --resume {run_copy}") == 0
-    assert "starting from the beginning" in capsys.readouterr().out
     assert same(checkpoint(run_copy)["state_dict"], checkpoint(finished)["state_dict"])
     assert metrics(run_copy) == metrics(finished)
+
+
+# Entries that are missing or wrong ----------------------------------------------------------------
+
+
+def changed(tree: Any, place: Place, value: Any) -> Any:
+    """The same tree with another value in one place."""
+    tree = type(tree)(tree)
+    name, *rest = place
+    if rest:
+        tree[name] = changed(tree[name], tuple(rest), value)
+    elif value is GONE:
+        del tree[name]
+    else:
+        tree[name] = value
+    return tree
+
+
+def replace_checkpoints(folder: Path, content: dict[str, Any]) -> Path:
+    """The only checkpoint of a run folder, with this content."""
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    torch.save(content, folder / "checkpoints" / "last.ckpt")
+    return folder / "checkpoints" / "last.ckpt"
+
+
+HEAD = "net.head.linear.bias"
+ENTRIES: dict[Place, tuple[Any, int, str]] = {  # value, exit code, named
+    (KEY,): (5, 1, "tessera"),
+    (KEY, "version"): (1, 2, "version 1"),
+    (KEY, "task"): (["vit"], 1, "tessera.task"),
+    (KEY, "config", "model"): (None, 1, "tessera.config.model"),
+    (KEY, "metadata"): ("x", 1, "tessera.metadata"),
+    (KEY, "net"): (GONE, 1, "tessera.net"),
+    ("state_dict",): ([], 1, "state_dict"),
+    ("state_dict", HEAD): (torch.full((10,), math.nan), 1, HEAD),
+}
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["test --ckpt_path {0}", "export --ckpt_path {0} --format timm", "fit --resume {1}"],
+    ids=lambda line: line.split()[0],
+)
+@pytest.mark.parametrize("place", ENTRIES, ids=str)
+def test_entry_is_named(
+    place: Place, command: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value, code, named = ENTRIES[place]
+    file = replace_checkpoints(run_copy, changed(checkpoint(run_copy), place, value))
+    assert_refused(command.format(file, run_copy), code, ("last.ckpt", named), capsys)
+
+
+OPTIMIZER = ("optimizer_states", 0, "state", 0)
+TRAINING: list[tuple[str, Place, Any, str]] = [  # of a run to continue
+    ("adamw", ("global_step",), GONE, "global_step"),
+    ("adamw", ("optimizer_states",), GONE, "optimizer_states"),
+    ("adamw", ("callbacks", "EMA", "step"), GONE, "callbacks.EMA.step"),
+    ("adamw", ("callbacks", "EMA", "trained", HEAD), torch.zeros(3), HEAD),
+    ("adamw", (*OPTIMIZER, "exp_avg_sq"), torch.zeros(3), "exp_avg_sq"),
+    ("adamw", (*OPTIMIZER, "exp_avg_sq"), GONE, "exp_avg_sq"),
+    ("muon", (*OPTIMIZER, "momentum_buffer"), torch.zeros(3), "momentum_buffer"),
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run with averaged weights for each optimizer."""
+    folder = tmp_path_factory.mktemp("trained")
+    for name in ("adamw", "muon"):
+        line = f"fit {SHORT} --model.ema 0.9 --model.optimizer.optimizer {name}"
+        assert run(f"{line} --trainer.limit_test_batches 0 --run_dir {folder / name}") == 0
+    return {name: folder / name for name in ("adamw", "muon")}
+
+
+@pytest.mark.parametrize("optimizer, place, value, named", TRAINING, ids=str)
+def test_state_of_training_is_named(
+    optimizer: str,
+    place: Place,
+    value: Any,
+    named: str,
+    trained: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(trained[optimizer], "r")
+    replace_checkpoints(Path("r"), changed(checkpoint("r"), place, value))
+    line = "fit --resume r --trainer.max_epochs 3"
+    assert_refused(line, 1, ("last.ckpt", named), capsys)
+
+
+def test_average_starts_if_the_checkpoint_has_none(
+    trained: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained["adamw"], "r")
+    replace_checkpoints(Path("r"), changed(checkpoint("r"), ("callbacks", "EMA"), GONE))
+    assert run("fit --resume r --trainer.max_epochs 3") == 0
+    assert "no average of the weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", ["{0}/thesis.txt", "{1}/checkpoints/../../thesis.txt"])
+def test_no_file_elsewhere_is_removed(
+    path: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that is no longer among the best."""
+    thesis = Path("thesis.txt").absolute()
+    thesis.write_text("three years")
+    content = checkpoint(run_copy)
+    name = path.format(thesis.parent, run_copy.absolute())
+    for state in content["callbacks"].values():
+        if state.get("monitor") == "val/acc":
+            state["best_k_models"] = {name: torch.tensor(0.0)}
+            state["kth_best_model_path"] = name
+            state["kth_value"] = torch.tensor(0.0)
+    replace_checkpoints(run_copy, content)
+    line = f"fit --resume {run_copy} --trainer.max_epochs 3"
+    assert_refused(line, 1, "thesis.txt", capsys)
+    assert thesis.read_text() == "three years"
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.link", "os.mkdir")  # audit events
+
+
+def write(step: int, target: Path, damaged: Path | None = None) -> None:
+    """A checkpoint of a user's own task as a run writes it; its weight is the step."""
+    config: dict[str, Any] = {"model": {}, "data": {}}
+    entry = {"task": "mine", "version": VERSION, "metadata": {}, "net": {}, "config": config}
+    content = {
+        KEY: entry,
+        "state_dict": {"weight": torch.full((1000,), float(step))},
+        "epoch": 0,
+        "global_step": step,
+        "callbacks": {},
+        "lr_schedulers": [],
+        "loops": {"fit_loop": {}},
+        "optimizer_states": [],
+    }
+    AtomicCheckpointIO(damaged).save_checkpoint(content, target)
+
+
+def newest(folder: Path) -> tuple[Path, int]:
+    """Path and step of the checkpoint that a run continues from; its weights are of that step."""
+    path, content = newest_checkpoint(folder, "mine", print)
+    assert path and content
+    step = content["global_step"]
+    assert torch.equal(content["state_dict"]["weight"], torch.full((1000,), float(step)))
+    return path, step
 
 
 class FullDisk:
     """A file that takes some bytes and then no more."""
 
     def __init__(self, file: Any, room: int) -> None:
-        self.file, self.room = file, room
+        self.file = file
+        self.room = room
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
@@ -171,86 +276,19 @@ class FullDisk:
         return self.file.write(data)
 
 
-@pytest.mark.parametrize("room", [0, 1000, 3000])
-def test_a_full_disk_leaves_the_old_one_whole(
+@pytest.mark.parametrize("room", [0, 3000])
+def test_full_disk_leaves_the_old_one_whole(
     room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, writer = tmp_path / "last.ckpt", AtomicCheckpointIO()
-    writer.save_checkpoint({"weight": torch.zeros(1000)}, path)
+    path = tmp_path / "last.ckpt"
+    write(4, path)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "builtins.open",
-            lambda file, mode="r", open=open, **k: FullDisk(open(file, mode, **k), room),
-        )
-        with pytest.raises(RunError, match="last.ckpt could not be written.*"):
-            writer.save_checkpoint({"weight": torch.ones(1000)}, path)
-    assert torch.equal(torch.load(path)["weight"], torch.zeros(1000))
+        real = open
+        patch.setattr("builtins.open", lambda *a, **k: FullDisk(real(*a, **k), room))
+        with pytest.raises(RunError, match="last.ckpt"):
+            write(8, path)
+    assert newest(tmp_path) == (path, 4)
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
-
-
-def test_a_killed_writers_remains_are_cleared(tmp_path: Path) -> None:
-    (tmp_path / ".last.ckpt.123.tmp").write_bytes(b"half")
-    AtomicCheckpointIO().save_checkpoint({"weight": torch.zeros(1)}, tmp_path / "last.ckpt")
-    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
-
-
-def test_reading(best: Path) -> None:
-    assert read_checkpoint(best, "vit").keys() == read_checkpoint(best).keys()
-    with pytest.raises(UsageError, match="python -m tasks.vit"):
-        read_checkpoint(best, "bert")
-    with pytest.raises(UsageError, match="no checkpoint"):
-        read_checkpoint(best.with_name("none.ckpt"))
-
-
-@pytest.mark.parametrize("split", ["validate", "test"])
-def test_class_counts_differ(
-    split: str, best: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_images(tmp_path / "images")
-    assert run(f"{split} --ckpt_path {best} --data.source folder --data.path images") == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "cat" in error and "10 classes" in error
-
-
-def test_what_is_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="fit` writes RUN_DIR/checkpoints/best.ckpt"):
-        read_checkpoint(tmp_path / "best.ckpt")
-    (tmp_path / "last.ckpt").touch()
-    with pytest.raises(UsageError, match="there is last.ckpt"):
-        read_checkpoint(tmp_path / "best.ckpt")
-
-
-# Files -----------------------------------------------------------------------------------------
-
-CHANGES = (
-    "os.rename",
-    "os.remove",
-    "os.rmdir",
-    "os.link",
-    "os.mkdir",
-)  # that Python tells of beforehand
-
-
-def going_on(step: int) -> dict[str, Any]:
-    """What a checkpoint of a task of one's own holds beside weights and optimizers."""
-    entry = {
-        "task": "mine",
-        "version": VERSION,
-        "metadata": {},
-        "net": {},
-        "config": {"model": {}, "data": {}},
-    }
-    return {
-        **{KEY: entry, "epoch": 0, "global_step": step, "callbacks": {}, "lr_schedulers": []},
-        "loops": {"fit_loop": {}},
-    }
-
-
-def write(step: int, target: Path, damaged: Path | None = None) -> None:
-    """A checkpoint as a run writes it; its weight is the step."""
-    weights = {"weight": torch.full((1000,), float(step))}
-    content = going_on(step) | {"state_dict": weights, "optimizer_states": []}
-    AtomicCheckpointIO(damaged).save_checkpoint(content, target)
 
 
 def killed(step: int, target: Path, changes: int) -> bool:
@@ -277,15 +315,6 @@ def killed(step: int, target: Path, changes: int) -> bool:
         os._exit(1)
 
 
-def found(folder: Path) -> tuple[Path, int]:
-    """Path and step of the checkpoint that a run goes on from; its weights are those of the step."""
-    path, checkpoint = newest_checkpoint(folder, "mine", print)
-    assert path and checkpoint
-    weights = AtomicCheckpointIO().load_checkpoint(path, weights_only=True)["state_dict"]["weight"]
-    assert torch.equal(weights, torch.full((1000,), float(checkpoint["global_step"])))
-    return path, checkpoint["global_step"]
-
-
 @pytest.mark.parametrize("name", ["last", "best"])
 def test_killed_between_any_two_changes(name: str, tmp_path: Path) -> None:
     for changes in itertools.count(1):
@@ -294,12 +323,12 @@ def test_killed_between_any_two_changes(name: str, tmp_path: Path) -> None:
         write(4, target)
         write(8, target)
         if not killed(12, target, changes):
-            assert found(target.parent) == (target, 12)
+            assert newest(target.parent) == (target, 12)
             break
-        path, step = found(target.parent)
+        path, step = newest(target.parent)
         assert step in (8, 12) and (step == 8 or path == target)
         write(12, target, None if path == target else target)
-        assert found(target.parent) == (target, 12)
+        assert newest(target.parent) == (target, 12)
         assert not [left for left in target.parent.iterdir() if left.name.startswith(".")]
     assert changes > (2 if name == "last" else 1)
 
@@ -308,7 +337,9 @@ def test_all_is_on_the_disk_before_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[int, int] | str] = []
-    sync, rename, target = os.fsync, os.replace, tmp_path / "last.ckpt"
+    target = tmp_path / "last.ckpt"
+    sync = os.fsync
+    rename = os.replace
 
     def what(status: os.stat_result) -> tuple[int, int]:
         return status.st_ino, 0 if stat.S_ISDIR(status.st_mode) else status.st_size
@@ -320,35 +351,35 @@ def test_all_is_on_the_disk_before_it_is_named(
         os, "replace", lambda old, new: (done.append(Path(new).name), rename(old, new))
     )
     write(8, target)
-    content, folder = what(target.stat()), what(tmp_path.stat())
+    content = what(target.stat())
+    folder = what(tmp_path.stat())
     assert done[-4:] == [content, "previous.ckpt", "last.ckpt", folder]
 
 
-def test_the_one_before_where_a_file_has_one_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on file systems without hard links."""
+def test_the_one_before_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
     last = tmp_path / "last.ckpt"
-    monkeypatch.setattr(
-        os, "link", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted"))
-    )
     write(4, last)
     write(8, last)
-    assert found(tmp_path) == (last, 8)
+    assert newest(tmp_path) == (last, 8)
     last.unlink()
-    assert found(tmp_path) == (tmp_path / "previous.ckpt", 4)
+    assert newest(tmp_path) == (tmp_path / "previous.ckpt", 4)
 
 
 @pytest.mark.parametrize("step, name", [(4, "previous"), (8, "best")])
-def test_the_newest_of_those_that_are_left(step: int, name: str, tmp_path: Path) -> None:
+def test_newest_of_those_that_are_left(step: int, name: str, tmp_path: Path) -> None:
     write(step, tmp_path / "best.ckpt")
     write(6, tmp_path / "previous.ckpt")
     (tmp_path / "last.ckpt").write_bytes(b"half")
-    assert found(tmp_path) == (tmp_path / f"{name}.ckpt", max(step, 6))
+    assert newest(tmp_path) == (tmp_path / f"{name}.ckpt", max(step, 6))
 
 
-def test_after_a_damaged_one_the_one_before_is_kept_again(tmp_path: Path) -> None:
-    last, previous = tmp_path / "last.ckpt", tmp_path / "previous.ckpt"
+def test_keeps_the_one_before_again_after_a_damaged_one(tmp_path: Path) -> None:
+    last = tmp_path / "last.ckpt"
+    previous = tmp_path / "previous.ckpt"
     last.write_bytes(b"half")
     writer = AtomicCheckpointIO(last)
     writer.save_checkpoint({"step": 4}, last)

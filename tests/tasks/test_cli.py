@@ -1,169 +1,212 @@
-"""The screens that need no torch, the help of every option, and what each command imports."""
+"""The command line: which option wins, help, and what each command imports."""
 
-from argparse import Namespace
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import jsonargparse
 import pytest
+import yaml
 
 from tasks import __version__
+from tasks.cli.config_files import in_yaml, read_config
 from tasks.cli.lightning_cli import TaskCLI
 from tasks.cli.main import help_screen
-from tasks.cli.parsing import OneLineErrorParser
-from tasks.training.trainer_options import set_defaults
+from tasks.cli.parsing import join_values, names_data
+from tasks.options import flat
 from tasks.vit.__main__ import APP
-from tests.tasks.command import SHORT, picture, process, run
+from tests.tasks.command import ROOT, SHORT, picture, process, run
 
-UNUSED = {
-    "timm",
-    "wandb",
-    "transformers",
-    "datasets",
-    "onnx",
-    "onnxruntime",
-    "tensorboard",
-    "torchvision",
-}
+UNUSED = {"timm", "wandb", "transformers", "datasets", "onnx", "onnxruntime", "tensorboard"}
+UNUSED |= {"torchvision", "sklearn"}
+DEPTH = "model.net.stack.depth"
+Options = Callable[[str], dict[str, Any]]
 
 
-def imported(output: str) -> set[str]:
-    return set(output.splitlines()[-1].split()[1:])
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> Options:
+    """A function from a command line to the options that `fit` would have, flat."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(TaskCLI, "fit", lambda self: seen.append(flat(self.options_to_save())))
+
+    def parse(line: str) -> dict[str, Any]:
+        assert run(f"fit {line}") == 0
+        return seen[-1]
+
+    return parse
+
+
+def write(name: str, **content: Any) -> None:
+    Path(name).write_text(yaml.safe_dump(content))
+
+
+def test_command_line_wins_over_config_wins_over_preset(options: Options) -> None:
+    net = {"stack": {"depth": 5, "drop_path": 0.25}}
+    write("c.yaml", preset="cifar_tiny", model={"net": net}, data={})
+    preset = options("--preset cifar_tiny")
+    config = options("--config c.yaml")
+    given = options(f"--config c.yaml --{DEPTH} 7")
+    width = "model.net.stack.width"
+    drop_path = "model.net.stack.drop_path"
+    assert preset[DEPTH] != 5 and preset[drop_path] != 0.25
+    assert (config[DEPTH], config[drop_path], config[width]) == (5, 0.25, preset[width])
+    assert (given[DEPTH], given[drop_path], given[width]) == (7, 0.25, preset[width])
+
+
+@pytest.mark.parametrize(
+    "line, depth",
+    [
+        ("--config a.yaml --config b.yaml", 3),
+        ("--config b.yaml --config=a.yaml", 2),
+        (f"--{DEPTH} 4 --config a.yaml", 4),
+        (f"--config a.yaml --{DEPTH} 4 --{DEPTH} 5", 5),
+        ("--config a.yaml --preset digits", 4),  # the preset's
+    ],
+)
+def test_command_line_wins_then_the_later(line: str, depth: int, options: Options) -> None:
+    for name, value in (("a.yaml", 2), ("b.yaml", 3)):
+        write(name, model={"net": {"stack": {"depth": value}}})
+    assert options(line)[DEPTH] == depth
+
+
+def test_default_config_is_for_runs_that_name_no_data(options: Options) -> None:
+    default = flat(read_config("configs/vit/digits.yaml"))  # of the package, not of this folder
+    plain = options("")
+    assert all(plain[name] == value for name, value in default.items() if name != "preset")
+    write("c.yaml", data={"source": "digits"})
+    assert options("--config c.yaml")["model.optimizer.lr"] == 1e-3
+    assert names_data(["--config=configs/vit/digits.yaml"])
+    assert not names_data(["--config=configs/logger/wandb.yaml", "--trainer.max_epochs=3"])
+
+
+def test_compile_is_short_for_model_compile(options: Options) -> None:
+    assert options("--compile")["model.compile"] is True
+    assert options("")["model.compile"] is False
+
+
+def test_every_option_gets_its_value() -> None:
+    line = ["--x", "1", "--preset=small", "--fast", "--slow=false", "--text", ""]
+    joined = ["--x=1", "--preset=small", "--fast=true", "--slow=false", "--text="]
+    assert join_values(line, ["--fast", "--slow"]) == joined
+
+
+@pytest.mark.parametrize("text", ['a "quoted" \\ one\n\t\r', "zwölf \u2028 \x85 \x7f", "hi 🙂🙃"])
+def test_any_text_is_an_option(text: str) -> None:
+    value = {"stop": [text, ""], text: 1}
+    assert yaml.safe_load(in_yaml(value)) == value
+
+
+# Help ---------------------------------------------------------------------------------------------
 
 
 def test_help_is_one_screen() -> None:
     lines = help_screen(APP).splitlines()
-    assert len(lines) <= 24
-    assert max(map(len, lines)) <= 120
-    assert (
-        sum(line.startswith("  python -m tasks.vit ") and "--help" not in line for line in lines)
-        >= 5
-    )
+    assert len(lines) <= 24 and max(map(len, lines)) <= 120
+    examples = [line for line in lines if line.startswith("  python -m tasks.vit ")]
+    assert len(examples) >= 6
     for command in ("fit", "validate", "test", "predict", "export"):
         assert any(line.split()[:1] == [command] for line in lines)
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict", "export"])
+def test_help_of_every_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{command} --help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    if command == "export":
+        assert "onnx" in text
+        return
+    for option in ("--trainer.max_epochs", f"--{DEPTH}", "--data.path", "--run_dir"):
+        assert option in text
+    assert ("--checkpoint.every_n_train_steps" in text) == (command == "fit")
+    assert "Peak learning rate" in text and "(type: float, default: 0.001)" in text
+    assert "configs/vit/digits.yaml" in text
+    assert not re.findall(r"--[\w.]+ \S+ \((?:type|required)", text)  # options without a sentence
+
+
+# Imports ------------------------------------------------------------------------------------------
+
+
+def imported(output: str) -> set[str]:
+    """Packages that `process` says were imported."""
+    return set(output.splitlines()[-1].split()[1:])
 
 
 @pytest.mark.parametrize("line, code", [("--help", 0), ("", 0), ("--version", 0), ("fti", 2)])
 def test_screens_do_not_import_torch(line: str, code: int) -> None:
     done = process(line)
     assert done.returncode == code
-    assert not imported(done.stdout) & (
-        UNUSED | {"torch", "numpy", "pytorch_lightning", "jsonargparse", "yaml"}
-    )
+    heavy = {"torch", "numpy", "pytorch_lightning", "jsonargparse", "yaml"}
+    assert not imported(done.stdout) & (UNUSED | heavy)
     assert len(done.stderr.splitlines()) == (code != 0)
+    assert line != "--version" or done.stdout.startswith(f"tessera {__version__}\n")
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--version") == 0
-    assert capsys.readouterr().out == f"tessera {__version__}\n"
-
-
-class Parsed(Exception):
-    """Stops a command once its parser is complete."""
-
-
-def actions(parser: jsonargparse.ArgumentParser) -> list[jsonargparse.Namespace]:
-    found = []
-    for action in parser._actions:
-        if isinstance(action.choices, dict):
-            found += [inner for sub in action.choices.values() for inner in actions(sub)]
-        elif action.option_strings:
-            found.append(action)
-    return found
-
-
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
-def test_every_option_says_what_it_does(
-    command: str, best: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line, unused",
+    [
+        ("predict --data.predict_path a.png", {"matplotlib"}),
+        (
+            "export --format safetensors --output a.safetensors",
+            {"matplotlib", "pytorch_lightning", "torchmetrics"},
+        ),
+    ],
+)
+def test_commands_import_what_they_use(
+    line: str, unused: set[str], best: Path, tmp_path: Path
 ) -> None:
-    seen: list[jsonargparse.ArgumentParser] = []
-
-    def stop(self: TaskCLI, parser: jsonargparse.ArgumentParser, args: object) -> None:
-        seen.append(parser)
-        raise Parsed
-
-    monkeypatch.setattr(TaskCLI, "parse_arguments", stop)
-    with pytest.raises(Parsed):
-        TaskCLI(APP, command, [] if command == "fit" else ["--ckpt_path", str(best)])
-    options = {action.option_strings[-1]: action.help for action in actions(seen[0])}
-    assert {
-        "--trainer.max_epochs",
-        "--model.net.stack.depth",
-        "--data.path",
-        "--run_dir",
-    } <= options.keys()
-    assert ("--checkpoint.every_n_train_steps" in options) == (command == "fit")
-    assert [name for name, text in options.items() if not text or len(text.split()) < 2] == []
-
-
-def test_help_groups_the_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("fit --help") == 0
-    text = capsys.readouterr().out
-    for part in ("trainer", "model", "data", "checkpoint"):
-        assert f"--{part}." in text
-    assert "Peak learning rate" in text and "(type: float, default: 0.001)" in " ".join(
-        text.split()
-    )
-    assert "configs/vit/digits.yaml" in " ".join(text.split())
-
-
-def test_export_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("export --help") == 0
-    assert "onnx" in capsys.readouterr().out
-
-
-def test_predict_imports_what_it_uses(best: Path, tmp_path: Path) -> None:
     picture(8, "L").save(tmp_path / "a.png")
-    done = process(f"predict --ckpt_path {best} --data.predict_path a.png", cwd=tmp_path)
+    done = process(f"{line} --ckpt_path {best}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert not imported(done.stdout) & (UNUSED | {"matplotlib", "sklearn"})
-
-
-def test_export_imports_what_it_uses(best: Path, tmp_path: Path) -> None:
-    done = process(
-        f"export --ckpt_path {best} --format safetensors --output a.safetensors", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert not imported(done.stdout) & (
-        UNUSED | {"matplotlib", "sklearn", "pytorch_lightning", "torchmetrics"}
-    )
+    assert not imported(done.stdout) & (UNUSED | unused)
 
 
 def test_fit_in_a_process_without_a_terminal(tmp_path: Path) -> None:
     done = process(f"fit {SHORT} --run_dir r", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert not imported(done.stdout) & UNUSED
-    assert done.stderr == ""
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert not imported(done.stdout) & (UNUSED - {"sklearn"})
     assert "epoch 2/2" in done.stdout and "\x1b" not in done.stdout
-    for word in (
-        "test/acc",
-        "test/loss",
-        "best.ckpt",
-        "python -m tasks.vit predict --ckpt_path",
-        "run folder",
-    ):
+    for word in ("test/acc", "test/loss", "best.ckpt", "predict --ckpt_path", "run folder"):
         assert word in done.stdout
 
 
-def test_only_one_place_makes_parsers_plain() -> None:
-    with pytest.raises(ValueError, match="unknown option --dpeth: did you mean --depth"):
-        parser = OneLineErrorParser()
-        parser.add_argument("--depth", type=int)
-        parser.parse_args(["--dpeth=3"])
+# Progress -----------------------------------------------------------------------------------------
 
 
-def test_a_run_without_an_end_gets_one() -> None:
-    options = Namespace(
-        precision="32-true",
-        plugins=None,
-        accelerator="cpu",
-        max_epochs=None,
-        max_steps=-1,
-        max_time=None,
-        logger=None,
+def test_no_progress_if_it_is_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"fit {SHORT} --trainer.enable_progress_bar false --run_dir r") == 0
+    assert "epoch 2/2" not in capsys.readouterr().out
+
+
+def run_on_terminal(line: str, folder: Path) -> tuple[int, str]:
+    """Exit code of `python -m tasks.vit LINE`, and what a terminal shows, without control codes."""
+    terminal, stream = pty.openpty()
+    command = [sys.executable, "-m", "tasks.vit", *shlex.split(line)]
+    settings = {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
+    environment = os.environ | settings
+    child = subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=stream, stdout=stream, stderr=stream
     )
-    set_defaults(options, 7)
-    assert options.max_epochs == 7
-    for name, value in (("max_epochs", 3), ("max_steps", 9), ("max_time", "00:00:01:00")):
-        given = Namespace(**{**vars(options), "max_epochs": None, name: value})
-        set_defaults(given, 7)
-        assert given.max_epochs == (3 if name == "max_epochs" else None)
+    os.close(stream)
+    sent = b""
+    try:
+        while part := os.read(terminal, 65536):
+            sent += part
+    except OSError:  # Linux, once the process has closed its side
+        pass
+    os.close(terminal)
+    return child.wait(), re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", sent.decode())
+
+
+def test_progress_bar_on_a_terminal(tmp_path: Path) -> None:
+    code, screen = run_on_terminal(f"fit {SHORT} --run_dir r", tmp_path)
+    assert code == 0, screen
+    for epoch in (0, 1):
+        assert re.search(rf"Epoch {epoch}/1 +━+.* [1-4]/4 .*train/loss: \d+\.\d+", screen), screen
+    assert re.search(r"val/acc: \d\.\d+", screen) and "epoch 2/2" not in screen
+    assert re.search(r"Results.*test/acc.*run folder.*best checkpoint", screen, re.DOTALL)

@@ -1,6 +1,4 @@
-"""Evaluation on several ranks gives the figures of one process, to the last bit: uneven batches,
-and ranks without.
-"""
+"""Evaluation on several ranks gives the metrics of one process, to the last bit."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -29,44 +27,42 @@ from tests.tasks.command import (
 )
 from tests.tasks.forked import Server
 
-TEXT = "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 --data.max_length 32"
-TASKS = {  # and how many samples make an odd number of batches
+TEXT = (
+    "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 "
+    "--data.max_length 32 --data.tokenizer.vocabulary 300"
+)
+TASKS = {  # options, and a batch size that makes an odd number of batches
     "vit": ("--model.net.stack.depth 1", 130),
-    "bert": (f"{TEXT} --data.tokenizer.vocabulary 300", 150),
-    "mlm": (
-        f"{TEXT} --data.tokenizer.vocabulary 300 --data.next_sentence true --model.net.segments 2",
-        500,
-    ),
+    "bert": (TEXT, 150),
+    "mlm": (f"{TEXT} --data.next_sentence true --model.net.segments 2", 500),
     "lm": (f"{SMALL_LM} --data.source files --data.path texts --data.packing documents", 3),
     "seq2seq": (f"{SMALL_S2S} {PAIRS}", 7),
 }
 FIT = (
     "fit --trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.val_check_interval 1 "
-    "--data.batch_size 4 "
-    "--trainer.log_every_n_steps 1"
+    "--data.batch_size 4 --trainer.log_every_n_steps 1"
 )
-FOUND = """
+KEEP_METRICS = """
 import json, pathlib, tasks.cli.lightning_cli as cli
 def keep(found, *_):
     found = {name: float(value) for name, value in found.items() if "/" in name}
     pathlib.Path("found.json").write_text(json.dumps(found))
 cli.print_results = keep
 """
-Figures = dict[str, float]
-METRICS = (CalibrationError, MulticlassAUROC, MulticlassConfusionMatrix)
+Evaluate = Callable[[str, str, int], dict[str, float]]
 
 
 @pytest.fixture
-def evaluated(server: Server, tmp_path: Path) -> Callable[..., Figures]:
-    """A function from a command, a task and a number of ranks to what it finds."""
+def evaluate(server: Server, tmp_path: Path) -> Evaluate:
+    """A function from a command, a task and a number of ranks to the metrics."""
     write_corpus(tmp_path / "texts", 40)
     write_pairs(tmp_path / "pairs")
 
-    def found(line: str, task: str, ranks: int) -> Figures:
-        devices = f"--trainer.devices {ranks} --trainer.strategy ddp" if ranks > 1 else ""
-        server.run(
-            f"{line} --trainer.accelerator cpu {devices}", tmp_path, task, before=FOUND, ranks=ranks
-        )
+    def found(line: str, task: str, ranks: int) -> dict[str, float]:
+        line += " --trainer.accelerator cpu"
+        if ranks > 1:
+            line += f" --trainer.devices {ranks} --trainer.strategy ddp"
+        server.run(line, tmp_path, task, before=KEEP_METRICS, ranks=ranks)
         return json.loads((tmp_path / "found.json").read_text())
 
     return found
@@ -74,25 +70,25 @@ def evaluated(server: Server, tmp_path: Path) -> Callable[..., Figures]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
-def test_figures_are_those_of_one_process(task: str, evaluated: Callable[..., Figures]) -> None:
+def test_metrics_are_those_of_one_process(task: str, evaluate: Evaluate) -> None:
     options, size = TASKS[task]
     batches = "--data.loading.eval_batch_size"
-    summary = evaluated(f"{FIT} {options} {batches} {size} --run_dir r", task, 2)
+    summary = evaluate(f"{FIT} {options} {batches} {size} --run_dir r", task, 2)
     step = checkpoint("r", "best")["global_step"] - 1
     (row,) = (row for row in metrics("r") if int(row["step"]) == step and "val/loss" in row)
     logged = {name: float(value) for name, value in row.items() if name.startswith("val/")}
     best = "--ckpt_path r/checkpoints/best.ckpt"
-    assert evaluated(f"validate {best}", task, 1) == logged
-    alone = evaluated(f"test {best}", task, 1)
-    assert len(alone) > 1 and alone == {
-        name: value for name, value in summary.items() if name.startswith("test/")
-    }
-    many = f"test {best} {batches} 5000"  # the second rank and the third have none
-    assert evaluated(many, task, 3) == evaluated(many, task, 1)
+    assert evaluate(f"validate {best}", task, 1) == logged
+    alone = evaluate(f"test {best}", task, 1)
+    assert len(alone) > 1
+    assert alone == {name: value for name, value in summary.items() if name.startswith("test/")}
+    one_batch = f"test {best} {batches} 5000"  # the second rank and the third have none
+    assert evaluate(one_batch, task, 3) == evaluate(one_batch, task, 1)
 
 
 def test_calibration_does_not_depend_on_the_order() -> None:
-    probabilities, labels = torch.randn(5000, 3).mul(3).softmax(-1), torch.randint(3, (5000,))
+    probabilities = torch.randn(5000, 3).mul(3).softmax(-1)
+    labels = torch.randint(3, (5000,))
     found = set()
     for order in (torch.arange(5000), torch.randperm(5000), probabilities[:, 0].argsort()):
         metric = CalibrationError(3).to(torch.float64)
@@ -102,8 +98,8 @@ def test_calibration_does_not_depend_on_the_order() -> None:
     assert len(found) == 1
 
 
-class Two(Task):
-    """Has two means of figures of its steps."""
+class TwoMeans(Task):
+    """A task with two means of the same shape."""
 
     def build(self, metadata: Mapping[str, Any]) -> nn.Module:
         return nn.Linear(1, 1)
@@ -113,20 +109,22 @@ class Two(Task):
 
 
 def test_means_that_begin_alike_stay_apart() -> None:
-    task = Two(OptimConfig())
+    task = TwoMeans(OptimConfig())
     task.metadata = {"known": True}
     task.configure_model()
     for value in (1.0, 0.0):
-        figures = {"one": torch.tensor(value), "two": torch.tensor(1.0)}
-        task.metrics["val"].update(figures, dict.fromkeys(figures, 1))
+        values = {"one": torch.tensor(value), "two": torch.tensor(1.0)}
+        task.metrics["val"].update(values, dict.fromkeys(values, 1))
     assert task.metrics["val"].compute() == {"val/one": 0.5, "val/two": 1.0}
 
 
-def test_a_batch_of_another_rank_adds_nothing() -> None:
-    ours, theirs = [kind(3) for kind in METRICS], [kind(3) for kind in METRICS]
-    probabilities, labels = torch.randn(9, 3).softmax(-1), torch.randint(3, (9,))
-    for one, other in zip(ours, theirs, strict=True):
-        one.update(probabilities[:5], labels[:5])
-        count(other, (probabilities[:5], labels[:5]), True)
-        count(other, (probabilities[5:], labels[5:]), False)
-        assert torch.equal(one.compute(), other.compute()), one
+@pytest.mark.parametrize("kind", (CalibrationError, MulticlassAUROC, MulticlassConfusionMatrix))
+def test_batch_that_does_not_count_adds_nothing(kind: type[Metric]) -> None:
+    ours = kind(3)
+    theirs = kind(3)
+    probabilities = torch.randn(9, 3).softmax(-1)
+    labels = torch.randint(3, (9,))
+    ours.update(probabilities[:5], labels[:5])
+    count(theirs, (probabilities[:5], labels[:5]), True)
+    count(theirs, (probabilities[5:], labels[5:]), False)
+    assert torch.equal(ours.compute(), theirs.compute())

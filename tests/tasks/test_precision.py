@@ -1,23 +1,28 @@
-"""Every task trains in every precision, and what is made of it then works; loss curves hardly
-depend on it.
+"""Every task trains in every precision, and what is made of it then works; what overflows or is no
+number stops a run, or leaves a step out.
 """
 
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector
 
 from modules.attention import attention
-from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.masks import causal
 from modules.norm import NORMS
 from tasks.base import Task
+from tasks.vit.task import ViTTask
+from tests.helpers.faults import scale_gradients
+from tests.tasks.cases import CASES, assert_same, at, fill, first
 from tests.tasks.command import (
     PAIRS,
+    SHORT,
     SMALL_LM,
     SMALL_S2S,
     checkpoint,
@@ -27,29 +32,36 @@ from tests.tasks.command import (
     write_images,
     write_pairs,
 )
+from tests.tasks.forked import Server
+from tests.tasks.test_kills import end
 
-BERT = "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 --data.tokenizer.vocabulary 300"
-LM = f"{SMALL_LM} --data.source files --data.path texts --data.tokenizer.kind character --data.tokenizer.vocabulary 99"
+BERT = (
+    "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 "
+    "--data.tokenizer.vocabulary 300 --data.batch_size 4"
+)
+LM = f"{SMALL_LM} --data.source files --data.path texts --data.tokenizer.kind character"
+LM += " --data.tokenizer.vocabulary 99"
 RUNS = {
     "vit": "--model.net.stack.depth 1",
-    "bert": f"{BERT} --data.batch_size 4",
-    "mlm": f"{BERT} --data.batch_size 4",
+    "bert": BERT,
+    "mlm": BERT,
     "lm": LM,
     "seq2seq": f"{SMALL_S2S} {PAIRS}",
 }
-AFTER = {  # the run's checkpoint is 0
-    "vit": ["predict --ckpt_path {0} --data.predict_path images"],
-    "bert": ["predict --ckpt_path {0} --text good"],
-    "mlm": ["test --ckpt_path {0} --trainer.limit_test_batches 1"],
-    "lm": ["generate --ckpt_path {0} --prompt a", "score --ckpt_path {0} --data.path text.txt"],
-    "seq2seq": [
-        "translate --ckpt_path {0} --text two",
-        "attend --ckpt_path {0} --text two --out a.png",
-    ],
+AFTER = {
+    "vit": ["predict --data.predict_path images"],
+    "bert": ["predict --text good"],
+    "mlm": ["test --trainer.limit_test_batches 1"],
+    "lm": ["generate --prompt a", "score --data.path text.txt"],
+    "seq2seq": ["translate --text two", "attend --text two --out a.png"],
 }
 TWO_STEPS = (
     "--trainer.limit_train_batches 2 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
     "--trainer.max_epochs 1 --trainer.log_every_n_steps 1"
+)
+SCALED = (  # what 16-mixed is on a GPU; on a CPU Lightning makes it bf16-mixed
+    "--trainer.plugins pytorch_lightning.plugins.MixedPrecision --trainer.plugins.device cpu "
+    "--trainer.plugins.precision 16-mixed"
 )
 
 
@@ -61,95 +73,87 @@ def write_data() -> None:
     Path("text.txt").write_text("def f(x): return x\n" * 4)
 
 
+def logged(folder: str | Path, name: str) -> list[float]:
+    return [float(row[name]) for row in metrics(folder) if name in row]
+
+
 # Runs ---------------------------------------------------------------------------------------------
 
-SCALED = (  # what 16-mixed is on a GPU; on a CPU Lightning makes it bf16-mixed
-    "--trainer.plugins pytorch_lightning.plugins.MixedPrecision --trainer.plugins.precision "
-    "16-mixed "
-    "--trainer.plugins.device cpu"
-)
-PRECISIONS = {  # what most often goes wrong is tried for all tasks, the rest for one
-    (task, precision): () if precision == "bf16-true" or task == "vit" else pytest.mark.slow
-    for precision in ("bf16-true", "bf16-mixed", "16-mixed", "32")
-    for task in RUNS
-}
 
+@pytest.mark.parametrize("task, precision", [
+    # what most often goes wrong is tried for all tasks, the rest for one
+    pytest.param(task, precision, marks=[pytest.mark.slow] * (task != "vit"))
+    if precision != "bf16-true" else (task, precision)
+    for precision in ("bf16-true", "bf16-mixed", "16-mixed", "32") for task in RUNS
+])  # fmt: skip
+def test_two_steps(task: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses and norms of gradients are in 32 bits, metrics in 64; weights have those chosen."""
+    seen: list[tuple[torch.dtype, torch.dtype]] = []
+    norms: list[float] = []
+    step, scale = Task.log_step, torch.nn.utils.clip_grads_with_norm_
+    evaluate = Task.on_validation_epoch_end
 
-@pytest.mark.parametrize(
-    ("task", "precision"), [pytest.param(*pair, marks=marks) for pair, marks in PRECISIONS.items()]
-)
-def test_two_steps(
-    task: str, precision: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen: set[torch.dtype] = set()
-    watch, log = Task._record_bad_loss, Task._log_evaluation
+    def watched(self: Task, means: Any) -> None:
+        seen.append((means["loss"].dtype, torch.float32))
+        step(self, means)
 
-    def watched(self: Task, loss: Tensor) -> None:
-        seen.add(loss.dtype)
-        watch(self, loss)
+    def evaluated(self: Task) -> None:
+        seen.append((self.metrics["val_loss"].compute().dtype, torch.float64))
+        evaluate(self)
 
-    def logged(self: Task, split: str) -> None:
-        assert self.metrics[f"{split}_loss"].compute().dtype == torch.float64
-        log(self, split)
+    def spy(parameters: list[Tensor], limit: float, norm: Tensor) -> None:
+        parameters = list(parameters)
+        gradients = [one.grad.double().flatten() for one in parameters if one.grad is not None]
+        norms.append(float(torch.cat(gradients).norm()))
+        scale(parameters, limit, norm)
 
-    monkeypatch.setattr(Task, "_record_bad_loss", watched)
-    monkeypatch.setattr(Task, "_log_evaluation", logged)
+    monkeypatch.setattr(Task, "log_step", watched)
+    monkeypatch.setattr(Task, "on_validation_epoch_end", evaluated)
+    monkeypatch.setattr(torch.nn.utils, "clip_grads_with_norm_", spy)
     write_data()
     chosen = SCALED if precision == "16-mixed" else f"--trainer.precision {precision}"
     assert run(f"fit {RUNS[task]} {TWO_STEPS} --run_dir r {chosen}", task) == 0
-    losses = [float(row["train/loss"]) for row in metrics("r") if "train/loss" in row]
+    losses = logged("r", "train/loss")
     assert len(losses) == 2 and all(map(math.isfinite, losses))
-    assert seen == {torch.float32}
+    assert len(seen) == 3 and all(found == expected for found, expected in seen)
+    assert logged("r", "train/grad_norm") == pytest.approx(norms, rel=1e-5)
+    assert ("MixedPrecision" in checkpoint("r")) == (precision == "16-mixed")  # a scaler's state
+    kept = torch.bfloat16 if precision == "bf16-true" else torch.float32
     weights = checkpoint("r")["state_dict"].values()
-    assert ("MixedPrecision" in checkpoint("r")) == (
-        precision == "16-mixed"
-    )  # the state of a scaler
-    kept = {torch.bfloat16} if precision == "bf16-true" else {torch.float32}
-    assert {value.dtype for value in weights if value.is_floating_point()} == kept
+    assert {value.dtype for value in weights if value.is_floating_point()} == {kept}
     for command in AFTER[task]:
-        assert run(command.format("r/checkpoints/best.ckpt"), task) == 0, capsys.readouterr().err
-
-
-def test_averages_need_digits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("fit --model.ema 0.9 --trainer.precision bf16-true", "vit") == 2
-    said = capsys.readouterr().err
-    assert (
-        said.count("\n") == 1 and "--model.ema needs more digits" in said and "bf16-mixed" in said
-    )
+        assert run(f"{command} --ckpt_path r/checkpoints/best.ckpt", task) == 0
 
 
 LONG = {
     "vit": "--model.net.stack.depth 2 --model.optimizer.lr 2e-4 --data.batch_size 64",
-    "bert": f"{BERT} --data.batch_size 32 --model.optimizer.optimizer muon --model.optimizer.lr "
-    f"3e-3",
+    "bert": f"{BERT} --data.batch_size 32 --model.optimizer.optimizer muon "
+    "--model.optimizer.lr 3e-3",
     "lm": f"{LM} --model.optimizer.lr 1e-3",
     "seq2seq": f"{SMALL_S2S} {PAIRS} --model.optimizer.lr 1e-3",
 }
 
 
-@pytest.mark.parametrize(
-    "task",
-    ["lm", *(pytest.param(task, marks=pytest.mark.slow) for task in ("vit", "bert", "seq2seq"))],
-)
-def test_loss_curves(task: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("task", LONG)
+def test_loss_curves_hardly_depend_on_it(task: str) -> None:
     write_data()
-    curves = {}
+    curves = []
+    line = f"fit {LONG[task]} --trainer.max_epochs 500 --trainer.max_steps 200 --seed_everything 3"
+    line += " --trainer.limit_val_batches 0 --trainer.limit_test_batches 0"
+    line += " --trainer.log_every_n_steps 1"
     for precision in ("32", "bf16-mixed"):
-        line = f"fit {LONG[task]} --trainer.max_epochs 500 --trainer.max_steps 200 --trainer.log_every_n_steps 1"
-        line += " --trainer.limit_val_batches 0 --trainer.limit_test_batches 0 --seed_everything 3"
         assert run(f"{line} --trainer.precision {precision} --run_dir {precision}", task) == 0
-        losses = [float(row["train/loss"]) for row in metrics(precision) if "train/loss" in row]
-        curves[precision] = torch.tensor(losses, dtype=torch.float64)
-    one, two = curves.values()
+        curves.append(torch.tensor(logged(precision, "train/loss"), dtype=torch.float64))
+    one, two = curves
     assert len(one) == 200 and one[-20:].mean() < 0.96 * one[0]  # it learns, sentiment slowly
-    assert not torch.equal(one, two)
-    assert ((two - one).abs() / one).max() < 0.02, ((two - one).abs() / one).max()
+    assert 0 < ((two - one).abs() / one).max() < 0.02
 
 
 # What needs float32 has it ------------------------------------------------------------------------
 
 ROUNDED = 2.0**-8  # relative error of a number in bfloat16
-EXACT: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
+PRECISIONS: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
     "bf16-true": lambda part: part.bfloat16(),
     "bf16-mixed": lambda part: part,
 }
@@ -160,10 +164,10 @@ def low(precision: str) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed")
 
 
-@pytest.mark.parametrize("precision", EXACT)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("norm", NORMS)
 def test_norms_sum_in_float32(norm: str, precision: str) -> None:
-    part = EXACT[precision](NORMS[norm](4096))
+    part = PRECISIONS[precision](NORMS[norm](4096))
     x = (3 + torch.randn(8, 4096)).bfloat16()  # in bfloat16, sums of so many would stand still
     with low(precision):
         found = part(x)
@@ -171,7 +175,7 @@ def test_norms_sum_in_float32(norm: str, precision: str) -> None:
     torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=ROUNDED)
 
 
-@pytest.mark.parametrize("precision", EXACT)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("recorded", [False, True], ids=["fused", "weights"])
 def test_softmax_sums_in_float32(recorded: bool, precision: str) -> None:
     weights: list[Tensor] = []
@@ -186,37 +190,134 @@ def test_softmax_sums_in_float32(recorded: bool, precision: str) -> None:
         torch.testing.assert_close(one.sum(-1), torch.ones(1, 2, 2048), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("precision", EXACT)
-def test_losses_sum_in_float32(precision: str) -> None:
-    x, table = torch.randn(512, 64), torch.randn(50_257, 64) / 4
-    targets = torch.randint(50_257, (512,))
-    exact = F.cross_entropy(x.bfloat16().double() @ table.bfloat16().double().T, targets)
-    with low(precision):
-        given = (x.bfloat16(), table.bfloat16()) if precision == "bf16-true" else (x, table)
-        loss, _ = chunked_cross_entropy(*given, None, targets)
-    assert loss.dtype == torch.float32
-    assert abs(loss.double() - exact) / exact < 2e-4, (loss, exact)
+# A gradient scaler --------------------------------------------------------------------------------
+
+FEW = f"{SHORT} --data.batch_size 16 --trainer.limit_test_batches 0"
+CALM = (
+    "--model.optimizer.eps 1e-3 --model.optimizer.gradient_clip 0.2 --model.optimizer.warmup 0 "
+    "--trainer.accumulate_grad_batches 2"
+)
 
 
-def test_norms_of_gradients_are_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that clip, and that are logged, of gradients in bfloat16."""
-    seen: list[tuple[float, float]] = []
-    scale = torch.nn.utils.clip_grads_with_norm_
+@pytest.mark.slow
+@pytest.mark.parametrize("case, ranks, scale", [("plain", 1, 24), ("length buckets", 2, 30)])
+def test_scaled_run_is_killed_and_resumed(
+    case: str, ranks: int, scale: int, server: Server, tmp_path: Path
+) -> None:
+    """Steps overflow before the kill and after it."""
+    whole, folder, task = fill(tmp_path / "whole"), fill(tmp_path / "here"), CASES[case][0]
+    line = first(case, ranks).replace("--trainer.precision bf16-mixed", "")
+    scaled = f"scale_gradients(init_scale=2.0**{scale}, growth_interval=2)\n"
+    server.run(line, whole, task, before=scaled, ranks=ranks)
+    end(server.start(line, folder, task, scaled + at("step"), ranks), 0)
+    killed = checkpoint(folder / "r")
+    server.run("fit --resume r", folder, task, before=scaled, ranks=ranks)
+    assert_same(folder / "r", whole / "r")
+    ours, theirs = (checkpoint(place / "r")["MixedPrecision"] for place in (folder, whole))
+    assert ours == theirs != killed["MixedPrecision"] and ours["scale"] < 2.0**scale
+    norms = logged(whole / "r", "train/grad_norm")
+    left_out = [step for step, norm in enumerate(norms) if not math.isfinite(norm)]
+    assert min(left_out) < killed["global_step"] <= max(left_out) and len(left_out) < len(norms)
 
-    def spy(parameters: list[Tensor], limit: float, norm: Tensor) -> None:
-        exact = torch.cat(
-            [one.grad.double().flatten() for one in parameters if one.grad is not None]
-        ).norm()
-        assert {one.grad.dtype for one in parameters if one.grad is not None} == {torch.bfloat16}
-        seen.append((float(norm), float(exact)))
-        scale(parameters, limit, norm)
 
-    monkeypatch.setattr(torch.nn.utils, "clip_grads_with_norm_", spy)
-    assert (
-        run(f"fit {TWO_STEPS} --model.net.stack.depth 1 --trainer.precision bf16-true --run_dir r")
-        == 0
-    )
-    logged = [float(row["train/grad_norm"]) for row in metrics("r") if "train/grad_norm" in row]
-    assert len(seen) == len(logged) == 2
-    for (norm, exact), value in zip(seen, logged, strict=True):
-        assert norm == pytest.approx(exact, rel=1e-5) and value == pytest.approx(exact, rel=1e-5)
+def test_a_step_that_overflows_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scale_gradients(monkeypatch.setattr, init_scale=2.0**24, growth_interval=2)
+    clip, seen = Task.configure_gradient_clipping, list[tuple[Tensor, float, bool]]()
+
+    def watched(self: Task, *arguments: Any, **options: Any) -> None:
+        plugin: Any = self.trainer.precision_plugin
+        gradients = [one.grad for one in self.net.parameters() if one.grad is not None]
+        finite = all(gradient.isfinite().all() for gradient in gradients)
+        weights = parameters_to_vector(self.net.parameters()).detach().clone()
+        seen.append((weights, plugin.scaler.get_scale(), finite))
+        clip(self, *arguments, **options)
+
+    monkeypatch.setattr(Task, "configure_gradient_clipping", watched)
+    line = f"fit {FEW} --trainer.max_epochs 4 --model.optimizer.optimizer muon --run_dir r"
+    assert run(line) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert not seen[0][2] and sum(finite for *_, finite in seen) > 4
+    for (weights, scale, finite), (after, new, _) in zip(seen, seen[1:], strict=False):
+        assert torch.equal(weights, after) != finite
+        assert new in ((scale, 2 * scale) if finite else (scale / 2,))
+    norms = logged("r", "train/grad_norm")
+    assert [math.isfinite(norm) for norm in norms] == [finite for *_, finite in seen]
+    assert all(map(math.isfinite, logged("r", "train/loss")))
+    assert checkpoint("r")["global_step"] == 16
+
+
+def test_gradients_are_clipped_and_logged_without_the_scale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for scale in (1.0, 2.0**10):
+        scale_gradients(monkeypatch.setattr, init_scale=scale)
+        assert run(f"fit {FEW} {CALM} --run_dir {scale}") == 0
+        saved = checkpoint(str(scale))
+        weights = torch.cat([one.flatten() for one in saved["state_dict"].values()])
+        found.append((logged(str(scale), "train/grad_norm"), weights))
+        assert saved["MixedPrecision"]["scale"] == scale
+    (norms, weights), (others, theirs) = found
+    assert norms == pytest.approx(others, rel=0.01) and min(norms) > 0.2 and len(norms) == 4
+    torch.testing.assert_close(weights, theirs, atol=1e-4, rtol=0)
+
+
+# What is no number --------------------------------------------------------------------------------
+
+
+def assert_finite(path: Path) -> None:
+    values = torch.load(path, weights_only=True)["state_dict"].values()
+    assert all(torch.isfinite(value).all() for value in values)
+
+
+@pytest.mark.parametrize("ema", ["", "--model.ema 0.9"])
+def test_a_loss_that_is_nan_stops_the_run(
+    ema: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = ViTTask.step
+
+    def poisoned(self: ViTTask, batch: dict[str, Tensor], training: bool) -> Any:
+        output = step(self, batch, training)
+        if training and self.global_step == 6:
+            output = output._replace(loss=output.loss * float("nan"))
+        return output
+
+    monkeypatch.setattr(ViTTask, "step", poisoned)
+    assert run(f"fit {SHORT} {ema} --checkpoint.every_n_train_steps 2 --run_dir r") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "step 6" in error and "NaN" in error
+    assert checkpoint("r")["global_step"] == 6
+    for name in ("best", "last"):
+        assert_finite(Path(f"r/checkpoints/{name}.ckpt"))
+    assert not list(Path("r").rglob("*.tmp"))
+    monkeypatch.setattr(ViTTask, "step", step)
+    assert run("fit --resume r") == 0
+    assert checkpoint("r")["global_step"] == 8
+
+
+def test_a_learning_rate_that_is_far_too_high(capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"fit {SHORT} --model.optimizer.lr 1e30 --model.optimizer.warmup 0 --run_dir r"
+    assert run(f"{line} --checkpoint.every_n_train_steps 1") == 1
+    assert " step " in capsys.readouterr().err
+    for path in Path("r").rglob("*.ckpt"):
+        assert_finite(path)
+
+
+def test_weights_that_are_no_numbers_are_not_saved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A finite loss whose update spoils the weights: the checkpoint before it stays."""
+    clip = ViTTask.configure_gradient_clipping
+
+    def poisoned(self: ViTTask, *arguments: Any, **options: Any) -> None:
+        clip(self, *arguments, **options)
+        if self.global_step == 5:
+            next(self.net.parameters()).grad.fill_(float("nan"))
+
+    monkeypatch.setattr(ViTTask, "configure_gradient_clipping", poisoned)
+    assert run(f"fit {SHORT} --checkpoint.every_n_train_steps 1 --run_dir r") == 1
+    assert "NaN" in capsys.readouterr().err
+    assert checkpoint("r")["global_step"] == 5
+    assert_finite(Path("r/checkpoints/last.ckpt"))

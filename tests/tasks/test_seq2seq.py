@@ -1,10 +1,7 @@
-"""Encoder-decoders through the command line: runs, their figures, what goes in and comes out."""
+"""Encoder-decoders through the command line: metrics, decoding, and what a checkpoint holds."""
 
-import json
 import math
-import re
-import signal
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,277 +14,194 @@ from datamodules.tokenizers import PairTokenizerConfig
 from datamodules.translation import TranslationData
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
-from tasks.checkpoints.reading import KEY
-from tasks.seq2seq.decoding import decoding_tokens
+from tasks.seq2seq.scores import ScoredTranslation, TranslationScores, table
 from tasks.seq2seq.translator import TranslationModel, load_model
-from tests.tasks.command import (
-    DEFAULT_SECONDS,
-    PAIRS,
-    SMALL_S2S,
-    checkpoint,
-    metrics,
-    process,
-    run,
-    same,
-    write_pairs,
-)
-from tests.tasks.test_ddp import python
-from tests.tasks.test_resume import KILL
+from tests.helpers.task_runs import NO_UPDATES, printed, summary
+from tests.tasks.command import PAIRS, SMALL_S2S, checkpoint, metrics, run, write_pairs
 
 FIT = f"fit {SMALL_S2S} {PAIRS}"
 
 
-def summary(folder: str | Path) -> dict[str, Any]:
-    """What a run's `summary.json` holds."""
-    return json.loads(Path(folder, "summary.json").read_text())
+def read_translations(folder: str | Path) -> list[list[str]]:
+    lines = Path(folder, "translations.tsv").read_text().splitlines()[1:]
+    return [line.split("\t") for line in lines]
 
 
-@pytest.mark.slow
-def test_the_default_run(tmp_path: Path) -> None:
-    start = time.perf_counter()
-    done = process("fit", task="seq2seq", cwd=tmp_path)
-    seconds = time.perf_counter() - start
-    assert done.returncode == 0, done.stderr
-    assert summary(tmp_path / "runs/seq2seq/latest")["test/exact"] >= 0.98
-    assert seconds <= DEFAULT_SECONDS
-
-
-# Figures ------------------------------------------------------------------------------------------------------------
-
-
-def by_hand(model: TranslationModel, folder: Path) -> tuple[float, int, int]:
-    """Sum of the test losses, right guesses, tokens: each pair alone, from the text, all its logits at once."""
-    total, right, count, tokenizer = 0.0, 0, 0, model.tokenizer
-    sides = [(folder / f"test.{name}").read_text().splitlines() for name in ("en", "up")]
-    for source, target in zip(*sides, strict=True):
-        (read,), _ = tokenizer.encode_sources([source], 24)
-        written = tokenizer.build_target(tokenizer.target.encode_batch([target])[0], 24)
-        with torch.no_grad():
-            hidden = model.net(torch.tensor([read]), torch.tensor([written[:-1]]))
-            logits = model.net.logits(hidden)[0]  # (N, V)
+@torch.no_grad()
+def sum_losses(
+    model: TranslationModel, sources: list[str], references: list[str]
+) -> tuple[float, int, int]:
+    """Sum of the losses, correct predictions, tokens: each pair alone, all logits at once."""
+    total, correct, count = 0.0, 0, 0
+    for source, reference in zip(sources, references, strict=True):
+        (read,), _ = model.tokenizer.encode_sources([source], 24)
+        (ids,) = model.tokenizer.target.encode_batch([reference])
+        written = model.tokenizer.build_target(ids, 24)
+        hidden = model.net(torch.tensor([read]), torch.tensor([written[:-1]]))
+        logits = model.net.logits(hidden)[0]  # (N, V)
         targets = torch.tensor(written[1:])
         total += float(F.cross_entropy(logits, targets, reduction="sum"))
-        right, count = right + int((logits.argmax(-1) == targets).sum()), count + len(targets)
-    return total, right, count
+        correct += int((logits.argmax(-1) == targets).sum())
+        count += len(targets)
+    return total, correct, count
 
 
-def test_figures_are_those_of_the_texts(
+def test_metrics_are_those_of_the_texts(
     translator: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = translator.parent.parent
-    found, model, pairs = summary(folder), load_model(str(translator)), folder.parent / "pairs"
-    total, right, count = by_hand(model, pairs)
-    assert found["test/loss"] == pytest.approx(total / count, rel=1e-5)
-    assert found["test/perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
-    assert found["test/acc"] == pytest.approx(right / count, abs=1e-6)
-    sources, references = (
-        (pairs / f"test.{name}").read_text().splitlines() for name in ("en", "up")
-    )
+    found = summary(folder)
+    model = load_model(str(translator))
+    files = [folder.parent / "pairs" / f"test.{name}" for name in ("en", "up")]
+    sources, references = (file.read_text().splitlines() for file in files)
+    total, correct, count = sum_losses(model, sources, references)
     rows, _ = model.tokenizer.encode_sources(sources, 24)
     config = GenerationConfig(24, beams=2, early_stopping="likely")
-    texts = [
-        model.tokenizer.decode(best.tokens)
-        for best, *_ in translate(model.net, rows, config, **decoding_tokens(model.tokenizer))
-    ]
-    assert found["test/bleu"] == pytest.approx(corpus_bleu(texts, [references]).score, abs=1e-3)
-    assert (
-        found["test/chrf"] == pytest.approx(corpus_chrf(texts, [references]).score, abs=1e-3)
-        and found["test/chrf"] > 10
-    )
-    assert found["test/exact"] == pytest.approx(
-        sum(map(str.__eq__, texts, references)) / 12, abs=1e-6
-    )
-    table = [
-        line.split("\t") for line in (folder / "translations.tsv").read_text().splitlines()[1:]
-    ]
-    assert [row[:4] for row in table] == [
-        [str(i), *row] for i, row in enumerate(zip(sources, texts, references, strict=True))
-    ]
+    ranked = translate(model.net, rows, config, **model.tokens)
+    texts = [model.tokenizer.decode(best.tokens) for best, *_ in ranked]
+    expected = {
+        "loss": total / count,
+        "perplexity": math.exp(total / count),
+        "acc": correct / count,
+        "bleu": corpus_bleu(texts, [references]).score,
+        "chrf": corpus_chrf(texts, [references]).score,
+        "exact": sum(map(str.__eq__, texts, references)) / 12,
+    }
+    for name, value in expected.items():
+        assert found[f"test/{name}"] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    assert found["test/chrf"] > 10 and found["tokens_per_s"] > 0
+    table = read_translations(folder)
+    pairs = zip(sources, texts, references, strict=True)
+    assert [row[:4] for row in table] == [[str(i), *row] for i, row in enumerate(pairs)]
     assert found.get("unfinished", 0) == sum(row[4] == "no" for row in table)
-    assert found["bleu_signature"].startswith(
-        "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:"
-    )
-    assert texts[0] in found["translations"] and found["tokens_per_s"] > 0
-    logged = metrics(folder)
-    assert {"train/loss", "train/grad_norm", "train/lr"} <= logged[0].keys()
-    validated = next(row for row in logged if "val/bleu" in row)
+    assert found["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|")
+    assert texts[0] in found["translations"]
+    validated = next(row for row in metrics(folder) if "val/bleu" in row)
     assert {"val/chrf", "val/exact", "val/perplexity", "val/loss", "val/acc"} <= validated.keys()
-    assert run(f"test --ckpt_path {translator}", "seq2seq") == 0
-    assert (
-        f"{found['test/bleu']:.4f}" in (said := capsys.readouterr().out)
-        and found["chrf_signature"] in said
-    )
+    out, _ = printed(f"test --ckpt_path {translator}", "seq2seq", capsys)
+    assert f"{found['test/bleu']:.4f}" in out and found["chrf_signature"] in out
 
 
-def test_validation_and_test_decode_as_they_were_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, int, float]] = []
+def test_decoding_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[int, int, float]] = set()
 
-    def spy(net: Any, sources: Any, config: GenerationConfig, **ends: Any) -> Any:
-        seen.append((config.beams, config.max_new_tokens, config.length_penalty))
-        return translate(net, sources, config, **ends)
+    def spy(net: Any, sources: Any, config: GenerationConfig, **tokens: Any) -> Any:
+        seen.add((config.beams, config.max_new_tokens, config.length_penalty))
+        return translate(net, sources, config, **tokens)
 
     monkeypatch.setattr("tasks.seq2seq.task.translate", spy)
     write_pairs(Path("pairs"))
-    line = f"{FIT} --trainer.limit_train_batches 1 --model.optimizer.lr 1e-12 --model.decoding.length_penalty 0.5"
-    line += " --model.decoding.val_beams 3 --model.decoding.beams 4 --model.decoding.max_new_tokens"
-    assert run(f"{line} 5 --run_dir r", "seq2seq") == 0
-    assert set(seen) == {(3, 5, 0.5), (4, 5, 0.5)}
-    kept = summary(
-        "r"
-    )  # hardly a text ends within five tokens of a network that has learned nothing
-    table = Path("r/translations.tsv").read_text().splitlines()[1:]
-    cut = [line.endswith("\tno") for line in table]
-    assert kept["unfinished"] == sum(cut) > 0 and kept["translations"].count("[...]") == sum(
-        cut[:3]
-    )
+    line = f"{FIT} {NO_UPDATES} --trainer.limit_train_batches 1"
+    line += " --model.decoding.length_penalty 0.5 --model.decoding.val_beams 3"
+    line += " --model.decoding.beams 4 --model.decoding.max_new_tokens 5"
+    assert run(f"{line} --run_dir r", "seq2seq") == 0
+    assert seen == {(3, 5, 0.5), (4, 5, 0.5)}
+    unfinished = [row[4] == "no" for row in read_translations("r")]
+    found = summary("r")
+    assert found["unfinished"] == sum(unfinished) > 0
+    assert found["translations"].count("[...]") == sum(unfinished[:3])
     seen.clear()
-    assert (
-        run(
-            "test --ckpt_path r/checkpoints/best.ckpt --model.decoding.max_new_tokens null",
-            "seq2seq",
-        )
-        == 0
-    )
-    assert set(seen) == {(4, 24, 0.5)}
+    line = "test --ckpt_path r/checkpoints/best.ckpt --model.decoding.max_new_tokens null"
+    assert run(line, "seq2seq") == 0
+    assert seen == {(4, 24, 0.5)}
 
 
-def test_smoothing_is_of_training_alone() -> None:
-    write_pairs(Path("pairs"))
-    line = f"{FIT} --trainer.limit_train_batches 1 --model.optimizer.lr 1e-12 --model.optimizer.weight_decay 0"
-    for rate in (0.0, 0.5):
-        assert run(f"{line} --model.label_smoothing {rate} --run_dir r{rate}", "seq2seq") == 0
-    plain, smooth = metrics("r0.0"), metrics("r0.5")
-    assert plain[0]["train/loss"] != smooth[0]["train/loss"]
-    assert plain[-1]["test/loss"] == smooth[-1]["test/loss"]
-
-
-# Runs ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_killed_in_mid_epoch_and_continued_ends_with_the_same_bits(tmp_path: Path) -> None:
-    write_pairs(Path("pairs"), 64)
-    line = f"{FIT} --model.average 2 --data.loading.batch_tokens 96 --model.net.decoder.dropout 0.1"
-    line += " --checkpoint.every_n_train_steps 3 --trainer.max_epochs 3"
-    assert run(f"{line} --run_dir whole", "seq2seq") == 0
-    steps = checkpoint("whole")["global_step"]
-    cut = steps * 2 // 3 + 1  # after a validation or two
-    done = process(f"{line} --run_dir cut", KILL.format(step=cut), task="seq2seq", cwd=tmp_path)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert checkpoint("cut")["callbacks"]["LastWeights"]["last"]  # after the first validation
-    assert steps // 3 < checkpoint("cut")["global_step"] <= cut < steps
-    assert run("fit --resume cut", "seq2seq") == 0
-    for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
-        assert same(checkpoint("cut")[part], checkpoint("whole")[part]), part
-    assert metrics("cut") == metrics("whole")
-    assert Path("cut/translations.tsv").read_text() == Path("whole/translations.tsv").read_text()
-
-
-def test_the_average_is_what_is_saved_and_tested() -> None:
-    write_pairs(Path("pairs"), 64)
-    line = (
-        f"{FIT} --trainer.max_epochs 3 --checkpoint.save_top_k -1 --checkpoint.filename {{epoch}}"
-    )
-    line += " --checkpoint.every_n_epochs 1"
+def test_the_average_is_saved() -> None:
+    write_pairs(Path("pairs"), 32)
+    line = f"{FIT} --trainer.max_epochs 3 --checkpoint.save_top_k -1 --checkpoint.every_n_epochs 1"
+    line += " --checkpoint.filename {epoch}"
     assert run(f"{line} --run_dir plain", "seq2seq") == 0
     assert run(f"{line} --model.average 2 --run_dir mean", "seq2seq") == 0
-    single = [checkpoint("plain", f"epoch={epoch}")["state_dict"] for epoch in range(3)]
+    second, third = (checkpoint("plain", f"epoch={epoch}")["state_dict"] for epoch in (1, 2))
     for name, value in checkpoint("mean", "last")["state_dict"].items():
-        torch.testing.assert_close(
-            value, (single[1][name] + single[2][name]) / 2, atol=1e-6, rtol=1e-5
-        )
-    first, second = (
-        [row["val/loss"] for row in metrics(name) if "val/loss" in row]
-        for name in ("plain", "mean")
-    )
-    assert first[0] == second[0] and first[1] != second[1] and first[2] != second[2]
-
-
-@pytest.mark.slow
-def test_two_processes_are_one_run(tmp_path: Path) -> None:
-    write_pairs(Path("pairs"))
-    two = "--trainer.accelerator cpu --trainer.devices 2 --trainer.strategy ddp --data.batch_size 8"
-    line = f"{FIT} --trainer.limit_train_batches 6 --data.loading.eval_batch_size 5"
-    done = python(f"tasks.seq2seq {line} {two} --run_dir two", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert run(f"{line} --run_dir one", "seq2seq") == 0
-    one, pair = summary("one"), summary("two")
-    assert one["steps"] == pair["steps"]
-    for name in ("loss", "acc"):
-        assert pair[f"test/{name}"] == pytest.approx(one[f"test/{name}"], rel=1e-3), name
-    rows = [
-        [line.split("\t") for line in Path(name, "translations.tsv").read_text().splitlines()]
-        for name in ("one", "two")
-    ]
-    assert len(rows[0]) == 13 and [row[::3] for row in rows[0]] == [row[::3] for row in rows[1]]
-    made, references = [row[2] for row in rows[1][1:]], [[row[3] for row in rows[1][1:]]]
-    assert pair["test/bleu"] == pytest.approx(
-        corpus_bleu(made, references).score
-    )  # of what both ranks made
-    assert pair["test/chrf"] == pytest.approx(corpus_chrf(made, references).score)
-
-
-# Networks and tokenizers --------------------------------------------------------------------------------------------
+        mean = (second[name] + third[name]) / 2
+        torch.testing.assert_close(value, mean, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "options, joint",
+    ("options", "joint"),
     [
         ("--data.tokenizer.joint false --model.net.tying target", False),
         ("--model.net.tying none --model.net.position rotary --model.net.decoder.order post", True),
         ("--model.net.architecture prefix --model.net.position learned", True),
     ],
 )
-def test_what_is_saved_is_enough(options: str, joint: bool) -> None:
+@torch.no_grad()
+def test_a_checkpoint_is_all_that_evaluation_needs(options: str, joint: bool) -> None:
     write_pairs(Path("pairs"))
-    assert run(f"{FIT} {options} --trainer.limit_train_batches 2 --run_dir r", "seq2seq") == 0
-    files = {path.name for path in Path("r").glob("*.json")} - {"summary.json"}
-    assert files == (
-        {"tokenizer.json"} if joint else {"source.tokenizer.json", "target.tokenizer.json"}
-    )
-    saved = checkpoint("r")
-    assert saved[KEY]["net"]["max_length"] == 24
-    Path("pairs").rename("gone")
+    with torch.enable_grad():
+        assert run(f"{FIT} {options} --trainer.limit_train_batches 2 --run_dir r", "seq2seq") == 0
+    files = {path.name for path in Path("r").glob("*tokenizer.json")}
+    separate = {"source.tokenizer.json", "target.tokenizer.json"}
+    assert files == ({"tokenizer.json"} if joint else separate)
+    Path("pairs").rename("moved")
     model = load_model("r/checkpoints/best.ckpt")
-    data = TranslationData(
-        "files",
-        "gone",
-        "en-up",
-        max_length=24,
-        tokenizer=PairTokenizerConfig(**model.metadata["tokenizer_options"]),
-    )
+    assert model.net.max_length == 24
+    tokenizer = PairTokenizerConfig(**model.metadata["tokenizer_options"])
+    data = TranslationData("files", "moved", "en-up", max_length=24, tokenizer=tokenizer)
     data.set_metadata(model.metadata)
     data.setup("test")
     batch = next(iter(data.test_dataloader()))
-    with torch.no_grad():
-        hidden = model.net(batch["source"], batch["tokens"], batch["source_padding_mask"])
-        loss, _ = model.net.loss(hidden, batch["targets"])
     assert len(batch["index"]) == 12  # all of the test
+    hidden = model.net(batch["source"], batch["tokens"], batch["source_padding_mask"])
+    loss, _ = model.net.loss(hidden, batch["targets"])
     assert float(loss) == pytest.approx(summary("r")["test/loss"], rel=1e-5)
 
 
-def test_a_run_goes_on_from_a_checkpoint_with_its_tokenizer(translator: Path) -> None:
-    write_pairs(Path("pairs"), 32)
-    line = f"fit {PAIRS} --data.max_length 24 --trainer.max_epochs 1 --model.optimizer.lr 1e-12"
-    assert (
-        run(
-            f"{line} --model.optimizer.weight_decay 0 --model.pretrained {translator} --run_dir r",
-            "seq2seq",
+# Scores -------------------------------------------------------------------------------------------
+
+HOUSE = 'Ein "Haus"\nam See\u2028!'
+ROWS = [
+    ScoredTranslation(
+        0, "A dog.", "Der Hund läuft über die Straße .", "Der Hund rennt über.", True
+    ),
+    ScoredTranslation(1, "Two", "Zwei Männer\tsitzen da", "Zwei Männer sitzen  da", False),
+    ScoredTranslation(2, "A child", "", "Ein Kind spielt im Sand.", True),
+    ScoredTranslation(3, 'A\t"house"', HOUSE, 'Ein "Haus" am See!', True),
+]
+
+
+def scored(*batches: Sequence[ScoredTranslation]) -> TranslationScores:
+    metric = TranslationScores("de")
+    for batch in batches:
+        numbers, sources, texts, references, finished = (
+            [row[i] for row in batch] for i in range(5)
         )
-        == 0
-    )
-    theirs, ours = torch.load(translator, weights_only=True), checkpoint("r")
-    for name, value in theirs["state_dict"].items():
-        torch.testing.assert_close(ours["state_dict"][name], value, atol=1e-6, rtol=0)
-    assert ours[KEY]["metadata"]["source_tokenizer"] == theirs[KEY]["metadata"]["source_tokenizer"]
+        targets = {"index": numbers, "sources": sources, "references": references}
+        metric.update({"texts": texts, "finished": finished}, targets)
+    return metric
 
 
-def test_what_the_default_run_suggests_works(capsys: pytest.CaptureFixture[str]) -> None:
-    brief = "--trainer.limit_train_batches 2 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1"
-    brief += " --data.loading.eval_batch_size 4 --model.decoding.max_new_tokens 8"
-    assert run(f"fit {brief} --trainer.max_epochs 1 --run_dir r", "seq2seq") == 0
-    lines = re.findall(r"python -m tasks\.seq2seq (.*)", capsys.readouterr().out)
-    assert {line.split()[0] for line in lines} == {"fit", "translate", "attend", "export"}
-    for line in lines:
-        line = line.replace("epochs N", "epochs 2").replace("...", "the fifth of March")
-        assert run(line, "seq2seq") == 0, capsys.readouterr().err
+def test_scores_are_those_of_sacrebleu() -> None:
+    metric = scored([ROWS[2], ROWS[0]], [], [ROWS[3], ROWS[1]])
+    found = metric.compute()
+    assert metric.found == ROWS and metric.unfinished == 1  # in the order of the data
+    texts = [row.text for row in ROWS]
+    references = [[row.reference for row in ROWS]]
+    assert 1 < float(found["bleu"]) == pytest.approx(corpus_bleu(texts, references).score)
+    assert 1 < float(found["chrf"]) == pytest.approx(corpus_chrf(texts, references).score)
+    assert float(found["exact"]) == 0.25  # equal but for white space
+    gathered = TranslationScores("de")  # of three ranks, one of which has nothing
+    parts = [torch.cat(scored(rows).texts) for rows in (ROWS[:1], [], ROWS[1:])]
+    gathered.texts = torch.cat(parts)  # type: ignore[assignment]
+    assert gathered.compute() == found
+    metric.reset()
+    assert set(map(float, metric.compute().values())) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("language", "tokenizer"), [("de", "13a"), ("zh", "zh"), ("zh-Hant", "zh"), ("ja", "char")]
+)
+def test_signatures(language: str, tokenizer: str) -> None:
+    signatures = TranslationScores(language).signatures()
+    bleu = f"nrefs:1|case:mixed|eff:no|tok:{tokenizer}|smooth:exp|version:"
+    assert signatures["bleu_signature"].startswith(bleu)
+    chrf = "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:"
+    assert signatures["chrf_signature"].startswith(chrf)
+
+
+def test_the_table_has_one_line_per_translation() -> None:
+    lines = table(ROWS).splitlines()
+    assert lines[0] == "index\tsource\ttranslation\treference\tfinished"
+    assert len(lines) == 1 + len(ROWS) and lines[2].endswith("\tno")
+    assert lines[4] == '3\tA "house"\tEin "Haus" am See !\tEin "Haus" am See!\tyes'

@@ -18,7 +18,6 @@ from datamodules.utils.splits import SPLITS
 class ClassFolders(Source[S]):
     """Base of sources that are files in `train/CLASS/`, at any depth; likewise val/ and test/."""
 
-    suffixes: tuple[str, ...]  # of the files, in lower case
     example: str  # of a file, for messages
     unused_options = {"name", "subset", "local", "label_column", "image_column", "text_column"}
     no_classes: tuple[str, ...] = ()  # folders beside those of the classes
@@ -26,18 +25,10 @@ class ClassFolders(Source[S]):
     @cached_property
     def root(self) -> Path:
         """The folder that holds train/."""
-        wanted = f"a folder with train/CLASS/{self.example}"
-        if self.path is None:
-            raise UsageError(f"this source needs --data.path: {wanted}.")
-        root = Path(self.path)
-        if not root.is_dir():
-            fault = path_fault(root) or "is a file"
-            hint = self.suggest_source(root, self.suffixes)
-            raise UsageError(f"{root} {fault}: --data.path takes {wanted}{hint}.")
-        return root
+        return self.require_path(f"a folder with train/CLASS/{self.example}", folder=True)
 
     def split_folder(self, split: str) -> Path | None:
-        """The folder of a split, where there is one."""
+        """The folder of a split, if there is one."""
         folders = [self.root / name for name in SPLITS[split]]
         return next((folder for folder in folders if folder.is_dir()), None)
 
@@ -48,13 +39,13 @@ class ClassFolders(Source[S]):
             return list(self.options.class_names)
         if folder is None and self.checkpoint_classes:
             return self.checkpoint_classes
-        advice = f"put {self.noun} into train/CLASS/, one folder for each class"
-        if folder is None:
-            hint = self.suggest_source(self.root, self.suffixes)
-            raise UsageError(f"{self.root} has no folder train/: {advice}{hint}.")
-        names = self._class_folders(folder)
+        names = self._class_folders(folder) if folder is not None else []
         if not names:
-            raise UsageError(f"{folder} has no class folders: {advice}.")
+            fault = "has no folder train/" if folder is None else "has no class folders in train/"
+            raise UsageError(
+                f"{self.root} {fault}: put {self.noun} into train/CLASS/, one folder for each "
+                f"class{self.suggest_source(self.root)}."
+            )
         return names
 
     def has(self, split: str) -> bool:
@@ -73,10 +64,8 @@ class ClassFolders(Source[S]):
                 fault = path_fault(path)
                 if fault:  # such as a broken link, which may have been a class
                     self.reject(printable(path), fault)
-            elif name_fault(name):
-                raise DataError(
-                    f"the class folder {printable(path)} {name_fault(name)}: rename it."
-                )
+            elif fault := name_fault(name):
+                raise DataError(f"the class folder {printable(path)} {fault}: rename it.")
             elif name not in self.no_classes:
                 classes.append(name)
         return classes
@@ -105,8 +94,8 @@ class ClassFolders(Source[S]):
                 files = files_below(folder / name, self.suffixes, self.reject)
             if not files and folder == self.split_folder("train"):
                 raise UsageError(
-                    f"class {name} is empty: put {self.noun} into {folder / name}, or remove the "
-                    "folder."
+                    f"class {name} has no {self.noun}: put some into {folder / name}, or remove "
+                    "the folder."
                 )
             paths += files
             labels += [label] * len(files)
@@ -120,14 +109,13 @@ def files_below(folder: Path, suffixes: tuple[str, ...], reject: Reject) -> list
 
     Args:
         folder: Where to look.
-        suffixes: In lower case, such as (".txt",).
+        suffixes: In lower case, such as (".txt", ".txt.gz").
         reject: Told the name of whatever else there is, and what is wrong with it.
     """
     files = []
-    kinds = ", ".join(suffix[1:] for suffix in suffixes)
     for path in regular_files(folder, reject):
-        if path.suffix.lower() in suffixes:
+        if path.name.lower().endswith(suffixes):
             files.append(path)
         else:
-            reject(str(path), f"is not one of the kinds {kinds}")
+            reject(str(path), f"is not one of the kinds {', '.join(suffixes)}")
     return files

@@ -3,10 +3,8 @@
 import csv
 import io
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +16,7 @@ from datamodules.utils.files import open_regular
 COMPRESSION = {".gz": "gzip", ".zst": "zstd"}  # by suffix, in lower case
 MAX_EXPANSION = 200  # times its size that a compressed file may expand to
 FREE_EXPANSION = 2**26  # bytes that any compressed file may expand to
-MAX_LINE = 2**27  # bytes of a line
+MAX_CELL = 2**27  # characters of a cell of CSV
 BLOCK_SIZE = 2**18  # bytes that are decompressed at a time
 NOT_UTF8 = "holds bytes that are not UTF-8"
 
@@ -27,12 +25,7 @@ Row = tuple[int, dict[str, Any]]  # number of its line, cells by column
 
 
 class BoundedStream(io.RawIOBase):
-    """A decompressed stream that ends with an error where it is out of all proportion.
-
-    Args:
-        stream: The decompressed content.
-        limit: Bytes that it may have.
-    """
+    """A decompressed stream that fails after `limit` bytes."""
 
     def __init__(self, stream: Any, limit: int) -> None:
         self.stream = stream
@@ -45,9 +38,7 @@ class BoundedStream(io.RawIOBase):
         data = self.stream.read(len(buffer))
         self.remaining -= len(data)
         if self.remaining < 0:
-            raise OSError(
-                f"it expands to more than {MAX_EXPANSION} times its size, as no text does"
-            )
+            raise OSError(f"it expands to more than {MAX_EXPANSION} times its size")
         buffer[: len(data)] = data
         return len(data)
 
@@ -74,10 +65,10 @@ def read_errors(path: Path) -> Iterator[None]:
 
 
 def open_decompressed(path: Path) -> IO[bytes]:
-    """Opens a regular file, decompressed while it is read where its name ends in .gz or .zst.
+    """Opens a regular file; .gz and .zst files are decompressed while they are read.
 
     Raises:
-        OSError: It cannot be opened; so does reading it where it is damaged or expands too much.
+        OSError: It cannot be opened; reading raises it, too, if it is damaged or expands too much.
     """
     file = open_regular(path)
     codec = COMPRESSION.get(path.suffix.lower())
@@ -91,41 +82,18 @@ def open_decompressed(path: Path) -> IO[bytes]:
     return io.BufferedReader(BoundedStream(stream, limit), BLOCK_SIZE)
 
 
-def decode_lines(file: IO[bytes], name: object, not_utf8: list[int]) -> Iterator[str]:
-    """The lines of an open file as text, with their line ends.
-
-    Args:
-        file: What is read.
-        name: Of the file, for messages.
-        not_utf8: Takes the numbers of the lines that are not UTF-8, before they are returned.
-
-    Raises:
-        DataError: A line is out of all proportion.
+def read_lines(file: IO[bytes], name: object, reject: Reject) -> Iterator[str | None]:
+    """The lines of an open file without their line ends; None for one that is rejected because it
+    is not UTF-8. Messages call the file `name`.
     """
-    number = 0
-    while line := file.readline(MAX_LINE + 1):
-        number += 1
-        if len(line) > MAX_LINE:
-            advice = "split or remove it"
-            raise DataError(
-                f"line {number} of {name} has more than {MAX_LINE:,} characters: {advice}."
-            )
+    for number, line in enumerate(file, 1):
         try:
-            text = line.decode()
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
-            not_utf8.append(number)
-            text = line.decode(errors="replace")
-        yield text.removeprefix("\ufeff") if number == 1 else text
-
-
-def read_lines(path: Path, not_utf8: list[int]) -> Iterator[str]:
-    """The lines of a file; see `decode_lines`.
-
-    Raises:
-        DataError: It is damaged.
-    """
-    with read_errors(path), open_decompressed(path) as file:
-        yield from decode_lines(file, path, not_utf8)
+            reject(f"line {number} of {name}", NOT_UTF8)
+            yield None
+        else:
+            yield text.rstrip("\r\n")
 
 
 def read_csv(
@@ -142,56 +110,51 @@ def read_csv(
     Raises:
         DataError: The file is damaged, quotes are not balanced, or a column is there twice.
     """
-    csv.field_size_limit(MAX_LINE)  # the default is 128 kB
+    csv.field_size_limit(MAX_CELL)  # the default is 128 kB
     is_tsv = uncompressed_suffix(path) == ".tsv"
-    not_utf8: list[int] = []
-    lines = read_lines(path, not_utf8)
-    if not is_tsv:
-        reader = csv.reader(lines, strict=True)
-    elif quoted_tsv:
-        reader = csv.reader(lines, csv.excel_tab, strict=True)
-    else:
-        reader = csv.reader(lines, csv.excel_tab, quoting=csv.QUOTE_NONE)
+    dialect = csv.excel_tab if is_tsv else csv.excel
+    quoting: Any = csv.QUOTE_NONE if is_tsv and not quoted_tsv else csv.QUOTE_MINIMAL
+    names: list[str] = []
+    with read_errors(path), open_decompressed(path) as file:
+        lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
+        reader = csv.reader(lines, dialect, quoting=quoting, strict=True)
+        next_line = 1
+        try:
+            for cells in reader:
+                line = next_line
+                next_line = reader.line_num + 1
+                if not cells:  # an empty line
+                    continue
+                offset, fault = row_fault(cells)
+                if fault is None and names and len(cells) != len(names):
+                    fault = f"has {len(cells)} cells where the first line has {len(names)}"
+                place = f"line {line + offset} of {path}"
+                if not names and header:
+                    names = [cell.strip() for cell in cells]
+                    repeated = [name for name in names if name and names.count(name) > 1]
+                    if repeated:
+                        fault = f"names several columns {repeated[0]}"
+                    if fault is not None:
+                        raise DataError(f"{place} {fault}: fix the names of the columns.")
+                    continue
+                names = names or [str(i + 1) for i in range(len(cells))]
+                if fault is None:
+                    yield line, dict(zip(names, cells, strict=True))
+                else:
+                    reject(place, fault)
+        except csv.Error as error:
+            place = f"line {reader.line_num} of {path}"
+            raise DataError(f"{place} is not valid CSV: {error}.") from error
+
+
+def row_fault(cells: list[str]) -> tuple[int, str | None]:
+    """What is wrong with the text of a row, and how many lines after its first."""
+    text = ",".join(cells)
     try:
-        first = next(reader, [])
-        if not header:
-            names = [str(i + 1) for i in range(len(first))]
-            rows = chain([first], reader)
-            end = 0
-        elif not_utf8:
-            raise DataError(f"line 1 of {path} {NOT_UTF8}: save the file as UTF-8.")
-        else:
-            names = column_names(first, path)
-            rows = chain(reader)
-            end = reader.line_num
-        for cells in rows:
-            line = end + 1
-            end = reader.line_num
-            if not_utf8:
-                reject(f"line {not_utf8[0]} of {path}", NOT_UTF8)
-                not_utf8.clear()
-            elif any("\0" in cell for cell in cells):
-                reject(f"line {line} of {path}", "holds NUL bytes, as no text does")
-            elif len(cells) == len(names):
-                yield line, dict(zip(names, cells, strict=True))
-            elif cells:  # else an empty line
-                fault = f"has {len(cells)} cells where the first line has {len(names)}"
-                reject(f"line {line} of {path}", fault)
-    except csv.Error as error:
-        raise DataError(f"line {reader.line_num} of {path} is not valid CSV: {error}.") from error
-
-
-def column_names(cells: list[str], path: Path) -> list[str]:
-    """The names in the first line of a CSV file.
-
-    Raises:
-        DataError: One is there twice.
-    """
-    names = [cell.strip() for cell in cells]
-    for name, count in Counter(names).items():
-        if name and count > 1:
-            raise DataError(f"line 1 of {path} has several columns {name}: rename or remove one.")
-    return names
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes that are not UTF-8 were read as surrogates
+        return text.count("\n", 0, error.start), NOT_UTF8
+    return 0, "holds NUL bytes, as no text does" if "\0" in text else None
 
 
 def read_json_lines(path: Path, reject: Reject) -> Iterator[Row]:
@@ -200,37 +163,31 @@ def read_json_lines(path: Path, reject: Reject) -> Iterator[Row]:
     Raises:
         DataError: The file is damaged.
     """
-    not_utf8: list[int] = []
-    for number, line in enumerate(read_lines(path, not_utf8), 1):
-        if not_utf8:
-            reject(f"line {number} of {path}", NOT_UTF8)
-            not_utf8.clear()
-        elif line.strip():
-            row = parse_json_row(line.rstrip())
+    with read_errors(path), open_decompressed(path) as file:
+        for number, line in enumerate(read_lines(file, path, reject), 1):
+            if not line or line.isspace():
+                continue
+            row = parse_object(line)
             if isinstance(row, str):
                 reject(f"line {number} of {path}", row)
             else:
                 yield number, row
 
 
-def parse_json_row(line: str) -> dict[str, Any] | str:
+def parse_object(line: str) -> dict[str, Any] | str:
     """The object on a line of JSON, or what is wrong with it."""
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        return f"is not JSON ({error.msg} at character {error.colno})"
-    except ValueError as error:  # a number of thousands of digits
-        return f"is not JSON that can be read ({str(error).partition(';')[0]})"
-    except RecursionError:
-        return "is not JSON that can be read (nested too deeply)"
-    if not isinstance(row, dict):
-        return "is not a JSON object such as {...}"
-    if "\\ud" in line.lower():
-        try:
+        if "\\ud" in line.lower():
             json.dumps(row, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            return "holds half of a surrogate pair, which is no character"
-    return row
+    except RecursionError:
+        return "is nested too deeply"
+    except UnicodeEncodeError:
+        return "holds half of a surrogate pair, which is no character"
+    except ValueError as error:
+        reason = str(error).replace("line 1 ", "").partition(";")[0]
+        return f"is not JSON that can be read ({reason})"
+    return row if isinstance(row, dict) else "is not a JSON object such as {...}"
 
 
 def read_table(path: Path) -> pa.Table:

@@ -2,42 +2,25 @@
 
 import re
 from functools import cached_property
-from typing import NoReturn
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import S, Source, shortened
+from datamodules.sources.base import S, shortened
 from datamodules.sources.readers.formats import NOT_UTF8
-from datamodules.sources.readers.tables import HubTables, Table, Tables, features_of
+from datamodules.sources.readers.tables import TableSource, features_of
 from datamodules.utils.errors import DataError, UsageError
 
 MAX_CLASS = 10**6  # whole numbers from here on are no classes
-NUMBER = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
-class LabelledTables(Source[S]):
+class LabelledTables(TableSource[S]):
     """Base of sources that are tables with a column of classes.
 
     The classes are those of the hub's description; else the values that the column holds in the
-    training split, sorted. Where these are words, `class_names` may name them in another order.
+    training split, sorted. If these are words, `class_names` may name them in another order.
     """
-
-    @cached_property
-    def tables(self) -> Tables:
-        """Where the tables come from."""
-        return HubTables(self)
-
-    @property
-    def origin(self) -> str:
-        return self.tables.origin
-
-    def prepare(self) -> None:
-        self.tables.splits()
-
-    def has(self, split: str) -> bool:
-        return split in self.tables.splits()
 
     @property
     def class_names(self) -> list[str]:
@@ -48,36 +31,20 @@ class LabelledTables(Source[S]):
             raise UsageError(f"{self.origin} has no train split, only {splits}.")
         return self._described_classes("train") or self._class_values
 
-    def label_candidates(self, columns: pa.Table) -> list[str]:
-        """Columns that may hold the classes where no option says which; the likeliest first."""
-        names = columns.column_names
-        found = [name for name in ("label", "labels") if name in names]
-        if found:
-            return found
-        features = features_of(columns)
-        return [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
+    def label_candidates(self, schema: pa.Schema) -> list[str]:
+        """Columns that may hold the classes if no option says which; the likeliest first."""
+        features = features_of(schema)
+        described = [
+            name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"
+        ]
+        return ["label", "labels", *described]
 
-    def label_column(self, columns: pa.Table) -> str:
-        """Name of the column of classes.
-
-        Raises:
-            UsageError: There is none, or it holds neither text nor whole numbers.
-        """
-        candidates = self.label_candidates(columns)
-        name = self.find_column(columns.column_names, "label_column", candidates)
-        kind = columns.schema.field(name).type
-        if not may_be_classes(kind):
-            others = [
-                field.name
-                for field in columns.schema
-                if may_be_classes(field.type) and field.name != name
-            ]
-            raise UsageError(
-                f"column {name} of {self.origin} holds {kind}, not classes: set "
-                "--data.dataset.label_column to one that holds text or whole numbers "
-                f"({', '.join(others) or 'there are none'})."
-            )
-        return name
+    def label_column(self, schema: pa.Schema) -> str:
+        """Name of the column of classes; raises as `find_column`."""
+        given = self.options.label_column
+        candidates = [given] if given else self.label_candidates(schema)
+        content = "text or whole numbers"
+        return self.find_column(schema, "label_column", candidates, may_be_classes, content)
 
     def labels(self, split: str) -> Tensor:
         """(S,) int64: the class of each row.
@@ -88,28 +55,27 @@ class LabelledTables(Source[S]):
         table = self.tables.load(split)
         indices = self.class_indices(split)
         if len(indices) == 0:
-            raise DataError(f"the {split} split of {self.origin} is empty.")
+            raise DataError(f"the {split} split of {self.origin} has no rows.")
+        values = self._class_values
         given = self.options.class_names or self._described_classes(split)
-        if not given and self.has("train"):
-            for index, value in enumerate(self._class_values):
-                rows = (indices == index).nonzero().flatten().tolist()
-                if is_no_class(value) and rows:
-                    refuse(
-                        table,
-                        rows[0],
-                        f"has the label {value[:40]}, but classes are words or whole numbers from "
-                        f"0 to {MAX_CLASS - 1:,}: mend or remove it, or name all classes with "
-                        "--data.dataset.class_names.",
-                    )
-        unknown = (indices == len(self._class_values)).nonzero().flatten().tolist()
+        numbers = [] if given or not self.has("train") else map(is_no_class, values)
+        for index, is_bad in enumerate(numbers):
+            if is_bad and index in indices:
+                row = int((indices == index).nonzero()[0])
+                raise DataError(
+                    f"{table.name(row)} has the label {values[index][:40]}, but classes are words "
+                    f"or whole numbers from 0 to {MAX_CLASS - 1:,}: fix or remove it, or name all "
+                    "classes with --data.dataset.class_names."
+                )
+        unknown = (indices == len(values)).nonzero().flatten().tolist()
         if unknown:
             label = self._label_texts(split)[unknown[0]].as_py()
-            fault = f"has the label {label}, which is none"
-            if label is None:
-                fault = "has no label, but needs one"
+            fault = "has no label" if label is None else f"has the label {label}"
             names = self.class_names
-            classes = f"of the {len(names)} classes: {shortened(names)}"
-            refuse(table, unknown[0], f"{fault} {classes}.")
+            raise DataError(
+                f"{table.name(unknown[0])} {fault}, but needs one of the {len(names)} classes: "
+                f"{shortened(names)}."
+            )
         return indices
 
     def class_indices(self, split: str) -> Tensor:
@@ -122,7 +88,7 @@ class LabelledTables(Source[S]):
         return torch.from_numpy(found.to_numpy().astype("int64"))
 
     def _label_texts(self, split: str) -> pa.ChunkedArray:
-        """(S,) strings: the labels without spaces around them; null where there is none.
+        """(S,) strings: the labels without spaces around them; null if there is none.
 
         Raises:
             DataError: One is not UTF-8.
@@ -131,17 +97,18 @@ class LabelledTables(Source[S]):
         import pyarrow.compute as pc
 
         table = self.tables.load(split)
-        labels = table.columns.column(self.label_column(table.columns)).cast(pa.string())
-        invalid = (~is_utf8(labels)).nonzero().flatten().tolist()
+        labels = table.columns.column(self.label_column(table.columns.schema)).cast(pa.string())
+        invalid = is_not_utf8(labels).nonzero().flatten().tolist()
         if invalid:
-            refuse(table, invalid[0], f"has a label that {NOT_UTF8}: mend or remove it.")
+            fault = f"has a label that {NOT_UTF8}: fix or remove it."
+            raise DataError(f"{table.name(invalid[0])} {fault}")
         labels = pc.utf8_trim_whitespace(labels)
         return pc.if_else(pc.equal(labels, ""), pa.scalar(None, pa.string()), labels)
 
     def _described_classes(self, split: str) -> list[str]:
-        """The class names in the hub's description; none where it says nothing."""
-        columns = self.tables.load(split).columns
-        feature = features_of(columns).get(self.label_column(columns), {})
+        """The class names in the hub's description; none if it says nothing."""
+        schema = self.tables.load(split).columns.schema
+        feature = features_of(schema).get(self.label_column(schema), {})
         return [str(name) for name in feature.get("names") or ()]
 
     @cached_property
@@ -155,16 +122,11 @@ class LabelledTables(Source[S]):
         values = self._label_texts(split).drop_null().unique().to_pylist()
         are_numbers = all(re.fullmatch("-?[0-9]{1,18}", value) for value in values)
         known = self.options.class_names if has_train else self.checkpoint_classes
-        if known and (not are_numbers or has_train and set(values) <= set(known)):
+        if known and (not are_numbers or set(values) <= set(known)):
             return known
         if known and not has_train:
             return [str(i) for i in range(len(known))]
         return sorted(values, key=int) if are_numbers else sorted(values)
-
-
-def refuse(table: Table, i: int, fault: str) -> NoReturn:
-    """Says what is wrong with row i, whose label is needed."""
-    raise DataError(f"{table.name(i)} {fault}")
 
 
 def is_no_class(value: str) -> bool:
@@ -173,9 +135,11 @@ def is_no_class(value: str) -> bool:
     >>> [value for value in ("good", "3", "-1", "0.5", "1000000000000") if is_no_class(value)]
     ['-1', '0.5', '1000000000000']
     """
-    if NUMBER.fullmatch(value) is None:
+    try:
+        number = float(value)
+    except ValueError:
         return False
-    return not value.isdecimal() or len(value.lstrip("0")) >= len(str(MAX_CLASS))
+    return not value.isdecimal() or number >= MAX_CLASS
 
 
 def may_be_classes(kind: pa.DataType) -> bool:
@@ -191,19 +155,15 @@ def is_text(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def is_utf8(column: pa.ChunkedArray) -> Tensor:
-    """(S,) bool: which of some Arrow strings are UTF-8, which tables do not guarantee."""
+def is_not_utf8(column: pa.ChunkedArray) -> Tensor:
+    """(S,) bool: which of some Arrow strings are not UTF-8, which tables do not guarantee."""
+    found = torch.zeros(len(column), dtype=torch.bool)
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        return torch.tensor([is_decodable(cell) for cell in column])
-    return torch.ones(len(column), dtype=torch.bool)
-
-
-def is_decodable(cell: pa.Scalar) -> bool:
-    """Whether an Arrow string is UTF-8."""
-    try:
-        cell.as_py()
-    except UnicodeDecodeError:
-        return False
-    return True
+        for i, cell in enumerate(column):
+            try:
+                cell.as_py()
+            except UnicodeDecodeError:
+                found[i] = True
+    return found

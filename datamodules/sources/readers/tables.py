@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import Source
+from datamodules.sources.base import S, Source
 from datamodules.sources.readers.formats import (
     Row,
     read_csv,
@@ -22,20 +22,14 @@ from datamodules.sources.readers.formats import (
     uncompressed_suffix,
 )
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import path_fault, regular_files
+from datamodules.utils.files import regular_files
 from datamodules.utils.splits import split_of
 
 CSV = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
-ARROW = (".parquet", ".arrow")
+ARROW: tuple[str, ...] = (".parquet", ".arrow")
+CellTypes = dict[tuple[str, ...], tuple[type, ...]]  # what JSON may hold, by names of a column
 ROWS_AT_ONCE = 10_000  # rows that exist as Python objects at a time
-JSON_TYPES = {
-    list: "a list",
-    dict: "an object",
-    float: "a number with a decimal point",
-    int: "a number",
-    bool: "true or false",
-}
 
 
 @dataclass(frozen=True)
@@ -57,65 +51,46 @@ class Table:
         return self.where.replace("{}", str(int(self.rows[i])), 1)
 
 
-@dataclass(frozen=True)
-class CellType:
-    """What the cells of a column must be in JSON, which other formats do not let one choose.
+class Tables:
+    """Base: the tables of a source, one for each split, each read once."""
 
-    Args:
-        names: The column may have any of these names; the first that a row has counts.
-        types: Of its cells, which may also be null.
-    """
+    origin: str  # where they are read from
 
-    names: tuple[str, ...]
-    types: tuple[type, ...] = (str,)
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self._loaded: dict[str, Table] = {}
 
-    def fault(self, row: dict[str, Any]) -> str | None:
-        """What is wrong with a row; None if nothing is."""
-        for name in self.names:
-            if name in row:
-                kind = type(row[name])
-                if kind in self.types or kind is type(None):
-                    return None
-                wanted = "text or a whole number" if int in self.types else "text"
-                return f"has {JSON_TYPES[kind]} as {name}, which must be {wanted}"
-        return None
+    def splits(self) -> list[str]:
+        """The splits that the data have."""
+        raise NotImplementedError
+
+    def read(self, split: str) -> Table:
+        """Reads a split that the data have."""
+        raise NotImplementedError
+
+    def load(self, split: str) -> Table:
+        """A split that the data have.
+
+        Raises:
+            DataError: A file is damaged or empty.
+        """
+        if split not in self._loaded:
+            self._loaded[split] = self.read(split)
+        return self._loaded[split]
 
 
-class FileTables:
+class FileTables(Tables):
     """CSV, TSV or JSON Lines files, one for each split; a single file is the training split.
 
-    Args:
-        source: Says where they are, and is told of rows that cannot be used.
-        suffixes: Of the files, in lower case; they may be followed by .gz or .zst.
-        kind: What such files are called in messages.
-        cell_types: Of JSON cells.
-        header: Whether the first row of a CSV or TSV file names the columns.
-        quoted_tsv: Whether quotes have a meaning in TSV files.
+    The source says where they are and what they hold; see `TableSource`.
     """
-
-    def __init__(
-        self,
-        source: Source[Any],
-        suffixes: tuple[str, ...],
-        kind: str,
-        cell_types: tuple[CellType, ...],
-        header: bool = True,
-        quoted_tsv: bool = True,
-    ) -> None:
-        self.source = source
-        self.suffixes = suffixes
-        self.kind = kind
-        self.cell_types = cell_types
-        self.header = header
-        self.quoted_tsv = quoted_tsv
-        self._loaded: dict[str, Table] = {}
 
     @cached_property
     def files(self) -> dict[str, Path]:
         """The file of each split."""
-        example = f"train{self.suffixes[0]}"
-        wanted = f"a {self.kind} file, or a folder of such files named by split ({example})"
-        found = files_by_split(self.source, self.suffixes, wanted)
+        example = f"train{self.source.suffixes[0]}"
+        wanted = f"a {self.source.kind} file, or a folder of such files named by split ({example})"
+        found = files_by_split(self.source, wanted)
         for split, files in found.items():
             if len(files) > 1:
                 raise UsageError(
@@ -124,60 +99,48 @@ class FileTables:
         return {split: files[0] for split, files in found.items()}
 
     @property
-    def origin(self) -> str:
+    def origin(self) -> str:  # type: ignore[override]
         return str(self.source.local_path)
 
     def splits(self) -> list[str]:
         return list(self.files)
 
-    def load(self, split: str) -> Table:
-        """A split that exists.
-
-        Raises:
-            DataError: A file is damaged or empty.
-        """
-        if split not in self._loaded:
-            path = self.files[split]
-            rows = self._rows(path)
-            lines = list[int]()
-            tables = []
-            while part := list(islice(rows, ROWS_AT_ONCE)):
-                lines += [line for line, _ in part]
-                cells = [row for _, row in part]
-                names = dict.fromkeys(name for row in cells for name in row)
-                columns = {name: [as_text(row.get(name)) for row in cells] for name in names}
-                schema = pa.schema([(name, pa.large_string()) for name in names])
-                tables.append(pa.table(columns, schema))
-            if not tables:
-                raise DataError(f"{path} is empty.")
-            table = pa.concat_tables(tables, promote_options="default")
-            self._loaded[split] = Table(table, torch.tensor(lines), f"line {{}} of {path}")
-        return self._loaded[split]
+    def read(self, split: str) -> Table:
+        path = self.files[split]
+        rows = self._rows(path)
+        lines: list[int] = []
+        tables = []
+        while part := list(islice(rows, ROWS_AT_ONCE)):
+            lines += [line for line, _ in part]
+            names = dict.fromkeys(name for _, row in part for name in row)
+            columns = {name: [as_text(row.get(name)) for _, row in part] for name in names}
+            schema = pa.schema([(name, pa.large_string()) for name in names])
+            tables.append(pa.table(columns, schema))
+        if not tables:
+            raise DataError(f"{path} has no rows.")
+        table = pa.concat_tables(tables, promote_options="default")
+        return Table(table, torch.tensor(lines), f"line {{}} of {path}")
 
     def _rows(self, path: Path) -> Iterator[Row]:
         reject = self.source.reject
         if uncompressed_suffix(path) in CSV:
-            yield from read_csv(path, reject, self.header, self.quoted_tsv)
+            header = getattr(self.source.options, "header", True)
+            yield from read_csv(path, reject, header, self.source.quoted_tsv)
             return
-        for line, nested in read_json_lines(path, reject):
-            row = flattened(nested)
-            faults = [fault for cells in self.cell_types if (fault := cells.fault(row))]
-            if faults:
-                reject(f"line {line} of {path}", faults[0])
+        for line, row in read_json_lines(path, reject):
+            flat = flattened(row)
+            faults = [type_fault(flat, *cells) for cells in self.source.cell_types.items()]
+            fault = next(filter(None, faults), None)
+            if fault is None:
+                yield line, flat
             else:
-                yield line, row
+                reject(f"line {line} of {path}", fault)
 
 
-class HubTables:
-    """A data set of the hub, or a local copy of its files (Parquet or Arrow, named by split).
-
-    Args:
-        source: Says which, and is told of files that cannot be used.
+class HubTables(Tables):
+    """A data set of the hub, or a local copy of its files (Parquet or Arrow, named by split); the
+    columns keep the hub's description in their schema.
     """
-
-    def __init__(self, source: Source[Any]) -> None:
-        self.source = source
-        self._loaded: dict[str, Table] = {}
 
     @cached_property
     def folder(self) -> Path | None:
@@ -195,83 +158,99 @@ class HubTables:
         """The local files of each split."""
         example = "train-00000-of-00001.parquet"
         wanted = f"a folder of parquet or arrow files named by split, such as {example}"
-        return files_by_split(self.source, ARROW, wanted)
+        return files_by_split(self.source, wanted)
 
     @cached_property
     def _downloaded(self) -> dict[str, pa.Table]:
         return download(self.source.options)
 
     @property
-    def origin(self) -> str:
+    def origin(self) -> str:  # type: ignore[override]
         return str(self.folder or self.source.options.name)
 
     def splits(self) -> list[str]:
         return list(self._downloaded if self.folder is None else self.files)
 
-    def load(self, split: str) -> Table:
-        """A split that exists; the columns keep the hub's description in their schema.
-
-        Raises:
-            DataError: A file is damaged, or has other columns than another.
-        """
-        if split not in self._loaded:
-            table = self._downloaded[split] if self.folder is None else self._read(split)
-            where = f"row {{}} of the {split} split of {self.origin}"
-            self._loaded[split] = Table(table, torch.arange(table.num_rows), where)
-        return self._loaded[split]
-
-    def _read(self, split: str) -> pa.Table:
-        first, *others = self.files[split]
-        tables = [read_table(first)]
-        for path in others:
-            tables.append(read_table(path))
-            if not tables[-1].schema.equals(tables[0].schema):
-                raise DataError(
-                    f"{path} has other columns than {first}: write them alike, or remove one."
-                )
-        return pa.concat_tables(tables)
+    def read(self, split: str) -> Table:
+        if self.folder is None:
+            table = self._downloaded[split]
+        else:
+            paths = self.files[split]
+            tables = [read_table(path) for path in paths]
+            for path, part in zip(paths, tables, strict=True):
+                if not part.schema.equals(tables[0].schema):
+                    advice = "give both the same columns, or remove one"
+                    raise DataError(f"{path} has other columns than {paths[0]}: {advice}.")
+            table = pa.concat_tables(tables)
+        where = f"row {{}} of the {split} split of {self.origin}"
+        return Table(table, torch.arange(table.num_rows), where)
 
 
-Tables = FileTables | HubTables
+class TableSource(Source[S]):
+    """Base of the sources that are tables: those of the hub, or files with other suffixes."""
+
+    kind: str  # what the files are called in messages
+    quoted_tsv = True  # whether quotes have a meaning in TSV files
+
+    @property
+    def cell_types(self) -> CellTypes:
+        """What cells of JSON may hold beside null."""
+        return {}
+
+    @cached_property
+    def tables(self) -> Tables:
+        """Where the tables come from."""
+        return HubTables(self) if self.suffixes == ARROW else FileTables(self)
+
+    @property
+    def origin(self) -> str:
+        return self.tables.origin
+
+    def prepare(self) -> None:
+        self.tables.splits()
+
+    def has(self, split: str) -> bool:
+        return split in self.tables.splits()
 
 
-def files_by_split(
-    source: Source[Any], suffixes: tuple[str, ...], wanted: str
-) -> dict[str, list[Path]]:
+def files_by_split(source: Source[Any], wanted: str) -> dict[str, list[Path]]:
     """The files of each split at the path of a source; a single file is the training split.
 
-    Args:
-        source: Says the path, and is told of files that cannot be used.
-        suffixes: Of the files, in lower case.
-        wanted: What they are called in messages.
-
     Raises:
-        UsageError: There are none.
+        UsageError: There are none; the message says that `wanted` is expected.
     """
-    path = source.local_path
-    if path is None:
-        raise UsageError(f"this source needs --data.path: {wanted}.")
-    if not path.is_dir() and (fault := path_fault(path)):
-        raise UsageError(f"{path} {fault}: --data.path takes {wanted}.")
-    if path.is_file():
-        if uncompressed_suffix(path) in suffixes:
-            return {"train": [path]}
-        raise UsageError(f"{path} is not {wanted}{source.suggest_source(path, suffixes)}.")
+    path = source.require_path(wanted)
+
+    def is_wanted(file: Path) -> bool:
+        return uncompressed_suffix(file) in source.suffixes
+
     files: dict[str, list[Path]] = {}
-    for file in regular_files(
-        path, source.reject, lambda file: uncompressed_suffix(file) in suffixes
-    ):
-        split = split_of(file.relative_to(path))
-        if split is not None:
-            files.setdefault(split, []).append(file)
+    if path.is_file():
+        files = {"train": [path]} if is_wanted(path) else {}
+    else:
+        for file in regular_files(path, source.reject, is_wanted):
+            split = split_of(file.relative_to(path))
+            if split is not None:
+                files.setdefault(split, []).append(file)
     if not files:
-        hint = source.suggest_source(path, suffixes)
-        raise UsageError(f"{path} does not hold {wanted}{hint}.")
+        verb = "is not" if path.is_file() else "does not hold"
+        raise UsageError(f"{path} {verb} {wanted}{source.suggest_source(path)}.")
     return files
 
 
+def type_fault(
+    row: dict[str, Any], names: Sequence[str], types: tuple[type, ...] = (str,)
+) -> str | None:
+    """What is wrong with the cell of the first of some columns that a row of JSON has."""
+    name = next((name for name in names if name in row), None)
+    if name is None or row[name] is None or type(row[name]) in types:
+        return None
+    wanted = "text or a whole number" if int in types else "text"
+    return f"has {json.dumps(row[name])[:40]} as {name}, which must be {wanted}"
+
+
 def as_text(cell: Any) -> str | None:
-    """A cell of JSON as text; None where it is neither text nor a whole number."""
+    """A cell of JSON as text; None if it is neither text nor a whole number."""
     if type(cell) is int:
         return str(cell)
     return cell if isinstance(cell, str) else None
@@ -286,13 +265,13 @@ def flattened(row: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def features_of(table: pa.Table) -> dict[str, Any]:
-    """The hub's description of each column; empty where there is none.
+def features_of(schema: pa.Schema) -> dict[str, Any]:
+    """The hub's description of each column; empty if there is none.
 
     Raises:
         DataError: It is damaged.
     """
-    description = (table.schema.metadata or {}).get(b"huggingface")
+    description = (schema.metadata or {}).get(b"huggingface")
     if not description:
         return {}
     try:
@@ -319,9 +298,9 @@ def download(options: Any) -> dict[str, pa.Table]:
         reason = (str(error) or "no reason given").splitlines()[0][:160]
         local = f", or set TESSERA_DATA to a folder that holds {options.local}/"
         raise DataError(
-            f"could not get {options.name} from the Hugging Face hub ({type(error).__name__}: "
-            f"{reason}); without network, put its parquet files into a folder and name it with "
-            f"--data.path FOLDER{local if options.local else ''}."
+            f"{options.name} is no file or folder here, and could not be fetched from the Hugging "
+            f"Face hub ({type(error).__name__}: {reason}); without network, put its parquet files "
+            f"into a folder and name it with --data.path FOLDER{local if options.local else ''}."
         ) from error
     tables = {}
     for name, part in splits.items():

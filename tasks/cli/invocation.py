@@ -1,0 +1,137 @@
+"""What a command line of fit, validate, test or predict asks for, before any class is built."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.checkpoints.reading import KEY, read_checkpoint
+from tasks.checkpoints.resume import read_run
+from tasks.cli.app import App, load
+from tasks.cli.config_files import read_config
+from tasks.cli.parsing import (
+    expand_macros,
+    join_values,
+    names_data,
+    one_line,
+    option_names,
+    take_option,
+)
+from tasks.distributed.launch import resume_if_restarted
+from tasks.errors import UsageError, unknown_name
+from tasks.options import Options, flat, merged
+
+COMMAND_LINE_ONLY = {
+    *("config", "help", "print_config", "run_dir", "debug"),
+    *("ckpt_path", "resume", "compile", "text"),
+}
+
+
+class Invocation:
+    """The options of one command, with those of configs, presets and checkpoints.
+
+    Args:
+        app: The task.
+        command: "fit", "validate", "test" or "predict".
+        arguments: Command line after the command.
+
+    Attributes:
+        arguments: For the parser; configs, presets and checkpoints are `--config=<YAML>` at the
+            front.
+        on_command_line: Names of the options on the command line, such as "--data.path".
+        given: The same, and those in configs.
+        saved_at: Run folder to resume, or checkpoint to use; None for a new run.
+        saved_options: Of that run or checkpoint.
+        checkpoint: Content of the checkpoint to use or to resume from.
+        resume_path: Its path, if a run is resumed.
+        damaged: The damaged last checkpoint, if a run is resumed from an earlier one.
+    """
+
+    def __init__(self, app: App, command: str, arguments: list[str]) -> None:
+        self.app = app
+        self.command = command
+        self.checkpoint: dict[str, Any] | None = None
+        self.resume_path: Path | None = None
+        self.damaged: Path | None = None
+        self.saved_options: Options = {}
+        self.saved_at: str | None = None
+        self.on_command_line: set[str] = set()
+        self.given: set[str] = set()
+        self.arguments = ["--help"]
+        if {"-h", "--help"}.isdisjoint(arguments):
+            self.arguments = self.expand(join_values(arguments, ["--compile", "--data.skip_bad"]))
+
+    def expand(self, arguments: list[str]) -> list[str]:
+        """Put what a checkpoint, configs and presets stand for in front of the rest."""
+        is_fit = self.command == "fit"
+        if is_fit:
+            arguments = resume_if_restarted(self.app.name, arguments)
+        option = "--resume" if is_fit else "--ckpt_path"
+        self.saved_at, arguments = take_option(arguments, option)
+        self.on_command_line = set(option_names(arguments))
+        self.given = set(self.on_command_line)
+        origin = str(self.saved_at)
+        if not is_fit:
+            self.read_checkpoint()
+        elif self.saved_at:
+            self.read_run(Path(self.saved_at))
+            origin += "/config.yaml"
+        elif self.app.default_config and not names_data(arguments):
+            arguments = [f"--config={self.app.default_config}", *arguments]
+        macros: dict[str, Callable[[str], Options]] = {
+            "--config": lambda value: self.with_implied(read_config(value)),
+            "-c": lambda value: self.with_implied(read_config(value)),
+            "--preset": lambda value: self.with_implied({"preset": value}),
+            "--model.pretrained": lambda value: self.with_implied({"model": {"pretrained": value}}),
+        }
+        arguments = [
+            f"--model.{argument[2:]}" if argument.startswith("--compile=") else argument
+            for argument in expand_macros(arguments, macros)
+        ]
+        if self.saved_options:
+            saved = f"# {one_line(origin)}\n{yaml.safe_dump(self.saved_options)}"
+            arguments = [f"--config={saved}", *arguments]
+        return arguments
+
+    def with_implied(self, options: Options) -> Options:
+        """Options of a file, on top of those that its preset and its pretrained weights imply."""
+        misplaced = sorted(COMMAND_LINE_ONLY.intersection(options))
+        if misplaced:
+            raise UsageError(f"{misplaced[0]} belongs on the command line, not in a config file")
+        self.given |= {f"--{name}" for name in flat(options)}
+        implied: Options = {}
+        if name := options.get("preset"):
+            presets = load(self.app.presets)() if self.app.presets else {}
+            if name not in presets:
+                raise UsageError(unknown_name(name, presets, "preset"))
+            implied = {"model": {"net": presets[name]}}
+        pretrained = options.get("model", {}).get("pretrained")
+        if pretrained and self.saved_at:
+            option = "--resume" if self.command == "fit" else "--ckpt_path"
+            raise UsageError(
+                f"--model.pretrained cannot go with {option}: the checkpoint has the weights"
+            )
+        if pretrained and self.app.pretrained:
+            implied = merged(implied, load(self.app.pretrained)(pretrained))
+        return merged(implied, {key: value for key, value in options.items() if key != "preset"})
+
+    def read_run(self, folder: Path) -> None:
+        """Take over options and checkpoint of the run to resume."""
+        run = read_run(folder, self.app)
+        self.saved_options = run.options
+        self.damaged = run.damaged
+        self.resume_path = run.path
+        self.checkpoint = run.checkpoint
+
+    def read_checkpoint(self) -> None:
+        """Take over the checkpoint of --ckpt_path, and its options of model and data."""
+        if not self.saved_at:
+            raise UsageError(
+                f"{self.command} needs --ckpt_path, such as --ckpt_path "
+                f"runs/{self.app.name}/latest/checkpoints/best.ckpt"
+            )
+        self.checkpoint = read_checkpoint(self.saved_at, self.app.name)
+        self.saved_options = self.checkpoint[KEY]["config"]
+        if "pretrained" in self.saved_options["model"]:
+            self.saved_options = merged(self.saved_options, {"model": {"pretrained": None}})

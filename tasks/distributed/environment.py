@@ -1,0 +1,114 @@
+"""What started the processes of a run, other than Lightning: torchrun and SLURM's srun; and the
+store that connects them.
+"""
+
+import os
+import socket
+import time
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch.distributed import Store, TCPStore
+
+from tasks.errors import RunError
+
+
+class Launcher(NamedTuple):
+    """The program, other than Lightning, that started the processes of this run."""
+
+    name: str
+    processes: int  # on this machine
+    machines: int
+
+
+def external_launcher() -> Launcher | None:
+    """torchrun or srun if one of them started this process, else None."""
+    if by_torchrun():
+        processes = int(os.environ["LOCAL_WORLD_SIZE"])
+        return Launcher("torchrun", processes, int(os.environ["WORLD_SIZE"]) // processes)
+    if by_slurm():
+        machines = int(os.environ.get("SLURM_NNODES", 1))
+        return Launcher("srun", int(os.environ["SLURM_NTASKS"]) // machines, machines)
+    return None
+
+
+def by_torchrun() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def by_slurm() -> bool:
+    """Whether srun started this process and not torchrun; Lightning looks at the same variables."""
+    interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    return "SLURM_NTASKS" in os.environ and not interactive and not by_torchrun()
+
+
+def with_launcher(command: str) -> str:
+    """A command line with `fit` as torchrun or srun has to start it for as many processes; any
+    other as it is.
+
+    Several machines meet at that of the first process, and at torchrun's usual port.
+    """
+    launcher = external_launcher()
+    if launcher is None or " fit " not in command:
+        return command
+    _, processes, machines = launcher
+    if launcher.name == "srun":
+        return f"srun --nodes {machines} --ntasks-per-node {processes} --kill-on-bad-exit {command}"
+    options = f"--nproc_per_node {processes}"
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if restarts != "0":
+        options += f" --max-restarts {restarts}"
+    module = command.removeprefix("python ")
+    if machines == 1:
+        return f"torchrun --standalone {options} {module}"
+    endpoint = f"--rdzv_backend c10d --rdzv_endpoint {os.environ['MASTER_ADDR']}:29500"
+    return f"torchrun --nnodes {machines} {options} {endpoint} {module} # on each machine"
+
+
+@cache
+def torchrun_store() -> tuple[Store, int]:
+    """The store that torchrun keeps for its processes, also when it starts them again, and the rank
+    of this one.
+
+    It stays open: the first process has to serve it if torchrun was told not to.
+    """
+    store, rank, _ = next(torch.distributed.rendezvous("env://"))
+    return store, rank
+
+
+@cache
+def fresh_store() -> Store:
+    """A store for this start of torchrun's processes only, served by the first of them.
+
+    torch would connect processes that are started again through the store that torchrun keeps,
+    where they may find the addresses of those before them. From now on `env://` finds this one.
+
+    Raises:
+        RunError: the first process does not answer.
+    """
+    kept, rank = torchrun_store()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return kept
+    host, size = os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"])
+    patience = timedelta(minutes=30)
+    if rank == 0:
+        fresh = TCPStore(host, 0, size, True, patience, wait_for_workers=False, multi_tenant=True)
+        kept.set("port of the first", str(fresh.port))
+    else:
+        fresh = TCPStore(host, _port_of_first(kept, host), size, False, patience)
+    os.environ |= {"MASTER_PORT": str(fresh.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    return fresh
+
+
+def _port_of_first(kept: Store, host: str) -> int:
+    """Where the first process serves its store, once it does; an earlier one answers no more."""
+    for _ in range(3600):
+        port = int(kept.get("port of the first"))
+        with suppress(OSError), socket.create_connection((host, port), 2):
+            return port
+        time.sleep(0.5)
+    raise RunError(f"the first process of this run, on {host}, cannot be reached")

@@ -1,0 +1,30 @@
+"""Nested options, as config files hold them."""
+
+from typing import Any
+
+Options = dict[str, Any]
+
+
+def merged(base: Options, over: Options) -> Options:
+    """Nested options of `base` with those of `over` on top."""
+    result = dict(base)
+    for key, value in over.items():
+        nested = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if nested else value
+    return result
+
+
+def flat(options: Options, prefix: str = "") -> dict[str, Any]:
+    """Nested options by their full names.
+
+    >>> flat({"model": {"net": {"depth": 9}}, "data": {}})
+    {'model.net.depth': 9, 'data': {}}
+    """
+    result: dict[str, Any] = {}
+    for key, value in options.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            result |= flat(value, f"{name}.")
+        else:
+            result[name] = value
+    return result

@@ -1,0 +1,334 @@
+"""Bad texts, pairs and documents are named by line and option, or skipped and counted."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as parquet_format
+
+from datamodules.sources import (
+    CORPORA,
+    PARALLEL,
+    TEXT_SOURCES,
+    CorpusOptions,
+    ParallelOptions,
+    TextDatasetOptions,
+    document_source,
+)
+from datamodules.utils.errors import DataError, UsageError
+from tests.helpers.refusals import refused
+from tests.helpers.tables import compressed, table_bytes, write
+
+Files = dict[str, Any]  # content by path in d/
+ROWS = [{"text": f"film {i}", "label": ("bad", "good")[i % 2]} for i in range(20)]
+PAIRS = [{"en": f"two {i}", "de": f"zwei {i}"} for i in range(20)]
+NESTED = [{"translation": row} for row in PAIRS]
+DEEP = "[" * 200_000 + "]" * 200_000
+DIGITS = "9" * 5000
+TWO = "2 classes: bad, good"
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TESSERA_DATA", raising=False)
+
+
+def build(command: str, skip_bad: bool = False) -> Any:
+    """The source that a command names, such as "texts csv d text_column=body": kind of data,
+    source, path and options."""
+    kind, source, *rest = command.split()
+    path = next((word for word in rest if "=" not in word), None)
+    options: dict[str, Any] = dict(word.split("=") for word in rest if "=" in word)
+    if "class_names" in options:
+        options["class_names"] = options["class_names"].split(",")
+    if "val_fraction" in options:
+        options["val_fraction"] = float(options["val_fraction"])
+    if kind == "documents":
+        return document_source(source, path, CorpusOptions(**options), skip_bad)
+    if kind == "pairs":
+        languages = options.pop("languages", "en-de").split("-")
+        return PARALLEL[source](path, ParallelOptions(**options), languages, skip_bad)
+    sources = TEXT_SOURCES if kind == "texts" else CORPORA
+    found = sources[source](path, TextDatasetOptions(**options), skip_bad)
+    found.labelled = kind == "texts"
+    return found
+
+
+def count(source: Any, split: str = "train") -> int:
+    """The samples of a split, read as a run does."""
+    source.prepare()
+    if hasattr(source, "statistics"):
+        source.split(split)
+        return source.statistics(split).documents
+    if source.labelled:
+        source.checked_class_names()
+    source.split(split)
+    return len(source.records(split) or ())
+
+
+def csv(bad: bytes | str, head: str = "text,label") -> Files:
+    """Lines of CSV; the third is bad."""
+    _, first, *others = table_bytes(ROWS, ".csv").splitlines()
+    bad = bad if isinstance(bad, bytes) else bad.encode()
+    return {"train.csv": b"\n".join([head.encode(), first, bad, *others])}
+
+
+def jsonl(bad: bytes | str, rows: Any = ROWS) -> Files:
+    """Lines of JSON; the second is bad."""
+    first, *others = table_bytes(rows, ".jsonl").splitlines()
+    bad = bad if isinstance(bad, bytes) else bad.encode()
+    return {"train.jsonl": b"\n".join([first, bad, *others])}
+
+
+def parquet(**columns: Any) -> Files:
+    """A table of 20 texts with these columns instead, or more."""
+    texts, labels = [row["text"] for row in ROWS], [i % 2 for i in range(20)]
+    return {"train-0.parquet": {"text": texts, "label": labels, **columns}}
+
+
+def last(value: int) -> Files:
+    """A table with this as the last label."""
+    return parquet(label=[i % 2 for i in range(19)] + [value])
+
+
+def raw(*texts: bytes) -> pa.Array:
+    """Texts in Arrow that need not be UTF-8."""
+    return pa.array(texts).view(pa.string())
+
+
+def aligned(bad: bytes) -> Files:
+    """Lines of aligned files; the second of train.de is bad."""
+    files = {}
+    for name, line in (("en", b"a"), ("de", bad)):
+        first, *others = (row[name].encode() for row in PAIRS)
+        files[f"train.{name}"] = b"\n".join([first, line, *others])
+    return files
+
+
+def write_all(files: Files) -> None:
+    for name, content in files.items():
+        if isinstance(content, dict):
+            metadata = content.pop("metadata", None)
+            table = pa.table(content).replace_schema_metadata(metadata)
+            Path("d").mkdir(exist_ok=True)
+            parquet_format.write_table(table, f"d/{name}")
+        else:
+            write(Path("d", name), content)
+
+
+TXT = {f"train/{row['label']}/{i}.txt": row["text"] for i, row in enumerate(ROWS)}
+JSON_FILE = {"good.jsonl": ROWS}
+LATIN = parquet(text=raw(*[b"a"] * 20, b"\xe9"), label=[*[0, 1] * 10, 1])
+CSV_LINE, JSON_LINE = "line 3 of d/train.csv", "line 2 of d/train.jsonl"
+BAD_EN, BAD_DE = ('{"translation": {"en": [], "de": "a"}}', '{"translation": {"en": "a", "de": 2}}')
+JSON = [  # a line that holds no text and label, a word of what is said of it
+    (b'{"text": "caf\xe9", "label": "bad"}', "UTF-8"),
+    (b'{"text": "", "label": "bad"}', "no text"),
+    (b'{"label": "bad"}', "no text"),
+    (b'{"text": "\\ud83d", "label": "bad"}', "surrogate"),
+    (b'{"text": "ok", "label"}', "JSON"),
+    (b"[1]", "JSON object"),
+    (b'{"text": "ok", "label": ["bad"]}', "as label"),
+    (b'{"text": "ok", "label": {"a": 1}}', "as label"),
+    (b'{"text": "ok", "label": 0.5}', "as label"),
+    (b'{"text": "ok", "label": NaN}', "as label"),
+    (b'{"text": "ok", "label": true}', "as label"),
+    (b'{"text": ["ok"], "label": "bad"}', "as text"),
+    (b'{"text": 3, "label": "bad"}', "as text"),
+    (f'{{"text": "ok", "label": "bad", "x": {DEEP}}}'.encode(), "nested"),
+    (f'{{"text": "ok", "label": {DIGITS}}}'.encode(), "digits"),
+]
+SKIPPABLE: list[tuple[str, Files, str, str]] = [  # command, files, place, word; 20 samples are good
+    *(("texts jsonl d", jsonl(line), JSON_LINE, word) for line, word in JSON),
+    ("texts csv d", csv("  ,good"), CSV_LINE, "no text"),
+    ("texts csv d", csv(b"caf\xe9,good"), CSV_LINE, "UTF-8"),
+    ("texts csv d", csv(b'"3 lines,\r\n\ncaf\xe9,\n\xe9",bad'), "line 5 of d/train.csv", "UTF-8"),
+    ("texts csv d", csv("a,b,c"), CSV_LINE, "3 cells"),
+    ("texts csv d", csv("a\0b,bad"), CSV_LINE, "NUL"),
+    ("texts csv d", csv("x" * 200_000 + ",bad"), CSV_LINE, "word"),
+    ("texts hub d", LATIN, "row 20 of the train split of d", "UTF-8"),
+    ("texts txt d", {**TXT, "train/bad/x.txt": " \n"}, "d/train/bad/x.txt", "no text"),
+    ("texts txt d", {**TXT, "train/bad/x.txt": b"a\n\xff"}, "d/train/bad/x.txt", "line 2"),
+    ("texts txt d", {**TXT, "train/bad/x.pdf": b"a"}, "d/train/bad/x.pdf", ".txt"),
+    ("corpus jsonl d", jsonl('{"text": ["a"]}'), JSON_LINE, "as text"),
+    ("documents files d", jsonl('{"text": ["a"]}'), JSON_LINE, "as text"),
+    ("documents files d", jsonl('{"text": 3}'), JSON_LINE, "as text"),
+    ("documents files d", jsonl('{"t": "a"}'), JSON_LINE, "no text"),
+    ("documents files d", jsonl(b'{"text": "\xe9"}'), JSON_LINE, "UTF-8"),
+    ("documents files d", jsonl(f'{{"x": {DEEP}}}'), JSON_LINE, "nested"),
+    ("documents files d", jsonl("[1]"), JSON_LINE, "JSON object"),
+    ("documents files d", LATIN, "row 20 of d/train-0.parquet", "UTF-8"),
+    ("documents files d", {**JSON_FILE, "a.txt": b"one\ntwo\ncaf\xe9"}, "d/a.txt", "line 3"),
+    ("documents files d", {**JSON_FILE, "a.txt": "é".encode()[:1]}, "d/a.txt", "line 1"),
+    ("documents files d", {**JSON_FILE, "a.md": b"a\n" * 600_000 + b"\xe9"}, "d/a.md", "600001"),
+    ("documents files d", {**JSON_FILE, "a.txt.gz": gzip.compress(b"\xe9")}, "d/a.txt.gz", "UTF-8"),
+    ("documents files d", {**JSON_FILE, "a.pdf": b""}, "d/a.pdf", ".txt"),
+    ("documents files d", {**JSON_FILE, "a.pdf.gz": b""}, "d/a.pdf.gz", ".txt"),
+    ("documents files d", {**JSON_FILE, "a.parquet.gz": b""}, "d/a.parquet.gz", ".txt"),
+    ("pairs files d", aligned(b"\xdf"), "line 2 of d/train.de", "UTF-8"),
+    ("pairs table d", jsonl(BAD_EN, NESTED), JSON_LINE, "translation.en"),
+    ("pairs table d", jsonl(BAD_DE, NESTED), JSON_LINE, "translation.de"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SKIPPABLE, ids=lambda case: f"{case[0]}, {case[3]}")
+def test_bad_samples_are_named_or_skipped_and_counted(case: Any) -> None:
+    command, files, place, word = case
+    write_all(files)
+    with refused(DataError, place, word, "--data.skip_bad true"):
+        count(build(command))
+    for _ in range(2):  # what is skipped is counted anew
+        source = build(command, skip_bad=True)
+        assert count(source) == 20 and set(source.skipped) == {place}
+
+
+def validation(line: str) -> Files:
+    """Good texts to train on, and a validation file whose second line is this."""
+    return {"train.csv": ROWS, "validation.csv": f"text,label\n{line}\n"}
+
+
+HALF = b"some text" * 1000
+CLASS_OPTION = "--data.dataset.class_names"
+ALIGNED = aligned(b"b")
+EN = {"train.en": ALIGNED["train.en"]}
+USAGE: list[tuple[str, Files, tuple[str, ...]]] = [  # command, files, what is named
+    ("texts reviews d", {"a.csv": ROWS}, ("d", "--data.source csv")),
+    ("texts csv", {}, ("--data.path", "train.csv")),
+    ("texts csv nowhere", {}, ("nowhere does not exist",)),
+    ("texts txt nowhere", {}, ("nowhere does not exist",)),
+    ("texts csv d", parquet(), ("d", "--data.source hub")),
+    ("texts hub d", {"a.csv": ROWS}, ("d", "--data.source csv")),
+    ("texts txt d/train/bad/0.txt", TXT, ("0.txt", "train/CLASS/")),
+    ("texts txt d", {"a.jsonl": ROWS}, ("train/CLASS/", "--data.source jsonl")),
+    ("texts jsonl d", {"train.csv": ROWS}, ("--data.source csv",)),
+    ("texts csv d", {"train.csv": ROWS, "train-2.csv": ROWS}, ("train.csv", "train-2.csv")),
+    ("texts hub d label_column=id", parquet(), ("column id", "label_column", "(text, label)")),
+    ("texts hub d text_column=label", parquet(), ("label", "int64", "text_column", "(text)")),
+    ("texts hub d", parquet(label=[[0], [1]] * 10), ("column label of d", "list")),
+    ("texts hub d", parquet(label=[0.5, 1] * 10), ("column label of d", "double")),
+    ("texts hub d", parquet(text=[["a"]] * 20), ("column text of d", "list")),
+    ("texts csv d", csv("a,bad", "body,label"), ("column text", "text_column", "body, label")),
+    ("texts csv d", csv("a,bad", "text,mood"), ("column label", "label_column", "text, mood")),
+    ("texts csv d class_names=bad,good,odd", csv("a,bad"), ("class odd", CLASS_OPTION)),
+    ("texts csv d", {"train.csv": [ROWS[0]] * 9}, ("one class", "bad")),
+    ("texts txt d", {**TXT, "test/positive/1.txt": "a"}, ("test/positive", "2 classes")),
+    ("corpus txt", {}, ("--data.path", ".txt")),
+    ("corpus txt d", {".hidden": b""}, ("d holds no .txt",)),
+    ("documents reference d", {"a.txt": b""}, ("d", "--data.source files")),
+    ("documents web", {}, ("source is web", "reference, files, hub")),
+    ("documents files", {}, ("--data.path",)),
+    ("documents files d/a.pdf", {"a.pdf": b""}, ("d/a.pdf",)),
+    ("documents files nowhere.txt", {}, ("nowhere.txt does not exist",)),
+    ("documents files nowhere", {}, ("nowhere does not exist",)),
+    ("documents files d", {".hidden": b""}, ("d holds no files",)),
+    ("documents hub", {}, ("--data.dataset.name",)),
+    ("documents files d", parquet(text=[["a"]] * 20), ("column text of d", "list")),
+    ("documents files d", {"a.jsonl": [{"id": 1, "body": "a"}]}, ("no column text", "text_column")),
+    ("documents files d", {"a.arrow": [{"id": 1, "body": "a"}]}, ("text_column", "(body)")),
+    ("pairs files", {}, ("--data.path", "train.en and train.de")),
+    ("pairs files nowhere", {}, ("nowhere does not exist", "train.en and train.de")),
+    ("pairs files d/train.en", EN, ("train.en is a file",)),
+    ("pairs files d", {".hidden": b""}, ("train.en and train.de",)),
+    ("pairs files d languages=en-xx", ALIGNED, ("train.xx", "train.{de,en}", "--data.languages")),
+    ("pairs files d languages=fr-cs", ALIGNED, ("train.fr and train.cs", "train.de, train.en")),
+    ("pairs files d languages=en-en", ALIGNED, ("--data.languages is en-en",)),
+    ("pairs files d", ALIGNED | {"train.de.gz": b""}, ("train.de and", "train.de.gz")),
+    ("pairs files d", ALIGNED | {"train.x.en": b"", "train.x.de": b""}, ("train.en", "train.x.en")),
+    ("pairs files d test=test_9", ALIGNED, ("no test_9.en", "--data.dataset.test")),
+    ("pairs files d", {"train.tsv": PAIRS}, ("--data.source table",)),
+    ("pairs files d/train.tsv", {"train.tsv": PAIRS}, ("is a file", "--data.source table")),
+    ("pairs hub d", {"train.tsv": PAIRS}, ("parquet", "--data.source table")),
+    ("pairs hub", {}, ("--data.dataset.name",)),
+    ("pairs hub d languages=n-en", parquet(n=[1] * 20, en=["a"] * 20), ("column n", "int64")),
+    ("pairs table", {}, ("--data.path", "TSV")),
+    ("pairs table d", parquet(), ("TSV", "--data.source hub")),
+    ("pairs table d languages=en-xx", {"train.tsv": PAIRS}, ("xx", "target_column", "en, de")),
+    ("pairs table d languages=en-xx", {"train.jsonl": NESTED}, ("translation.en, translation.de",)),
+    ("pairs table d", {"train.tsv": "a 0\tein 0\n" * 9}, ("en", "a 0, ein 0", "header false")),
+    ("pairs table d", {"train.csv": PAIRS, "train.tsv": PAIRS}, ("train.csv", "train.tsv")),
+    ("pairs dates d languages=en-fr", {"a.tsv": PAIRS}, ("--data.source table",)),
+    ("pairs dates", {}, ("en-fr or fr-en",)),
+    *((f"{kind} val_fraction={x}", {"train.csv": ROWS}, (f"val_fraction is {x}",))
+      for kind in ("documents reference", "texts csv d") for x in ("0.0", "1.0")),
+]  # fmt: skip
+ROW = "row 19 of the train split of d"
+DATA: list[tuple[str, Files, tuple[str, ...]]] = [  # also with skip_bad
+    ("texts jsonl d", {"train.jsonl": "\n"}, ("d/train.jsonl",)),
+    ("texts csv d", {"train.csv": "text,label\n ,a\n ,b\n"}, ("line 2 of d/train.csv",)),
+    ("texts csv d", {"train.csv": 'text,label\na,b\n"open,b\nc,b\n'}, ("line 4 of d/train.csv",)),
+    ("texts csv d", {"train.csv": b"\xe9,label\na,b\n"}, ("line 1 of d/train.csv", "UTF-8")),
+    ("texts csv d", {"train.csv": "text,text\na,b\n"}, ("line 1 of d/train.csv", "text")),
+    ("texts csv d", csv("fine,0.5"), (CSV_LINE, "label 0.5")),
+    ("texts csv d", csv(f"fine,{DIGITS}"), (CSV_LINE, "label 999")),
+    ("texts csv d", csv("fine,"), (CSV_LINE, "no label", "2 classes")),
+    ("texts csv d", validation("a,odd"), ("line 2 of d/validation.csv", "label odd", TWO)),
+    ("texts csv d", validation("a,  "), ("line 2 of d/validation.csv", "no label", TWO)),
+    ("texts jsonl d", jsonl('{"text": "a", "label": -1}'), (JSON_LINE, "label -1", CLASS_OPTION)),
+    ("texts jsonl d", jsonl(f'{{"text": "a", "label": {10**12}}}'), (JSON_LINE, f"{10**12}")),
+    ("texts hub d", last(-1), (ROW, "label -1")),
+    ("texts hub d", last(10**12), (ROW, f"label {10**12}")),
+    ("texts hub d", last(-1), (ROW, "label -1")),
+    ("texts hub d", parquet(label=raw(*[b"a"] * 19, b"g\xe9")), (ROW, "UTF-8")),
+    ("texts hub d", parquet(metadata={b"huggingface": b'{"info": 3}'}), ("description",)),
+    ("texts hub d", {"train-0.parquet": ROWS, "train-1.parquet": PAIRS}, ("train-1", "train-0")),
+    ("documents files d", {"a.txt.gz": gzip.compress(HALF)[:-20]}, ("d/a.txt.gz",)),
+    ("documents files d", {"a.txt.gz": b"not compressed"}, ("d/a.txt.gz",)),
+    ("documents files d", {"a.txt.gz": b""}, ("d/a.txt.gz",)),
+    ("documents files d", {"a.md.zst": compressed(HALF, ".zst")[:-5]}, ("d/a.md.zst",)),
+    ("documents files d", {"a.jsonl.zst": b"not compressed"}, ("d/a.jsonl.zst",)),
+    ("documents files d", {"a.parquet": b"PAR1 not a table"}, ("d/a.parquet",)),
+    ("documents files d", {"a.arrow": b"not a table"}, ("d/a.arrow",)),
+    ("documents files d", {"a.txt": " \n\n"}, ("d holds no text",)),
+    ("documents files d", {"a.jsonl": '{"text": ""}'}, ("d holds no text",)),
+    ("pairs files d", EN | {"train.de": b"a\n" * 2000}, ("train.en has 21", "train.de 2,000")),
+    ("pairs files d", {"train.en": b"", "train.de": b""}, ("d/train.en",)),
+    ("pairs files d", {"train.en": b"\n" * 9, "train.de": b"a\n" * 9}, ("train split of d",)),
+    ("pairs files d", EN | {"train.de.gz": gzip.compress(HALF)[:-20]}, ("d/train.de.gz",)),
+    ("pairs table d", {"train.tsv.gz": gzip.compress(HALF)[:-20]}, ("d/train.tsv.gz",)),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The data have no test split")
+@pytest.mark.parametrize(
+    ("error", "case"),
+    [(UsageError, case) for case in USAGE] + [(DataError, case) for case in DATA],
+    ids=lambda case: f"{case[0]}, {case[2][0]}" if isinstance(case, tuple) else case.__name__,
+)
+def test_what_cannot_be_read_is_named(error: type[Exception], case: Any) -> None:
+    command, files, names = case
+    write_all(files)
+    for skip_bad in (False, True):
+        with refused(error, *names):
+            source = build(command, skip_bad)
+            for split in ("train", "val", "test"):
+                count(source, split)
+
+
+@pytest.mark.parametrize("codec", [".gz", ".zst"])
+def test_compressed_files_that_end_too_early(codec: str) -> None:
+    """Wherever they end."""
+    whole = compressed(table_bytes(ROWS * 10, ".jsonl"), codec)
+    sizes = [*range(0, len(whole) - 20, 61), *range(len(whole) - 20, len(whole))]
+    contents = [whole[:size] for size in sizes]
+    if codec == ".gz":
+        contents += [whole + whole[:size] for size in (1, 9, 20, 60)]
+    path = Path(f"a.jsonl{codec}")
+    for content in contents:
+        path.write_bytes(content)
+        with refused(DataError, path.name):
+            list(build(f"documents files {path}").read("train"))
+
+
+@pytest.mark.filterwarnings("ignore:.*empty side")
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_pairs_with_an_empty_side_are_dropped_and_counted(suffix: str) -> None:
+    rows = [{"en": "a", "de": " "}, *PAIRS, {"en": "", "de": ""}, {"en": "", "de": "b"}]
+    write_all({f"train.{suffix}": rows})
+    source = build(f"pairs {'hub' if suffix == 'parquet' else 'table'} d")
+    assert count(source) == 20 and len(source.skipped) == 3
+    if suffix == "csv":
+        assert source.skipped[0] == "line 2 of d/train.csv"

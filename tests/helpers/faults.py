@@ -1,0 +1,124 @@
+"""Faults for one process of a run, at chosen moments: signals, kills, full disks, random draws."""
+
+import io
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_lightning.plugins import MixedPrecision
+
+from tasks.base import Task
+from tasks.checkpoints import writing
+from tasks.cli import lightning_cli
+from tasks.training import trainer_options
+
+Act = Callable[..., Any]
+MOMENTS: dict[str, tuple[Any, str, int]] = {  # a function, and which of its calls
+    "step": (Task, "training_step", 8),  # most often while gradients accumulate
+    "half-written checkpoint": (torch, "save", 2),
+    "validation": (Task, "validation_step", 1),
+    "test": (Task, "test_step", 1),
+    "set-up": (Task, "configure_model", 1),
+    "end": (Task, "on_train_end", 1),
+}
+
+
+def at(moment: str, act: Act) -> None:
+    """Call `act` with the arguments of a function, before one of its calls."""
+    owner, name, number = MOMENTS[moment]
+    real = getattr(owner, name)
+    calls = 0
+
+    def patched(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        if owner is torch:
+            counts = isinstance(arguments[1], io.BufferedWriter)
+        else:
+            counts = not arguments[0].trainer.sanity_checking
+        calls += counts
+        if counts and calls == number:
+            act(*arguments)
+        return real(*arguments, **options)
+
+    setattr(owner, name, patched)
+
+
+def strike(moment: str, number: int = signal.SIGKILL, times: int = 1) -> None:
+    """Have this process send itself a signal; of a checkpoint, half is written by then."""
+    write = torch.save
+
+    def act(*arguments: Any) -> None:
+        if moment == "half-written checkpoint":
+            buffer = io.BytesIO()
+            write(arguments[0], buffer)
+            arguments[1].write(buffer.getvalue()[: buffer.tell() // 2])
+            arguments[1].flush()
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+
+    at(moment, act)
+
+
+def pause(moment: str, seconds: float) -> None:
+    at(moment, lambda *_: time.sleep(seconds))
+
+
+def fill_disk(moment: str, size: int) -> None:
+    """From then on no file can have more than `size` bytes."""
+    at(moment, lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
+
+
+def kill_after_saving() -> None:
+    """Kill this process once `last.ckpt` is on the disk."""
+    real = writing.sync_folder
+
+    def sync_folder(folder: Path) -> None:
+        real(folder)
+        if Path(folder, "last.ckpt").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    writing.sync_folder = sync_folder
+
+
+def draw_between_steps() -> None:
+    """Add to gradients numbers that hooks draw from all global generators, on all ranks."""
+
+    def draw(name: str) -> None:
+        real = getattr(Task, name)
+
+        def hook(self: Any, *arguments: Any) -> Any:
+            self.drawn = torch.rand(()) + random.random() + np.random.rand()
+            if torch.distributed.is_initialized():
+                torch.distributed.all_reduce(self.drawn)
+            return real(self, *arguments)
+
+        setattr(Task, name, hook)
+
+    def on_before_optimizer_step(self: Any, optimizer: Any) -> None:
+        for parameter in self.net.parameters():
+            parameter.grad += self.drawn
+
+    for name in ("on_train_epoch_start", "on_train_batch_start", "on_validation_epoch_start"):
+        draw(name)
+    Task.on_before_optimizer_step = on_before_optimizer_step  # type: ignore[method-assign]
+
+
+def scale_gradients(put: Act = setattr, **options: float) -> None:
+    """Compute in float16 with a gradient scaler, as 16-mixed does on a GPU; on a CPU Lightning has
+    neither.
+
+    Args:
+        put: `setattr`, or that of a `MonkeyPatch`.
+        options: of the scaler.
+    """
+    scaler: Any = torch.amp.GradScaler
+    put(trainer_options, "default_precision", lambda _: None)
+    plugins = [MixedPrecision("16-mixed", "cpu", scaler("cpu", **options))]
+    put(lightning_cli, "slurm_plugins", lambda: plugins)

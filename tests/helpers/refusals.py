@@ -1,0 +1,17 @@
+"""Errors that users see: of the right kind, one sentence, with the names that matter."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def refused(kind: type[Exception], *names: str) -> Iterator[None]:
+    """Expects an error of this kind whose one sentence holds these names."""
+    with pytest.raises(kind) as caught:
+        yield
+    message = str(caught.value)
+    assert "\n" not in message and message.endswith((".", "?")), message
+    for name in names:
+        assert name in message, message

@@ -1,0 +1,257 @@
+"""Configs: what fits comes back from JSON and runs; what does not is refused, its entry named."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import nn
+
+from modules import config as names
+from modules.attention import ATTENTIONS, AdditiveAttention, MultiHeadAttention
+from modules.config import StackConfig
+from modules.feedforward import FEEDFORWARDS
+from modules.generation.sampling import GenerationConfig
+from modules.heads import POOLERS
+from modules.init import INITS
+from modules.models.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM
+from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
+from modules.models.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
+from modules.models.seq2seq_config import ArchitectureName
+from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
+from modules.norm import NORMS
+from modules.patch_embedding import STEMS
+from modules.pooling import POOLINGS
+from modules.position import POSITIONS, build_position, grid_positions, resize_grid
+from modules.rotary_scaling import RotaryScaling
+from modules.schema import from_dict
+from modules.transformer import ORDERS, Stack
+from tests.helpers.tiny_models import BERT, CROSS, LENGTH, VOCAB, tiny
+
+BLOCKS = StackConfig()
+CAUSAL = StackConfig(causal=True)
+ADDITIVE = StackConfig(attention="additive", causal=True)
+SCALED = {"scaling": {"kind": "llama3", "factor": 8.0}}
+
+
+@pytest.mark.parametrize(
+    "entries, literal",
+    [
+        (NORMS, names.NormName),
+        (FEEDFORWARDS, names.FeedForwardName),
+        (ORDERS, names.OrderName),
+        (ATTENTIONS, names.AttentionName),
+        (INITS, names.InitName),
+        (STEMS, names.StemName),
+        (POOLINGS, names.PoolName),
+        (POOLERS, names.PoolerName),
+        (ARCHITECTURES, ArchitectureName),
+    ],
+)
+def test_options_name_the_entries_of_their_family(entries: dict[str, Any], literal: Any) -> None:
+    assert tuple(entries) == get_args(literal)
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [
+        *VIT_PRESETS.values(),
+        *BERT_PRESETS.values(),
+        *DECODER_PRESETS.values(),
+        *SEQ2SEQ_PRESETS.values(),
+        DecoderConfig(position="rotary", position_options=SCALED, max_length=9),
+    ],
+)
+def test_presets_come_back_from_json_and_run(preset: Any) -> None:
+    assert from_dict(type(preset), json.loads(json.dumps(asdict(preset)))) == preset
+    tokens = torch.zeros(2, 7, dtype=torch.int64, device="meta")
+    with torch.device("meta"):
+        if isinstance(preset, ViTConfig):
+            images = torch.empty(2, preset.channels, preset.image_size, preset.image_size)
+            assert ViT(preset)(images).shape == (2, preset.num_classes)
+        elif isinstance(preset, BertConfig):
+            config = replace(preset, vocabulary=VOCAB, num_classes=3)
+            assert BertClassifier(config)(tokens).shape == (2, 3)
+            assert BertMaskedLM(config)(tokens).shape == (2 * 7, VOCAB)
+        elif isinstance(preset, DecoderConfig):
+            net = Decoder(replace(preset, vocabulary=VOCAB))
+            assert net.logits(net(tokens)).shape == (2, 7, VOCAB)
+        else:
+            sizes = {"source_vocabulary": VOCAB, "target_vocabulary": VOCAB, "max_length": 9}
+            model = Seq2Seq(replace(preset, **sizes))
+            assert model.logits(model(tokens, tokens)).shape == (2, 7, VOCAB)
+
+
+def parameters(model: Callable[..., nn.Module], config: Any, **sizes: Any) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in model(replace(config, **sizes)).parameters())
+
+
+def test_presets_have_the_published_sizes() -> None:
+    assert parameters(Decoder, DECODER_PRESETS["gpt2"], vocabulary=50257) == 124_439_808
+    assert parameters(BertClassifier, BERT_PRESETS["base"], vocabulary=30522, num_classes=2) == (
+        109_483_778
+    )
+    tables = {"source_vocabulary": 37000, "target_vocabulary": 37000, "max_length": 9}
+    for name, width, heads, mlp_width in (("base", 512, 8, 2048), ("big", 1024, 16, 4096)):
+        with torch.device("meta"):
+            theirs = nn.Transformer(width, heads, 6, 6, mlp_width)
+        expected = sum(p.numel() for p in theirs.parameters()) - 4 * width  # two norms more
+        expected += 37000 * width
+        assert parameters(Seq2Seq, SEQ2SEQ_PRESETS[name], **tables) == expected
+    modern = BERT_PRESETS["modern"].stack.resolved
+    assert (modern.head_dim, modern.mlp_width, modern.final_norm) == (64, 688, True)
+
+
+@pytest.mark.parametrize(
+    "config, options, name",
+    [
+        (BLOCKS, {"width": 10}, "width 10"),
+        (BLOCKS, {"depth": 0}, "depth"),
+        (BLOCKS, {"depth": 10**7}, "depth"),
+        (BLOCKS, {"head_dim": 0}, "head_dim"),
+        (BLOCKS, {"kv_heads": 2}, "kv_heads"),
+        (BLOCKS, {"kv_heads": 0}, "kv_heads"),
+        (BLOCKS, {"mlp_width": 0}, "mlp_width"),
+        (BLOCKS, {"dropout": 1.0}, "dropout"),
+        (BLOCKS, {"attention_dropout": -0.1}, "attention_dropout"),
+        (BLOCKS, {"drop_path": 2.0}, "drop_path"),
+        (BLOCKS, {"norm_eps": 0.0}, "norm_eps"),
+        (BLOCKS, {"context_width": 8}, "cross_attention"),
+        (ViTConfig(), {"image_size": 30, "patch_size": 4}, "image_size 30"),
+        (ViTConfig(), {"num_classes": 0}, "num_classes"),
+        (ViTConfig(), {"register_tokens": -1}, "register_tokens"),
+        (ViTConfig(), {"class_token": False}, "class_token"),
+        (ViTConfig(), {"stem": "conv", "patch_size": 7}, "patch_size 7"),
+        (ViTConfig(), {"stem": "conv", "patch_size": 1}, "patch_size 1"),
+        (ViTConfig(), {"stack": CAUSAL}, "stack.causal"),
+        (ViTConfig(), {"stack": StackConfig(cross_attention=True)}, "stack.cross_attention"),
+        (ViTConfig(), {"head_dropout": 1.5}, "head_dropout"),
+        (ViTConfig(), {"position": "nowhere"}, '"nowhere"'),
+        (ViTConfig(), {"position": "rotary", "position_options": {"basis": 9}}, '"basis"'),
+        (ViTConfig(), {"position": "rotary", "position_options": {"base": "9"}}, "options.base"),
+        (ViTConfig(), {"position": "rotary", "position_options": {"fraction": 0.0}}, "fraction"),
+        (ViTConfig(), {"position": "rotary", "position_options": {"fraction": 0.01}}, "1 of 64"),
+        (ViTConfig(), {"position": "rotary", "stack": StackConfig(9, heads=3)}, "3 of 3"),
+        (ViTConfig(), {"position": "rotary2d", "stack": StackConfig(18, heads=3)}, "6 of 6"),
+        (ViTConfig(), {"position": "sincos2d", "stack": StackConfig(6, heads=3)}, "sincos2d"),
+        (ViTConfig(), {"position": "t5", "position_options": {"buckets": 3}}, "buckets"),
+        (ViTConfig(), {"position": "t5", "position_options": {"max_distance": 16}}, "max_distance"),
+        (BERT, {"vocabulary": 0}, "vocabulary"),
+        (BERT, {"num_classes": 0}, "num_classes"),
+        (BERT, {"max_length": 0}, "max_length"),
+        (BERT, {"segments": -1}, "segments"),
+        (BERT, {"padding": VOCAB}, "padding"),
+        (BERT, {"padding": -1}, "padding"),
+        (BERT, {"position": "rotary2d"}, "rotary2d"),
+        (BERT, {"stack": CAUSAL}, "stack.causal"),
+        (BERT, {"stack": StackConfig(cross_attention=True)}, "stack.cross_attention"),
+        (BERT, {"segments": 1, "next_sentence": True}, "next_sentence"),
+        (BERT, {"head_dropout": 1.0}, "head_dropout"),
+        (BERT, {"token_dropout": 1.0}, "token_dropout"),
+        (BERT, {"pooler_dropout": -0.1}, "pooler_dropout"),
+        (DecoderConfig(), {"vocabulary": 0}, "vocabulary"),
+        (DecoderConfig(), {"max_length": 0}, "max_length"),
+        (DecoderConfig(), {"sliding_window": 8, "max_length": 9}, "sliding_window"),
+        (DecoderConfig(), {"position": "sincos2d"}, "sincos2d"),
+        (DecoderConfig(), {"stack": BLOCKS}, "stack.causal"),
+        (DecoderConfig(), {"stack": CROSS}, "stack.cross_attention"),
+        (DecoderConfig(), {"position": "rotary", "stack": ADDITIVE}, "attention"),
+        (DecoderConfig(), {"position_options": {"scaling": {}}}, '"scaling"'),
+        (Seq2SeqConfig(), {"source_vocabulary": 0}, "source_vocabulary"),
+        (Seq2SeqConfig(), {"max_length": 0}, "max_length"),
+        (Seq2SeqConfig(), {"position": "rotary2d"}, "rotary2d"),
+        (Seq2SeqConfig(), {"encoder": CROSS}, "encoder.causal"),
+        (Seq2SeqConfig(), {"decoder": BLOCKS}, "decoder.causal"),
+        (Seq2SeqConfig(), {"encoder": StackConfig(12, 1, 2)}, "width"),
+        (Seq2SeqConfig(), {"decoder": replace(CROSS, context_width=5)}, "context_width"),
+        (Seq2SeqConfig(), {"source_vocabulary": 5, "target_vocabulary": 6}, "tying"),
+        (RotaryScaling(), {"factor": 0.5}, "factor"),
+        (RotaryScaling(), {"low_freq_factor": 4.0}, "low_freq_factor"),
+        (RotaryScaling(), {"low_freq_factor": 0.0}, "low_freq_factor"),
+        (RotaryScaling(), {"original_max_length": 0}, "original_max_length"),
+        (GenerationConfig(), {"max_new_tokens": 0}, "max_new_tokens"),
+        (GenerationConfig(), {"max_new_tokens": 10**11}, "max_new_tokens"),
+        (GenerationConfig(), {"temperature": -1.0}, "temperature"),
+        (GenerationConfig(), {"temperature": 1e-40}, "temperature"),
+        (GenerationConfig(), {"temperature": float("inf")}, "temperature"),
+        (GenerationConfig(), {"top_k": 0}, "top_k"),
+        (GenerationConfig(), {"top_p": 0.0}, "top_p"),
+        (GenerationConfig(), {"top_p": 1.1}, "top_p"),
+        (GenerationConfig(), {"min_p": 1.5}, "min_p"),
+        (GenerationConfig(), {"repetition_penalty": 0.0}, "repetition_penalty"),
+        (GenerationConfig(), {"length_penalty": float("nan")}, "length_penalty"),
+        (GenerationConfig(), {"seed": 2**63}, "seed"),
+        (GenerationConfig(), {"beams": 0}, "beams"),
+        (GenerationConfig(), {"beams": 2, "top_k": 3}, "top_k"),
+        (GenerationConfig(), {"beams": 2, "repetition_penalty": 1.1}, "repetition_penalty"),
+        (GenerationConfig(), {"beams": 2, "temperature": 0.5}, "temperature"),
+        (GenerationConfig(), {"beams": 2, "seed": 1}, "seed"),
+    ],
+)
+def test_impossible_options_are_named(config: Any, options: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        replace(config, **options)
+
+
+@pytest.mark.parametrize(
+    "kind, options, entry",
+    [
+        (ViTConfig, [], "config"),
+        (ViTConfig, {"modell": 1}, "modell"),
+        (ViTConfig, {"stack": 5}, "stack"),
+        (ViTConfig, {"stack": {"depht": 3}}, "stack.depht"),
+        (ViTConfig, {"stack": {"depth": 2.0}}, "stack.depth"),
+        (ViTConfig, {"stack": {"depth": True}}, "stack.depth"),
+        (ViTConfig, {"stack": {"depth": None}}, "stack.depth"),
+        (ViTConfig, {"stack": {"norm_eps": float("nan")}}, "stack.norm_eps"),
+        (ViTConfig, {"stack": {"order": ["pre"]}}, "stack.order"),
+        (ViTConfig, {"stack": {"bias": 1}}, "stack.bias"),
+        (ViTConfig, {"pool": "token"}, "pool"),
+        (BertConfig, {"vocabulary": [30522]}, "vocabulary"),
+        (Seq2SeqConfig, {"encoder": {"heads": {}}}, "encoder.heads"),
+    ],
+)
+def test_entries_of_the_wrong_type_are_named(kind: type, options: Any, entry: str) -> None:
+    with pytest.raises(ValueError, match=entry):
+        from_dict(kind, options)
+
+
+ROWS = torch.zeros(1, 2, 8)
+LONG = torch.zeros(3, 2 * LENGTH + 1, dtype=torch.int64)
+SMALL = StackConfig(8, heads=2)
+ROTATION = POSITIONS["rotary"](SMALL, (4, 4)).rotate(grid_positions((1, 2)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ViT(replace(VIT_PRESETS["digits"], channels=None)),
+        lambda: tiny("bert", vocabulary=None),
+        lambda: tiny("bert", num_classes=None),
+        lambda: tiny("gpt", vocabulary=None),
+        lambda: tiny("gpt", max_length=None),
+        lambda: tiny("prefix", max_length=None),
+        lambda: tiny("encoder_decoder", target_vocabulary=None),
+        lambda: tiny("vit")(torch.zeros(1, 1, 9, 9)),
+        lambda: tiny("bert")(LONG),
+        lambda: tiny("bert", segments=0)(LONG[:, :2], None, LONG[:, :2]),
+        lambda: tiny("masked", next_sentence=False).sentence_logits(ROWS),
+        lambda: tiny("gpt")(LONG),
+        lambda: tiny("gpt").make_cache(1, LENGTH + 1),
+        lambda: tiny("gpt")(LONG[:, :2], documents=LONG[:, :2], cache=tiny("gpt").make_cache(3, 2)),
+        lambda: tiny("prefix", position="learned")(LONG[:, :2], LONG),
+        lambda: Stack(StackConfig(depth=1))(ROWS),
+        lambda: Stack(StackConfig(8, 1, 2, cross_attention=True))(ROWS),
+        lambda: MultiHeadAttention(SMALL)(ROWS, ROWS),
+        lambda: AdditiveAttention(SMALL)(ROWS, rotary=ROTATION),
+        lambda: POSITIONS["learned"](SMALL, (4, 4)).embed(torch.zeros(1, 17, 8)),
+        lambda: build_position("rotary2d", {}, SMALL, (9,)),
+        lambda: resize_grid(torch.zeros(8, 8, 2), (4,)),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError):
+        call()

@@ -1,0 +1,508 @@
+"""All families of transformers: equal logits and texts, weights and configs there and back."""
+
+import json
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from modules.config import StackConfig
+from modules.generation.generate import generate
+from modules.generation.sampling import GenerationConfig
+from modules.generation.translation import translate
+from modules.models.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM
+from modules.models.gpt import DECODER_PRESETS
+from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq
+from modules.position import RotaryScaling, T5Bias, build_position
+from modules.pretrained import bert, decoder, seq2seq
+from modules.pretrained.family import config_from_huggingface
+from modules.pretrained.weights import load_weights
+from tests.parity.families import (
+    CASES,
+    EOS,
+    FAMILIES,
+    LLAMA3,
+    VOCABULARY,
+    Case,
+    Settings,
+    difference,
+    network,
+    our_logits,
+    ours,
+    randomise,
+    texts,
+    their_logits,
+    to_external,
+)
+
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
+DECODERS = [case for case in CASES.values() if case.family in decoder.FAMILIES]
+SEQ2SEQ = [case for case in CASES.values() if case.family in seq2seq.FAMILIES]
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+SPECIAL_TOKENS = {"decoder_start": 0, "eos": EOS, "pad": 0}
+
+
+@each_case
+def test_logits(case: Case) -> None:
+    model = case.build()
+    net = ours(model)
+    for left in [False, True] if case in DECODERS else [False]:
+        inputs = texts(model.config, left=left)
+        expected = their_logits(model, inputs)
+        assert expected.std() > 0.1
+        assert difference(our_logits(net, inputs), expected) <= 3e-5
+
+
+@each_case
+def test_weights_and_configs_return_unchanged(case: Case) -> None:
+    model = case.build()
+    net = ours(model)
+    family = FAMILIES[case.family]
+    theirs = model.state_dict()
+    back = family.weights_to_external(net.state_dict(), net.config)
+    assert back.keys() <= theirs.keys()
+    for name, value in back.items():
+        assert value.is_contiguous()
+        # BART and RoBERTa never read the first two rows.
+        first = 2 if "position" in name and case.family in ("bart", "roberta") else 0
+        assert torch.equal(value[first:], theirs[name][first:]), name
+    again = family.weights_from_external(back, net.config)
+    assert all(torch.equal(value, again[name]) for name, value in net.state_dict().items())
+    written = to_external(case.family, net)
+    assert config_from_huggingface(written, FAMILIES) == (case.family, net.config)
+
+
+def loaded(family: str, net: Any) -> Any:
+    """Our network as transformers reads it from a folder."""
+    state = FAMILIES[family].weights_to_external(net.state_dict(), net.config)
+    settings = to_external(family, net, SPECIAL_TOKENS)
+    Path("out").mkdir()
+    save_file(state, "out/model.safetensors", {"format": "pt"})
+    Path("out/config.json").write_text(json.dumps(settings))
+    kind = getattr(transformers, settings["architectures"][0])
+    model, info = kind.from_pretrained("out", output_loading_info=True)
+    assert not any(info.values())
+    return model.eval()
+
+
+@each_case
+def test_a_model_of_ours_loads_in_transformers(case: Case) -> None:
+    net = randomise(network(case.architecture, case.ours()))
+    model = loaded(case.family, net)
+    assert type(model) is case.kind
+    inputs = texts(model.config)
+    expected = their_logits(model, inputs)
+    assert expected.std() > 0.1
+    assert difference(our_logits(net, inputs), expected) <= 3e-5
+    again = config_from_huggingface(model.config.to_dict(), FAMILIES)
+    assert again == (case.family, net.config)
+    if isinstance(net, BertClassifier):
+        assert model.config.id2label == {0: "class 0", 1: "class 1", 2: "class 2"}
+    if not isinstance(net.config, BertConfig):
+        assert (model.config.eos_token_id, model.config.pad_token_id) == (EOS, 0)
+    if case in SEQ2SEQ:
+        assert model.config.decoder_start_token_id == 0
+
+
+@pytest.mark.parametrize("case", DECODERS, ids=lambda case: case.family)
+def test_greedy_decoding_with_a_cache(case: Case) -> None:
+    model = case.build(initializer_range=0.3)
+    inputs = texts(model.config, (17, 5, 30), left=True)
+    tokens = inputs["input_ids"]
+    mask = inputs["attention_mask"]
+    with torch.inference_mode():
+        found = model.generate(tokens, attention_mask=mask, do_sample=False, max_new_tokens=64)
+    prompts = [row[kept].tolist() for row, kept in zip(tokens, mask.bool(), strict=True)]
+    steps = generate(ours(model), prompts, GenerationConfig(64, temperature=0))
+    assert torch.equal(torch.stack(list(steps), 1), found[:, tokens.shape[1] :])
+    assert len(found.unique()) > 10
+
+
+def assert_same_translations(
+    model: Any, net: Seq2Seq, beams: int = 1, penalty: float = 1.0, new: int = 16
+) -> None:
+    """Compares all hypotheses of their `generate` and our `translate`, and their scores."""
+    inputs = texts(model.config, (19, 5, 9, 13))
+    rows = [
+        row[kept.bool()].tolist()
+        for row, kept in zip(inputs["input_ids"], inputs.pop("attention_mask"), strict=True)
+    ]
+    options: Any = {"num_beams": beams, "num_return_sequences": beams, "max_new_tokens": new}
+    if beams > 1:
+        options |= {"length_penalty": penalty, "output_scores": True}
+    with torch.inference_mode():
+        found = model.generate(
+            inputs["input_ids"],
+            attention_mask=(inputs["input_ids"] != 0).long(),
+            do_sample=False,
+            return_dict_in_generate=True,
+            **options,
+        )
+    config = GenerationConfig(
+        new, temperature=0, beams=beams, length_penalty=penalty, early_stopping="likely"
+    )
+    got = [text for some in translate(net, rows, config, 0, [EOS]) for text in some]
+    for number, (text, expected) in enumerate(
+        zip(got, found.sequences[:, 1:].tolist(), strict=True)
+    ):
+        length = expected.index(EOS) + 1 if EOS in expected else len(expected)
+        assert (text.tokens, text.finished) == (expected[:length], EOS in expected)
+        if beams > 1:
+            score = found.sequences_scores[number].item()
+            assert text.score == pytest.approx(score, rel=1e-4, abs=1e-4)
+    assert beams == 1 or any(text.finished for text in got)
+
+
+@pytest.mark.parametrize("case", SEQ2SEQ, ids=[n for n, c in CASES.items() if c in SEQ2SEQ])
+def test_greedy_decoding_and_beam_search(case: Case) -> None:
+    # The cache of T5 wants both sides equally deep.
+    model = case.build(**({"num_decoder_layers": 2} if case.family == "t5" else {}))
+    with torch.no_grad():  # so that some texts end
+        if case.family == "t5":
+            model.get_output_embeddings().weight[EOS] *= 3
+        else:
+            model.final_logits_bias[:, EOS] += 6 if model.config.scale_embedding else 3
+    net = ours(model)
+    assert_same_translations(model, net, new=40)
+    for penalty in (0.6, 2.0):
+        assert_same_translations(model, net, 5, penalty)
+
+
+def test_a_preset_is_a_marian_model() -> None:
+    config = replace(
+        SEQ2SEQ_PRESETS["tiny"],
+        source_vocabulary=VOCABULARY,
+        target_vocabulary=VOCABULARY,
+        max_length=64,
+    )
+    net = Seq2Seq(config).eval()
+    with torch.no_grad():
+        net.embed.weight[EOS] *= 3  # so that texts end
+    model = loaded("marian", net)
+    inputs = texts(model.config)
+    assert difference(our_logits(net, inputs), their_logits(model, inputs)) <= 3e-5
+    assert_same_translations(model, net)
+
+
+def test_the_head_of_next_sentences() -> None:
+    model = Case("BertForPreTraining", CASES["BertForMaskedLM"].settings).build()
+    net = ours(model)
+    inputs = texts(model.config)
+    with torch.inference_mode():
+        expected = model(**inputs)
+        mask = inputs["attention_mask"].bool()
+        hidden = net.encoder(inputs["input_ids"], mask, inputs["token_type_ids"])
+        assert difference(net.sentence_logits(hidden), expected.seq_relationship_logits) <= 3e-5
+        assert difference(net.head(hidden)[mask], expected.prediction_logits[mask]) <= 3e-5
+
+
+def test_a_model_without_segments_becomes_bert() -> None:
+    net = randomise(BertMaskedLM(replace(CASES["BertForMaskedLM"].ours(), segments=0)).eval())
+    model = loaded("bert", net)
+    inputs = texts(model.config)
+    del inputs["token_type_ids"]
+    assert difference(our_logits(net, inputs), their_logits(model, inputs)) <= 3e-5
+
+
+def test_another_number_of_classes_and_the_other_head() -> None:
+    model = CASES["BertForSequenceClassification"].build()
+    config = replace(CASES["BertForSequenceClassification"].ours(), num_classes=7)
+    state = bert.BERT.weights_from_external(model.state_dict(), config)
+    missing = load_weights(BertClassifier(config), state, bert.HEADS)
+    assert missing == ["head.linear.weight", "head.linear.bias"]
+    pretrained = BertMaskedLM(config)
+    missing = load_weights(pretrained, state, bert.HEADS)
+    assert {name.partition(".")[0] for name in missing} == {"head"}
+    missing = load_weights(BertClassifier(config), pretrained.state_dict(), bert.HEADS)
+    assert {name.partition(".")[0] for name in missing} == {"head", "pooler"}
+
+
+# Files of earlier versions ------------------------------------------------------------------------
+
+OLDER: dict[str, Settings] = {  # weights that old files hold and nobody uses
+    "BertForMaskedLM": {"embeddings.position_ids": torch.arange(48)[None]},
+    "DistilBertForMaskedLM": {},
+    "RobertaForMaskedLM": {"pooler.dense.weight": torch.ones(32, 32)},
+    "GPT2LMHeadModel": {
+        "h.0.attn.bias": torch.ones(1, 1, 128, 128),
+        "h.1.attn.masked_bias": torch.tensor(-1e4),
+    },
+    "llama3 scaling, tied": {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)},
+    "MarianMTModel": {
+        "encoder.embed_positions.weight": torch.ones(64, 64),
+        "encoder.version": torch.ones(1),
+    },
+    "BartForConditionalGeneration": {"decoder.version": torch.ones(1)},
+    "T5ForConditionalGeneration": {
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": torch.ones(32, 4)
+    },
+}
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_files_of_bare_models_and_earlier_versions(name: str) -> None:
+    model = CASES[name].build()
+    family, config = config_from_huggingface(model.config.to_dict(), FAMILIES)
+    state = model.state_dict()
+    expected = FAMILIES[family].weights_from_external(state, config)
+    copies = [name for name in FAMILIES[family].copies(config) if "embed_tokens" not in name]
+    prefix = f"{model.base_model_prefix}."
+    bare = {}
+    for key, value in state.items():
+        if key not in copies:
+            key = key.removeprefix(prefix)
+            if family in bert.FAMILIES:
+                key = key.replace("orm.weight", "orm.gamma").replace("orm.bias", "orm.beta")
+            bare[key] = value
+    assert not any(key.startswith(prefix) for key in bare)
+    files = [bare | OLDER[name]]
+    if family in seq2seq.FAMILIES:
+        files.append({key: value for key, value in state.items() if "embed_tokens" not in key})
+        files.append(files[1] | {"final_logits_bias": torch.zeros(1, VOCABULARY)})
+        if family != "t5":
+            del files[1]["final_logits_bias"]
+    for file in files[:2]:
+        found = FAMILIES[family].weights_from_external(file, config)
+        assert found.keys() == expected.keys()
+        for key, value in found.items():
+            wanted = expected[key]
+            if key == "head.bias" and file is not files[0]:
+                wanted = torch.zeros_like(wanted)
+            assert torch.equal(value, wanted), key
+
+
+def test_rotary_positions_in_earlier_words() -> None:
+    case = CASES["llama3 scaling, tied"]
+    settings = case.written()
+    del settings["rope_parameters"]
+    plain = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
+    plain["type"] = plain.pop("rope_type")
+    settings |= {"rope_theta": 500.0, "rope_scaling": plain}
+    assert config_from_huggingface(settings, FAMILIES) == ("llama", case.ours())
+    del plain["original_max_position_embeddings"]
+    found = config_from_huggingface(settings, FAMILIES)[1].position_options["scaling"]
+    assert found == asdict(RotaryScaling("llama3", 8.0, 1.0, 4.0, 128))
+    settings["rope_scaling"] = {"type": "linear", "factor": 2.0}
+    del settings["tie_word_embeddings"], settings["hidden_act"], settings["rms_norm_eps"]
+    config = config_from_huggingface(settings, FAMILIES)[1]
+    scaling = asdict(RotaryScaling("linear", 2.0))
+    assert config.position_options == {"base": 500.0, "scaling": scaling}
+    assert (config.tied, config.stack.feedforward, config.stack.norm_eps) == (False, "swiglu", 1e-6)
+
+
+def test_a_t5_with_one_table_and_unscaled_logits() -> None:
+    """As transformers reads version 1.1 if the file has one table only."""
+    case = Case("T5ForConditionalGeneration", CASES["t5 v1.1"].settings)
+    model = case.build(tie_word_embeddings=True)
+    model.config.scale_decoder_outputs = False
+    net = ours(model)
+    assert net.config.tying == "inputs"
+    inputs = texts(model.config)
+    assert difference(our_logits(net, inputs), their_logits(model, inputs)) <= 3e-5
+    state = model.state_dict()
+    del state["lm_head.weight"]
+    found = seq2seq.T5.weights_from_external(state, net.config)
+    assert torch.equal(found["unembed.weight"], net.embed.weight)
+
+
+# Positions and windows ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "llama3 scaling, tied", "linear scaling"])
+@pytest.mark.parametrize("start", [100, 5000, 100_000])
+def test_far_positions(name: str, start: int) -> None:
+    model = CASES[name].build()
+    inputs = texts(model.config, (40, 40))
+    inputs["position_ids"] = torch.arange(start, start + 40).expand(2, 40)
+    with torch.inference_mode():
+        net = ours(model)
+        found = net.logits(net(inputs["input_ids"], None, inputs["position_ids"])).flatten(0, 1)
+    assert difference(found, their_logits(model, inputs)) <= 1e-4
+
+
+def test_buckets_are_equal_at_all_distances() -> None:
+    attention = transformers.models.t5.modeling_t5.T5Attention
+    places = torch.arange(1000)
+    offset = places[None] - places[::37, None]  # (27, 1000): key - query
+    for causal in (False, True):
+        bias = T5Bias(StackConfig(64, heads=4, causal=causal), (1000,))
+        expected = attention._relative_position_bucket(offset, not causal)
+        assert torch.equal(bias.bucket(offset), expected)
+        assert len(expected.unique()) == (32 if causal else 31)
+
+
+USED = {"use_sliding_window": True, "sliding_window": 16}
+
+
+@pytest.mark.parametrize(
+    "name, changes, length",
+    [
+        ("MistralForCausalLM", {"sliding_window": 16}, 16),
+        ("MistralForCausalLM", {"sliding_window": 16, "layer_types": ["full_attention"] * 2}, 16),
+        ("MistralForCausalLM", {"sliding_window": None}, 128),
+        ("MistralForCausalLM", {"sliding_window": 4096}, 128),
+        ("Qwen2ForCausalLM", {**USED, "max_window_layers": 1}, 16),
+        ("Qwen3ForCausalLM", {**USED, "max_window_layers": 2}, 128),
+        ("Qwen3ForCausalLM", {**USED, "use_sliding_window": False, "max_window_layers": 0}, 128),
+    ],
+)
+def test_the_window_of_attention_is_our_context(name: str, changes: Settings, length: int) -> None:
+    case = CASES[name]
+    model = case.build(**changes)
+    net = ours(model)
+    assert net.config.max_length == length
+    older = {key: value for key, value in model.config.to_dict().items() if key != "layer_types"}
+    assert config_from_huggingface({**older, **changes}, FAMILIES)[1] == net.config
+    inputs = texts(model.config, (40, 40))
+    expected = their_logits(model, inputs).unflatten(0, (2, 40))
+    found = our_logits(net, inputs).unflatten(0, (2, 40))
+    assert difference(found[:, :length], expected[:, :length]) <= 3e-5
+    if length == 16:
+        assert difference(found, expected) > 0.01
+        with pytest.raises(ValueError, match="sliding_window 16"):
+            replace(net.config, max_length=17)
+        if case.family == "mistral":
+            with pytest.raises(ValueError, match="sliding_window"):
+                decoder.FAMILIES["llama"].config_to_external(net.config)
+    written = to_external(case.family, net)
+    assert written["max_position_embeddings"] == length
+    again = transformers.AutoConfig.for_model(**written)
+    assert again.sliding_window == net.config.sliding_window
+    assert config_from_huggingface(again.to_dict(), FAMILIES)[1] == net.config
+
+
+@pytest.mark.parametrize(
+    "name, changes, rates",
+    [
+        ("GPT2LMHeadModel", {"resid_pdrop": 0.2, "attn_pdrop": 0.05}, (0.2, 0.0, 0.05)),
+        ("LlamaForCausalLM", {"attention_dropout": 0.2}, (0.0, 0.0, 0.2)),
+        (
+            "MarianMTModel",
+            {"dropout": 0.3, "activation_dropout": 0.2, "attention_dropout": 0.05},
+            (0.3, 0.2, 0.05),
+        ),
+        ("T5ForConditionalGeneration", {"dropout_rate": 0.3}, (0.3, 0.3, 0.3)),
+        (
+            "BertForMaskedLM",
+            {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.05},
+            (0.2, 0.0, 0.05),
+        ),
+    ],
+)
+def test_rates_of_dropout(name: str, changes: Settings, rates: tuple[float, ...]) -> None:
+    family, config = config_from_huggingface(CASES[name].written(**changes), FAMILIES)
+    stacks = [config.encoder, config.decoder] if CASES[name] in SEQ2SEQ else [config.stack]
+    for stack in stacks:
+        assert (stack.dropout, stack.resolved.mlp_dropout, stack.attention_dropout) == rates
+    written = FAMILIES[family].config_to_external(config)  # type: ignore[attr-defined]
+    assert {key: written[key] for key in changes} == changes
+    if family == "llama":  # which has no other rates
+        stack = replace(config.stack, dropout=0.1, drop_path=0.1)
+        assert decoder.FAMILIES["llama"].config_to_external(replace(config, stack=stack)) == written
+
+
+# Published models ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_and_numbers_of_parameters(name: str) -> None:
+    settings = PUBLISHED[name]["config"]
+    family, config = config_from_huggingface(settings, FAMILIES)
+    written = FAMILIES[family].config_to_external(config, SPECIAL_TOKENS)  # type: ignore[attr-defined]
+    assert config_from_huggingface(written, FAMILIES) == (family, config)
+    differ = {key for key in settings.keys() & written.keys() if settings[key] != written[key]}
+    allowed = {"rope_scaling", "sliding_window", "activation_function"}
+    if family == "mistral":
+        allowed.add("max_position_embeddings")
+    assert {key for key in differ if not key.endswith("token_id")} <= allowed
+    architecture = FAMILIES[family].architecture
+    kind = getattr(transformers, architecture)
+    with torch.device("meta"):
+        net = network(architecture, config)
+        models = [kind(kind.config_class(**said)) for said in (settings, written)]
+    assert sum(value.numel() for value in net.parameters()) == PUBLISHED[name]["parameters"]
+    back = FAMILIES[family].weights_to_external(net.state_dict(), config)
+    for model in models:
+        state = {key: model.state_dict()[key] for key in back}
+        assert all(value.shape == state[key].shape for key, value in back.items())
+        found = FAMILIES[family].weights_from_external(state, config)
+        assert net.state_dict().keys() == found.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_logits_and_texts_in_published_shapes(name: str) -> None:
+    """GPT-2 and encoder-decoders as they are; of the others one block and a few of the tokens."""
+    settings = PUBLISHED[name]["config"] | {"pad_token_id": 0, "eos_token_id": EOS}
+    settings |= {"decoder_start_token_id": 0, "forced_eos_token_id": None, "torch_dtype": "float32"}
+    family = settings["model_type"]
+    if family in decoder.FAMILIES and family != "gpt2":
+        settings |= {"num_hidden_layers": 1, "vocab_size": 1000}
+    kind = getattr(transformers, FAMILIES[family].architecture)
+    # Larger weights would make T5's own rounding exceed the bound.
+    model = randomise(kind(kind.config_class(**settings)).eval(), 0.02)
+    net = ours(model)
+    inputs = texts(model.config, (33, 20))
+    expected = their_logits(model, inputs)
+    assert expected.std() > 0.01
+    assert difference(our_logits(net, inputs), expected) <= 1e-4
+    if family in seq2seq.FAMILIES:
+        with torch.no_grad():
+            for weights in {model.get_output_embeddings().weight, net.head.weight}:
+                weights[EOS] *= 20  # so that texts end
+        assert_same_translations(model, net, 5, new=12)
+        return
+    model.generation_config.eos_token_id = None
+    tokens = inputs["input_ids"][:1]
+    found = model.generate(tokens, do_sample=False, max_new_tokens=64)[0, 33:]
+    steps = generate(net, tokens.tolist(), GenerationConfig(64, temperature=0))
+    assert torch.equal(torch.stack(list(steps), 1)[0], found)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PUBLISHED if "rope_theta" in PUBLISHED[name]["config"]]
+)
+def test_published_rotations_are_equal_to_the_last_bit(name: str) -> None:
+    settings = PUBLISHED[name]["config"]
+    family, config = config_from_huggingface(settings, FAMILIES)
+    kind = FAMILIES[family].architecture.removesuffix("ForCausalLM")
+    code = import_module(f"transformers.models.{family}.modeling_{family}")
+    rotary = getattr(code, f"{kind}RotaryEmbedding")(transformers.AutoConfig.for_model(**settings))
+    length = settings["max_position_embeddings"]
+    places = torch.arange(0, length, 101)[None]  # (1, N)
+    encoding = build_position("rotary", config.position_options, config.stack, (length,))
+    rotation = encoding.rotate(places[..., None])
+    half = config.stack.resolved.head_dim // 2
+    expected = rotary(torch.zeros(1), places)
+    for mine, other in zip((rotation.cos, rotation.sin), expected, strict=True):
+        assert torch.equal(mine[0, 0, :, half:], other[0, :, half:])  # (N, D / 2)
+
+
+def test_presets_are_as_published() -> None:
+    sizes = {
+        "tiny": (128, 2, 2, 512),
+        "mini": (256, 4, 4, 1024),
+        "small": (512, 4, 8, 2048),
+        "base": (768, 12, 12, 3072),
+    }
+    for name, size in sizes.items():
+        config = replace(BERT_PRESETS[name], vocabulary=30522, num_classes=2)
+        stack = config.stack
+        assert (stack.width, stack.depth, stack.heads, stack.resolved.mlp_width) == size
+        assert bert.BERT.config_to_external(config, ["no", "yes"])["hidden_size"] == stack.width
+    published = transformers.BertConfig(architectures=["BertForSequenceClassification"])
+    assert config_from_huggingface(published.to_dict(), FAMILIES) == ("bert", config)
+    gpt2 = DECODER_PRESETS["gpt2"]
+    stack = replace(gpt2.stack, dropout=0.1, mlp_dropout=0.0, attention_dropout=0.1)
+    config = replace(gpt2, vocabulary=50257, stack=stack)
+    assert config_from_huggingface(PUBLISHED["gpt2"]["config"], FAMILIES) == ("gpt2", config)
+    for config in DECODER_PRESETS.values():
+        expected = "llama" if config.position == "rotary" else "gpt2"
+        assert decoder.matching_family(replace(config, vocabulary=9)).name == expected
+    for config in SEQ2SEQ_PRESETS.values():
+        assert seq2seq.matching_family(config).name == "marian"

@@ -1,0 +1,56 @@
+"""Random models of timm, and how far our ViT is from them."""
+
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from modules.models.vit import ViT, ViTConfig
+from modules.pretrained.vit import FAMILIES
+
+
+def on_meta(build: Any, *arguments: Any, **options: Any) -> Any:
+    """A model without weights."""
+    with torch.device("meta"):
+        return build(*arguments, **options)
+
+
+def timm_model(name: str, **options: Any) -> Any:
+    """A registered model of timm with random weights."""
+    return randomise(on_meta(timm.create_model, name, **options))
+
+
+def randomise(model: Any) -> Any:
+    """Gives a model weights among which no zeros or ones hide a mistake."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        model = model.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Logits of size 1, so that differences are absolute.
+            is_head = name.startswith(("head", "classifier"))
+            parameter.normal_(std=0.02 if is_head else 0.05, generator=generator)
+            if parameter.dim() == 1 and not name.endswith("bias"):
+                parameter += 1.0  # norms and scales
+    return model.eval()
+
+
+def our_vit(theirs: nn.Module, config: ViTConfig, family: str = "timm", **options: Any) -> ViT:
+    """Our ViT with the weights of theirs."""
+    net = on_meta(ViT, config).eval()
+    state = FAMILIES[family].weights_from_external(theirs.state_dict(), config, **options)
+    net.load_state_dict(state, assign=True)
+    return net
+
+
+def difference(net: ViT, theirs: nn.Module, size: int = 0) -> float:
+    """Largest difference of logits."""
+    size = size or net.config.image_size
+    images = torch.rand(2, net.config.channels or 0, size, size) * 2 - 1
+    with torch.inference_mode():
+        expected = theirs(images)
+        found = net(images)
+    expected = getattr(expected, "logits", expected)
+    assert found.shape == expected.shape
+    return (found - expected).abs().max().item()
