@@ -207,7 +207,7 @@ def test_splits_of_folders(photos: Path) -> None:
         save(photos / "val" / name / "1.png")
     data = ImageData("folder", str(photos), 12)
     data.setup("fit")
-    assert (len(data._dataset("train")), len(data._dataset("val"))) == (36, 3)
+    assert (len(data.dataset("train")), len(data._dataset("val"))) == (36, 3)
     metadata = data.metadata()
     (photos / "train").rename(photos / "unread")
     data = ImageData("folder", str(photos))  # a checkpoint needs no training split
@@ -460,7 +460,7 @@ def test_bad_files_are_named_or_skipped_and_counted(
         if stage == "predict":
             loader = data.predict_dataloader()
         else:
-            loader = data.eval_loader(data._dataset("train"))
+            loader = data.eval_loader(data.dataset("train"))
         batches = [data.on_before_batch_transfer(batch, 0) for batch in loader]
         return sum(len(batch["image"]) for batch in batches), data.skipped
 
