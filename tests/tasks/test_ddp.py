@@ -190,7 +190,7 @@ def test_two_processes_share_all_texts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchruns_processes_agree_on_the_folder(tmp_path: Path) -> None:
-    ask = "from tasks.tracking.run_folder import choose_run_folder\nprint(f'folder {choose_run_folder(\"vit\", None)}\\n', end='')"
+    ask = "from tasks.tracking.run_folder import run_folder\nprint(f'folder {run_folder(\"vit\", None)}\\n', end='')"
     (tmp_path / "ask.py").write_text(ask)
     done = python(f"{TORCHRUN} ask.py", tmp_path)
     assert done.returncode == 0, done.stderr
