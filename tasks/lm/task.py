@@ -1,5 +1,6 @@
-"""Language modelling: the network, its recipe and its results."""
+"""Language modelling: loss, metrics, rates and samples."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from datamodules.tokenizers import Tokenizer
+from modules.config import require
 from modules.generation.sampling import GenerationConfig
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder, DecoderConfig
@@ -25,11 +27,11 @@ from tasks.training.throughput import TokenCount, flops_per_token, matmul_peak
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """Texts that the model generates during training, and one at the end.
+    """Texts that the model generates during training, and after the test.
 
     Args:
-        every: Optimizer steps between samples; null: only after training.
-        prompts: Prompts to continue; "" starts from the beginning of a document, or of a line.
+        every: Optimizer steps between samples; null: only after the test.
+        prompts: Prompts to continue; "" begins a document, or a line.
         generation: How tokens are sampled, and how many.
     """
 
@@ -38,28 +40,29 @@ class SampleConfig:
     generation: GenerationConfig = GenerationConfig(max_new_tokens=200, temperature=0.8, top_p=0.95)
 
     def __post_init__(self) -> None:
-        if self.every is not None and self.every < 1:
-            raise ValueError(f"samples.every is {self.every}; it must be at least 1.")
-        if not self.prompts:
-            raise ValueError("samples.prompts is empty; leave it out, or give one.")
-        if self.generation.beams > 1:
-            raise ValueError("samples need no beam search; leave samples.generation.beams out.")
+        every = self.every
+        require(every is None or every >= 1, f"samples.every is {every}; it must be at least 1.")
+        require(bool(self.prompts), "samples.prompts is empty; leave it out, or give one.")
+        require(
+            self.generation.beams == 1,
+            "samples are not searched; leave samples.generation.beams out.",
+        )
 
 
 class LMTask(TextTask):
     """Language modelling with a decoder (Radford 2019): each token from those before it.
 
     Args:
-        net: The network. Vocabulary and `max_length` come from the data where they are null.
+        net: The network. Null `vocabulary` and `max_length` come from the data.
         optimizer: Optimizer, schedule and clipping.
         z_loss: Coefficient, in training, of the z-loss: the mean of logsumexp(logits)^2
             (Chowdhery 2022, there 1e-4).
-        samples: Texts that the model generates now and then.
-        pretrained: Weights to start from, tokenizer included: a checkpoint of `python -m tasks.lm`,
-            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null starts from
-            random weights.
-        ema: Decay of a running average of the weights, per optimizer step, such as 0.999;
-            evaluation and the saved weights use the average. Null keeps none.
+        samples: Texts that the model generates during training.
+        pretrained: Weights and tokenizer to start from: a checkpoint of `python -m tasks.lm`,
+            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null: random
+            weights.
+        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
+            0.999, which is evaluated and saved; null: none.
         compile: Compile the network with torch.compile, in place.
     """
 
@@ -94,9 +97,10 @@ class LMTask(TextTask):
         return load_pretrained(config, self.pretrained, metadata)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Adds samples of text every so many steps."""
+        """Adds the samples of text."""
+        callbacks = super().configure_callbacks()
         every = self.sample_config.every
-        return [*super().configure_callbacks(), *([Samples(every)] if every else [])]
+        return callbacks if every is None else [*callbacks, Samples(every)]
 
     def make_metrics(self) -> dict[str, Metric]:
         """Returns the accuracy of predicted tokens, and the bytes of text per token."""
@@ -105,11 +109,8 @@ class LMTask(TextTask):
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
         """Returns perplexity, and bits per byte of text, which do not depend on the tokenizer."""
         loss = values[f"{split}/loss"]
-        size = values[f"{split}/bytes_per_token"]
-        return {
-            f"{split}/perplexity": loss.exp(),
-            f"{split}/bits_per_byte": loss / size / torch.log(torch.tensor(2.0)),
-        }
+        bits_per_byte = loss / values[f"{split}/bytes_per_token"] / math.log(2)
+        return {f"{split}/perplexity": loss.exp(), f"{split}/bits_per_byte": bits_per_byte}
 
     def step(self, batch: Batch, training: bool) -> StepOutput:
         """Returns loss (), means and their numbers of tokens, for a batch of tokens (B, T)."""
@@ -117,21 +118,20 @@ class LMTask(TextTask):
         hidden = self.net(
             batch["tokens"], positions=batch.get("positions"), documents=batch.get("documents")
         )
-        loss, right = self.net.loss(hidden, targets, z_loss=self.z_loss if training else 0.0)
+        loss, correct = self.net.loss(hidden, targets, z_loss=self.z_loss if training else 0.0)
         count = (targets != IGNORE_INDEX).sum()
         means = {"bytes_per_token": batch["bytes"].sum() / count.clamp(min=1)}
         if training:
             self.trained.add(count, len(targets))
             return StepOutput(loss, count, None, None, extra_metrics=means)
-        means["acc"] = right / count.clamp(min=1)
+        means["acc"] = correct / count.clamp(min=1)
         return StepOutput(loss, count, means, dict.fromkeys(means, count))
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
-        """Logs also what follows from the loss, z-loss included."""
+        """Logs also perplexity and bits per byte; in them the loss includes the z-loss."""
         super().log_step(means)
-        self.log_dict(
-            self.derived({f"train/{name}": value for name, value in means.items()}, "train")
-        )
+        values = {f"train/{name}": value for name, value in means.items()}
+        self.log_dict(self.derived(values, "train"))
 
     # Rates ----------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class LMTask(TextTask):
         self.flops = flops_per_token(self.net, self.metadata["max_length"])
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
-        """Returns tokens/s without padding, and model FLOP utilisation."""
+        """Returns tokens/s without padding, and model FLOPs utilisation (MFU)."""
         tokens = samples_per_s * self.trained.per_sample()
         return {
             "train/tokens_per_s": tokens,
@@ -151,7 +151,7 @@ class LMTask(TextTask):
     # Samples --------------------------------------------------------------------------------------
 
     def sample_texts(self) -> list[Sample]:
-        """Returns each prompt with the text that the network generates now."""
+        """Returns each prompt with a text that the network generates."""
         config = self.sample_config
         training = self.net.training
         model = LanguageModel(
@@ -164,11 +164,11 @@ class LMTask(TextTask):
         return list(zip(config.prompts, texts, strict=True))
 
     def closing_texts(self, folder: Path) -> dict[str, str]:
-        """Returns a sample of the tested network, and writes it; none if the network is sharded."""
+        """Returns a sample of the tested network and writes all; none if the network is sharded."""
         if hasattr(self.net, "unshard"):
             return {}
         self.net.to(self.trainer.strategy.root_device)
-        found = self.sample_texts()
-        write_samples(folder, "best", found)
-        prompt, text = found[0]
+        samples = self.sample_texts()
+        write_samples(folder, "best", samples)
+        prompt, text = samples[0]
         return {"sample": prompt + text}

@@ -62,7 +62,12 @@ def attend(
     if target is None:
         tokens, _, finished = translate_text(model, source, beams)
     else:
-        tokens = encode_translation(model, target)
+        tokens, cut = encode_translation(model, target)
+        if cut:
+            print(
+                f"--target is longer than the {model.net.max_length} tokens that the model "
+                "generates: the rest is not drawn"
+            )
     weights = cross_attention_weights(model, source, tokens)
     sources = token_labels(model.tokenizer.source, source)
     targets = token_labels(model.tokenizer.target, tokens)
@@ -80,13 +85,12 @@ def translate_text(model: TranslationModel, source: list[int], beams: int) -> Tr
     return translate(model.net, [source], config, **model.tokens)[0][0]
 
 
-def encode_translation(model: TranslationModel, text: str) -> list[int]:
-    """Returns the tokens that would generate a text; prints a note if it is too long."""
+def encode_translation(model: TranslationModel, text: str) -> tuple[list[int], bool]:
+    """Returns a text as the tokens that the model would generate, and whether it was cut."""
     (ids,) = model.tokenizer.target.encode_batch([text])
     limit = model.net.max_length
-    if len(ids) + model.tokenizer.num_special_tokens > limit:
-        print(f"--target is longer than {limit} tokens, the model's limit: the rest is not drawn")
-    return model.tokenizer.build_target(ids, limit)[1:]
+    cut = len(ids) + model.tokenizer.num_special_tokens > limit
+    return model.tokenizer.build_target(ids, limit)[1:], cut
 
 
 @torch.inference_mode()

@@ -195,7 +195,7 @@ class Seq2SeqTask(MediaTask, TextTask):
             return
         model = TranslationModel.of(self.net, self.metadata)
         source = batch["source"][0][batch["source_padding_mask"][0]].tolist()
-        tokens = encode_translation(model, outputs["texts"][0])
+        tokens, _ = encode_translation(model, outputs["texts"][0])
         with (
             self.trainer.precision_plugin.val_step_context(),
             torch.compiler.set_stance("force_eager"),

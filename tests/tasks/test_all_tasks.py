@@ -66,6 +66,8 @@ MASKS = (
 )
 ACCUMULATE = "--trainer.accumulate_grad_batches 2 --trainer.limit_train_batches 6"
 AVERAGE = "--model.average 2 --trainer.max_epochs 3 --trainer.limit_train_batches 1"
+# Without updates only the masks differ between the epochs.
+SAME_BATCH = f"--trainer.overfit_batches 1 --trainer.max_epochs 3 {NO_UPDATES}"
 DOCUMENTS = "--data.packing documents --model.net.position rotary"
 NO_SMOOTHING = "--model.label_smoothing 0 --model.net.position rotary"
 PREFIX = "--model.net.architecture prefix --data.loading.batch_tokens 96"
@@ -78,6 +80,7 @@ LOSSES = {  # of three training steps and of the test, by task and options
     ("mlm", ""): [4.2726, 4.2206, 4.2328, 4.2278],
     ("mlm", MASKS): [4.2647, 4.215, 4.2054, 4.2058],
     ("mlm", "--data.next_sentence true"): [4.9664, 4.8879, 4.9294, 4.9076],
+    ("mlm", SAME_BATCH): [4.2726, 4.2585, 4.2703, 4.2654],
     ("lm", ""): [5.9783, 5.9776, 5.9792, 5.9803],
     ("lm", "--model.net.stack.checkpoint_activations true"): [5.9783, 5.9776, 5.9792, 5.9803],
     ("lm", DOCUMENTS): [
@@ -95,6 +98,7 @@ LOSSES = {  # of three training steps and of the test, by task and options
         2.7187,
         2.7568,
     ],
+    ("seq2seq", "--model.ema 0.5"): [3.3687, 3.1083, 2.8405, 2.7105],
     ("seq2seq", AVERAGE): [3.3687, 2.8979, 2.6618, 2.7084],
     ("seq2seq", PREFIX): [
         3.9513,
@@ -109,7 +113,7 @@ LOSSES = {  # of three training steps and of the test, by task and options
 def test_losses_of_three_steps(task: str, options: str) -> None:
     write_data()
     assert run(f"fit {BASE[task]} {FEW_STEPS} {options} --run_dir r", task) == 0
-    assert losses("r") == pytest.approx(LOSSES[task, options], rel=2e-3)
+    assert losses("r") == pytest.approx(LOSSES[task, options], rel=5e-4)
 
 
 def write_data() -> None:

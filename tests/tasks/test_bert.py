@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +15,14 @@ from torch.nn import functional as F
 from datamodules.embedded.reviews import generate
 from datamodules.reviews import ReviewData
 from datamodules.tokenizers import SPECIAL_TOKENS, Tokenizer, TokenizerConfig
-from datamodules.tokens.masking import Masker
 from datamodules.utils.files import write_text
-from modules.models.bert import BERT_PRESETS, BertClassifier
+from modules.models.bert import BERT_PRESETS, BertClassifier, BertMaskedLM
+from modules.pretrained.bert import FAMILIES, HEADS
+from modules.pretrained.family import config_from_huggingface
+from modules.pretrained.weights import load_weights
 from tasks.bert.task import BertTask, divergence
 from tasks.mlm.task import MaskedLMTask
 from tests.helpers.task_runs import printed, refused, summary
-from tests.parity.families import CASES, Case, ours, texts
 from tests.tasks.command import checkpoint, metrics, run, write_reviews
 
 NET = "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2"
@@ -44,34 +44,9 @@ def read_table(path: str) -> list[dict[str, str]]:
 # Steps --------------------------------------------------------------------------------------------
 
 
-def batch_of(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A batch of ours with the inputs of a model of Hugging Face."""
-    return {
-        "tokens": inputs["input_ids"],
-        "padding_mask": inputs["attention_mask"].bool(),
-        "segments": inputs["token_type_ids"],
-    }
-
-
-def tiny_classifier() -> BertClassifier:
-    return BertClassifier(replace(BERT_PRESETS["tiny"], vocabulary=61, num_classes=3))
-
-
-@pytest.mark.parametrize("r_drop", [0.0, 2.0])
-def test_labels_are_smoothed_in_training_only(r_drop: float) -> None:
-    task = BertTask(label_smoothing=0.2, r_drop=r_drop)
-    task.net = tiny_classifier().eval()  # without dropout both passes are equal
-    labels = torch.tensor([0, 2, 1])
-    inputs = batch_of(texts(CASES["BertForMaskedLM"].config())) | {"label": labels}
-    scores = task.net(inputs["tokens"], inputs["padding_mask"]).log_softmax(-1)
-    correct = scores[torch.arange(3), labels]
-    smoothed = -(0.8 * correct + 0.2 * scores.mean(1)).mean()
-    torch.testing.assert_close(task.step(inputs, training=True).loss, smoothed)
-    torch.testing.assert_close(task.step(inputs, training=False).loss, -correct.mean())
-
-
 def test_r_drop_adds_the_mean_of_both_divergences() -> None:
-    net = tiny_classifier().train()
+    config = replace(BERT_PRESETS["tiny"], vocabulary=60, num_classes=3)
+    net = BertClassifier(config).train()
     labels = torch.tensor([0, 1, 2, 0])
     tokens = torch.randint(1, 50, (4, 9))
     padding_mask = torch.ones(4, 9, dtype=torch.bool)
@@ -95,87 +70,30 @@ def test_r_drop_adds_the_mean_of_both_divergences() -> None:
     torch.testing.assert_close(loss(2.0), mean + divergence(one, two))
 
 
+@torch.no_grad()
 def test_next_sentence_loss_is_that_of_hugging_face() -> None:
     import transformers
 
-    model = Case("BertForPreTraining", CASES["BertForMaskedLM"].settings).build()
-    judge = transformers.BertForNextSentencePrediction(model.config).eval()
-    judge.load_state_dict(model.state_dict(), strict=False)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    settings = transformers.BertConfig(vocab_size=60, intermediate_size=48, **sizes)
+    theirs = transformers.BertForPreTraining(settings).eval()
+    config = config_from_huggingface(settings.to_dict(), FAMILIES)[1]
     task = MaskedLMTask()
-    task.net = ours(model)
+    task.net = BertMaskedLM(replace(config, next_sentence=True)).eval()
+    state = FAMILIES["bert"].weights_from_external(theirs.state_dict(), task.net.config)
+    assert load_weights(task.net, state, HEADS) == []
     task.masker = lambda tokens, padding_mask, seeds: (tokens, padding_mask)  # type: ignore[assignment]
-    inputs = texts(model.config)
+    tokens = torch.randint(5, 60, (3, 9))
+    segments = (torch.arange(9) > 4).long().expand(3, 9)
     label = torch.tensor([0, 1, 0])  # 0: the second sentence follows
-    expected = judge(**inputs, labels=label)
-    pairs = batch_of(inputs) | {"index": torch.arange(3), "is_next": 1 - label}
+    logits = theirs(input_ids=tokens, token_type_ids=segments).seq_relationship_logits
+    pairs = {"tokens": tokens, "padding_mask": tokens > 0, "segments": segments}
+    pairs |= {"index": torch.arange(3), "is_next": 1 - label}
     loss, _, means, counts, _ = task.step(pairs, training=False)
-    torch.testing.assert_close(loss - means["token_loss"], expected.loss, atol=1e-5, rtol=0)
+    expected = F.cross_entropy(logits, label)
+    torch.testing.assert_close(loss - means["token_loss"], expected, atol=1e-5, rtol=0)
     assert counts["next_acc"] == 3
-    assert means["next_acc"] == (expected.logits.argmax(1) == label).float().mean()
-
-
-Masked = list[tuple[Tensor, Tensor, Tensor]]  # of each training step: tokens, input, targets
-
-
-@pytest.fixture
-def masked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Masked]:
-    """What is masked in training."""
-    steps: Masked = []
-    mask = Masker.__call__
-
-    def record(self: Masker, tokens: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-        inputs, where = mask(self, tokens, *rest)  # type: ignore[arg-type]
-        if torch.is_grad_enabled():
-            steps.append((tokens, inputs, where))
-        return inputs, where
-
-    monkeypatch.setattr(Masker, "__call__", record)
-    yield steps
-
-
-def pretrain(options: str) -> None:
-    """Two epochs of the same two batches of texts, in words of many tokens."""
-    if not Path("hub").exists():
-        write_reviews(Path("hub"))
-    line = "fit --preset tiny --data.source hub --data.path hub --data.max_length 48"
-    line += " --data.batch_size 8 --data.tokenizer.vocabulary 70 --trainer.overfit_batches 2"
-    assert run(f"{line} --trainer.max_epochs 2 {options}", "mlm") == 0
-
-
-def partly_masked_words(steps: Masked, starts_word: list[bool]) -> int:
-    found = 0
-    for tokens, _, where in steps:
-        for row, chosen in zip(tokens.tolist(), where.tolist(), strict=True):
-            words: list[set[bool]] = []
-            for token, is_masked in zip(row, chosen, strict=True):
-                if starts_word[token]:
-                    words.append(set())
-                words[-1].add(is_masked)
-            found += sum(len(word) > 1 for word in words)
-    return found
-
-
-def test_masks_follow_from_seed_and_epoch(masked: Masked) -> None:
-    pretrain("--run_dir a")
-    first = list(masked)
-    pretrain("--run_dir b")
-    again = masked[len(first) :]
-    assert len(first) == len(again) == 4
-    for one, two in zip(first, again, strict=True):
-        assert all(map(torch.equal, one, two))
-    for number in (0, 1):
-        assert torch.equal(first[number][0], first[2 + number][0])
-        assert not torch.equal(first[number][2], first[2 + number][2])
-    assert partly_masked_words(first, Tokenizer.from_file("a/tokenizer.json").starts_word) > 0
-
-
-def test_mask_options(masked: Masked) -> None:
-    mask = "--model.mask.whole_words true --model.mask.share 0.3 --model.mask.mask 1"
-    pretrain(f"{mask} --model.mask.random 0 --run_dir r")
-    tokenizer = Tokenizer.from_file("r/tokenizer.json")
-    assert partly_masked_words(masked, tokenizer.starts_word) == 0
-    assert sum(int(where.sum()) for *_, where in masked) > 0
-    assert all((inputs[where] == tokenizer.special_ids.mask).all() for _, inputs, where in masked)
+    assert means["next_acc"] == (logits.argmax(1) == label).float().mean()
 
 
 # Runs ---------------------------------------------------------------------------------------------

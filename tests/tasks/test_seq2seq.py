@@ -17,7 +17,7 @@ from modules.generation.translation import translate
 from tasks.seq2seq.scores import ScoredTranslation, TranslationScores, table
 from tasks.seq2seq.translator import TranslationModel, load_model
 from tests.helpers.task_runs import NO_UPDATES, printed, summary
-from tests.tasks.command import PAIRS, SMALL_S2S, checkpoint, metrics, run, write_pairs
+from tests.tasks.command import PAIRS, SMALL_S2S, metrics, run, write_pairs
 
 FIT = f"fit {SMALL_S2S} {PAIRS}"
 
@@ -104,18 +104,6 @@ def test_decoding_options(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "test --ckpt_path r/checkpoints/best.ckpt --model.decoding.max_new_tokens null"
     assert run(line, "seq2seq") == 0
     assert seen == {(4, 24, 0.5)}
-
-
-def test_the_average_is_saved() -> None:
-    write_pairs(Path("pairs"), 32)
-    line = f"{FIT} --trainer.max_epochs 3 --checkpoint.save_top_k -1 --checkpoint.every_n_epochs 1"
-    line += " --checkpoint.filename {epoch}"
-    assert run(f"{line} --run_dir plain", "seq2seq") == 0
-    assert run(f"{line} --model.average 2 --run_dir mean", "seq2seq") == 0
-    second, third = (checkpoint("plain", f"epoch={epoch}")["state_dict"] for epoch in (1, 2))
-    for name, value in checkpoint("mean", "last")["state_dict"].items():
-        mean = (second[name] + third[name]) / 2
-        torch.testing.assert_close(value, mean, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -52,22 +52,6 @@ def test_a_file_in_its_order(command: str, model: TranslationModel, capsys: Capt
     assert len(set(expected)) > 4 and "7 sentences in" in err
 
 
-def test_batches_are_sorted_by_length(
-    command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[int]] = []
-
-    def spy(net: Any, sources: Any, *rest: Any, **tokens: Any) -> Any:
-        seen.append([len(row) for row in sources])
-        return translate(net, sources, *rest, **tokens)
-
-    monkeypatch.setattr("tasks.seq2seq.translate.search", spy)
-    Path("in.txt").write_text("\n".join(["two", "two two two", "two two"] * 3))
-    lines = translations(f"{command} --file in.txt --batch_size 3", capsys)
-    assert seen == [[4] * 3, [3] * 3, [2] * 3]
-    assert lines == lines[:3] * 3
-
-
 def test_a_translation_is_one_line(
     command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +149,7 @@ def test_pictures(translator: Path, capsys: Capture, monkeypatch: pytest.MonkeyP
     out, _ = printed(f'{line} b.svg --target "SIX FIVE"', TASK, capsys)
     assert out.startswith("SIX FIVE\n") and "<svg" in Path("b.svg").read_text()
     out, _ = printed(f'{line} c.png --target "{"SIX " * 30}"', TASK, capsys)
-    assert "--target is longer than 24 tokens" in out
+    assert "--target is longer than the 24 tokens" in out
 
     def cut(net: Any, sources: Any, config: GenerationConfig, **tokens: Any) -> Any:
         assert config.early_stopping == "likely"  # as `translate`
