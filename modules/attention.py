@@ -50,10 +50,7 @@ def attention(
     if queries_per_key > 1:
         k = k.repeat_interleave(queries_per_key, 1)  # (B, H, M, D)
         v = v.repeat_interleave(queries_per_key, 1)  # (B, H, M, D)
-    if score_fn is None:
-        scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, N, M)
-    else:
-        scores = score_fn(q, k)
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT if score_fn is None else score_fn(q, k)
     weights = mask.zero_masked_rows(mask.add_to(upcast(scores)).softmax(-1))
     if on_weights is not None:
         on_weights(weights)
@@ -88,7 +85,7 @@ class MultiHeadAttention(nn.Module):
         else:
             self.query = Linear(config.width, inner, bias=config.qkv_bias)
             self.key_value = Linear(context_width, kv_inner, bias=config.qkv_bias)
-        norm = norm_factory(config.norm, config.norm_eps, config.bias)
+        norm = norm_factory(config)
         self.q_norm = norm(self.head_dim) if config.qk_norm else nn.Identity()
         self.k_norm = norm(self.head_dim) if config.qk_norm else nn.Identity()
         self.output = Linear(inner, config.width, bias=config.bias)
@@ -101,15 +98,15 @@ class MultiHeadAttention(nn.Module):
         rotary: Rotation | None = None,
         cache: AttentionCache = NO_ATTENTION_CACHE,
     ) -> Tensor:
-        """Mixes the values that each token attends to.
+        """Attends: each token's new vector is a weighted mean of values.
 
         Args:
-            x: (B, N, E), where the queries come from.
-            context: (B, M, context width), where keys and values of cross-attention come from;
-                None in self-attention.
+            x: (B, N, E), becomes the queries.
+            context: (B, M, context width), becomes the keys and values of cross-attention; None in
+                self-attention.
             mask: Who may attend to whom.
             rotary: Rotates queries and keys; None: no rotary positions.
-            cache: Has keys and values of earlier tokens, or of the context.
+            cache: Keeps keys and values of earlier tokens, or of the context.
 
         Returns:
             (B, N, E).
@@ -123,17 +120,13 @@ class MultiHeadAttention(nn.Module):
         if out is None:
             dropout = self.dropout if self.training else 0.0
             out = attention(q, k, v, mask, dropout, self.score_fn, cache.on_weights)
-        return self.output(
-            out.transpose(1, 2).flatten(2)
-        )  # (B, H, N, D) -> (B, N, H D) -> (B, N, E)
+        out = out.transpose(1, 2).flatten(2)  # (B, H, N, D) -> (B, N, H D)
+        return self.output(out)
 
     def project(
         self, x: Tensor, context: Tensor | None, cache: AttentionCache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, N, D), keys (B, G, M, D) and values (B, G, M, D).
-
-        Arguments as `forward`.
-        """
+        """Queries (B, H, N, D), keys and values (B, G, M, D) each; arguments as `forward`."""
         require(
             (context is not None) == self.is_cross,
             "Cross-attention needs a context and self-attention takes none; see context_width.",
@@ -150,31 +143,19 @@ class MultiHeadAttention(nn.Module):
         return q, self.k_norm(k), v
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """Heads as an axis of their own, a view: (B, N, heads x D) -> (B, heads, N, D)."""
+        """(B, N, heads x D) -> (B, heads, N, D), a view."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class AdditiveAttention(MultiHeadAttention):
     """Attention with scores w . tanh(q + k), one vector w per head (Bahdanau 2015).
 
-    Takes N x M x D memory. Rotary positions have no meaning here and are refused.
+    Takes N x M x D memory. Rotary positions have no meaning here; `build_position` refuses them.
     """
 
     def __init__(self, config: StackConfig, context_width: int | None = None) -> None:
         super().__init__(config, context_width)
         self.score = nn.Parameter(torch.randn(self.heads, self.head_dim) * self.head_dim**-0.5)
-
-    def forward(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        mask: Mask = NO_MASK,
-        rotary: Rotation | None = None,
-        cache: AttentionCache = NO_ATTENTION_CACHE,
-    ) -> Tensor:
-        """As `MultiHeadAttention.forward`: (B, N, E) -> (B, N, E)."""
-        require(rotary is None, "Rotary positions work on dot products, not on additive attention.")
-        return super().forward(x, context, mask, None, cache)
 
     def score_fn(self, q: Tensor, k: Tensor) -> Tensor:
         """w . tanh(q + k): (B, H, N, D), (B, H, M, D) -> (B, H, N, M)."""

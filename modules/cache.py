@@ -56,10 +56,7 @@ class TokenPositions(NamedTuple):
     in_order: bool
 
     def mask(self, padding_mask: Tensor | None) -> Mask:
-        """Nobody sees padding.
-
-        `padding_mask` is that of the new tokens, as `add_tokens` took it.
-        """
+        """Hides padding; `padding_mask` is that of the new tokens, as in `add_tokens`."""
         if self.padding_mask is None or padding_mask is not None:
             return padding(self.padding_mask)
         return Mask(self.padding_mask[:, None, None])  # (B, 1, 1, M): new tokens see themselves
@@ -81,9 +78,9 @@ class StackCache:
         """Positions of new tokens; a cache that keeps something makes room for them.
 
         Args:
-            tokens: (B, N), of which only shape and device count.
+            tokens: (B, N); only shape and device matter.
             padding_mask: Boolean (B, N), False at padding; None: there is none.
-            positions: Integers (B, N); None: they go on counting, without padding.
+            positions: Integers (B, N); None: they count on, without padding.
         """
         padding_mask = none_if_no_padding(padding_mask)
         in_order = padding_mask is None and positions is None

@@ -25,7 +25,7 @@ def require(condition: bool, sentence: str) -> None:
 
 
 def default(value: Value | None, otherwise: Value) -> Value:
-    """`value`, or `otherwise` where it is None."""
+    """`value`, or `otherwise` if it is None."""
     return otherwise if value is None else value
 
 

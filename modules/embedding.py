@@ -6,13 +6,9 @@ from torch import Tensor, nn
 
 
 class TokenEmbedding(nn.Embedding):
-    """Token numbers to vectors, scaled by sqrt(E) if wanted (Vaswani 2017).
+    """Token numbers to vectors, with `scale` times sqrt(E) (Vaswani 2017).
 
-    Args:
-        vocabulary: Number V of tokens.
-        width: Size E of the vectors.
-        scale: Multiply by sqrt(E).
-        padding: Number of the padding token, whose vector stays zero; None: there is none.
+    The vector of the `padding` token stays zero.
     """
 
     def __init__(

@@ -11,15 +11,7 @@ from modules.kernels.linear import Linear
 
 
 class FeedForward(nn.Module):
-    """down(dropout(activation(up(x)))): (B, N, E) -> (B, N, F) -> (B, N, E) (Vaswani 2017).
-
-    Args:
-        width: Size E of each token's vector.
-        hidden: Hidden size F.
-        bias: Biases in both layers.
-        dropout: Probability of dropping hidden values.
-        activation: Makes the non-linearity.
-    """
+    """down(dropout(activation(up(x)))): (B, N, E) -> (B, N, F) -> (B, N, E) (Vaswani 2017)."""
 
     def __init__(
         self,
@@ -41,10 +33,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(FeedForward):
-    """down(dropout(activation(gate(x)) * up(x))): (B, N, E) -> (B, N, E) (Shazeer 2020).
-
-    Arguments as `FeedForward`.
-    """
+    """down(dropout(activation(gate(x)) * up(x))): (B, N, E) -> (B, N, E) (Shazeer 2020)."""
 
     def __init__(
         self,

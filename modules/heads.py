@@ -11,14 +11,7 @@ from modules.kernels.upcast import upcast
 
 
 class ClassifierHead(nn.Module):
-    """linear(dropout(norm(x))): (B, E) -> (B, classes).
-
-    Args:
-        width: Size E of the vectors.
-        classes: Number of classes.
-        norm: Makes a norm for the vectors; None: no norm.
-        dropout: Probability of dropping values.
-    """
+    """linear(dropout(norm(x))): (B, E) -> (B, classes), without the norm if it is None."""
 
     def __init__(
         self,
@@ -40,13 +33,7 @@ class ClassifierHead(nn.Module):
 class Pooler(nn.Module):
     """activation(dense(dropout(x))), between pooled vector and classifier: (B, E) -> (B, E).
 
-    With tanh as in BERT (Devlin 2019) and RoBERTa (Liu 2019), with ReLU as in DistilBERT (Sanh
-    2019).
-
-    Args:
-        width: Size E of the vectors.
-        dropout: Probability of dropping values.
-        activation: Makes the non-linearity.
+    With tanh in BERT (Devlin 2019) and RoBERTa (Liu 2019), with ReLU in DistilBERT (Sanh 2019).
     """
 
     def __init__(

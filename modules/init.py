@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from modules.config import InitName
 
-RESIDUAL = ("output", "down")  # the layers whose result is added to the residual stream
+RESIDUAL = ("output", "down")  # layers whose results are added to the residual stream
 
 
 @torch.no_grad()

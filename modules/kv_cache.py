@@ -42,14 +42,14 @@ class KVCache(StackCache):
 
     @classmethod
     def like(cls, tensor: Tensor, config: StackConfig, batch: int, max_length: int) -> "KVCache":
-        """A cache with the device of `tensor`, and its dtype or autocast's."""
+        """A cache on the device of `tensor`, of its dtype or autocast's."""
         kind = tensor.device.type
         is_cast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if is_cast else tensor.dtype
         return cls(config, batch, max_length, tensor.device, dtype)
 
     def clear(self) -> None:
-        """Forgets all tokens, but not the context."""
+        """Removes all tokens, but keeps the context."""
         self.past = 0
         self.length = 0
         self.has_padding = False
@@ -65,13 +65,7 @@ class KVCache(StackCache):
     def add_tokens(
         self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
     ) -> TokenPositions:
-        """Makes room for new tokens, which go on where the others stopped.
-
-        Arguments as in `StackCache`.
-
-        Raises:
-            ValueError: There is not enough room.
-        """
+        """Makes room for new tokens after the others; `ValueError` if there is not enough."""
         rows, count = tokens.shape
         require(
             self.length + count <= self.max_length and rows == len(self.padding_mask),
@@ -95,7 +89,7 @@ class KVCache(StackCache):
         )
 
     def _set_positions(self, padding_mask: Tensor | None, positions: Tensor | None) -> None:
-        """Keeps padding and positions of the new tokens; later ones go on counting from there."""
+        """Keeps padding and positions of the new tokens; later ones count on from there."""
         self.per_row_positions = True
         if padding_mask is not None:
             self.has_padding = True
@@ -126,13 +120,7 @@ class KVCache(StackCache):
 
 
 class KVLayerCache(AttentionCache):
-    """One layer's part of a cache.
-
-    Args:
-        cache: The whole.
-        keys: (B, G, max_length, D).
-        values: (B, G, max_length, D).
-    """
+    """One layer's part of a cache: keys and values, (B, G, max_length, D) each."""
 
     def __init__(self, cache: KVCache, keys: Tensor, values: Tensor) -> None:
         self.cache = cache
@@ -148,17 +136,16 @@ class KVLayerCache(AttentionCache):
 
 
 class ContextCache(AttentionCache):
-    """Keys and values of the context that one layer's cross-attention looks at.
+    """Keys and values of the context of one layer's cross-attention, (B, G, M, D) each.
 
-    Args:
-        pair: Keys and values, (B, G, M, D) each; None: no context was projected yet.
+    `pair` is None before they are projected.
     """
 
     def __init__(self, pair: tuple[Tensor, Tensor] | None = None) -> None:
         self.pair = pair
 
     def context(self) -> tuple[Tensor, Tensor] | None:
-        """Keys and values, (B, G, M, D) each; None: no context was projected yet."""
+        """Keys and values; None: not projected yet."""
         return self.pair
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,29 +1,22 @@
-"""Output layers of language models: vectors to scores of tokens."""
+"""Output layers of language models: vectors to scores of tokens, and their loss."""
 
 from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from modules.embedding import TokenEmbedding
+from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.linear import Linear, linear
 
 
 class TokenHead(nn.Module):
-    """Scores of all tokens by the embedding's own table (weight tying, Press 2017).
-
-    (..., E) -> (..., V).
-
-    Args:
-        embedding: The table that is shared.
-        bias: A learned bias per token.
-    """
+    """Scores of all tokens by the table of an embedding (weight tying, Press 2017)."""
 
     def __init__(self, embedding: TokenEmbedding, bias: bool = False) -> None:
         super().__init__()
         self.shared = (embedding,)  # no submodule, so that a file holds the table once
-        self.bias = (
-            nn.Parameter(embedding.weight.new_zeros(embedding.num_embeddings)) if bias else None
-        )
+        zeros = embedding.weight.new_zeros(embedding.num_embeddings)
+        self.bias = nn.Parameter(zeros) if bias else None
 
     @property
     def weight(self) -> Tensor:
@@ -35,14 +28,35 @@ class TokenHead(nn.Module):
         return linear(x, self.weight, self.bias)
 
 
+class LanguageModel(nn.Module):
+    """Base of models whose vectors predict the next token."""
+
+    head: TokenHead
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Vectors (..., E) -> scores (..., V) of the token that follows each."""
+        return self.head(hidden)
+
+    def loss(
+        self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Mean cross entropy, and number of correct predictions. Never holds all logits.
+
+        Args:
+            hidden: Vectors (B, N, E).
+            targets: The tokens that follow, (B, N); -100 does not count.
+            smoothing: Label smoothing.
+            z_loss: Weight of the mean squared logarithm of the softmax's denominator.
+        """
+        weight = self.head.weight
+        bias = self.head.bias
+        return chunked_cross_entropy(hidden, weight, bias, targets, smoothing, z_loss)
+
+
 class MaskedLMHead(nn.Module):
     """tokens(norm(activation(dense(x)))): (S, E) -> (S, V) (Devlin 2019).
 
-    Args:
-        embedding: The table that gives the scores.
-        norm: Makes a norm for the vectors.
-        activation: Makes the non-linearity.
-        bias: A bias in the dense layer; each token has one in any case.
+    `bias` is for the dense layer; each token has one in any case.
     """
 
     def __init__(
@@ -60,7 +74,7 @@ class MaskedLMHead(nn.Module):
         self.tokens = TokenHead(embedding, bias=True)
 
     def vectors(self, x: Tensor) -> Tensor:
-        """(S, E) -> (S, E), what meets the table."""
+        """(S, E) -> (S, E), before the product with the table."""
         return self.norm(self.activation(self.dense(x)))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ class Mask:
     Args:
         allowed: Boolean, broadcastable to (B, H, N, M), True = attend; None: everything is allowed.
         causal: Query i sees keys 0..i only (N = M); a flag, because SDPA has a fast path for it;
-            only where `allowed` is None.
+            only if `allowed` is None.
         fully_masked: Boolean, broadcastable to (B, H, N, 1): queries with no key at all;
             attention gives zeros for them. None: there are none.
         bias: Added to the scores, broadcastable to (B, H, N, M); None: nothing. Set by `with_bias`.
@@ -27,7 +27,7 @@ class Mask:
     bias_and_mask: Tensor | None = None
 
     def __and__(self, other: "Mask") -> "Mask":
-        """A mask that allows what both allow and adds what either adds."""
+        """Allows what both allow, and adds both biases."""
         like = other.allowed if self.allowed is None else self.allowed
         if like is None:
             both = Mask(causal=self.causal or other.causal)
@@ -74,7 +74,7 @@ class Mask:
         return self.causal and self.bias_and_mask is None
 
     def attn_mask(self, dtype: torch.dtype) -> Tensor | None:
-        """What SDPA takes as `attn_mask`: boolean, or `dtype` where there is a bias."""
+        """What SDPA takes as `attn_mask`: boolean, or `dtype` if there is a bias."""
         return self.allowed if self.bias_and_mask is None else self.bias_and_mask.to(dtype)
 
     def add_to(self, scores: Tensor) -> Tensor:
@@ -84,9 +84,9 @@ class Mask:
         blocked = [] if self.allowed is None else [~self.allowed]
         if self.causal:
             blocked.append(~_lower_triangle(scores.shape[-2], scores.shape[-1], scores.device))
-        for where in blocked:  # adding is several times faster than filling, forward and backward
-            zeros = torch.zeros_like(where, dtype=scores.dtype)
-            scores.add_(zeros.masked_fill_(where, float("-inf")))
+        for masked in blocked:  # adding is several times faster than filling
+            zeros = torch.zeros_like(masked, dtype=scores.dtype)
+            scores.add_(zeros.masked_fill_(masked, float("-inf")))
         return scores
 
     def zero_masked_rows(self, values: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ NO_MASK = Mask()
 
 
 def _select(part: Tensor | None, rows: Tensor) -> Tensor | None:
-    """Rows (R,) of B; all where there is one for the whole batch."""
+    """Rows (R,) of B; all if there is one for the whole batch."""
     return part if part is None or len(part) == 1 else part[rows]  # (R, H or 1, N or 1, M or 1)
 
 
@@ -123,19 +123,16 @@ def is_cheap_to_read(tensor: Tensor) -> bool:
 
 
 def none_if_no_padding(padding_mask: Tensor | None) -> Tensor | None:
-    """None where nothing is padding, if looking is free: attention without a mask is faster."""
+    """None if nothing is padding and looking is free: attention without a mask is faster."""
     if padding_mask is None or (is_cheap_to_read(padding_mask) and bool(padding_mask.all())):
         return None
     return padding_mask
 
 
 def causal(queries: int, keys: int | None = None, device: torch.device | str = "cpu") -> Mask:
-    """Causal mask: each query sees itself and what is before it.
+    """Causal mask of N queries, which are the last of M keys (None: all): each sees what is before.
 
-    Args:
-        queries: Number N of queries.
-        keys: Number M of keys, of which the queries are the last N; None: N.
-        device: Where the mask lives, if it needs a tensor.
+    `device` is that of the mask, if it needs a tensor.
     """
     if keys is None or keys == queries:
         return Mask(causal=True)
@@ -143,41 +140,20 @@ def causal(queries: int, keys: int | None = None, device: torch.device | str = "
 
 
 def prefix(count: int, length: int, device: torch.device | str = "cpu") -> Mask:
-    """Causal mask of so many tokens, which all see the first `count` besides."""
+    """Causal mask of `length` tokens that also all see the first `count`."""
     allowed = _lower_triangle(length, length, torch.device(device))
     allowed[:, :count] = True
     return Mask(allowed[None, None])  # (1, 1, N, N)
 
 
 def padding(padding_mask: Tensor | None) -> Mask:
-    """Mask of padding, which nobody sees.
-
-    Args:
-        padding_mask: Boolean (B, M), False at padding; None: there is none.
-    """
+    """Mask of padding, which nobody sees: boolean (B, M), False at padding; None: there is none."""
     if padding_mask is None:
         return NO_MASK
     return _unmask_empty_rows(padding_mask[:, None, None, :])  # (B, 1, 1, M)
 
 
 def documents(ids: Tensor) -> Mask:
-    """Block-diagonal mask of packed documents: tokens see their own document only.
-
-    Args:
-        ids: Integers (B, N), the same number for tokens of the same document.
-    """
+    """Block-diagonal mask of packed documents: tokens (B, N) see those with the same id only."""
     same = ids[:, :, None] == ids[:, None, :]  # (B, N, N)
     return Mask(same[:, None])  # (B, 1, N, N): each token sees itself, so no row is fully masked
-
-
-def from_bool(allowed: Tensor) -> Mask:
-    """Mask of a boolean tensor, True = attend.
-
-    Args:
-        allowed: (N, M), (B, N, M) or (B, H, N, M).
-    """
-    if allowed.dim() == 2:
-        allowed = allowed[None]  # (1, N, M)
-    if allowed.dim() == 3:
-        allowed = allowed[:, None]  # (B or 1, 1, N, M)
-    return _unmask_empty_rows(allowed)

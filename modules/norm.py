@@ -5,32 +5,19 @@ from functools import partial
 
 from torch import nn
 
-from modules.config import NormName
-
-
-class LayerNorm(nn.LayerNorm):
-    """Zero mean and unit variance over the last axis, then a learned scale and shift (Ba 2016).
-
-    Keeps the shape.
-    """
-
-    def __init__(self, width: int, eps: float = 1e-6, bias: bool = True) -> None:
-        super().__init__(width, eps=eps, bias=bias)
+from modules.config import StackConfig
 
 
 class RMSNorm(nn.RMSNorm):
-    """Unit root mean square over the last axis, then a learned scale (Zhang 2019).
-
-    Keeps the shape; has no bias.
-    """
+    """Unit root mean square over the last axis, then a learned scale (Zhang 2019). Has no bias."""
 
     def __init__(self, width: int, eps: float = 1e-6, bias: bool = True) -> None:
         super().__init__(width, eps=eps)
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+NORMS: dict[str, Callable[..., nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": RMSNorm}
 
 
-def norm_factory(name: NormName, eps: float, bias: bool) -> Callable[[int], nn.Module]:
-    """A function from a width to a new norm of that kind."""
-    return partial(NORMS[name], eps=eps, bias=bias)
+def norm_factory(config: StackConfig) -> Callable[[int], nn.Module]:
+    """A function from a width to a new norm of the kind in `config`."""
+    return partial(NORMS[config.norm], eps=config.norm_eps, bias=config.bias)

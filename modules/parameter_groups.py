@@ -1,4 +1,4 @@
-"""What the optimizer must know about each parameter, said beside the blocks."""
+"""Roles and depths of parameters, for the optimizer's parameter groups."""
 
 import re
 from typing import Literal
@@ -38,7 +38,7 @@ def parameter_roles(net: nn.Module) -> dict[str, Role]:
 
 
 def parameter_depths(net: nn.Module) -> dict[str, int]:
-    """How far from the input each parameter lies, by name (shared ones under their first).
+    """How far from the input each parameter is, by name (shared ones under their first name).
 
     0 for what comes before the first block (stem, embeddings, positions, extra tokens), i + 1 for
     block i, and one more than the last block for what follows (final norm, pooling, head).

@@ -10,32 +10,23 @@ from modules.kernels.linear import linear
 
 
 class PatchStem(nn.Module):
-    """One linear map of each P x P patch, kept as a Conv2d of stride P (Dosovitskiy 2021).
-
-    Args:
-        channels: Colour channels C.
-        width: Size E of the vectors.
-        patch: Height and width P of a patch, in pixels.
-    """
+    """One linear map of each P x P patch, kept as a Conv2d of stride P (Dosovitskiy 2021)."""
 
     def __init__(self, channels: int, width: int, patch: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, Y, X) -> (B, N, E), as one matrix product: faster than a convolution."""
+        """(B, C, H, W) -> (B, N, E), as one matrix product: faster than a convolution."""
         size = self.conv.stride[0]
-        patches = images.unflatten(3, (-1, size)).unflatten(2, (-1, size))  # (B, C, Y', P, X', P)
-        patches = patches.permute(0, 2, 4, 1, 3, 5)  # (B, Y', X', C, P, P)
+        patches = images.unflatten(3, (-1, size)).unflatten(2, (-1, size))  # (B, C, H', P, W', P)
+        patches = patches.permute(0, 2, 4, 1, 3, 5)  # (B, H', W', C, P, P)
         rows = patches.flatten(3).flatten(1, 2)  # (B, N, C P P)
         return linear(rows, self.conv.weight.flatten(1), self.conv.bias)  # weight: (E, C P P)
 
 
 def channel_steps(channels: int, width: int, patch: int) -> list[int]:
-    """Channels before and after each step that halves the image, up to `width`.
-
-    `patch` is 2 to the number of steps.
-    """
+    """Channels before and after each of the log2(patch) steps that halve the image."""
     steps = int(math.log2(patch))
     return [channels] + [max(8, width // 2 ** (steps - step)) for step in range(1, steps + 1)]
 
@@ -43,10 +34,7 @@ def channel_steps(channels: int, width: int, patch: int) -> list[int]:
 class ConvStem(nn.Module):
     """3 x 3 convolutions of stride 2, then 1 x 1 (Xiao 2021), with GroupNorm and ReLU.
 
-    Args:
-        channels: Colour channels C.
-        width: Size E of the vectors; the channels double at each step and end there.
-        patch: Pixels between neighbouring tokens; a power of two.
+    Channels double at each step, up to E; `patch`, the pixels between tokens, is a power of two.
     """
 
     def __init__(self, channels: int, width: int, patch: int) -> None:
@@ -62,17 +50,14 @@ class ConvStem(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Conv2d(sizes[-1], width, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, Y, X) -> (B, N, E)."""
-        return self.layers(images).flatten(2).mT  # (B, E, Y', X') -> (B, N, E)
+        """(B, C, H, W) -> (B, N, E)."""
+        return self.layers(images).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
 
 
 class ConvPoolStem(nn.Module):
     """3 x 3 convolutions, each with a 2 x 2 max pool (Hassani 2021), GroupNorm and ReLU.
 
-    Args:
-        channels: Colour channels C.
-        width: Size E of the vectors; the channels double at each step and end there.
-        patch: Pixels between neighbouring tokens; a power of two.
+    Channels double at each step, up to E; `patch`, the pixels between tokens, is a power of two.
     """
 
     def __init__(self, channels: int, width: int, patch: int) -> None:
@@ -85,11 +70,9 @@ class ConvPoolStem(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, Y, X) -> (B, N, E).
-
-        With channels last in memory, which halves the time on CPUs.
-        """
-        maps = self.layers(images.contiguous(memory_format=torch.channels_last))  # (B, E, Y', X')
+        """(B, C, H, W) -> (B, N, E)."""
+        # channels last in memory halve the time on CPUs
+        maps = self.layers(images.contiguous(memory_format=torch.channels_last))  # (B, E, H', W')
         return maps.flatten(2).mT  # (B, N, E)
 
 
@@ -101,15 +84,7 @@ STEMS: dict[str, type[PatchStem] | type[ConvStem] | type[ConvPoolStem]] = {
 
 
 class PatchEmbedding(nn.Module):
-    """Square images to vectors, by one of `STEMS`.
-
-    Args:
-        image_size: Height and width of the images, in pixels.
-        patch_size: Height and width of a patch, in pixels.
-        channels: Colour channels C.
-        width: Size E of the vectors.
-        stem: Entry of `STEMS`.
-    """
+    """Square images of C channels to vectors of size E, by an entry of `STEMS`; sizes in pixels."""
 
     def __init__(
         self, image_size: int, patch_size: int, channels: int, width: int, stem: StemName = "patch"
@@ -119,10 +94,7 @@ class PatchEmbedding(nn.Module):
         self.stem = STEMS[stem](channels, width, patch_size)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, Y, X) -> (B, N, E), N patches row by row.
-
-        Raises `ValueError` for images of another size.
-        """
+        """(B, C, H, W) -> (B, N, E), row by row; `ValueError` for images of another size."""
         require(
             tuple(images.shape[1:]) == self.shape,
             f"Images are {tuple(images.shape[1:])} (channels, height, width), but the model takes "
@@ -132,12 +104,7 @@ class PatchEmbedding(nn.Module):
 
 
 class PrefixTokens(nn.Module):
-    """Learned vectors before the others: class token first, then registers (Darcet 2024).
-
-    Args:
-        count: Number P of tokens.
-        width: Size E of the vectors.
-    """
+    """P learned vectors before the others: class token first, then registers (Darcet 2024)."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Many vectors to one: (B, N, E) -> (B, E), where `padding_mask` (B, N) is False at padding."""
+"""Many vectors to one: (B, N, E) -> (B, E); `padding_mask` (B, N) is False at padding."""
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,7 @@ from modules.masks import padding
 
 
 class ClassTokenPooling(nn.Module):
-    """The first token's vector (Devlin 2019).
-
-    Args:
-        width: Size E of the vectors.
-        heads: Number of attention heads, where the pooling attends.
-    """
+    """The first token's vector (Devlin 2019)."""
 
     patches_only = False
 
@@ -27,7 +22,7 @@ class ClassTokenPooling(nn.Module):
 
 
 class MeanPooling(ClassTokenPooling):
-    """Mean of the vectors that are not padding; zeros where all are."""
+    """Mean of the vectors that are not padding; zeros if all are."""
 
     patches_only = True
 
@@ -40,7 +35,7 @@ class MeanPooling(ClassTokenPooling):
 
 
 class MaxPooling(ClassTokenPooling):
-    """Largest value of each channel over what is not padding; zeros where all is."""
+    """Largest value of each channel over what is not padding; zeros if all is."""
 
     patches_only = True
 

@@ -1,7 +1,7 @@
 """Position encodings: each overrides one of three hooks: `embed`, `rotate`, `bias`.
 
 Positions are integers (B or 1, N, A): A = 1 axis for text, 2 axes (row, column) for images. They
-are arguments, so that packed documents may restart at 0 and a cache may go on where it stopped.
+are arguments, so that packed documents can restart at 0 and cached ones can be continued.
 """
 
 import inspect
@@ -28,10 +28,7 @@ def grid_positions(grid: tuple[int, ...], device: torch.device | str = "cpu") ->
 
 
 def resize_grid(table: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Interpolates a table of positions to another grid.
-
-    (*old grid, E) -> (*grid, E), one or two axes.
-    """
+    """Interpolates a table of positions: (*old grid, E) -> (*grid, E), one or two axes."""
     if tuple(table.shape[:-1]) == tuple(grid):
         return table
     require(
@@ -81,23 +78,17 @@ class Position(nn.Module):
         self.grid = grid
 
     def check_length(self, length: int) -> None:
-        """Raises `ValueError` where so many tokens have no positions."""
+        """Raises `ValueError` if so many tokens have no positions."""
 
     def flat_index(self, positions: Tensor) -> Tensor:
-        """One number per position, row by row where there are two axes.
-
-        (B or 1, N, A) -> (B or 1, N).
-        """
+        """One number per position, row by row: (B or 1, N, A) -> (B or 1, N)."""
         index = positions[..., 0]
         for axis, size in enumerate(self.grid[1:], start=1):
             index = index * size + positions[..., axis]
         return index
 
     def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Tokens (B, N, E) with positions added.
-
-        `positions` None: the grid from its start, in order.
-        """
+        """Tokens (B, N, E) with positions added; None: the grid from its start, in order."""
         return x
 
     def rotate(self, positions: Tensor) -> Rotation | None:
@@ -117,7 +108,7 @@ class Learned(Position):
         self.table = nn.Parameter(torch.randn(*grid, stack.width) * 0.02)
 
     def check_length(self, length: int) -> None:
-        """Raises `ValueError` where so many tokens have no positions."""
+        """Raises `ValueError` if so many tokens have no positions."""
         count = math.prod(self.grid)
         require(
             length <= count,
@@ -138,11 +129,9 @@ class Learned(Position):
 
 
 class Sinusoidal(Position):
-    """sin and cos of the position by turns, added to the tokens, for any length (Vaswani 2017).
+    """sin and cos of the position in turn, added to the tokens, for any length (Vaswani 2017).
 
-    Args:
-        stack, grid: As for `Position`.
-        base: Of the frequencies, base^(-2i / width).
+    Frequencies are base^(-2i / width).
     """
 
     def __init__(self, stack: StackConfig, grid: tuple[int, ...], base: float = 10000.0) -> None:
@@ -163,9 +152,7 @@ class Sinusoidal(Position):
 class SinCos2D(Position):
     """Half of the channels encode the row, half the column, as sines, then cosines (He 2022).
 
-    Args:
-        stack, grid: As for `Position`.
-        base: Of the frequencies, base^(-2i / width).
+    Frequencies are base^(-2i / width).
     """
 
     dims = (2,)
@@ -193,7 +180,6 @@ class Rotary(Position):
     Images row by row.
 
     Args:
-        stack, grid: As for `Position`.
         base: Of the frequencies, base^(-2i / width).
         fraction: Part of each head's channels that is rotated, above 0 up to 1.
         scaling: Lower frequencies, for longer sequences; None: as they are.
@@ -235,12 +221,7 @@ class Rotary(Position):
 
 
 class Rotary2D(Rotary):
-    """Half of the rotated channels turn with the row, half with the column (Heo 2024).
-
-    Args:
-        stack, grid, fraction, scaling: As for `Rotary`.
-        base: Of the frequencies, base^(-2i / width).
-    """
+    """Half of the rotated channels turn with the row, half with the column (Heo 2024)."""
 
     dims = (2,)
     axes = 2
@@ -257,10 +238,7 @@ class Rotary2D(Rotary):
 
 
 class ALiBi(Position):
-    """Scores fall linearly with distance, each head at its own slope (Press 2022).
-
-    The distance on images is Euclidean.
-    """
+    """Scores fall linearly with the (Euclidean) distance, at a slope per head (Press 2022)."""
 
     def __init__(self, stack: StackConfig, grid: tuple[int, ...]) -> None:
         super().__init__(stack, grid)
@@ -269,10 +247,7 @@ class ALiBi(Position):
     def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
         """-slope x distance: (B or 1, H, N, M)."""
         offset = (queries[:, :, None] - keys[:, None]).float()  # (B, N, M, A)
-        if offset.shape[-1] == 1:
-            distance = offset.abs()[..., 0]  # (B, N, M)
-        else:
-            distance = offset.norm(dim=-1)  # (B, N, M)
+        distance = offset.abs()[..., 0] if offset.shape[-1] == 1 else offset.norm(dim=-1)
         return -self.slopes(queries.device)[:, None, None] * distance[:, None]  # (B, H, N, M)
 
     def slopes(self, device: torch.device) -> Tensor:
@@ -289,8 +264,9 @@ class ALiBi(Position):
 class T5Bias(Position):
     """A learned number per head and distance bucket, one table per axis (Raffel 2020).
 
+    With `stack.causal`, all buckets are for earlier tokens.
+
     Args:
-        stack, grid: As for `Position`; `stack.causal` spends all buckets on earlier tokens.
         buckets: Number of buckets, even, at least 4; far distances share one.
         max_distance: Distance, in tokens, from which on all share the last bucket.
     """
@@ -324,10 +300,7 @@ class T5Bias(Position):
         return total.movedim(-1, 1)  # (B, N, M, H) -> (B, H, N, M)
 
     def bucket(self, offset: Tensor) -> Tensor:
-        """Bucket of each key - query offset.
-
-        Half hold one distance each, the rest grow logarithmically up to `max_distance`.
-        """
+        """Bucket of each key - query offset: half hold one distance each, the rest grow by log."""
         buckets = self.table.shape[1]
         first: Tensor | int = 0
         if self.causal:
@@ -357,16 +330,9 @@ POSITIONS: dict[str, type[Position]] = {
 def build_position(
     name: str, options: Mapping[str, Any], stack: StackConfig, grid: tuple[int, ...]
 ) -> Position:
-    """The position encoding of a model.
+    """The encoding `POSITIONS[name]` with these options; those left out have their defaults.
 
-    Args:
-        name: Entry of `POSITIONS`.
-        options: Of that encoding, by name; those left out have their defaults.
-        stack: The blocks.
-        grid: Number of positions along each axis.
-
-    Raises:
-        ValueError: There is no such encoding or option, or it does not fit the blocks or the grid.
+    Raises `ValueError` if there is no such encoding or option, or it does not fit blocks or grid.
     """
     require(name in POSITIONS, f'position is "{name}"; choose one of {", ".join(POSITIONS)}.')
     kind = POSITIONS[name]
@@ -395,6 +361,6 @@ def build_position(
 def check_position(
     name: str, options: Mapping[str, Any], stack: StackConfig, grid: tuple[int, ...]
 ) -> None:
-    """Raises `ValueError` as `build_position`, but takes no memory and no random numbers."""
+    """Raises `ValueError` like `build_position`, but needs no memory and no random numbers."""
     with torch.device("meta"):
         build_position(name, options, stack, grid)

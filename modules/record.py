@@ -1,4 +1,4 @@
-"""Attention weights of a forward pass, to look at."""
+"""Records the attention weights of a forward pass."""
 
 from dataclasses import dataclass, field
 
@@ -8,11 +8,7 @@ from modules.cache import AttentionCache, BlockCache, StackCache
 
 
 class WeightRecorder(AttentionCache):
-    """Appends attention weights, (B, H, N, M), to a list.
-
-    Args:
-        weights: The list.
-    """
+    """Appends attention weights, (B, H, N, M), to a list."""
 
     def __init__(self, weights: list[Tensor]) -> None:
         self.on_weights = weights.append

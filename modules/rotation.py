@@ -18,17 +18,12 @@ class Rotation:
     sin: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Queries or keys (B, H, N, D) -> the same, rotated.
-
-        Channels from R on stay as they are.
-        """
+        """Queries or keys (B, H, N, D) -> the same, the first R channels rotated."""
         width = self.cos.shape[-1]
         cos = self.cos.to(x.dtype)
         sin = self.sin.to(x.dtype)
         part = x[..., :width]  # (B, H, N, R)
-        rotated = torch.addcmul(
-            part * cos, part.roll(width // 2, -1), sin
-        )  # few passes over memory
+        rotated = torch.addcmul(part * cos, part.roll(width // 2, -1), sin)  # one pass less
         if width == x.shape[-1]:
             return rotated
         return torch.cat((rotated, x[..., width:]), dim=-1)  # (B, H, N, D)

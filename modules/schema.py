@@ -51,7 +51,7 @@ def from_dict(kind: type[Config], options: Any, prefix: str = "") -> Config:
 def checked(annotation: Any, value: Any, name: str) -> Any:
     """A value of JSON or of a checkpoint, if it is of the annotated type.
 
-    Lists become tuples where that is the type.
+    Lists become tuples if that is the type.
 
     Args:
         annotation: Such as `int | None`, `list[str]`, `Literal["a", "b"]`, or a dataclass, which
@@ -104,7 +104,7 @@ def described(annotation: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a message, cut where it is long."""
+    """A value in a message, cut if it is long."""
     kind = type(value).__name__
     if not isinstance(value, str | int | float | bool | NoneType):
         return f"a {kind}"

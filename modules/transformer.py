@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modules.attention import ATTENTIONS
-from modules.cache import NO_BLOCK_CACHE, NO_CACHE, BlockCache, StackCache
-from modules.config import StackConfig, default, require
+from modules.cache import NO_CACHE, BlockCache, StackCache
+from modules.config import StackConfig, default
 from modules.feedforward import FEEDFORWARDS
 from modules.init import initialise
 from modules.kernels.dropout import Dropout
@@ -35,19 +35,14 @@ NO_CONTEXT = Context(None)  # type: ignore[arg-type]  # cross-attention refuses 
 class BlockInputs(NamedTuple):
     """What a block gets besides the tokens' vectors; arguments as in `Stack.forward`."""
 
-    mask: Mask = NO_MASK
-    rotary: Rotation | None = None
-    context: Context = NO_CONTEXT
-    cache: BlockCache = NO_BLOCK_CACHE
+    mask: Mask
+    rotary: Rotation | None
+    context: Context
+    cache: BlockCache
 
 
 class LayerScale(nn.Module):
-    """A learned factor per channel, small at first (Touvron 2021). Keeps the shape.
-
-    Args:
-        width: Number of channels E.
-        start: Start value of the factors.
-    """
+    """A learned factor per channel, `start` at first (Touvron 2021)."""
 
     def __init__(self, width: int, start: float) -> None:
         super().__init__()
@@ -59,13 +54,7 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Zeroes whole samples of a batch in training, scaling the rest up (Huang 2016).
-
-    Keeps the shape.
-
-    Args:
-        rate: Probability of dropping a sample.
-    """
+    """Zeroes whole samples with probability `rate` in training, scales the rest up (Huang 2016)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -94,15 +83,13 @@ def residual_branch(config: StackConfig, drop_path: float) -> nn.Module:
 class Block(nn.Module):
     """One Transformer block, norms before the sub-layers (Xiong 2020).
 
-    Args:
-        config: Sizes and variants.
-        drop_path: Probability of skipping a sub-layer.
+    `drop_path` is the probability of skipping a sub-layer.
     """
 
     def __init__(self, config: StackConfig, drop_path: float = 0.0) -> None:
         super().__init__()
         sizes = config.resolved
-        norm = norm_factory(config.norm, config.norm_eps, config.bias)
+        norm = norm_factory(config)
         attention = ATTENTIONS[config.attention]
         self.has_cross = config.cross_attention
         self.norm1 = norm(config.width)
@@ -118,7 +105,7 @@ class Block(nn.Module):
         )
         self.residual2 = residual_branch(config, drop_path)
 
-    def forward(self, x: Tensor, state: BlockInputs = BlockInputs()) -> Tensor:
+    def forward(self, x: Tensor, state: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
         mask, rotary, context, cache = state
         y = self.attention(self.norm1(x), None, mask, rotary, cache.self_attn)
@@ -131,9 +118,9 @@ class Block(nn.Module):
 
 
 class PostBlock(Block):
-    """One Transformer block, norms after the residual sums (Vaswani 2017). Arguments as `Block`."""
+    """One Transformer block, norms after the residual sums (Vaswani 2017)."""
 
-    def forward(self, x: Tensor, state: BlockInputs = BlockInputs()) -> Tensor:
+    def forward(self, x: Tensor, state: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
         mask, rotary, context, cache = state
         y = self.attention(x, None, mask, rotary, cache.self_attn)
@@ -145,17 +132,14 @@ class PostBlock(Block):
 
 
 class ParallelBlock(Block):
-    """One Transformer block whose sub-layers read the same normed input (Dehghani 2023).
-
-    Arguments as `Block`.
-    """
+    """One Transformer block whose sub-layers read the same normed input (Dehghani 2023)."""
 
     def __init__(self, config: StackConfig, drop_path: float = 0.0) -> None:
         super().__init__(config, drop_path)
         self.norm2 = nn.Identity()
         self.cross_norm = nn.Identity()
 
-    def forward(self, x: Tensor, state: BlockInputs = BlockInputs()) -> Tensor:
+    def forward(self, x: Tensor, state: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
         mask, rotary, context, cache = state
         normed = self.norm1(x)
@@ -170,18 +154,14 @@ ORDERS: dict[str, type[Block]] = {"pre": Block, "post": PostBlock, "parallel": P
 
 
 class Stack(nn.Module):
-    """Blocks one after the other: an encoder, or with `causal` a decoder.
-
-    Args:
-        config: Sizes and variants.
-    """
+    """Blocks one after the other: an encoder, or with `causal` a decoder."""
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.config = config
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(ORDERS[config.order](config, rate) for rate in rates)
-        norm = norm_factory(config.norm, config.norm_eps, config.bias)
+        norm = norm_factory(config)
         self.norm = norm(config.width) if config.resolved.final_norm else nn.Identity()
         initialise(self, config.init, config.depth)
 
@@ -193,22 +173,15 @@ class Stack(nn.Module):
         context: Context = NO_CONTEXT,
         cache: StackCache = NO_CACHE,
     ) -> Tensor:
-        """Runs all blocks and the final norm.
+        """Runs all blocks and the final norm: (B, N, E) -> (B, N, E).
 
         Args:
-            x: (B, N, E).
+            x: The tokens' vectors.
             mask: Who may attend to whom; combined with a causal mask if the config is causal.
             rotary: Rotary positions of the tokens; None: none.
             context: What cross-attention attends to.
             cache: Keys and values of earlier tokens; or a record of attention weights.
-
-        Returns:
-            (B, N, E).
         """
-        require(
-            x.shape[-1] == self.config.width,
-            f"Vectors of size {x.shape[-1]} do not fit width {self.config.width}.",
-        )
         if self.config.causal and x.shape[1] > 1:  # a single last token sees everything
             mask = mask & cache.causal_mask(x.shape[1], x.device)
         recompute = self.config.checkpoint_activations and torch.is_grad_enabled()

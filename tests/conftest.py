@@ -19,17 +19,6 @@ def same_start() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="module")
-def two_threads() -> Iterator[None]:
-    """For tests of a module whose expected values are those of two threads."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tokenizers and tables of tokens are kept for these tests only."""

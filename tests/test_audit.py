@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,8 +30,8 @@ def test_audit(case: str, tmp_path: Path) -> None:
     fake = tmp_path / "pip-audit"
     fake.write_text(f"#!{sys.executable}\nprint({printed!r})\nraise SystemExit({status})\n")
     fake.chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    command = [sys.executable, str(AUDIT)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    command = [sys.executable, str(ROOT / ".ci" / "audit.py")]
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True)
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (code, lines, "")
     assert held in done.stdout

@@ -24,8 +24,8 @@ LANGUAGES = ("en", "fr")
 def generate(
     seed: int = 0, train: int = 8000, val: int = 500, test: int = 1000
 ) -> dict[str, tuple[list[str], list[str]]]:
-    """Generates pairs of texts. No day and no number occurs twice, be it in another split or in
-    another style.
+    """Generates pairs of texts. No day and no number occurs twice, not even in another split or
+    style.
 
     Args:
         seed: Of the random choices.

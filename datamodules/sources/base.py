@@ -112,7 +112,7 @@ class Source(Generic[S]):
             others = ", ".join(dict.fromkeys(self.sources_by_suffix.values()))
             hint = self.suggest_source(Path(self.path)) or f"; try --data.source {others}"
             raise UsageError(
-                f"the source {self.noun} reads no files, but --data.path is {self.path}{hint}."
+                f"the source {self.noun} has no files, but --data.path is {self.path}{hint}."
             )
 
     @property
@@ -256,10 +256,9 @@ class Source(Generic[S]):
             DataError: It has several of that name.
         """
         fitting = [field.name for field in schema if fits(field.type)]
-        choose = (
-            f"set {self.option_prefix}.{option} to a column of {content} "
-            f"({', '.join(fitting) or 'there is none'})"
-        )
+        choose = f"no column holds {content}"
+        if fitting:
+            choose = f"set {self.option_prefix}.{option} to one of {', '.join(fitting)}"
         name = next((name for name in candidates if name in schema.names), None)
         if name is None:
             wanted = candidates[0] if candidates else f"of {content}"

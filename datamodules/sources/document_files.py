@@ -28,7 +28,7 @@ from datamodules.sources.readers.formats import (
     read_json_lines,
     read_table,
 )
-from datamodules.sources.readers.tables import ARROW, HubTables, type_fault
+from datamodules.sources.readers.tables import ARROW, Tables, TableSource, type_fault
 from datamodules.sources.text_files import text_column
 from datamodules.utils.cache import content_key
 from datamodules.utils.errors import UsageError
@@ -255,12 +255,13 @@ class DocumentHub(DocumentFiles):
 
     noun = "data set"
     suffixes = ARROW
+    kind = TableSource.kind
     unused_options = set[str]()
 
     @cached_property
-    def tables(self) -> HubTables:
+    def tables(self) -> Tables:
         """The data set by split."""
-        return HubTables(self)
+        return Tables(self)
 
     @cached_property
     def splits(self) -> dict[str, list[str]]:
@@ -270,7 +271,7 @@ class DocumentHub(DocumentFiles):
     @cached_property
     def files(self) -> dict[str, list[Path]]:
         """The local files of each split; none if the data set was downloaded."""
-        return join_unlabelled(self.tables.files) if self.tables.folder else {}
+        return join_unlabelled(self.tables.files)
 
     @property
     def origin(self) -> str:

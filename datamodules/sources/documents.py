@@ -200,7 +200,7 @@ class DocumentSource(Source[Any]):
                 characters += len(piece.text)
                 advance(len(text))
         if not documents:
-            raise DataError(f"the {split} split of {self.origin} holds no text.")
+            raise DataError(f"{self.origin} holds no text in its {split} split.")
         digest = content_key(content.hexdigest(), starts.hexdigest())
         return TextStatistics(digest, documents, characters)
 

@@ -63,7 +63,6 @@ class ImageHub(LabelledTables[Records]):
     """A data set of the Hugging Face hub, or a local copy of its files."""
 
     sources_by_suffix = IMAGE_SOURCES
-    suffixes = ARROW
 
     def records(self, split: str) -> Records | None:
         if not self.has(split):

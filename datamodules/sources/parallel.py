@@ -87,7 +87,7 @@ class ParallelSource(TextSource):
             )
 
     def usable(self, samples: TextSamples, split: str) -> TextSamples:
-        """The pairs that are UTF-8, have text on both sides, and hold no endless word.
+        """The pairs that are UTF-8, have text on both sides, and no word that is too long.
 
         Raises:
             DataError: There are none; or a text is not UTF-8, and such are not to be skipped.
@@ -150,7 +150,6 @@ class PairHub(TableSource[TextSamples], ParallelSource):
     The columns are called as the languages, or translation.en and so on, or as the options say.
     """
 
-    suffixes = ARROW
     unused_options = {"header", "test"}
     advice = ", or choose with --data.languages"
 

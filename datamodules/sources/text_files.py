@@ -13,7 +13,7 @@ from datamodules.sources.base import Source
 from datamodules.sources.readers.folders import ClassFolders, files_below
 from datamodules.sources.readers.formats import NOT_UTF8
 from datamodules.sources.readers.labels import LabelledTables, is_text, may_be_classes
-from datamodules.sources.readers.tables import ARROW, CSV, JSON_LINES, CellTypes
+from datamodules.sources.readers.tables import CSV, JSON_LINES, CellTypes
 from datamodules.sources.texts import TextSamples, TextSource, text_samples
 from datamodules.utils.errors import UsageError
 from datamodules.utils.files import printable, read_bytes
@@ -35,8 +35,6 @@ def text_column(source: Source[Any], schema: pa.Schema) -> str:
 
 class TextHub(LabelledTables[TextSamples], TextSource):
     """Texts in a column of a data set of the hub or a local copy, their classes in another."""
-
-    suffixes = ARROW
 
     def read(self, split: str) -> TextSamples:
         table = self.tables.load(split)

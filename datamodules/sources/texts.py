@@ -173,7 +173,7 @@ class TextSource(Source[TextSamples]):
         return pa.chunked_array([*texts.chunks, *more.column.chunks])
 
     def usable(self, samples: TextSamples, split: str) -> TextSamples:
-        """The samples whose texts are UTF-8, hold more than spaces and no endless word.
+        """The samples whose texts are UTF-8, not empty, and without a word that is too long.
 
         Raises:
             DataError: There are none; or one is bad, and bad ones are not to be skipped.
@@ -186,7 +186,7 @@ class TextSource(Source[TextSamples]):
         return found
 
     def decodable(self, samples: TextSamples) -> TextSamples:
-        """The samples that are UTF-8 and hold no endless word; the others are rejected."""
+        """The samples that are UTF-8, without a word that is too long; others are rejected."""
         samples = self.without(samples, is_not_utf8, NOT_UTF8)
         fault = f"holds a word of more than {MAX_WORD:,} characters"
         return self.without(samples, has_long_word, fault)

@@ -21,10 +21,10 @@ def open_regular(path: str | os.PathLike, follow: bool = True, append: bool = Fa
     Args:
         path: The file.
         follow: Whether the file may be a symbolic link.
-        append: Open it to append bytes instead; it is made where it is missing.
+        append: Open it to append bytes instead; it is created if it is missing.
 
     Raises:
-        OSError: It is missing, cannot be read, is a link that is not to be followed, or is not a
+        OSError: It is missing, cannot be read, is a link although `follow` is False, or is not a
             regular file.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if append else os.O_RDONLY
@@ -74,13 +74,13 @@ def regular_files(
     reject: Callable[[str, str], None],
     wanted: Callable[[Path], bool] = lambda path: True,
 ) -> list[Path]:
-    """All regular files below a folder at any depth, and links to such, sorted; no hidden ones.
+    """All regular files below a folder at any depth, and links to them, sorted; no hidden ones.
 
     Args:
         folder: Where to look.
-        reject: Told the name of a folder that cannot be read, of a link to a folder, of a wanted
-            file that is not regular and of a name that is not UTF-8, and what is wrong with it.
-        wanted: Whether a file is looked for, by its path.
+        reject: Called with a name and what is wrong with it, for folders that cannot be read, links
+            to folders, wanted files that are not regular, and names that are not UTF-8.
+        wanted: Whether a file at a path is wanted.
     """
     files = []
     faults = []

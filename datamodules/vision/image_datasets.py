@@ -135,22 +135,15 @@ def decode_all(
                 bad.add(i)
         return len(indices)
 
-    starts = range(0, len(records), IMAGES_PER_JOB)
+    indices = range(len(records))
+    jobs = [indices[i : i + IMAGES_PER_JOB] for i in range(0, len(records), IMAGES_PER_JOB)]
     with (
         ThreadPoolExecutor(usable_cores()) as pool,
         progress_bar("decoding images", len(records)) as advance,
     ):
-        jobs = [
-            pool.submit(decode_some, range(i, min(i + IMAGES_PER_JOB, len(records))))
-            for i in starts
-        ]
-        try:
-            for job in jobs:
-                advance(job.result())
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    good = [i for i in range(len(records)) if i not in bad]
+        for count in pool.map(decode_some, jobs):  # an error cancels the jobs that are left
+            advance(count)
+    good = [i for i in indices if i not in bad]
     return pixels[good] if bad else pixels, good
 
 

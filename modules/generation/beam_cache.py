@@ -48,10 +48,9 @@ class BeamCache(StackCache):
         positions = cache.positions[:, : self.length]
         if not cache.per_row_positions:
             positions = positions[:1]
-        later = torch.arange(1, max_new_tokens + 1, device=device)[:, None]
-        self.positions = torch.cat(
-            (positions, positions[:, -1:] + later), 1
-        )  # (B or 1, max_length, 1)
+        steps = torch.arange(1, max_new_tokens + 1, device=device)[:, None]
+        later = positions[:, -1:] + steps
+        self.positions = torch.cat((positions, later), 1)  # (B or 1, max_length, 1)
         self.padding_mask = None
         if cache.has_padding:
             self.padding_mask = F.pad(
@@ -62,18 +61,14 @@ class BeamCache(StackCache):
         if self.use_embedding_bag:
             self.keys = list(data[:, 0].permute(0, 1, 3, 4, 2))  # (B, G, D, M) of each layer
         else:
-            self.keys = [
-                grown(layer, 1, self.slot_count) for layer in data[:, 0]
-            ]  # (B, slots, G, D)
+            self.keys = [grown(layer, 1, self.slot_count) for layer in data[:, 0]]  # as values
         self.values = [grown(layer, 1, self.slot_count) for layer in data[:, 1]]  # (B, slots, G, D)
         self.contexts = [self.share(context) for context in cache.contexts]
 
     def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
-        layer = (
-            BagLayerCache(self, index) if self.use_embedding_bag else SlotLayerCache(self, index)
-        )
-        return BlockCache(layer, self.contexts[index])
+        layer_cache = BagLayerCache if self.use_embedding_bag else SlotLayerCache
+        return BlockCache(layer_cache(self, index), self.contexts[index])
 
     def add_tokens(
         self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
@@ -81,13 +76,10 @@ class BeamCache(StackCache):
         """Makes room for the next token of each sequence, (B K, 1), which is no padding.
 
         Raises:
-            ValueError: There is not enough room, or padding or positions are given.
+            ValueError: There is not enough room.
         """
         batch, beams = self.slots.shape[:2]
-        require(
-            padding_mask is None and positions is None,
-            "The cache of beam search takes neither padding nor positions; leave them out.",
-        )
+        assert padding_mask is None and positions is None
         require(
             tokens.shape == (batch * beams, 1) and self.length < self.max_length,
             f"{tokens.shape[1]} tokens in {len(tokens)} rows do not fit: {batch} x {beams} "
@@ -109,7 +101,7 @@ class BeamCache(StackCache):
         return TokenPositions(seen[:, self.past :], seen, mask, in_order=False)
 
     def share(self, context: ContextCache) -> ContextCache:
-        """The cache of a context that K sequences look at."""
+        """The cache of a context that K sequences attend to."""
         pair = context.context()
         if pair is None:
             return context
@@ -137,7 +129,7 @@ class BeamCache(StackCache):
 
 
 def prefers_embedding_bag(device: torch.device, config: StackConfig) -> bool:
-    """Whether attention is of dot products, and on a CPU, where sums of rows are the faster way."""
+    """Whether sums of rows are the faster way: for dot products on CPUs."""
     return device.type == "cpu" and config.attention == "dot"
 
 
@@ -188,18 +180,13 @@ class EmbeddingBag:
     def __call__(self, table: Tensor, weights: Tensor) -> Tensor:
         """Sums with weights (..., M) of rows of a table (R, D): (sums, D), of its type."""
         weights = weights.to(table.dtype).flatten()
-        return torch.embedding_bag(table, self.indices, self.offsets, False, 0, False, weights)[
-            0
-        ]  # mode 0: sum
+        mode = 0  # sum
+        bags = torch.embedding_bag(table, self.indices, self.offsets, False, mode, False, weights)
+        return bags[0]
 
 
 class SlotLayerCache(AttentionCache):
-    """One layer's keys and values in slots, gathered for each sequence.
-
-    Args:
-        cache: The whole.
-        layer: Number of the layer.
-    """
+    """One layer's keys and values in slots, gathered for each sequence."""
 
     def __init__(self, cache: BeamCache, layer: int) -> None:
         self.cache = cache
@@ -220,9 +207,7 @@ class SlotLayerCache(AttentionCache):
         values = self.cache.values[self.layer]
         keys[:, self.new] = self.by_row(k)
         values[:, self.new] = self.by_row(v)
-        return keys.flatten(0, 2)[rows], values.flatten(0, 2)[
-            rows
-        ]  # (B slots G, D) -> (B K, G, M, D)
+        return keys.flatten(0, 2)[rows], values.flatten(0, 2)[rows]  # (B K, G, M, D)
 
 
 class BagLayerCache(SlotLayerCache):
@@ -248,12 +233,7 @@ class BagLayerCache(SlotLayerCache):
 
 
 class SharedContextCache(ContextCache):
-    """One layer's keys and values of the context, where K sequences look at each row.
-
-    Args:
-        pair: Keys and values, (B, G, M, D) each.
-        beams: Number K.
-    """
+    """One layer's keys and values of the context, (B, G, M, D), which K sequences attend to."""
 
     def __init__(self, pair: tuple[Tensor, Tensor], beams: int) -> None:
         super().__init__(pair)
@@ -268,13 +248,7 @@ class SharedContextCache(ContextCache):
 
 
 class BagContextCache(SharedContextCache):
-    """The same for dot products on CPUs: see `attention_by_embedding_bag`.
-
-    Args:
-        pair, beams: As for `SharedContextCache`.
-        config: Of the stack of blocks.
-        key_bags: Those of the index of the sequences.
-    """
+    """The same for `attention_by_embedding_bag`, with the key bags of the sequences' index."""
 
     def __init__(
         self,
@@ -309,7 +283,7 @@ def attention_by_embedding_bag(
         keys: (B, G, D, slots).
         values: (B, slots, G, D).
         index: Which of them each sequence sees.
-        mask: Broadcastable to (B, H, K, M) where `beams` is K, to (B K, H, 1, M) where it is 1.
+        mask: Broadcastable to (B, H, K, M) if `beams` is K, to (B K, H, 1, M) if it is 1.
         beams: Number of sequences that share a row of the mask.
 
     Returns:

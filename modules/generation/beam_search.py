@@ -35,7 +35,7 @@ class BeamHypotheses(NamedTuple):
     def empty(
         cls, prompts: int, beams: int, max_new_tokens: int, device: torch.device
     ) -> "BeamHypotheses":
-        """P x K empty places for sequences of up to L tokens."""
+        """P x K empty indices for sequences of up to L tokens."""
         scores = torch.full((prompts, beams), MINUS_INF, device=device)
         tokens = torch.zeros(prompts, beams, max_new_tokens, dtype=torch.int64, device=device)
         lengths = torch.zeros(prompts, beams, dtype=torch.int64, device=device)
@@ -60,7 +60,7 @@ class BeamHypotheses(NamedTuple):
         return BeamHypotheses(scores, longer, self.lengths + 1)
 
     def mask_scores(self, chosen: Tensor, divisor: float = 1.0) -> "BeamHypotheses":
-        """Scores divided by `divisor`, -inf where not `chosen`, (P, K)."""
+        """Scores divided by `divisor`, -inf if not `chosen`, (P, K)."""
         return self._replace(scores=(self.scores / divisor).masked_fill(~chosen, MINUS_INF))
 
     def merge_best(self, others: "BeamHypotheses") -> "BeamHypotheses":
@@ -75,7 +75,7 @@ class BeamHypotheses(NamedTuple):
         return BeamHypotheses(*(part[prompts] for part in self))
 
     def set_rows(self, prompts: Tensor, others: "BeamHypotheses") -> None:
-        """Replaces, in place, the sequences of these prompts, (R,), by others."""
+        """Reindices, in index, the sequences of these prompts, (R,), by others."""
         for mine, other in zip(self, others, strict=True):
             mine[prompts] = other
 
@@ -89,18 +89,15 @@ class BeamHypotheses(NamedTuple):
 
 
 def stable_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest scores of each row and their places, ties go to the lower index.
-
-    (P, S) -> (P, count) twice.
-    """
+    """The largest scores and their indices, (P, S) -> (P, count) twice; ties: lower index first."""
     count = min(count, scores.shape[1])
-    top, place = grouped_topk(scores, min(count + 1, scores.shape[1]))
+    top, index = grouped_topk(scores, min(count + 1, scores.shape[1]))
     if (top[:, count - 1 : count] == top[:, count:]).any():  # `topk` takes any of equals
-        top, place = scores.sort(dim=1, descending=True, stable=True)
-        return top[:, :count], place[:, :count]
-    place = place[:, :count].sort(1)[0]
-    top, order = scores.gather(1, place).sort(dim=1, descending=True, stable=True)
-    return top, place.gather(1, order)
+        top, index = scores.sort(dim=1, descending=True, stable=True)
+        return top[:, :count], index[:, :count]
+    index = index[:, :count].sort(1)[0]
+    top, order = scores.gather(1, index).sort(dim=1, descending=True, stable=True)
+    return top, index.gather(1, order)
 
 
 def grouped_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -113,13 +110,11 @@ def grouped_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return scores.topk(count)
     groups = scores[:, :grouped].unflatten(1, (-1, TOPK_GROUP)).amax(2).topk(count)[1]  # (R, count)
     inside = torch.arange(TOPK_GROUP, device=groups.device)
-    places = (groups[..., None] * TOPK_GROUP + inside).flatten(
-        1
-    )  # (R, count, TOPK_GROUP) -> (R, count TOPK_GROUP)
+    indices = (groups[..., None] * TOPK_GROUP + inside).flatten(1)  # (R, count TOPK_GROUP)
     rest = torch.arange(grouped, scores.shape[1], device=groups.device).expand(len(groups), -1)
-    places = torch.cat((places, rest), 1)
-    top, order = scores.gather(1, places).topk(count)
-    return top, places.gather(1, order)
+    indices = torch.cat((indices, rest), 1)
+    top, order = scores.gather(1, indices).topk(count)
+    return top, indices.gather(1, order)
 
 
 def beam_search(
@@ -130,7 +125,7 @@ def beam_search(
     banned: Collection[int] = (),
     renormalize: bool = True,
 ) -> list[Hypotheses]:
-    """The best sequences that follow each prompt, whatever prompts are beside it.
+    """The best sequences that follow each prompt, whatever the other prompts are.
 
     Args:
         net: The model, in evaluation mode.
@@ -178,9 +173,7 @@ def run_beam_search(
     prompts = torch.arange(len(scores), device=device)  # those that are still in the batch
     results = BeamHypotheses.empty(len(prompts), beams, max_new_tokens, device)
     finished = BeamHypotheses.empty(len(prompts), beams, max_new_tokens, device)
-    running = BeamHypotheses.empty(
-        len(prompts), 1, max_new_tokens, device
-    )  # from which all beams go on
+    running = BeamHypotheses.empty(len(prompts), 1, max_new_tokens, device)  # all beams start here
     running.scores.zero_()
     unfinished = torch.ones_like(prompts, dtype=torch.bool)
     for step in range(1, max_new_tokens + 1):
@@ -233,16 +226,16 @@ def next_tokens(
         is_logits: Scores are logits; False: log probabilities, which need not sum to 1.
 
     Returns:
-        The new sums, which beam goes on, and with which token, (P, C) each, best first.
+        The new sums, which beam is continued, and with which token, (P, C) each, best first.
     """
     scores = scores.float()
     tokens = stable_topk(scores, count)[1]  # (P K, C')
     if is_logits:
         torch.log_softmax(scores, 1, out=scores)
     log_probs = scores.gather(1, tokens).unflatten(0, sums.shape)  # (P, K, C')
-    top, place = stable_topk((sums[..., None] + log_probs).flatten(1), count)  # of (P, K C')
+    top, index = stable_topk((sums[..., None] + log_probs).flatten(1), count)  # of (P, K C')
     tokens = tokens.unflatten(0, sums.shape).flatten(1)  # (P, K C')
-    return top, place // log_probs.shape[2], tokens.gather(1, place)
+    return top, index // log_probs.shape[2], tokens.gather(1, index)
 
 
 def can_improve(
@@ -252,7 +245,7 @@ def can_improve(
     step: int,
     max_new_tokens: int,
 ) -> Tensor:
-    """Whether the search for each prompt goes on after `step` tokens: boolean (P,)."""
+    """Whether the search for each prompt continues after `step` tokens: boolean (P,)."""
     worst = finished.scores[:, -1]
     best = running.scores[:, 0]
     if config.early_stopping == "first" or finished.scores.shape[1] == 1:

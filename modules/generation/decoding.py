@@ -34,9 +34,8 @@ class IncrementalDecoder:
         scores = self.next_token_scores(self.run_prompts())
         if self.beams > 1:
             assert isinstance(self.cache, KVCache)
-            self.cache = BeamCache(
-                self.cache, self.beams, self.max_new_tokens - 1
-            )  # the last is not run
+            not_run = 1  # the last new token
+            self.cache = BeamCache(self.cache, self.beams, self.max_new_tokens - not_run)
         return scores
 
     def decode_step(self, tokens: Tensor) -> Tensor:
@@ -80,17 +79,11 @@ class PromptDecoder(IncrementalDecoder):
     Rows of different lengths are padded on the left. A row that gets longer than `max_length` is
     run again from its last `max_length` / 2 tokens.
 
-    Args:
-        net: The decoder, in evaluation mode.
-        prompts: Token numbers of each row.
-        max_new_tokens: Number of tokens that will follow.
-        beams: Sequences that continue each prompt.
-        banned: Tokens that are never generated.
-        renormalize: Their probability mass goes to the others; False: it is lost.
+    Arguments as in `beam_search`, with the number of beams.
 
     Raises:
-        ValueError: A prompt is empty, longer than `max_length`, or has tokens that the decoder does
-            not know; or it does not know a banned one.
+        ValueError: A prompt is empty, longer than `max_length`, or has unknown tokens; or a banned
+            one is unknown.
     """
 
     def __init__(
@@ -104,11 +97,8 @@ class PromptDecoder(IncrementalDecoder):
     ) -> None:
         check_evaluation_mode(net)
         check_prompts("Prompt", prompts, net.max_length, net.vocabulary)
-        for token in banned:
-            require(
-                0 <= token < net.vocabulary,
-                f"Banned token {token} is none of the model's {net.vocabulary}.",
-            )
+        if banned:
+            check_prompts("Banned", [[*banned]], len(banned), net.vocabulary)
         device = net.embed.weight.device
         self.net = net
         self.max_new_tokens = max_new_tokens
@@ -137,7 +127,7 @@ class PromptDecoder(IncrementalDecoder):
         return self.next_token_scores(self.run_prompts())
 
     def run_prompts(self) -> Tensor:
-        """Runs the rows from where each starts: the last token's vectors, (P, E)."""
+        """Runs each row from its start: the last token's vectors, (P, E)."""
         assert isinstance(self.cache, KVCache)
         self.cache.clear()
         first = min(self.starts)
@@ -160,10 +150,7 @@ class PromptDecoder(IncrementalDecoder):
 
 def check_evaluation_mode(net: torch.nn.Module) -> None:
     """Raises `ValueError` unless a model is in evaluation mode."""
-    require(
-        not net.training,
-        "The model is in training mode, where dropout is on; call its eval() first.",
-    )
+    require(not net.training, "The model is in training mode; call its eval() first.")
 
 
 def check_prompts(

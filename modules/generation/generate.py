@@ -15,7 +15,7 @@ from modules.generation.sampling import (
 )
 from modules.models.gpt import Decoder
 
-ENDED = -1  # what a row gives after its end
+ENDED = -1  # stands for tokens after the end of a row
 
 
 def generate(
@@ -36,7 +36,7 @@ def generate(
         prompts: Token numbers of each row.
         config: How tokens are sampled, and how many.
         stop: Tokens that end a sequence.
-        seeds: Of each row; None: `config.seed`, and one more in each next row.
+        seeds: Of each row; None: `config.seed`, plus one in each next row.
         banned: Tokens that are never generated.
 
     Yields:

@@ -20,33 +20,24 @@ TINY = 1e-9  # the smallest step, so that zeros stay zeros
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in steps of 1/127 of their largest number.
-
-    (M, K) -> int8 (M, K) and the size of the steps, (M, 1).
-    """
-    steps = (
-        torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True).clamp_(min=TINY).div_(INT8_MAX)
-    )
+    """Rows (M, K) in steps of 1/127 of their largest number: int8 (M, K) and steps (M, 1)."""
+    largest = torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True)
+    steps = largest.clamp_(min=TINY).div_(INT8_MAX)
     return (rows / steps).round_().to(torch.int8), steps
 
 
 class PackedLinear(nn.Module):
     """x W^T + b, equal to that of the layer it is made of: float32 (..., K) -> (..., N).
 
-    It has no parameters.
-
-    Args:
-        weight: float32 (N, K) on the CPU.
-        bias: (N,) or None.
+    Takes W (N, K) and b (N,) or None, on the CPU. It has no parameters.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         self.table = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # (N, K), opaque
         self.product = torch.ops.mkldnn._linear_pointwise.default  # looked up once
-        self.plain = (
-            weight.detach() if weight.numel() < MIN_PRODUCTS_NO_GRAD else None
-        )  # for few rows
+        is_small = weight.numel() < MIN_PRODUCTS_NO_GRAD
+        self.plain = weight.detach() if is_small else None  # for few rows
         self.bias = None if bias is None else bias.detach()
 
     @property
@@ -64,16 +55,7 @@ class PackedLinear(nn.Module):
 class QuantizedLinear(nn.Module):
     """x W^T + b with W and each vector x rounded to int8, sums exact in int32 (Dettmers 2022).
 
-    (..., K) -> (..., N).
-
-    For inference: it has no parameters.
-
-    Args:
-        weight: (N, K).
-        bias: (N,) or None.
-
-    Raises:
-        ValueError: The weights are not on the CPU.
+    Takes W (N, K) and b (N,) or None, on the CPU. For inference: it has no parameters.
     """
 
     table: Tensor
@@ -106,7 +88,7 @@ class QuantizedLinear(nn.Module):
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> nn.Module | None:
-    """The packed layer; None where oneDNN does not take these weights."""
+    """The packed layer; None if oneDNN does not take these weights."""
     fits = HAS_ONEDNN and weight.device.type == "cpu" and weight.dtype == torch.float32
     return PackedLinear(weight, bias) if fits else None
 
@@ -131,8 +113,7 @@ def prepare(net: nn.Module, quantization: QuantizationName | None = None) -> nn.
     """
     for parent in list(net.modules()):
         for name, layer in list(parent.named_children()):
-            if isinstance(layer, Linear | TokenHead) and (
-                fast := LAYERS[quantization](layer.weight, layer.bias)
-            ):
-                setattr(parent, name, fast)
+            if isinstance(layer, Linear | TokenHead):
+                fast = LAYERS[quantization](layer.weight, layer.bias)
+                setattr(parent, name, fast or layer)
     return net

@@ -14,14 +14,15 @@ StoppingName = Literal["never", "likely", "first"]
 
 RANGES = {  # of options: memory is taken for all new tokens and beams, and scores stay numbers
     "max_new_tokens": (1, 1_000_000),
+    "top_k": (1, 1_000_000_000),
+    "top_p": (1e-9, 1),
+    "min_p": (0, 1),
     "repetition_penalty": (0.0001, 10_000),
     "beams": (1, 10_000),
     "length_penalty": (-10, 10),
     "seed": (-(2**63), 2**63 - 1),
 }
-NUCLEUS = (
-    1000  # tokens that nearly always have the mass `top_p`; sorting all takes ten times as long
-)
+NUCLEUS = 1000  # so many tokens nearly always have the mass `top_p`; sorting all is much slower
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class GenerationConfig:
             (Nguyen 2024); null or 0: from all.
         repetition_penalty: Divides positive scores of tokens that are in the sequence, multiplies
             negative ones (Keskar 2019); 1: does nothing.
-        beams: Number of sequences that beam search goes on with; 1: no beam search.
+        beams: Number of sequences that beam search keeps; 1: no beam search.
         length_penalty: Beam search ranks by sum of log probabilities / length^this; above 0 favours
             long sequences.
-        early_stopping: When beam search for a prompt is over: "never" before no unfinished sequence
-            can still be among the best; "likely" already when none could if it ended at once,
-            though longer ones may divide by more; "first" as soon as there are as many finished
-            sequences as beams.
+        early_stopping: When beam search for a prompt stops: "never" until no unfinished sequence
+            can still be among the best; "likely" when none could if it ended now, though longer
+            ones may divide by more; "first" as soon as there are as many finished sequences as
+            beams.
         seed: Of the first row's samples; the next row's is one more.
     """
 
@@ -64,23 +65,12 @@ class GenerationConfig:
         for name, (lowest, highest) in RANGES.items():
             number = getattr(self, name)
             require(
-                lowest <= number <= highest,
+                number is None or lowest <= number <= highest,
                 f"{name} is {number}; give a number from {lowest} to {highest}.",
             )
         require(
             self.temperature == 0 or 0.0001 <= self.temperature <= 10_000,
             f"temperature is {self.temperature}; give 0, or a number from 0.0001 to 10000.",
-        )
-        require(
-            self.top_k is None or self.top_k >= 1, f"top_k is {self.top_k}; it must be at least 1."
-        )
-        require(
-            self.top_p is None or 0 < self.top_p <= 1,
-            f"top_p is {self.top_p}; give a probability above 0, up to 1.",
-        )
-        require(
-            self.min_p is None or 0 <= self.min_p <= 1,
-            f"min_p is {self.min_p}; give a number from 0 to 1.",
         )
         filters = (self.top_k, self.top_p, self.min_p)
         plain = filters == (None, None, None) and self.repetition_penalty == 1
@@ -111,13 +101,9 @@ def penalize_repetition(scores: Tensor, sequences: Tensor, penalty: float) -> Te
 
 
 def filter_scores(scores: Tensor, config: GenerationConfig) -> tuple[Tensor, Tensor | None]:
-    """Scores to sample from, (B, K), -inf for never, and their tokens, (B, K).
+    """Applies temperature (above 0), top_k, top_p and min_p, in this order, to scores (B, V).
 
-    Tokens are None where they are all, in order. Filters follow each other as top_k, top_p, min_p.
-
-    Args:
-        scores: (B, V).
-        config: With a temperature above 0.
+    Returns scores to sample from, (B, K), -inf for never, and their tokens, (B, K); None: all.
     """
     scores = scores.float() / config.temperature
     tokens = None
@@ -153,7 +139,7 @@ def sample_tokens(scores: Tensor, config: GenerationConfig, random: Tensor) -> T
         return scores.argmax(1)
     scores, tokens = filter_scores(scores, config)
     sums = scores.softmax(1).cumsum(1, dtype=torch.float64)  # (B, K)
-    place = torch.searchsorted(sums, random[:, None] * sums[:, -1:], right=True)  # (B, 1)
+    index = torch.searchsorted(sums, random[:, None] * sums[:, -1:], right=True)  # (B, 1)
     if tokens is not None:
-        place = tokens.gather(1, place)
-    return place[:, 0]
+        index = tokens.gather(1, index)
+    return index[:, 0]

@@ -47,18 +47,12 @@ DEFAULT_RULES = DecodingRules()
 
 
 class Seq2SeqDecoder(IncrementalDecoder):
-    """Encodes source texts, then decodes target texts.
-
-    What the decoder sees of a source is kept once, however many beams look at it.
+    """Encodes source texts, then decodes target texts. All beams share what is kept of a source.
 
     Args:
-        net: The model, in evaluation mode.
-        sources: Token numbers of each source.
-        start: The token that target texts begin with.
         max_new_tokens: Number of tokens that will follow; at most `max_length` of the model.
         beams: Target texts for each source.
-        banned: Tokens that never follow.
-        rules: What else decides.
+        net, sources, start, banned, rules: As in `translate`.
 
     Raises:
         ValueError: A source is empty, longer than the model's limit, or has tokens that the model
@@ -137,11 +131,9 @@ def translate(
     With `beams` above 1, beam search; with temperature 0, the likeliest token each time; otherwise
     tokens are sampled, each source's with its own seed. Texts that are done leave the batch.
 
-    Hugging Face's `generate` finds the same texts and scores, with `early_stopping` "likely" for
-    its False, "first" for True, and "never", if the `rules` are those of its model: in it, `banned`
-    tokens (`bad_words_ids`) keep their probability mass unless `renormalize_logits` is set, and the
-    first and the last token may be forced. What differs: of equals it takes any; and with a
-    `length_penalty` below 0 its "never" is a guess.
+    Hugging Face's `generate` finds the same texts and scores if `rules` are those of its model; its
+    `early_stopping` False is "likely" here, True is "first". Only there, any of equal scores may
+    win, and "never" is a guess with a `length_penalty` below 0.
 
     Args:
         net: The model, in evaluation mode.
@@ -150,7 +142,7 @@ def translate(
         start: The token that target texts begin with.
         stop: Tokens that end a text.
         banned: Tokens that are never generated, as if their scores were -inf.
-        seeds: Of each source; None: `config.seed`, and one more for each next source.
+        seeds: Of each source; None: `config.seed`, plus one for each next source.
         rules: What else decides on tokens; sampling always renormalizes.
 
     Returns:
@@ -171,9 +163,9 @@ def translate(
         found = run_beam_search(decoder, config, stop)
     else:
         found = sample_targets(decoder, config, stop, seeds)
-    limit = decoder.max_new_tokens + (
-        0 if rules.forced_eos else 1
-    )  # one as long has no end of its own
+    limit = decoder.max_new_tokens
+    if not rules.forced_eos:
+        limit += 1  # the last token may be an end of its own
     return [
         [
             Translation(tokens, score, tokens[-1] in stop and len(tokens) < limit)

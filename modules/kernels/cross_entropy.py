@@ -21,7 +21,6 @@ class LossOptions(NamedTuple):
     """Arguments of the loss that have no gradient; as in `chunked_cross_entropy`."""
 
     targets: Tensor
-    chunk_rows: int
     smoothing: float
     z_loss: float
     with_grad: bool
@@ -35,7 +34,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LossOptions
     ) -> tuple[Tensor, Tensor]:
         """(S, E), (V, E), (V,), targets (S,) -> mean loss and number of correct predictions."""
-        targets, chunk_rows, smoothing, z_loss, with_grad = options
+        targets, smoothing, z_loss, with_grad = options
+        chunk_rows = max(1, LOGITS_PER_CHUNK // len(weight))
         dtype = torch.promote_types(x.dtype, torch.float32)
         counted = targets != IGNORE_INDEX  # (S,)
         mean_factor = counted.sum().clamp(min=1).to(dtype).reciprocal()
@@ -98,7 +98,6 @@ def chunked_cross_entropy(
     bias: Tensor | None,
     targets: Tensor,
     smoothing: float = 0.0,
-    chunk_rows: int | None = None,
     z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """`F.cross_entropy(x W^T + b, targets)` in the memory of one chunk of logits.
@@ -110,14 +109,11 @@ def chunked_cross_entropy(
         targets: Rows of the table (...), or -100 for what does not count; if nothing counts, the
             loss is 0.
         smoothing: Probability mass of the target spread evenly over the table (Szegedy 2016).
-        chunk_rows: Vectors at a time; None: as many as make 2^23 logits.
         z_loss: Weight of the mean of log(sum of exp(logits))^2, which is added (Chowdhery 2022).
 
     Returns:
         Mean loss, in float32 or float64, and the number of targets with the largest score.
     """
     rows = x.flatten(0, -2)  # (..., E) -> (S, E)
-    chunk_rows = chunk_rows or max(1, LOGITS_PER_CHUNK // len(weight))
-    with_grad = torch.is_grad_enabled()
-    options = LossOptions(targets.flatten(), chunk_rows, smoothing, z_loss, with_grad)
+    options = LossOptions(targets.flatten(), smoothing, z_loss, torch.is_grad_enabled())
     return ChunkedCrossEntropy.apply(rows, weight, bias, options)

@@ -17,7 +17,7 @@ def random_int16(shape: torch.Size) -> Tensor:
 
 
 class MaskedScale(torch.autograd.Function):
-    """Zeros where a random number is below `threshold`, the rest scaled up. Keeps the shape."""
+    """Drops values whose random number is below `threshold`, scales the rest. Keeps the shape."""
 
     @staticmethod
     def forward(x: Tensor, numbers: Tensor, threshold: int) -> Tensor:

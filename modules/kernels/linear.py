@@ -1,4 +1,4 @@
-"""Matrix products with weights, on CPUs by oneDNN, which uses AVX-512 where there is.
+"""Matrix products with weights, on CPUs by oneDNN, which uses AVX-512 if there is.
 
 PyTorch's own float32 product is MKL's, which stays with AVX2 on processors that are not Intel's:
 half the speed.
@@ -42,7 +42,7 @@ class OneDnnLinear(torch.autograd.Function):
         needs_a, needs_b, needs_bias = ctx.needs_input_grad
         grad_a = product(grad, b.T) if needs_a else None
         grad_b = None
-        if needs_b and len(b) > a.shape[1]:  # the longer side goes where oneDNN splits it
+        if needs_b and len(b) > a.shape[1]:  # oneDNN splits the longer side
             grad_b = product(a.T, grad.T).T
         elif needs_b:
             grad_b = product(grad.T, a.T)

@@ -84,14 +84,7 @@ class BertConfig:
 
 
 class Encoder(nn.Module):
-    """Token numbers to contextual vectors.
-
-    Args:
-        config: Sizes and variants.
-
-    Raises:
-        ValueError: `vocabulary` is null.
-    """
+    """Token numbers to contextual vectors. Raises `ValueError` if `vocabulary` is null."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -106,7 +99,7 @@ class Encoder(nn.Module):
         self.position = build_position(
             config.position, config.position_options, stack, (config.max_length,)
         )
-        norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
+        norm = norm_factory(stack)
         rate = config.token_dropout
         self.norm = norm(stack.width) if config.embedding_norm else nn.Identity()
         self.token_dropout = TokenDropout(rate) if rate else nn.Identity()
@@ -159,14 +152,7 @@ class Encoder(nn.Module):
 
 
 class BertClassifier(nn.Module):
-    """Texts to class scores.
-
-    Args:
-        config: Sizes and variants.
-
-    Raises:
-        ValueError: `vocabulary` or `num_classes` is null.
-    """
+    """Texts to class scores. Raises `ValueError` if `vocabulary` or `num_classes` is null."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -200,10 +186,7 @@ class BertClassifier(nn.Module):
         segments: Tensor | None = None,
         record: StackCache = NO_CACHE,
     ) -> Tensor:
-        """(B, N) -> pooled vectors (B, E), what the classifier sees.
-
-        Arguments as in `Encoder.forward`.
-        """
+        """(B, N) -> pooled vectors (B, E), what the classifier sees."""
         x = self.encoder(tokens, padding_mask, segments, record)  # (B, N, E)
         return self.pooler(self.pool(x, padding_mask))
 
@@ -211,11 +194,7 @@ class BertClassifier(nn.Module):
 class BertMaskedLM(nn.Module):
     """Texts to the tokens that were masked in them, and to whether two sentences belong together.
 
-    Args:
-        config: Sizes and variants.
-
-    Raises:
-        ValueError: `vocabulary` is null.
+    Raises `ValueError` if `vocabulary` is null.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -223,7 +202,7 @@ class BertMaskedLM(nn.Module):
         self.config = config
         stack = config.stack
         self.encoder = Encoder(config)
-        norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
+        norm = norm_factory(stack)
         activation = ACTIVATIONS[stack.feedforward]
         self.head = MaskedLMHead(self.encoder.embed, norm, activation, stack.bias)
         initialise(self.head, stack.init, stack.depth)
@@ -240,13 +219,10 @@ class BertMaskedLM(nn.Module):
         segments: Tensor | None = None,
         where: Tensor | None = None,
     ) -> Tensor:
-        """Scores of all tokens at chosen places.
+        """Scores of all tokens at chosen positions; other arguments as in `Encoder.forward`.
 
         Args:
-            tokens: Integers (B, N).
-            padding_mask: Boolean (B, N), False at padding; None: there is none.
-            segments: Integers (B, N), each token's segment; None: the first everywhere.
-            where: The places: boolean (B, N), or integers (S,) into (B x N); None: all.
+            where: The positions: boolean (B, N), or integers (S,) into (B x N); None: all.
 
         Returns:
             Logits (S, V), in the order of `where`; with None (B x N, V).
@@ -259,23 +235,20 @@ class BertMaskedLM(nn.Module):
         padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """(B, N) -> vectors (B, N, E), for `loss` and `sentence_logits`.
-
-        Arguments as in `forward`.
-        """
+        """(B, N) -> vectors (B, N, E), for `loss` and `sentence_logits`."""
         return self.encoder(tokens, padding_mask, segments)
 
     def loss(
         self, hidden: Tensor, targets: Tensor, where: Tensor | None = None, smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Mean cross entropy at the chosen places, and number of correct predictions.
+        """Mean cross entropy at chosen positions, and number of correct predictions.
 
         Never holds all logits.
 
         Args:
             hidden: Vectors (B, N, E) of `hidden`.
-            targets: Tokens (S,) of the chosen places, in order; -100 does not count.
-            where: Places as in `forward`.
+            targets: Tokens (S,) at these positions, in order; -100 does not count.
+            where: The positions, as in `forward`.
             smoothing: Label smoothing.
         """
         vectors = self.head.vectors(select(hidden, where))  # (S, E)
@@ -283,7 +256,7 @@ class BertMaskedLM(nn.Module):
         return chunked_cross_entropy(vectors, tokens.weight, tokens.bias, targets, smoothing)
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
-        """Vectors (B, N, E) -> logits (B, 2): class 0 where the second sentence follows."""
+        """Vectors (B, N, E) -> logits (B, 2): class 0 if the second sentence follows."""
         require(
             self.config.next_sentence,
             "This model has no head for sentences; build it with next_sentence: true.",
@@ -292,7 +265,7 @@ class BertMaskedLM(nn.Module):
 
 
 def select(x: Tensor, where: Tensor | None) -> Tensor:
-    """Vectors (B, N, E) at some places, (S, E); `where` as in `BertMaskedLM.forward`."""
+    """Vectors (B, N, E) at some positions, (S, E); `where` as in `BertMaskedLM.forward`."""
     rows = x.flatten(0, 1)  # (B N, E)
     if where is None:
         return rows

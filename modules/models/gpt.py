@@ -9,18 +9,12 @@ from modules.cache import NO_CACHE, StackCache
 from modules.config import StackConfig, check_sizes, require
 from modules.embedding import TokenEmbedding
 from modules.init import initialise
-from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import Dropout
 from modules.kv_cache import KVCache
-from modules.lm_heads import TokenHead
+from modules.lm_heads import LanguageModel, TokenHead
 from modules.masks import documents as same_document
 from modules.position import build_position, check_position
 from modules.transformer import Stack
-
-
-def causal_stack() -> StackConfig:
-    """Default blocks of a decoder."""
-    return StackConfig(causal=True)
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,7 @@ class DecoderConfig:
     position_options: dict[str, Any] = field(default_factory=dict)
     sliding_window: int | None = None
     tied: bool = True
-    stack: StackConfig = field(default_factory=causal_stack)
+    stack: StackConfig = field(default_factory=lambda: StackConfig(causal=True))
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocabulary", "max_length", "sliding_window")
@@ -64,14 +58,10 @@ class DecoderConfig:
         )
 
 
-class Decoder(nn.Module):
+class Decoder(LanguageModel):
     """Tokens to contextual vectors, and to scores of the next token.
 
-    Args:
-        config: Sizes and variants.
-
-    Raises:
-        ValueError: `vocabulary` or `max_length` is null.
+    Raises `ValueError` if `vocabulary` or `max_length` of the config is null.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -91,11 +81,13 @@ class Decoder(nn.Module):
         )
         self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
         self.stack = Stack(stack)
-        self.unembed = None if config.tied else TokenEmbedding(config.vocabulary, stack.width)
-        self.head = TokenHead(self.embed if self.unembed is None else self.unembed)
         initialise(self.embed, stack.init, stack.depth)
-        if self.unembed is not None:
-            initialise(self.unembed, stack.init, stack.depth)
+        self.unembed = None
+        table = self.embed
+        if not config.tied:
+            table = self.unembed = TokenEmbedding(config.vocabulary, stack.width)
+            initialise(table, stack.init, stack.depth)
+        self.head = TokenHead(table)
 
     def forward(
         self,
@@ -109,10 +101,10 @@ class Decoder(nn.Module):
 
         Args:
             tokens: Integers (B, N).
-            padding_mask: Boolean (B, N), False at padding, which stands on the left; None: there
+            padding_mask: Boolean (B, N), False at padding, on the left; None: there
                 is none.
-            positions: Integers (B, N); None: 0, 1, ... from the first token that is no padding, or
-                on from where the cache stopped.
+            positions: Integers (B, N); None: they count from 0 at the first token that is no
+                padding, or on from those in the cache.
             documents: Integers (B, N), the same number for tokens of the same document, which see
                 only each other; None: all tokens of a row belong together.
             cache: Made by `make_cache`: the tokens also attend to those in it, and are appended.
@@ -123,17 +115,18 @@ class Decoder(nn.Module):
         Raises:
             ValueError: More tokens than learned positions or than the cache has room for.
         """
-        where = cache.add_tokens(tokens, padding_mask, positions)
-        mask = where.mask(padding_mask)
+        token_positions = cache.add_tokens(tokens, padding_mask, positions)
+        mask = token_positions.mask(padding_mask)
         if documents is not None:
             require(
                 not isinstance(cache, KVCache),
-                "Packed documents cannot go on from a cache: later tokens would see all of them.",
+                "Packed documents cannot continue a cache: later tokens would see all of them.",
             )
             mask = mask & same_document(documents)
-        mask = mask.with_bias(self.position.bias(where.new, where.all))
-        x = self.position.embed(self.embed(tokens), None if where.in_order else where.new)
-        return self.stack(self.dropout(x), mask, self.position.rotate(where.new), cache=cache)
+        new = token_positions.new
+        mask = mask.with_bias(self.position.bias(new, token_positions.all))
+        x = self.position.embed(self.embed(tokens), None if token_positions.in_order else new)
+        return self.stack(self.dropout(x), mask, self.position.rotate(new), cache=cache)
 
     def make_cache(self, batch: int, length: int) -> KVCache:
         """A cache for `batch` rows of up to `length` tokens, on the device of the weights.
@@ -143,25 +136,6 @@ class Decoder(nn.Module):
         """
         self.position.check_length(length)
         return KVCache.like(self.embed.weight, self.config.stack, batch, length)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Vectors (..., E) -> scores (..., V) of the token that follows each."""
-        return self.head(hidden)
-
-    def loss(
-        self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """Mean cross entropy, and number of correct predictions. Never holds all logits.
-
-        Args:
-            hidden: Vectors (B, N, E) of `forward`.
-            targets: The tokens that follow, (B, N); -100 does not count.
-            smoothing: Label smoothing.
-            z_loss: Weight of the mean squared logarithm of the softmax's denominator.
-        """
-        weight = self.head.weight
-        bias = self.head.bias
-        return chunked_cross_entropy(hidden, weight, bias, targets, smoothing, z_loss=z_loss)
 
 
 def _gpt2(width: int, depth: int, heads: int, max_length: int = 1024) -> DecoderConfig:

@@ -9,10 +9,9 @@ from modules.cache import NO_CACHE, StackCache, TokenPositions
 from modules.config import StackConfig
 from modules.embedding import TokenEmbedding
 from modules.init import initialise
-from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import Dropout
 from modules.kv_cache import KVCache
-from modules.lm_heads import TokenHead
+from modules.lm_heads import LanguageModel, TokenHead
 from modules.masks import Mask, none_if_no_padding, padding, prefix
 from modules.models.seq2seq_config import SEQ2SEQ_PRESETS, Seq2SeqConfig
 from modules.norm import norm_factory
@@ -23,18 +22,12 @@ __all__ = ["ARCHITECTURES", "SEQ2SEQ_PRESETS", "PrefixLM", "Seq2Seq", "Seq2SeqCo
 
 
 class TextStack(nn.Module):
-    """Position encoding, norm, dropout and blocks of one text.
-
-    Args:
-        config: Of the whole.
-        stack: The blocks of this side.
-        length: Number of learned positions.
-    """
+    """Position encoding, norm, dropout and blocks of one side, with `length` learned positions."""
 
     def __init__(self, config: Seq2SeqConfig, stack: StackConfig, length: int) -> None:
         super().__init__()
         self.position = build_position(config.position, config.position_options, stack, (length,))
-        norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
+        norm = norm_factory(stack)
         self.norm = norm(stack.width) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
         self.stack = Stack(stack)
@@ -57,14 +50,10 @@ class TextStack(nn.Module):
         return self.stack(self.dropout(x), mask, self.position.rotate(new), context, cache)
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(LanguageModel):
     """Source texts to contextual vectors, and target texts to scores of the next token.
 
-    Args:
-        config: Sizes and variants.
-
-    Raises:
-        ValueError: A vocabulary or `max_length` is null.
+    Raises `ValueError` if a vocabulary or `max_length` of the config is null.
     """
 
     def __init__(self, config: Seq2SeqConfig) -> None:
@@ -90,10 +79,9 @@ class Seq2Seq(nn.Module):
         self.build_stacks(self.max_length)
 
     def make_embedding(self, vocabulary: int, scale: bool) -> TokenEmbedding:
-        """A table of vectors.
+        """A table of vectors, with std 1 / sqrt(E) if the model scales embeddings.
 
-        Where the model scales embeddings, all tables start with std 1 / sqrt(E), so that scaled
-        vectors and logits start with variance 1.
+        So scaled vectors and logits start with variance 1.
         """
         stack = self.config.decoder
         embedding = TokenEmbedding(vocabulary, stack.width, scale)
@@ -135,7 +123,7 @@ class Seq2Seq(nn.Module):
 
         Args:
             source: Integers (B, M).
-            padding_mask: Boolean (B, M), False at padding, which stands on the right; None: there
+            padding_mask: Boolean (B, M), False at padding, on the right; None: there
                 is none.
             record: Collects the attention weights of each block.
 
@@ -165,10 +153,10 @@ class Seq2Seq(nn.Module):
         """Runs the decoder on target texts.
 
         Args:
-            tokens: Integers (B, N), beginning with the start token unless a cache goes on.
+            tokens: Integers (B, N), beginning with the start token unless they continue a cache.
             context: Made by `encode`.
             padding_mask: Boolean (B, N), False at padding, which does not count as a position;
-                None: there is none, or it stands on the right, where no token sees it.
+                None: there is none, or it is on the right, and no token sees it.
             cache: Made by `make_cache`: the tokens also attend to those in it, and are appended.
                 Or a record of attention weights.
 
@@ -183,7 +171,7 @@ class Seq2Seq(nn.Module):
         return self.decoder(self.embed(tokens), positions, mask, context, cache)
 
     def make_cache(self, context: Context, length: int) -> KVCache:
-        """A cache for targets of up to `length` tokens, one for each source, beside the weights.
+        """A cache for targets of up to `length` tokens, one for each source.
 
         Raises:
             ValueError: `length` is more than there are learned positions.
@@ -196,25 +184,6 @@ class Seq2Seq(nn.Module):
     def prefix_length(self, context: Context) -> int:
         """Number of tokens in the decoder's blocks before the target."""
         return 0
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Vectors (..., E) -> scores (..., V) of the token that follows each."""
-        return self.head(hidden)
-
-    def loss(
-        self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """Mean cross entropy, and number of correct predictions. Never holds all logits.
-
-        Args:
-            hidden: Vectors (B, N, E) of `forward`.
-            targets: The tokens that follow, (B, N); -100 does not count.
-            smoothing: Label smoothing.
-            z_loss: Weight of the mean squared logarithm of the softmax's denominator.
-        """
-        weight = self.head.weight
-        bias = self.head.bias
-        return chunked_cross_entropy(hidden, weight, bias, targets, smoothing, z_loss=z_loss)
 
 
 class PrefixLM(Seq2Seq):
@@ -244,7 +213,7 @@ class PrefixLM(Seq2Seq):
         padding_mask: Tensor | None = None,
         cache: StackCache = NO_CACHE,
     ) -> Tensor:
-        """As `Seq2Seq.decode`; positions go on behind the source's last token."""
+        """As `Seq2Seq.decode`; positions count on from the source's last token."""
         x = self.embed(tokens)  # (B, N, E)
         first = 0
         if cache.length == 0:

@@ -10,11 +10,6 @@ ArchitectureName = Literal["encoder_decoder", "prefix"]
 TyingName = Literal["all", "inputs", "target", "none"]
 
 
-def cross_stack() -> StackConfig:
-    """Default blocks of the decoder."""
-    return StackConfig(causal=True, cross_attention=True)
-
-
 @dataclass(frozen=True)
 class Seq2SeqConfig:
     """Sizes and variants of a model that turns a source text into a target text.
@@ -51,7 +46,9 @@ class Seq2SeqConfig:
     embedding_norm: bool = False
     output_bias: bool = False
     encoder: StackConfig = field(default_factory=StackConfig)
-    decoder: StackConfig = field(default_factory=cross_stack)
+    decoder: StackConfig = field(
+        default_factory=lambda: StackConfig(causal=True, cross_attention=True)
+    )
 
     def __post_init__(self) -> None:
         check_sizes(self, "source_vocabulary", "target_vocabulary", "max_length")

@@ -39,7 +39,7 @@ class ViTConfig:
         num_classes: Number of classes; null: to be filled in from the data.
         pool: How tokens become one vector: the class token, their mean, their max, or attention
             from a learned query.
-        class_token: Prepend a class token; null: only where `pool` is "cls".
+        class_token: Prepend a class token; null: only if `pool` is "cls".
         register_tokens: Number of extra learned tokens (Darcet 2024).
         position: Position encoding of the patches: none, learned, sinusoidal, sincos2d, rotary,
             rotary2d, alibi or t5; class and register tokens have none.
@@ -102,7 +102,7 @@ class ViTConfig:
 
     @property
     def has_class_token(self) -> bool:
-        """Whether a class token stands first."""
+        """Whether a class token comes first."""
         return default(self.class_token, self.pool == "cls")
 
     @property
@@ -112,14 +112,7 @@ class ViTConfig:
 
 
 class ViT(nn.Module):
-    """Images to class scores.
-
-    Args:
-        config: Sizes and variants.
-
-    Raises:
-        ValueError: `channels` or `num_classes` is null.
-    """
+    """Images to class scores. Raises `ValueError` if `channels` or `num_classes` is null."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -132,7 +125,7 @@ class ViT(nn.Module):
         stack = config.stack
         norm = None
         if config.norm_after_pool:
-            norm = norm_factory(stack.norm, stack.norm_eps, stack.bias)
+            norm = norm_factory(stack)
             stack = replace(stack, final_norm=False)
         self.embed = PatchEmbedding(
             config.image_size, config.patch_size, config.channels, stack.width, config.stem
@@ -148,11 +141,11 @@ class ViT(nn.Module):
             initialise(part, stack.init, stack.depth)
 
     def forward(self, images: Tensor, record: StackCache = NO_CACHE) -> Tensor:
-        """(B, C, Y, X) -> logits (B, classes); `record` collects attention weights."""
+        """(B, C, H, W) -> logits (B, classes); `record` collects attention weights."""
         return self.head(self.features(images, record))
 
     def features(self, images: Tensor, record: StackCache = NO_CACHE) -> Tensor:
-        """(B, C, Y, X) -> pooled vectors (B, E), what the classifier sees."""
+        """(B, C, H, W) -> pooled vectors (B, E), what the classifier sees."""
         prefix = self.config.prefix_tokens
         images = images.to(next(self.embed.parameters()).dtype)
         positions = grid_positions(self.config.grid, images.device)  # (1, N, 2)

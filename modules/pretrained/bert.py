@@ -21,7 +21,7 @@ from modules.pretrained.settings import (
     quoted,
     write_options,
 )
-from modules.pretrained.weights import Layers, Names, State, weight_names
+from modules.pretrained.weights import Layers, Names, State, drop_other_classifier, weight_names
 from modules.schema import checked
 
 HEADS = ("pool.", "pooler.", "head.", "sentence.")  # need not be in a file
@@ -83,7 +83,6 @@ class BertFamily(TransformersFamily[BertConfig]):
     # Weights --------------------------------------------------------------------------------------
 
     def names(self, config: BertConfig) -> Names:
-        """Returns all of our names with theirs."""
         embeddings = f"{self.name}.embeddings"
         layers: Layers = {
             "encoder.embed": f"{embeddings}.word_embeddings",
@@ -108,7 +107,6 @@ class BertFamily(TransformersFamily[BertConfig]):
         return [BertClassifier(full), BertMaskedLM(full)]
 
     def copies(self, config: BertConfig) -> dict[str, str]:
-        """Returns their names of tied weights, each with the name of the original."""
         return self.tied
 
     def full_name(self, name: str) -> str:
@@ -130,11 +128,9 @@ class BertFamily(TransformersFamily[BertConfig]):
 
     def weights_from_external(self, state: State, config: BertConfig) -> State:
         """As in the base class; a classifier for another number of classes is left out."""
-        ours = super().weights_from_external(state, config)
-        bias = ours.get("head.linear.bias")
-        if bias is None or bias.shape == (config.num_classes,):
-            return ours
-        return {name: value for name, value in ours.items() if not name.startswith("head.linear.")}
+        return drop_other_classifier(
+            super().weights_from_external(state, config), config.num_classes
+        )
 
     def weights_to_external(self, state: State, config: BertConfig) -> State:
         """As in the base class, and the copies of tied weights."""
@@ -202,7 +198,6 @@ class BertFamily(TransformersFamily[BertConfig]):
         return settings
 
     def check(self, config: BertConfig) -> None:
-        """Raises `ValueError` if no model of this family can equal ours, with the reason."""
         check_options(self.name, config, COMMON | self.fixed)
         check_feedforward(self.name, config, self.activations)
         check_heads(self.name, config.stack)

@@ -72,12 +72,10 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
     # Weights --------------------------------------------------------------------------------------
 
     def names(self, config: DecoderConfig) -> Names:
-        """Returns all of our names with theirs."""
         layers: Layers = {"embed": self.embed, "unembed": HEAD, **self.layers}
         return weight_names(layers, config.stack.depth, self.tensors)
 
     def networks(self, config: DecoderConfig) -> list[nn.Module]:
-        """Builds the decoder."""
         return [Decoder(config)]
 
     def copies(self, config: DecoderConfig) -> dict[str, str]:
@@ -85,7 +83,6 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
         return {f"{HEAD}.weight": f"{self.embed}.weight"} if config.tied else {}
 
     def qkv_rows(self, config: DecoderConfig) -> tuple[int, int, int]:
-        """Returns the rows of queries, keys and values in one of our weights."""
         sizes = config.stack.resolved
         shared = sizes.kv_heads * sizes.head_dim
         return config.stack.heads * sizes.head_dim, shared, shared
@@ -161,7 +158,6 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
         return settings | {"model_type": self.name, "architectures": [self.architecture]}
 
     def check(self, config: DecoderConfig) -> None:
-        """Raises `ValueError` if no model of this family can equal ours, with the reason."""
         stack = config.stack
         check_options(self.name, config, {**COMMON, "bias": stack.qkv_bias, **self.fixed})
         check_position_options(self.name, config, {"fraction": 1}, free=("base", "scaling"))

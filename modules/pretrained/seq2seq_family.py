@@ -66,7 +66,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
     # Weights --------------------------------------------------------------------------------------
 
     def names(self, config: Seq2SeqConfig) -> Names:
-        """Returns all of our names with theirs."""
         names = self.token_names(config) | weight_names(self.layers, 1, self.tensors)
         for side, layers in self.blocks.items():
             block = self.block.replace("{side}", side)
@@ -91,7 +90,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
         return names
 
     def copies(self, config: Seq2SeqConfig) -> dict[str, str]:
-        """Returns their names of tied tables, each with the name of the original."""
         shared = f"{self.prefix}shared.weight"
         copies = {}
         if config.tying in ("all", "inputs"):
@@ -102,7 +100,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
         return copies
 
     def networks(self, config: Seq2SeqConfig) -> list[nn.Module]:
-        """Builds the encoder-decoder."""
         return [Seq2Seq(config)]
 
     def full_name(self, name: str) -> str:
@@ -128,7 +125,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
     # Configs --------------------------------------------------------------------------------------
 
     def config_from_external(self, settings: Settings) -> Seq2SeqConfig:
-        """Returns our config."""
         check_settings(settings, {"is_encoder_decoder": True, "is_causal": True})
         settings = self.with_defaults(settings)
         options = self.read(settings, StackConfig, Seq2SeqConfig)
@@ -196,7 +192,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
         }
 
     def check(self, config: Seq2SeqConfig) -> None:
-        """Raises `ValueError` if no model of this family can equal ours, with the reason."""
         name = self.name
         check_options(name, config, {"architecture": "encoder_decoder", **self.fixed})
         known = sorted(set(self.tying.values()))

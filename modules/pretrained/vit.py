@@ -15,7 +15,7 @@ from modules.models.vit import ViT, ViTConfig
 from modules.position import resize_grid
 from modules.pretrained.family import Family
 from modules.pretrained.settings import check_options
-from modules.pretrained.weights import Layers, Names, State, weight_names
+from modules.pretrained.weights import Layers, Names, State, drop_other_classifier, weight_names
 
 POSITIONS = "position.table"
 TOKENS = "prefix.vectors"
@@ -41,11 +41,9 @@ class ViTFamily(Family[ViTConfig]):
         return weight_names(self.layers, config.stack.depth, tensors)
 
     def networks(self, config: ViTConfig) -> list[nn.Module]:
-        """Builds the ViT."""
         return [ViT(config)]
 
     def check(self, config: ViTConfig) -> None:
-        """Raises `ValueError` if no model of this family can equal ours, with the reason."""
         check_options(self.name, config, {"position": "learned"})
 
     def weights_from_external(
@@ -81,10 +79,9 @@ class ViTFamily(Family[ViTConfig]):
         rest[POSITIONS] = resize_grid(grid, config.grid)  # (rows, columns, E)
         if len(prefix):
             rest[TOKENS] = prefix + positions[:covered] if covered else prefix  # (P, E)
-        ours = super().weights_from_external(rest, config)
-        if len(ours.get("head.linear.bias", ())) == config.num_classes:
-            return ours
-        return {name: value for name, value in ours.items() if not name.startswith("head.linear.")}
+        return drop_other_classifier(
+            super().weights_from_external(rest, config), config.num_classes
+        )
 
     def weights_to_external(
         self, state: State, config: ViTConfig, prefix_positions: bool | None = None

@@ -118,6 +118,14 @@ def drop_copies(copies: Mapping[str, str], rest: State) -> None:
             )
 
 
+def drop_other_classifier(state: State, num_classes: int | None) -> State:
+    """Returns weights under our names without a classifier for another number of classes."""
+    bias = state.get("head.linear.bias")
+    if bias is not None and bias.shape == (num_classes,):
+        return state
+    return {name: value for name, value in state.items() if not name.startswith("head.linear.")}
+
+
 def build_on_meta(build: Callable[[], Built]) -> Built:
     """Builds networks on the meta device, without memory for their weights.
 

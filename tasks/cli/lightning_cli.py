@@ -248,7 +248,7 @@ class TaskCLI(LightningCLI):
         self.restore()
         with fail_together(self.trainer):
             try:
-                with self.checkpoint_errors(), remove_unless_started(self.folder):
+                with self.restore_errors(), remove_unless_started(self.folder):
                     self.trainer.fit(
                         self.model,
                         datamodule=self.datamodule,
@@ -263,7 +263,7 @@ class TaskCLI(LightningCLI):
             self.finish(metrics)
 
     @contextmanager
-    def checkpoint_errors(self) -> Iterator[None]:
+    def restore_errors(self) -> Iterator[None]:
         """Turn errors of restoring a checkpoint, before training starts, into a `RunError`."""
         try:
             yield

@@ -166,14 +166,14 @@ def require_equal(differences: Mapping[str, float]) -> None:
 
 def table(results: Mapping[str, Result], unit: str) -> str:
     """The results as lines of text; ratios are those of medians against the first."""
-    heads = (f"median {unit}", "lowest", "highest", "ratio", "peak MiB", "taken MiB")
-    lines = ["{:<24}{:>18}{:>10}{:>10}{:>8}{:>10}{:>11}".format("", *heads)]
+    has_memory = any(found.peak for found in results.values())
     base = next(iter(results.values())).median
+    head = f"{'':<24}{f'median {unit}':>18}{'lowest':>10}{'highest':>10}{'ratio':>8}"
+    lines = [head + f"{'peak MiB':>10}{'taken MiB':>11}" * has_memory]
     for name, found in results.items():
-        lines.append(
-            f"{name:<24}{found.median:>18.1f}{min(found.rates):>10.1f}{max(found.rates):>10.1f}"
-            f"{found.median / base:>8.2f}{found.peak:>10.0f}{found.taken:>11.0f}"
-        )
+        line = f"{name:<24}{found.median:>18.1f}{min(found.rates):>10.1f}{max(found.rates):>10.1f}"
+        memory = f"{found.peak:>10.0f}{found.taken:>11.0f}" * has_memory
+        lines.append(f"{line}{found.median / base:>8.2f}{memory}")
     return "\n".join(lines)
 
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from tests.benchmarks import _compare
 from tests.benchmarks._decoders import LIBRARIES, installed, nanogpt_model
 
+WINDOWS = 64  # evaluated at once
 CHARACTERS = "config/train_shakespeare_char.py"
 THEIRS = {
     "cpu": "--device=cpu --compile=False --eval_iters=20 --log_interval=100 --block_size=64"
@@ -99,13 +100,24 @@ def tessera(options: Namespace, text: Path, folder: Path) -> Trained:
 def mean_loss(name: str, trained: Trained, tokens: Tensor) -> float:
     """Of all tokens but the first, in consecutive windows; the last one may be shorter."""
     trained.net.eval()
+    context = trained.context
+    inputs = tokens[:-1]
+    targets = tokens[1:]
+    whole = len(inputs) // context * context
+    batches = list(
+        zip(
+            inputs[:whole].view(-1, context).split(WINDOWS),
+            targets[:whole].view(-1, context).split(WINDOWS),
+            strict=True,
+        )
+    )
+    if whole < len(inputs):
+        batches.append((inputs[None, whole:], targets[None, whole:]))
     total = 0.0
-    inputs = tokens[:-1].split(trained.context)
-    targets = tokens[1:].split(trained.context)
-    for one, other in zip(inputs, targets, strict=True):
-        logits = LIBRARIES[name].logits(trained.net, one[None])[0]  # (T, V)
-        total += float(F.cross_entropy(logits, other, reduction="sum"))
-    return total / (len(tokens) - 1)
+    for one, other in batches:  # (B, T) each
+        logits = LIBRARIES[name].logits(trained.net, one)  # (B, T, V)
+        total += float(F.cross_entropy(logits.flatten(0, 1), other.flatten(), reduction="sum"))
+    return total / len(inputs)
 
 
 def main() -> None:

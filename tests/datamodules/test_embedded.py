@@ -3,7 +3,8 @@ both languages say alike, and a reference whose splits share no passage."""
 
 import re
 import sys
-from datetime import date
+from contextlib import suppress
+from datetime import date, datetime
 from zlib import crc32
 
 import pytest
@@ -180,74 +181,25 @@ DAYS = {
     "en": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
     "fr": "lundi mardi mercredi jeudi vendredi samedi dimanche",
 }
-UNITS = {
-    "en": "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-    "fifteen sixteen seventeen eighteen nineteen",
-    "fr": "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze "
-    "seize",
-}
-TENS = {
-    "en": "twenty thirty forty fifty sixty seventy eighty ninety",
-    "fr": "vingt trente quarante cinquante soixante",
-}
-ORDINALS = {"first": 1, "second": 2, "third": 3, "fifth": 5, "eighth": 8, "ninth": 9, "twelfth": 12}
-ORDINALS |= {"twentieth": 20, "thirtieth": 30, "premier": 1}
 
 
-def number(text: str, language: str) -> int:
-    """The number that some words say, by rules of its own."""
-    units = {word: i for i, word in enumerate(UNITS[language].split())}
-    tens = {word: 10 * i for i, word in enumerate(TENS[language].split(), 2)}
-    values = units | tens | ORDINALS
-    total = 0
-    part = 0
-    for word in re.findall(r"[^\W\d]+", text):
-        if word in ("hundred", "cent", "cents"):
-            part = (part or 1) * 100
-        elif word in ("thousand", "mille"):
-            total += (part or 1) * 1000
-            part = 0
-        elif word in ("vingt", "vingts") and part % 100 == 4:
-            part += 76  # four times twenty
-        elif word not in ("and", "et"):
-            part += values.get(word, values.get(word.removesuffix("th"), -1))
-    return total + part
+def day_of(text: str) -> date | None:
+    """The day that an English text says in digits."""
+    for pattern in ("%A, %B %d, %Y", "%B %d, %Y", "%b %d, %Y"):
+        with suppress(ValueError):
+            return datetime.strptime(text, pattern).date()
+    return None
 
 
-def year_of(text: str, language: str) -> int:
-    if text.isdigit():
-        return int(text)
-    if language == "fr" or "hundred" in text or "thousand" in text:
-        return number(text, language)
-    century, _, rest = text.partition(" ")
-    return number(century, "en") * 100 + number(rest.removeprefix("oh-"), "en")
-
-
-PATTERNS = {
-    "en": (r"(?P<month>\w+) (?P<day>\d+), (?P<year>\d{4})|the (\S+) of (\w+), (.+)"),
-    "fr": (
-        r"(?P<day>\d+) (?P<month>\w+)\.? (?P<year>\d{4})|(.+?) (\w{3,}) (mille .+|deux mille.*)"
-    ),
-}
-
-
-def read(text: str, language: str) -> date | int:
-    """What a text says; a day of the week must be right, which tells apart days that differ in a
-    digit."""
-    names = DAYS[language].split()
-    weekday = next((day for day in names if text.startswith(day)), None)
-    found = re.fullmatch(PATTERNS[language], text.removeprefix(weekday or "").strip(" ,"))
-    months = MONTHS[language].split()
-    if found is None or not (weekday or found["year"]):
-        return number(text, language)
-    day, month, year = found["day"], found["month"], found["year"]
-    if year is None:
-        day, month, year = found.groups()[-3:]
-    (month,) = (name for name in months if name.startswith(month[:4]) and len(month) > 2)
-    day_number = int(day) if day.isdigit() else number(day, language)
-    said = date(year_of(year, language), months.index(month) + 1, day_number)
-    assert weekday in (None, names[said.weekday()]), text
-    return said
+def names_in(text: str, language: str) -> tuple[int | None, int | None]:
+    """Which day of the week and which month a date names, from 0."""
+    names = MONTHS[language].split()
+    words = re.findall(r"[^\W\d]{3,}", text)
+    weekdays = [i for i, name in enumerate(DAYS[language].split()) if text.startswith(name)]
+    months = [i for i, name in enumerate(names) if name in words]
+    if not months:
+        months = [i for i, name in enumerate(names) if any(map(name.startswith, words))]
+    return next(iter(weekdays), None), next(iter(months), None)
 
 
 @pytest.fixture(scope="module")
@@ -256,17 +208,27 @@ def date_splits() -> Dates:
 
 
 def test_both_sides_say_the_same_and_nothing_is_said_twice(date_splits: Dates) -> None:
-    seen: set[date | int] = set()
+    numbers = range(2000)
+    english_numbers = {dates.number_in_words(number, "en"): number for number in numbers}
+    days = []
     for english, french in date_splits.values():
         for one, other in zip(english, french, strict=True):
-            subject = read(one, "en")
-            assert subject == read(other, "fr"), (one, other)
-            assert subject not in seen, one
-            seen.add(subject)
+            day = day_of(one)
+            number = english_numbers.get(one)
+            if day is not None:
+                days.append(day)
+                assert re.findall(r"\d+", other) == [str(day.day), str(day.year)], one
+            if number is not None:
+                assert other == dates.number_in_words(number, "fr")
+            elif day is not None or "day, the " in one:
+                assert names_in(one, "en") == names_in(other, "fr"), (one, other)
     assert [len(english) for english, _ in date_splits.values()] == [8000, 500, 1000]
-    days = [subject for subject in seen if isinstance(subject, date)]
-    assert 0.6 < len(days) / len(seen) < 0.8 and len({day.year for day in days}) == 200
-    assert {len(str(subject)) for subject in seen if isinstance(subject, int)} == {1, 2, 3, 4, 5, 6}
+    assert len(set(days)) == len(days) and len({day.year for day in days}) == 200
+    texts = [text for english, _ in date_splits.values() for text in english]
+    assert len(set(texts)) == len(texts)
+    in_words = [text for text in texts if text[0].islower()]
+    assert 0.2 < len(in_words) / len(texts) < 0.4
+    assert any("hundred thousand" in text or "hundred and" in text for text in in_words)
     styles = (
         r"\w+day, \w+ \d+, \d{4}",
         r"[A-Z]\w{4,} \d+, \d{4}",

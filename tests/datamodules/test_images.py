@@ -207,7 +207,7 @@ def test_splits_of_folders(photos: Path) -> None:
         save(photos / "val" / name / "1.png")
     data = ImageData("folder", str(photos), 12)
     data.setup("fit")
-    assert (len(data._dataset("train")), len(data._dataset("val"))) == (36, 3)
+    assert (len(data.dataset("train")), len(data._dataset("val"))) == (36, 3)
     metadata = data.metadata()
     (photos / "train").rename(photos / "unread")
     data = ImageData("folder", str(photos))  # a checkpoint needs no training split
@@ -267,6 +267,7 @@ def test_prediction_needs_metadata_and_no_data_set(photos: Path) -> None:
         assert data.metadata() == metadata
 
 
+@pytest.mark.slow
 def test_importing_adds_no_heavy_package_to_those_of_lightning() -> None:
     code = (
         "import sys, pytorch_lightning; before = set(sys.modules)\n"
@@ -280,6 +281,7 @@ def test_importing_adds_no_heavy_package_to_those_of_lightning() -> None:
     assert not (heavy | {"tokenizers", "transformers"}) & set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_cifar10_is_whole(real_data: Path) -> None:
     data = ImageData("hub", str(real_data / "cifar10_jpeg"))
     metadata = data.metadata()
@@ -458,7 +460,7 @@ def test_bad_files_are_named_or_skipped_and_counted(
         if stage == "predict":
             loader = data.predict_dataloader()
         else:
-            loader = data.eval_loader(data._dataset("train"))
+            loader = data.eval_loader(data.dataset("train"))
         batches = [data.on_before_batch_transfer(batch, 0) for batch in loader]
         return sum(len(batch["image"]) for batch in batches), data.skipped
 

@@ -52,7 +52,7 @@ def measure(path: str, kind: str) -> dict[str, Any]:
         found["peaks"][f"read {packing}"] = resident("VmHWM") - before
         found["seconds"][packing] = round(time.time() - start)
     found["text"] = sum(len(piece.text.encode()) for piece in data.source.split("val"))
-    found["train"] = len(data.file("train").tokens)
+    found["train"] = len(data.token_file("train").tokens)
     return found
 
 

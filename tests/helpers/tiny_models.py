@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.models.gpt import Decoder, DecoderConfig
 from modules.models.seq2seq import PrefixLM, Seq2Seq, Seq2SeqConfig
 from modules.models.vit import ViT, ViTConfig
+from modules.parameter_groups import parameter_depths, parameter_roles
 from modules.position import POSITIONS
 
 VOCAB = 31
@@ -48,6 +50,11 @@ VARIANTS: list[dict[str, Any]] = [
 def label(options: dict[str, Any]) -> str:
     """The name of a test."""
     return "-".join(f"{key}={value}" for key, value in options.items()) or "plain"
+
+
+every_decoder = pytest.mark.parametrize("kind", DECODERS)
+every_variant = pytest.mark.parametrize("options", VARIANTS, ids=label)
+every_position = pytest.mark.parametrize("position", TEXT_POSITIONS)
 
 
 def close(ours: Any, expected: Any, atol: float = 2e-5, rtol: float = 1e-5) -> None:
@@ -115,3 +122,11 @@ def hidden(
 def gradients(loss: Tensor, net: nn.Module) -> tuple[Tensor, ...]:
     """Gradients of all parameters."""
     return torch.autograd.grad(loss, [*net.parameters()], retain_graph=True)
+
+
+def assert_all_learn(net: nn.Module, loss: Tensor) -> None:
+    """Every parameter has a gradient, a role and a depth."""
+    names = [name for name, _ in net.named_parameters()]
+    grads = zip(names, gradients(loss, net), strict=True)
+    assert not [name for name, grad in grads if not grad.any()]
+    assert list(parameter_roles(net)) == list(parameter_depths(net)) == names

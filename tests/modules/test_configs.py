@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from modules import config as names
-from modules.attention import ATTENTIONS, AdditiveAttention, MultiHeadAttention
+from modules.attention import ATTENTIONS, MultiHeadAttention
 from modules.config import StackConfig
 from modules.feedforward import FEEDFORWARDS
 from modules.generation.sampling import GenerationConfig
@@ -24,7 +24,7 @@ from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from modules.norm import NORMS
 from modules.patch_embedding import STEMS
 from modules.pooling import POOLINGS
-from modules.position import POSITIONS, build_position, grid_positions, resize_grid
+from modules.position import POSITIONS, build_position, resize_grid
 from modules.rotary_scaling import RotaryScaling
 from modules.schema import from_dict
 from modules.transformer import ORDERS, Stack
@@ -222,7 +222,6 @@ def test_entries_of_the_wrong_type_are_named(kind: type, options: Any, entry: st
 ROWS = torch.zeros(1, 2, 8)
 LONG = torch.zeros(3, 2 * LENGTH + 1, dtype=torch.int64)
 SMALL = StackConfig(8, heads=2)
-ROTATION = POSITIONS["rotary"](SMALL, (4, 4)).rotate(grid_positions((1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -243,10 +242,8 @@ ROTATION = POSITIONS["rotary"](SMALL, (4, 4)).rotate(grid_positions((1, 2)))
         lambda: tiny("gpt").make_cache(1, LENGTH + 1),
         lambda: tiny("gpt")(LONG[:, :2], documents=LONG[:, :2], cache=tiny("gpt").make_cache(3, 2)),
         lambda: tiny("prefix", position="learned")(LONG[:, :2], LONG),
-        lambda: Stack(StackConfig(depth=1))(ROWS),
         lambda: Stack(StackConfig(8, 1, 2, cross_attention=True))(ROWS),
         lambda: MultiHeadAttention(SMALL)(ROWS, ROWS),
-        lambda: AdditiveAttention(SMALL)(ROWS, rotary=ROTATION),
         lambda: POSITIONS["learned"](SMALL, (4, 4)).embed(torch.zeros(1, 17, 8)),
         lambda: build_position("rotary2d", {}, SMALL, (9,)),
         lambda: resize_grid(torch.zeros(8, 8, 2), (4,)),

@@ -236,9 +236,10 @@ def test_a_loss_of_no_targets_is_zero(rows: int) -> None:
     assert all(leaf.grad is not None and not leaf.grad.any() for leaf in (x, weight, bias))
 
 
-def test_losses_in_16_bits_are_summed_in_32() -> None:
+def test_losses_in_16_bits_are_summed_in_32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 5 * V)
     x, weight, bias, targets = loss_inputs(torch.bfloat16)
-    loss, _ = chunked_cross_entropy(x, weight, bias, targets, chunk_rows=5)
+    loss, _ = chunked_cross_entropy(x, weight, bias, targets)
     close(loss, F.cross_entropy(F.linear(x, weight, bias).float(), targets))
     loss.backward()
     assert x.grad is not None
@@ -248,7 +249,7 @@ def test_losses_in_16_bits_are_summed_in_32() -> None:
 def test_autocast_learns_from_the_table_twice() -> None:
     x, weight, bias, targets = loss_inputs()
     with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = chunked_cross_entropy(x, weight, bias, targets, chunk_rows=5)
+        loss, _ = chunked_cross_entropy(x, weight, bias, targets)
         again = F.linear(x.detach(), weight).float().sum()
     plain = F.cross_entropy(F.linear(x, weight, bias), targets)
     close(loss, plain, atol=0.02, rtol=0.02)  # bfloat16 has three digits

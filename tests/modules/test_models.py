@@ -15,7 +15,7 @@ from modules.models.bert import BERT_PRESETS, BertClassifier
 from modules.models.gpt import Decoder, DecoderConfig
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq
 from modules.models.seq2seq_config import TyingName
-from modules.parameter_groups import parameter_depths, parameter_roles
+from modules.parameter_groups import parameter_roles
 from modules.pooling import POOLINGS
 from modules.record import AttentionRecord
 from tests.helpers.tiny_models import (
@@ -26,7 +26,11 @@ from tests.helpers.tiny_models import (
     TEXT_POSITIONS,
     VARIANTS,
     VOCAB,
+    assert_all_learn,
     close,
+    every_decoder,
+    every_position,
+    every_variant,
     gradients,
     hidden,
     label,
@@ -37,9 +41,6 @@ from tests.helpers.tiny_models import (
 
 TYINGS = get_args(TyingName)
 LENGTHS = (9, 4, 6)
-every_decoder = pytest.mark.parametrize("kind", DECODERS)
-every_variant = pytest.mark.parametrize("options", VARIANTS, ids=label)
-every_position = pytest.mark.parametrize("position", TEXT_POSITIONS)
 OWN_OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *(("bert", {"pool": name}) for name in POOLINGS),
     *(("bert", {"pooler": name}) for name in POOLERS),
@@ -128,19 +129,6 @@ def test_texts_longer_than_max_length(position: str) -> None:
         assert torch.isfinite(net(random_tokens(1, LENGTH + 2))).all()
 
 
-def assert_all_learn(net: nn.Module, loss: Tensor) -> None:
-    """Every parameter has a gradient, a role and a depth."""
-    names = [name for name, _ in net.named_parameters()]
-    grads = zip(names, gradients(loss, net), strict=True)
-    assert not [name for name, grad in grads if not grad.any()]
-    roles = parameter_roles(net)
-    tables = ("embed.weight", "segment.weight", "head.linear.weight", "sentence.linear.weight")
-    assert {name for name, role in roles.items() if role == "table"} == {
-        name for name in names if name.endswith(tables)
-    }
-    assert list(roles) == list(parameter_depths(net)) == names
-
-
 @pytest.mark.parametrize("kind, options", [m for m in EVERY_MODEL if m[0] in DECODERS], ids=str)
 def test_the_loss_of_a_decoder_is_that_of_all_logits(kind: str, options: dict[str, Any]) -> None:
     net = tiny(kind, **options).train()
@@ -181,6 +169,8 @@ def test_the_loss_of_a_masked_language_model_is_that_of_its_scores() -> None:
     close(gradients(loss + sentences, net), gradients(plain + sentences, net), rtol=1e-4)
     assert correct == (logits.argmax(1) == targets).sum()
     assert_all_learn(net, loss + sentences)
+    tables = [name for name, role in parameter_roles(net).items() if role == "table"]
+    assert tables == ["encoder.embed.weight", "encoder.segment.weight", "sentence.linear.weight"]
 
 
 @every_variant

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from modules.attention import AdditiveAttention, MultiHeadAttention
 from modules.config import StackConfig
 from modules.feedforward import FEEDFORWARDS
-from modules.masks import NO_MASK, causal, from_bool, padding
+from modules.masks import NO_MASK, Mask, causal, padding
 from modules.position import POSITIONS, build_position, grid_positions
 from modules.record import WeightRecorder
 from modules.transformer import Stack
@@ -58,7 +58,7 @@ def test_attention_is_that_of_torch(kind: str) -> None:
     mask, allowed, padded = {
         "causal": (causal(M), triangle, None),
         "padding": (padding(SEEN), None, ~SEEN),
-        "pairs": (from_bool(pairs), pairs, None),
+        "pairs": (Mask(pairs[None, None]), pairs, None),
         "both": (causal(M) & padding(SEEN), triangle, ~SEEN),
     }.get(kind, (NO_MASK, None, None))
     x = torch.randn(B, M, E)

@@ -14,7 +14,7 @@ from modules.embedding import TokenEmbedding
 from modules.feedforward import FEEDFORWARDS
 from modules.init import INITS
 from modules.lm_heads import TokenHead
-from modules.masks import NO_MASK, Mask, causal, documents, from_bool, padding, prefix
+from modules.masks import NO_MASK, Mask, causal, documents, padding, prefix
 from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from modules.norm import NORMS
 from modules.parameter_groups import parameter_depths, parameter_roles
@@ -24,7 +24,7 @@ from modules.position import POSITIONS, build_position, grid_positions, resize_g
 from modules.record import AttentionRecord, WeightRecorder
 from modules.rotary_scaling import RotaryScaling
 from modules.transformer import NO_CONTEXT, ORDERS, Context, Stack
-from tests.helpers.tiny_models import close, label, shaken
+from tests.helpers.tiny_models import assert_all_learn, close, label, shaken
 
 B, N, M, E, H = 2, 6, 5, 16, 2
 SMALL = StackConfig(E, 2, H, mlp_width=12)
@@ -104,25 +104,18 @@ def test_gradients_of_vits(options: dict[str, Any]) -> None:
     check_gradients(net, torch.randn(B, 1, 4, 4))
 
 
-def assert_all_learn(net: nn.Module, out: Tensor) -> None:
-    """Every parameter has a gradient, a role and a depth."""
-    (out * torch.randn_like(out)).sum().backward()
-    assert all(p.grad is not None and p.grad.any() for p in net.parameters())
-    names = [name for name, _ in net.named_parameters()]
-    assert list(parameter_roles(net)) == list(parameter_depths(net)) == names
-
-
 @every_choice
 def test_every_parameter_of_a_stack_learns(options: dict[str, Any]) -> None:
     net = Stack(replace(SMALL, **options))
-    assert_all_learn(net, net(torch.randn(B, N, E), context=context_for(options)))
+    out = net(torch.randn(B, N, E), context=context_for(options))
+    assert_all_learn(net, (out * torch.randn_like(out)).sum())
 
 
 @pytest.mark.parametrize("pool", POOLINGS)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_every_parameter_of_a_vit_learns(position: str, pool: str) -> None:
     net = vit(position=position, pool=pool, register_tokens=2)
-    assert_all_learn(net, net(torch.randn(B, 1, 8, 8)))
+    assert_all_learn(net, net(torch.randn(B, 1, 8, 8)).square().sum())
 
 
 # Who sees whom -----------------------------------------------------------------------------------
@@ -191,7 +184,7 @@ def test_a_query_that_sees_nothing_gives_zeros(kind: str, with_bias: bool, atten
     mask, masked = {
         "causal": (padding(PADDING) & causal(N), ~PADDING),
         "empty sequence": (padding(~second_row), second_row),
-        "empty row": (from_bool(~second_query[0, :, None].expand(N, N)), second_query),
+        "empty row": (Mask(~second_query[0, :, None].expand(1, 1, N, N)) & NO_MASK, second_query),
         "packed": (documents((~PADDING).long()) & padding(PADDING), ~PADDING),
     }[kind]
     net = shaken(ATTENTIONS[attention](StackConfig(E, heads=H, bias=False)))

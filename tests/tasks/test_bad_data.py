@@ -93,7 +93,8 @@ def test_skipped_texts_are_counted_and_predictions_skip_them(capsys: Capture) ->
     Path("asked.txt").write_bytes(b"fine\n \ncaf\xe9\n")
     line = "predict --ckpt_path r/checkpoints/best.ckpt --data.predict_path"
     assert_refused(f"{line} nowhere.txt", USER, "nowhere.txt", capsys, "bert")
-    assert_refused(f"{line} asked.txt", FAILED, ("line 3 of asked.txt", "UTF-8"), capsys, "bert")
+    strict = f"{line} asked.txt --data.skip_bad false"
+    assert_refused(strict, FAILED, ("line 3 of asked.txt", "UTF-8"), capsys, "bert")
     assert run(f"{line} asked.txt --data.skip_bad true", "bert") == 0
     assert "2 bad lines skipped" in capsys.readouterr().out
     assert len(Path("predictions.csv").read_text().splitlines()) == 2

@@ -75,7 +75,7 @@ def add_settings(settings: dict[str, Any], name: str = FILE) -> None:
 SETTINGS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "several ends": lambda made: {"eos_token_id": [299, made[5], made[3]]},
     "one end": lambda made: {"eos_token_id": made[4]},
-    "repetition penalty": lambda made: {"repetition_penalty": 1.7},
+    "repetition penalty": lambda made: {"repetition_penalty": 0.2},
     "banned words": lambda made: {"bad_words_ids": [[made[0]], [made[2]]]},
     "a banned end": lambda made: {"bad_words_ids": [[made[3]]], "eos_token_id": made[3]},
     "suppressed": lambda made: {"suppress_tokens": [made[0], made[1]]},

@@ -119,7 +119,7 @@ def test_options_that_would_train_a_tokenizer(
     for number, line in enumerate((f"--config c.yaml {options}", f"{options} --config c.yaml")):
         assert run(f"fit {line} --run_dir {number}", "bert") == 0
         written = yaml.safe_load(Path(f"{number}/config.yaml").read_text())["data"]["tokenizer"]
-        saved = checkpoint(number)["tessera"]  # type: ignore[arg-type]
+        saved = checkpoint(str(number))["tessera"]
         assert written == saved["config"]["data"]["tokenizer"]
         assert written == saved["metadata"]["tokenizer_options"]
         assert {key: value for key, value in written.items() if key != "file"} == expected

@@ -27,7 +27,6 @@ from tasks.checkpoints.pretrained import DOWNLOADED_FILES, weight_files
 from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.errors import DataError
 from tests.tasks.command import (
-    ROOT,
     SMALL_LM,
     Malicious,
     process,
@@ -36,7 +35,7 @@ from tests.tasks.command import (
     write_images,
     write_pairs,
 )
-from tests.test_architecture import NAMES, SOURCES
+from tests.test_architecture import TREES, each_file
 
 EVIL = "from pathlib import Path\nPath('pwned').touch()\nclass Thing: pass\n"
 OBJECT = "!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path [pwned]]"
@@ -101,10 +100,9 @@ def unsafe(tree: ast.AST) -> Iterator[str]:
             yield name
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
-def test_no_line_could(path: Path) -> None:
-    name = str(path.relative_to(ROOT))
-    tree = ast.parse(path.read_text())
+@each_file
+def test_no_line_could(name: str) -> None:
+    tree = TREES[name]
     assert {(name, what) for what in unsafe(tree)} <= EXCEPT
     attributes = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     uses = {attribute for attribute in attributes if attribute.startswith("pickle.")}

@@ -58,14 +58,14 @@ class LabelledTables(TableSource[S]):
             raise DataError(f"the {split} split of {self.origin} has no rows.")
         values = self._class_values
         given = self.options.class_names or self._described_classes(split)
-        numbers = [] if given or not self.has("train") else map(is_no_class, values)
-        for index, is_bad in enumerate(numbers):
-            if is_bad and index in indices:
+        names_are_values = not given and self.has("train")
+        for index, value in enumerate(values):
+            if names_are_values and is_no_class(value) and index in indices:
                 row = int((indices == index).nonzero()[0])
                 raise DataError(
-                    f"{table.name(row)} has the label {values[index][:40]}, but classes are words "
-                    f"or whole numbers from 0 to {MAX_CLASS - 1:,}: fix or remove it, or name all "
-                    "classes with --data.dataset.class_names."
+                    f"{table.name(row)} has the label {value[:40]}, but classes are words or whole "
+                    f"numbers from 0 to {MAX_CLASS - 1:,}: fix or remove it, or name all classes "
+                    "with --data.dataset.class_names."
                 )
         unknown = (indices == len(values)).nonzero().flatten().tolist()
         if unknown:

@@ -52,61 +52,92 @@ class Table:
 
 
 class Tables:
-    """Base: the tables of a source, one for each split, each read once."""
+    """The tables of a source, one for each split: in files, or downloaded from the hub.
 
-    origin: str  # where they are read from
+    Downloaded ones, and those in Parquet and Arrow files, keep the hub's description of the columns
+    in their schema.
+
+    Args:
+        source: Says where they are and what they hold, and is told of rows that cannot be used.
+    """
 
     def __init__(self, source: Any) -> None:
         self.source = source
+        self.in_arrow = source.suffixes == ARROW
         self._loaded: dict[str, Table] = {}
+
+    @property
+    def origin(self) -> str:
+        return str(self.source.local_path or self.source.options.name)
+
+    @cached_property
+    def files(self) -> dict[str, list[Path]]:
+        """The files of each split, a single file is the training split; none if downloaded.
+
+        Raises:
+            UsageError: There are none, or too many.
+        """
+        source = self.source
+        if self.in_arrow and source.local_path is None:
+            if source.options.name is None:
+                raise UsageError(
+                    "the source hub needs --data.dataset.name ID (uoft-cs/cifar10) or --data.path "
+                    "FOLDER."
+                )
+            return {}
+        example = f"train{source.suffixes[0]}"
+        wanted = f"a {source.kind} file, or a folder of such files named by split ({example})"
+        files = files_by_split(source, source.require_path(wanted))
+        if not files:
+            verb = "is" if source.local_path.is_file() else "holds"
+            hint = source.suggest_source(source.local_path)
+            raise UsageError(
+                f"{source.local_path} {verb} no {source.kind} file such as {example}{hint}."
+            )
+        for split, paths in files.items():
+            if len(paths) > 1 and not self.in_arrow:
+                raise UsageError(
+                    f"{paths[0]} and {paths[1]} are both of the {split} split: join them."
+                )
+        return files
+
+    @cached_property
+    def _downloaded(self) -> dict[str, pa.Table]:
+        return download(self.source.options)
 
     def splits(self) -> list[str]:
         """The splits that the data have."""
-        raise NotImplementedError
-
-    def read(self, split: str) -> Table:
-        """Reads a split that the data have."""
-        raise NotImplementedError
+        return list(self.files or self._downloaded)
 
     def load(self, split: str) -> Table:
-        """A split that the data have.
+        """A split that the data have, read once.
 
         Raises:
-            DataError: A file is damaged or empty.
+            DataError: A file is damaged or empty, or has other columns than another.
         """
         if split not in self._loaded:
-            self._loaded[split] = self.read(split)
+            if self.in_arrow:
+                self._loaded[split] = self._read_arrow(split)
+            else:
+                self._loaded[split] = self._read_text(self.files[split][0])
         return self._loaded[split]
 
+    def _read_arrow(self, split: str) -> Table:
+        if self.files:
+            paths = self.files[split]
+            tables = [read_table(path) for path in paths]
+            for path, part in zip(paths, tables, strict=True):
+                if not part.schema.equals(tables[0].schema):
+                    advice = "give both the same columns, or remove one"
+                    raise DataError(f"{path} has other columns than {paths[0]}: {advice}.")
+            table = pa.concat_tables(tables)
+        else:
+            table = self._downloaded[split]
+        where = f"row {{}} of the {split} split of {self.origin}"
+        return Table(table, torch.arange(table.num_rows), where)
 
-class FileTables(Tables):
-    """CSV, TSV or JSON Lines files, one for each split; a single file is the training split.
-
-    The source says where they are and what they hold; see `TableSource`.
-    """
-
-    @cached_property
-    def files(self) -> dict[str, Path]:
-        """The file of each split."""
-        example = f"train{self.source.suffixes[0]}"
-        wanted = f"a {self.source.kind} file, or a folder of such files named by split ({example})"
-        found = files_by_split(self.source, wanted)
-        for split, files in found.items():
-            if len(files) > 1:
-                raise UsageError(
-                    f"{files[0]} and {files[1]} are both of the {split} split: join them."
-                )
-        return {split: files[0] for split, files in found.items()}
-
-    @property
-    def origin(self) -> str:  # type: ignore[override]
-        return str(self.source.local_path)
-
-    def splits(self) -> list[str]:
-        return list(self.files)
-
-    def read(self, split: str) -> Table:
-        path = self.files[split]
+    def _read_text(self, path: Path) -> Table:
+        """The rows of a CSV, TSV or JSON Lines file, as text."""
         rows = self._rows(path)
         lines: list[int] = []
         tables = []
@@ -122,74 +153,26 @@ class FileTables(Tables):
         return Table(table, torch.tensor(lines), f"line {{}} of {path}")
 
     def _rows(self, path: Path) -> Iterator[Row]:
-        reject = self.source.reject
+        source = self.source
         if uncompressed_suffix(path) in CSV:
-            header = getattr(self.source.options, "header", True)
-            yield from read_csv(path, reject, header, self.source.quoted_tsv)
+            header = getattr(source.options, "header", True)
+            yield from read_csv(path, source.reject, header, source.quoted_tsv)
             return
-        for line, row in read_json_lines(path, reject):
-            flat = flattened(row)
-            faults = [type_fault(flat, *cells) for cells in self.source.cell_types.items()]
+        for line, nested in read_json_lines(path, source.reject):
+            row = flattened(nested)
+            faults = [type_fault(row, *cells) for cells in source.cell_types.items()]
             fault = next(filter(None, faults), None)
             if fault is None:
-                yield line, flat
+                yield line, row
             else:
-                reject(f"line {line} of {path}", fault)
-
-
-class HubTables(Tables):
-    """A data set of the hub, or a local copy of its files (Parquet or Arrow, named by split); the
-    columns keep the hub's description in their schema.
-    """
-
-    @cached_property
-    def folder(self) -> Path | None:
-        """The local copy, if there is one."""
-        path = self.source.local_path
-        if path is None and self.source.options.name is None:
-            raise UsageError(
-                "the source hub needs --data.dataset.name ID (uoft-cs/cifar10) or --data.path "
-                "FOLDER."
-            )
-        return path
-
-    @cached_property
-    def files(self) -> dict[str, list[Path]]:
-        """The local files of each split."""
-        example = "train-00000-of-00001.parquet"
-        wanted = f"a folder of parquet or arrow files named by split, such as {example}"
-        return files_by_split(self.source, wanted)
-
-    @cached_property
-    def _downloaded(self) -> dict[str, pa.Table]:
-        return download(self.source.options)
-
-    @property
-    def origin(self) -> str:  # type: ignore[override]
-        return str(self.folder or self.source.options.name)
-
-    def splits(self) -> list[str]:
-        return list(self._downloaded if self.folder is None else self.files)
-
-    def read(self, split: str) -> Table:
-        if self.folder is None:
-            table = self._downloaded[split]
-        else:
-            paths = self.files[split]
-            tables = [read_table(path) for path in paths]
-            for path, part in zip(paths, tables, strict=True):
-                if not part.schema.equals(tables[0].schema):
-                    advice = "give both the same columns, or remove one"
-                    raise DataError(f"{path} has other columns than {paths[0]}: {advice}.")
-            table = pa.concat_tables(tables)
-        where = f"row {{}} of the {split} split of {self.origin}"
-        return Table(table, torch.arange(table.num_rows), where)
+                source.reject(f"line {line} of {path}", fault)
 
 
 class TableSource(Source[S]):
     """Base of the sources that are tables: those of the hub, or files with other suffixes."""
 
-    kind: str  # what the files are called in messages
+    suffixes = ARROW
+    kind = "Parquet or Arrow"  # what the files are called in messages
     quoted_tsv = True  # whether quotes have a meaning in TSV files
 
     @property
@@ -200,7 +183,7 @@ class TableSource(Source[S]):
     @cached_property
     def tables(self) -> Tables:
         """Where the tables come from."""
-        return HubTables(self) if self.suffixes == ARROW else FileTables(self)
+        return Tables(self)
 
     @property
     def origin(self) -> str:
@@ -213,28 +196,19 @@ class TableSource(Source[S]):
         return split in self.tables.splits()
 
 
-def files_by_split(source: Source[Any], wanted: str) -> dict[str, list[Path]]:
-    """The files of each split at the path of a source; a single file is the training split.
-
-    Raises:
-        UsageError: There are none; the message says that `wanted` is expected.
-    """
-    path = source.require_path(wanted)
+def files_by_split(source: Source[Any], path: Path) -> dict[str, list[Path]]:
+    """The files of each split in a folder; a single file is the training split."""
 
     def is_wanted(file: Path) -> bool:
         return uncompressed_suffix(file) in source.suffixes
 
     files: dict[str, list[Path]] = {}
     if path.is_file():
-        files = {"train": [path]} if is_wanted(path) else {}
-    else:
-        for file in regular_files(path, source.reject, is_wanted):
-            split = split_of(file.relative_to(path))
-            if split is not None:
-                files.setdefault(split, []).append(file)
-    if not files:
-        verb = "is not" if path.is_file() else "does not hold"
-        raise UsageError(f"{path} {verb} {wanted}{source.suggest_source(path)}.")
+        return {"train": [path]} if is_wanted(path) else {}
+    for file in regular_files(path, source.reject, is_wanted):
+        split = split_of(file.relative_to(path))
+        if split is not None:
+            files.setdefault(split, []).append(file)
     return files
 
 
