@@ -80,7 +80,7 @@ def test_training_metrics_of_a_step_over_all_of_the_text() -> None:
     line += " --trainer.max_epochs 2 --trainer.log_every_n_steps 2"
     assert run(f"{line} --run_dir r", "lm") == 0
     (row,) = (row for row in metrics("r") if "train/loss" in row)
-    file = corpus("r", "documents").file("train")
+    file = corpus("r", "documents").token_file("train")
     loss = float(row["train/loss"])
     bits = loss / math.log(2) * (len(file.tokens) - len(file)) / int(file.bytes[-1])
     assert float(row["train/bits_per_byte"]) == pytest.approx(bits, rel=1e-5)
@@ -147,9 +147,9 @@ def test_peak_is_that_of_the_fastest_product(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(throughput, "linear", slow)
-    monkeypatch.setitem(throughput.MATRIX_SIZES, "cpu", 10)
+    monkeypatch.setattr(throughput, "CPU_ROWS", 10)
     cpu = torch.device("cpu")
-    assert throughput.matmul_peak(cpu, "bf16-mixed", 1.2) == pytest.approx(2000 / 0.02)
+    assert throughput.matmul_peak(cpu, "bf16-mixed", 0.2) == pytest.approx(2000 / 0.02)
     assert seen == [torch.bfloat16] * 4  # the first is not measured
     assert throughput.matmul_peak(cpu, "32-true", 0.0) == pytest.approx(2000 / 0.05)
     assert seen[4] == torch.float32
