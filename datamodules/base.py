@@ -143,10 +143,10 @@ class ResumableDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""
-        for split in SPLITS_OF_STAGE[stage]:
-            self.dataset(split)
         if stage != "predict":
             self.metadata()
+        for split in SPLITS_OF_STAGE[stage]:
+            self.dataset(split)
 
     @property
     def origin(self) -> str:

@@ -207,7 +207,7 @@ def test_splits_of_folders(photos: Path) -> None:
         save(photos / "val" / name / "1.png")
     data = ImageData("folder", str(photos), 12)
     data.setup("fit")
-    assert (len(data.dataset("train")), len(data._dataset("val"))) == (36, 3)
+    assert (len(data.dataset("train")), len(data.dataset("val"))) == (36, 3)
     metadata = data.metadata()
     (photos / "train").rename(photos / "unread")
     data = ImageData("folder", str(photos))  # a checkpoint needs no training split

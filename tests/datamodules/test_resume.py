@@ -46,6 +46,12 @@ class NumberData(ResumableDataModule):
         super().__init__(batch_size, eval_batch_size=16, num_workers=workers, seed=3)
         self.numbers = Numbers(in_memory=workers == 0)
 
+    def load(self, split: str) -> Numbers:
+        return self.numbers
+
+    def measure_metadata(self) -> dict[str, int]:
+        return {"numbers": len(self.numbers)}
+
     def train_dataloader(self) -> DataLoader:
         return self.train_loader(self.numbers)
 

@@ -123,13 +123,13 @@ def test_two_ranks_equal_one_process(
     assert_equal_runs("r", "one", 20)
     summary = json.loads(Path("r/summary.json").read_text())
     chosen = "best" if Path("r/checkpoints/best.ckpt").exists() else "last"
-    found = tested(Path(f"r/checkpoints/{chosen}.ckpt"), task, monkeypatch)
+    found = evaluated(Path(f"r/checkpoints/{chosen}.ckpt"), task, monkeypatch)
     # to the bit if threads are as many, too
     for name in (name for name in found if name.startswith("test/")):
         assert summary[name] == pytest.approx(found[name], rel=1e-6), name
 
 
-def tested(path: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+def evaluated(path: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """What the command `test` prints."""
     found: dict[str, float] = {}
     monkeypatch.setattr(
@@ -151,7 +151,7 @@ def test_scores_of_images_equal_those_of_one_batch(
     (batch,) = data.test_dataloader()
     with torch.no_grad():
         logits = net(normalise(batch["image"], metadata["mean"], metadata["std"]))
-    found = tested(best, "vit", monkeypatch)
+    found = evaluated(best, "vit", monkeypatch)
     right = logits.argmax(-1) == batch["label"]
     assert len(right) == 1797 // 5
     assert found["test/acc"] == pytest.approx(float(right.float().mean()), abs=1e-6)
