@@ -42,12 +42,21 @@ from tests.tasks.command import (
     write_corpus,
     write_pairs,
 )
-from tests.tasks.test_resume import KILL
 
 LOGGED = {"train/loss", "train/lr", "train/grad_norm", "train/samples_per_s"}
 LOGGED |= {"val/loss", "val/acc", "test/acc"}
 WANDB = "--config configs/logger/wandb.yaml"
 BOTH = f"{WANDB} --config configs/logger/tensorboard.yaml"
+KILL_AFTER_SENDING = """
+import os, signal, sys
+from tasks.cli.lazy_imports import import_lightning
+import_lightning()
+from tests.helpers import faults
+def end(*_):
+    sys.modules["wandb"].finish()
+    os.kill(os.getpid(), signal.SIGKILL)
+faults.at("step", end)
+"""
 SECRETS = {
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
     "HF_TOKEN": "hf_abcdefghijklmnopqrstuvwxyz0123",
@@ -230,10 +239,8 @@ def test_checkpoints_are_artifacts(tracked: Path) -> None:
 def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     """Also without network: W&B's run keeps its id, and no logger shows a value twice."""
     pytest.importorskip("tensorboard")
-    finish = "        sys.modules['wandb'].finish()\n        os.kill("
-    kill = KILL.format(step=7).replace("        os.kill(", finish)
     line = f"{SHORT} --checkpoint.every_n_train_steps 3 --trainer.max_epochs 3 {BOTH} --run_dir r"
-    done = process(f"fit {line}", kill, cwd=tmp_path)
+    done = process(f"fit {line}", KILL_AFTER_SENDING, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert run("fit --resume r") == 0
     end_run()

@@ -131,11 +131,11 @@ def test_a_tensor_without_the_memory_that_it_claims(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "model.safetensors").unlink()
-    huge = torch.zeros(1).expand(10**9, 48)
+    huge = torch.zeros(1).expand(10**9, 16)
     torch.save({"model.embed_tokens.weight": huge}, folder / "pytorch_model.bin")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": 10**9}))
-    assert "pytorch_model.bin" in refused(GENERATE, "lm", 1, capsys)
+    assert "allocate" in refused(GENERATE, "lm", 1, capsys)
 
 
 def test_older_weights_run_no_code(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -195,7 +195,7 @@ def test_texts_are_no_longer_than_the_window_of_attention(
         generate = f"generate --ckpt_path {source} --prompt two --max_new_tokens"
         assert run(f"{generate} 21", "lm") == 0
         for beams in (1, 2):
-            options = f"{generate} 24 --beams {beams} --temperature 0"
+            options = f"{generate} 30 --beams {beams} --temperature 0"
             assert "sliding_window" in refused(options, "lm", 2, capsys)
     assert run("export --ckpt_path r/checkpoints/best.ckpt --format hf --output back", "lm") == 0
     settings = json.loads(Path("back/config.json").read_text())

@@ -94,8 +94,8 @@ def test_another_tokenizer_is_refused_with_both_sizes(
     for source, tokens in ((pretrained, size), ("theirs", 300)):
         line = f"{FIT} hub --model.pretrained {source}"
         error = refused(f"{line} --data.tokenizer.file other.json", task, 2, capsys)
-        assert "(150 tokens)" in error
-        assert f"({tokens} tokens)" in error
+        assert "150 tokens" in error
+        assert str(tokens) in error
     content = json.loads(Path("theirs/tokenizer.json").read_text())
     Path("same.json").write_text(json.dumps(content, indent=2))
     assert run(f"{line} --data.tokenizer.file same.json --run_dir r", task) == 0
@@ -108,9 +108,8 @@ def test_options_that_would_train_a_tokenizer(
     line = f"{FIT} hub --model.pretrained {pretrained}"
     for option in ("kind character", "vocabulary 50", "min_frequency 1", "lowercase false"):
         error = refused(f"{line} --data.tokenizer.{option}", "bert", 2, capsys)
-        asked = 50 if option == "vocabulary 50" else 16000
-        for part in (f"{option.split()[0]} ", f"(vocabulary {asked})", f"({size} tokens)"):
-            assert part in error
+        assert f"--data.tokenizer.{option.split()[0]}" in error
+        assert f"--model.pretrained {pretrained}" in error
     tokenizer = {"kind": "character", "vocabulary": 50, "truncate": "both"}
     Path("c.yaml").write_text(json.dumps({"data": {"tokenizer": tokenizer}}))
     expected: dict[str, Any] = {"kind": "wordpiece", "vocabulary": size, "truncate": "both"}
