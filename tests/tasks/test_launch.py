@@ -178,7 +178,7 @@ def test_predictions_are_made_by_one(environment: None) -> None:
 # Two processes ------------------------------------------------------------------------------------
 
 TEXT = SHORT.replace("--model.augment.crop_padding 0", "--data.batch_size 4")
-FILES = "config.yaml metrics.csv summary.json confusion.png curves.png checkpoints"
+FILES = ".lock config.yaml metrics.csv summary.json confusion.png curves.png checkpoints"
 
 
 @pytest.mark.slow
