@@ -230,6 +230,8 @@ def as_one(trainer: pl.Trainer) -> Iterator[None]:
         if isinstance(error, UsageError) and not first_here():  # which says nothing of options, as all have the same
             raise RunError(str(error)) from error
         raise
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # its threads may abort a process that ends before them
 
 
 def of_torch(error: Exception) -> bool:

@@ -31,14 +31,17 @@ SHORT = (
 TORCHRUN = "torch.distributed.run --standalone --nproc_per_node 2"
 DDP = "--config configs/trainer/ddp.yaml"
 SPY = """
-import json, os, pathlib, signal, socket, time
+import atexit, json, os, pathlib, signal, socket, time
 import pytorch_lightning as pl
 import torch
 from tasks.signals import SIGNALS
 class Spy(pl.Callback):
     def on_train_start(self, trainer, task):
         seen = {"host": socket.gethostname(), "threads": torch.get_num_threads(), "first": trainer.global_step}
-        pathlib.Path(f"rank{trainer.global_rank}.json").write_text(json.dumps(seen | {"pid": os.getpid()}))
+        seen["pid"], path = os.getpid(), pathlib.Path(f"rank{trainer.global_rank}.json")
+        path.write_text(json.dumps(seen))
+        connected = torch.distributed.is_initialized
+        atexit.register(lambda: path.write_text(json.dumps(seen | {"connected_at_exit": connected()})))
     def on_train_batch_start(self, trainer, task, batch, number):
         rank, step, how, *to = os.environ.get("END", "-1 0 no").split()
         if (trainer.global_rank, trainer.global_step) != (int(rank), int(step)) or pathlib.Path("ended").exists():
@@ -554,6 +557,7 @@ def test_slurms_processes_are_one_run_and_continue_it(machines: int, tmp_path: P
     assert [int(row["step"]) for row in metrics(folder) if "train/loss" in row] == [0, 1, 2, 3]
     seen = spied(tmp_path)
     assert [rank["first"] for rank in seen] == [2, 2] and len({rank["host"] for rank in seen}) == machines
+    assert not any(rank["connected_at_exit"] for rank in seen)  # threads of the connection may abort an exit
     assert not list(tmp_path.rglob("hpc_ckpt*"))
 
 
