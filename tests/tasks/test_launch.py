@@ -38,7 +38,8 @@ from tasks.signals import SIGNALS
 class Spy(pl.Callback):
     def on_train_start(self, trainer, task):
         seen = {"host": socket.gethostname(), "threads": torch.get_num_threads(), "first": trainer.global_step}
-        seen["pid"], path = os.getpid(), pathlib.Path(f"rank{trainer.global_rank}.json")
+        seen["pid"] = os.getpid()
+        path = pathlib.Path(f"rank{trainer.global_rank}.json")
         path.write_text(json.dumps(seen))
         connected = torch.distributed.is_initialized
         atexit.register(lambda: path.write_text(json.dumps(seen | {"connected_at_exit": connected()})))
