@@ -47,6 +47,8 @@ class SignalHandler:
         if os.getpid() != self.process:  # a forked worker, which its parent stops
             if number != signal.SIGINT:
                 os._exit(128 + number)
+        elif self.mode != "defer" and self.is_launched():
+            return  # the process that launched this one has the signal, too, and ends this one
         elif self.mode == "defer" and not self.received:
             self.received = number
         elif self.received and "TORCHELASTIC_RUN_ID" in os.environ:
@@ -58,6 +60,11 @@ class SignalHandler:
         else:
             self.raised = number
             raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
+
+    def is_launched(self) -> bool:
+        """Whether another process of this run launched this one, which may still wait for it."""
+        launcher = os.environ.get("TESSERA_MAIN", "")
+        return os.environ.get("LOCAL_RANK", "0") != "0" and launcher not in ("", str(self.process))
 
     def install(self) -> None:
         """Handle signals until the end of this process; call it before any slow import."""
