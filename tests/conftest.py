@@ -27,9 +27,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def end_of_process() -> Iterator[None]:
-    """Ends the W&B run of a test and restores the environment, as the end of a process does."""
+    """Ends the W&B run of a test, and restores the environment and the number of threads."""
+    import torch
+
     before = dict(os.environ)
+    threads = torch.get_num_threads()  # bits depend on it
     yield
+    torch.set_num_threads(threads)
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish()
     os.environ.clear()

@@ -12,6 +12,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def one_thread(same_start: None) -> None:
+def one_thread(end_of_process: None) -> None:
     """A second one costs more than it brings if tensors are this small."""
     torch.set_num_threads(1)
