@@ -1,4 +1,4 @@
-"""Nested options, as config files hold them."""
+"""Nested options, as in config files."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ Options = dict[str, Any]
 
 
 def merged(base: Options, over: Options) -> Options:
-    """Nested options of `base` with those of `over` on top."""
+    """Options of `base`, replaced by those of `over` where it has them."""
     result = dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(result.get(key), dict)

@@ -24,7 +24,6 @@ from tasks.bert.architectures import fit_to_data, load_pretrained
 from tasks.classification import ClassifierTask
 from tasks.errors import UsageError
 from tasks.text import TextTask
-from tasks.training.optim import OptimConfig
 
 
 class CalibrationError(MulticlassCalibrationError):
@@ -41,20 +40,11 @@ class BertTask(TextTask, ClassifierTask):
 
     Args:
         net: The network. Null numbers of classes and tokens come from the data.
-        optimizer: Optimizer, schedule, clipping; layer-wise learning rates and frozen layers for
-            fine-tuning.
-        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), from 0 to
-            below 1.
         r_drop: Weight of the KL divergence between two passes with different dropout (Liang 2021,
             there 1 to 5), which doubles the time of a step; 0: one pass.
-        pretrained: Weights and tokenizer to start from: a checkpoint of `python -m tasks.mlm`,
-            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null: random
-            weights.
         reset_head: Initialise the classifier anew even if the pretrained weights have one that
             fits.
-        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
-            0.999, which is evaluated and saved; null: none.
-        compile: Compile the network with torch.compile, in place.
+        kwargs: As of `TextTask` and `ClassifierTask`.
     """
 
     name = "bert"
@@ -62,24 +52,18 @@ class BertTask(TextTask, ClassifierTask):
     def __init__(
         self,
         net: BertConfig = BertConfig(),
-        optimizer: OptimConfig = OptimConfig(),
-        label_smoothing: float = 0.0,
         r_drop: float = 0.0,
-        pretrained: str | None = None,
         reset_head: bool = False,
-        ema: float | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, label_smoothing, ema, compile)
+        super().__init__(**kwargs)
         if r_drop < 0:
             raise ValueError(f"r_drop {r_drop} must not be negative")
         self.net_config = net
         self.r_drop = r_drop
-        self.pretrained = pretrained
         self.reset_head = reset_head
 
     def build(self, metadata: Mapping[str, Any]) -> BertClassifier:
-        """Builds an encoder and a classifier for the data's tokens and classes."""
         classes = len(metadata["class_names"])
         config = fit_to_data(self.net_config, metadata, self.pretrained, num_classes=classes)
         build = partial(BertClassifier, config)

@@ -72,7 +72,7 @@ class TaskCLI(LightningCLI):
             load(app.task),
             load(app.data),
             save_config_callback=None,
-            trainer_defaults=dict(app.trainer),
+            trainer_defaults={"log_every_n_steps": 10, "num_sanity_val_steps": 0, **app.trainer},
             seed_everything_default=0,
             parser_class=Parser,
             parser_kwargs={
@@ -301,7 +301,8 @@ class TaskCLI(LightningCLI):
             folder = self.folder
             seconds = time.perf_counter() - self.start_time
             print_texts(self.record.finish(self.trainer, self.model, metrics, seconds))
-        commands = [with_launcher(f"{program(self.app)} {line}") for line in self.app.next_commands]
+        lines = [*self.app.next_commands, "fit --resume {folder} --trainer.max_epochs N"]
+        commands = [with_launcher(f"{program(self.app)} {line}") for line in lines]
         print_results(metrics, folder, commands)
 
     def validate(self) -> None:

@@ -2,11 +2,6 @@
 
 import sys
 
-if __name__ == "__main__":
-    from tasks.cli.signals import SIGNALS
-
-    SIGNALS.install()  # before anything slow is imported
-
 from tasks.cli.app import App
 from tasks.cli.main import main
 
@@ -18,16 +13,12 @@ APP = App(
     presets="tasks.lm.architectures:presets",
     pretrained="tasks.lm.architectures:pretrained_options",
     default_config="configs/lm/reference.yaml",
-    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     epochs=10,
     trainer_commands=("fit", "validate", "test"),
     extra_commands={
         "generate": ("generate texts that continue prompts", "tasks.lm.generate:generate"),
         "score": ("loss, perplexity and bits per byte of a text", "tasks.lm.score:score"),
-        "export": (
-            "write a checkpoint's weights for Hugging Face or safetensors",
-            "tasks.lm.export:export",
-        ),
+        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.lm.export:export"),
     },
     examples=(
         "fit",
@@ -41,7 +32,6 @@ APP = App(
         'generate --ckpt_path {best} --prompt "The"',
         "score --ckpt_path {best} --data.path FILE",
         "export --ckpt_path {best} --format safetensors",
-        "fit --resume {folder} --trainer.max_epochs N",
     ),
 )
 

@@ -21,7 +21,6 @@ from tasks.lm.architectures import LanguageModel, fit_to_data, load_pretrained
 from tasks.lm.streaming import prompt_tokens, stream_texts
 from tasks.text import MeanOf, TextTask
 from tasks.tracking.samples import Sample, Samples, write_samples
-from tasks.training.optim import OptimConfig
 from tasks.training.throughput import TokenCount, flops_per_token, matmul_peak
 
 
@@ -54,39 +53,29 @@ class LMTask(TextTask):
 
     Args:
         net: The network. Null `vocabulary` and `max_length` come from the data.
-        optimizer: Optimizer, schedule and clipping.
         z_loss: Coefficient, in training, of the z-loss: the mean of logsumexp(logits)^2
             (Chowdhery 2022, there 1e-4).
         samples: Texts that the model generates during training.
-        pretrained: Weights and tokenizer to start from: a checkpoint of `python -m tasks.lm`,
-            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null: random
-            weights.
-        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
-            0.999, which is evaluated and saved; null: none.
-        compile: Compile the network with torch.compile, in place.
+        kwargs: As of `TextTask`.
     """
 
     name = "lm"
-    train_names = (*TextTask.train_names, "perplexity", "bits_per_byte", "tokens_per_s", "mfu")
+    train_metrics = (*TextTask.train_metrics, "perplexity", "bits_per_byte", "tokens_per_s", "mfu")
     peak = 0.0  # FLOP/s of one device
 
     def __init__(
         self,
         net: DecoderConfig = DecoderConfig(),
-        optimizer: OptimConfig = OptimConfig(),
         z_loss: float = 0.0,
         samples: SampleConfig = SampleConfig(),
-        pretrained: str | None = None,
-        ema: float | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, ema, compile)
+        super().__init__(**kwargs)
         if z_loss < 0:
             raise ValueError(f"z_loss {z_loss} must not be negative")
         self.net_config = net
         self.z_loss = z_loss
         self.sample_config = samples
-        self.pretrained = pretrained
         self.trained = TokenCount()
 
     def build(self, metadata: Mapping[str, Any]) -> Decoder:

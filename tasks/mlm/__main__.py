@@ -2,11 +2,6 @@
 
 import sys
 
-if __name__ == "__main__":
-    from tasks.cli.signals import SIGNALS
-
-    SIGNALS.install()  # before anything slow is imported
-
 from tasks.cli.app import App
 from tasks.cli.main import main
 
@@ -18,13 +13,9 @@ APP = App(
     presets="tasks.bert.architectures:presets",
     pretrained="tasks.bert.architectures:pretrained_options",
     default_config="configs/mlm/reference.yaml",
-    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     trainer_commands=("fit", "validate", "test"),
     extra_commands={
-        "export": (
-            "write a checkpoint's weights for Hugging Face or safetensors",
-            "tasks.bert.export:export",
-        )
+        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.bert.export:export")
     },
     examples=(
         "fit",
@@ -35,7 +26,6 @@ APP = App(
     ),
     next_commands=(
         "export --ckpt_path {best} --format safetensors",
-        "fit --resume {folder} --trainer.max_epochs N",
     ),
 )
 

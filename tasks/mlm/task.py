@@ -15,7 +15,6 @@ from modules.models.bert import BertConfig, BertMaskedLM
 from tasks.base import Batch, StepOutput
 from tasks.bert.architectures import fit_to_data, load_pretrained
 from tasks.text import MeanOf, TextTask
-from tasks.training.optim import OptimConfig
 from tasks.training.seeds import position_seed, run_seed
 
 
@@ -24,31 +23,18 @@ class MaskedLMTask(TextTask):
 
     Args:
         net: The network. A null number of tokens comes from the data.
-        optimizer: Optimizer, schedule and clipping.
         mask: Which tokens are masked: others in each epoch, always the same in evaluation.
-        pretrained: Weights and tokenizer to start from: a checkpoint of `python -m tasks.mlm`,
-            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null: random
-            weights.
-        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
-            0.999, which is evaluated and saved; null: none.
-        compile: Compile the network with torch.compile, in place.
+        kwargs: As of `TextTask`.
     """
 
     name = "mlm"
 
     def __init__(
-        self,
-        net: BertConfig = BertConfig(),
-        optimizer: OptimConfig = OptimConfig(),
-        mask: MaskConfig = MaskConfig(),
-        pretrained: str | None = None,
-        ema: float | None = None,
-        compile: bool = False,
+        self, net: BertConfig = BertConfig(), mask: MaskConfig = MaskConfig(), **kwargs: Any
     ) -> None:
-        super().__init__(optimizer, ema, compile)
+        super().__init__(**kwargs)
         self.net_config = net
         self.mask = mask
-        self.pretrained = pretrained
 
     def build(self, metadata: Mapping[str, Any]) -> BertMaskedLM:
         """Builds an encoder with heads for masked tokens and, with pairs, for the next sentence."""

@@ -2,11 +2,6 @@
 
 import sys
 
-if __name__ == "__main__":
-    from tasks.cli.signals import SIGNALS
-
-    SIGNALS.install()  # before anything slow is imported
-
 from tasks.cli.app import App
 from tasks.cli.main import main
 
@@ -18,7 +13,6 @@ APP = App(
     presets="tasks.seq2seq.architectures:presets",
     pretrained="tasks.seq2seq.pretrained:pretrained_options",
     default_config="configs/seq2seq/dates.yaml",
-    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     epochs=10,
     trainer_commands=("fit", "validate", "test"),
     extra_commands={
@@ -27,10 +21,7 @@ APP = App(
             "tasks.seq2seq.translate:translate",
         ),
         "attend": ("draw the cross-attention of a translation", "tasks.seq2seq.attend:attend"),
-        "export": (
-            "write a checkpoint's weights for Hugging Face or safetensors",
-            "tasks.seq2seq.export:export",
-        ),
+        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.seq2seq.export:export"),
     },
     examples=(
         "fit",
@@ -44,7 +35,6 @@ APP = App(
         'translate --ckpt_path {best} --text "..."',
         'attend --ckpt_path {best} --text "..." --out attention.png',
         "export --ckpt_path {best} --format safetensors",
-        "fit --resume {folder} --trainer.max_epochs N",
     ),
 )
 

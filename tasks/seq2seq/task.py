@@ -28,7 +28,6 @@ from tasks.seq2seq.translator import TranslationModel
 from tasks.text import MeanOf, TextTask
 from tasks.tracking.media import MediaTask, Picture, Table, rendered
 from tasks.training.averaging import LastWeights
-from tasks.training.optim import OptimConfig
 from tasks.training.throughput import TokenCount
 
 PRINTED = 3  # translations of the test that a run prints at its end
@@ -76,49 +75,40 @@ class Seq2SeqTask(MediaTask, TextTask):
 
     Args:
         net: The network. Null numbers of tokens and lengths come from the data.
-        optimizer: Optimizer, schedule and clipping.
         label_smoothing: Probability mass spread evenly over all tokens (Szegedy 2016), from 0 to
             below 1.
         decoding: How evaluation translates.
-        pretrained: Weights and tokenizers to start from: a checkpoint of `python -m tasks.seq2seq`,
-            `hf/<model>` of the Hugging Face hub (Marian, BART, T5), or a local folder of its
-            layout; null: random weights.
         average: Evaluate and save the mean of the weights at this many last validations (Vaswani
             2017), all of which a checkpoint holds; null: none.
-        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
-            0.999, which is evaluated and saved; null: none.
-        compile: Compile the network with torch.compile, in place.
+        kwargs: As of `TextTask`.
     """
 
     name = "seq2seq"
     monitor = "val/bleu"
     monitor_mode = "max"
-    train_names = (*TextTask.train_names, "tokens_per_s")
+    train_metrics = (*TextTask.train_metrics, "tokens_per_s")
 
     def __init__(
         self,
         net: Seq2SeqConfig = SEQ2SEQ_PRESETS["tiny"],
-        optimizer: OptimConfig = OptimConfig(),
         label_smoothing: float = 0.1,
         decoding: DecodingConfig = DecodingConfig(),
-        pretrained: str | None = None,
         average: int | None = None,
-        ema: float | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, ema, compile)
+        super().__init__(**kwargs)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing {label_smoothing} must be from 0 to below 1")
-        if average is not None and ema is not None:
+        if average is not None and self.ema is not None:
             raise UsageError(
-                f"--model.average {average} and --model.ema {ema} exclude each other: leave one out"
+                f"--model.average {average} and --model.ema {self.ema} exclude each other: leave "
+                "one out"
             )
         if average is not None and average < 2:
             raise UsageError(f"--model.average {average} must be at least 2 validations")
         self.net_config = net
         self.label_smoothing = label_smoothing
         self.decoding = decoding
-        self.pretrained = pretrained
         self.average = average
         self.trained = TokenCount()
         self.collected: dict[str, Picture] = {}
@@ -227,7 +217,7 @@ class Seq2SeqTask(MediaTask, TextTask):
         unfinished = next((metric.unfinished for metric in scores if metric.found), 0)
         return signatures | {"unfinished": unfinished} if unfinished else signatures
 
-    def keep_files(self, folder: Path) -> None:
+    def save_files(self, folder: Path) -> None:
         """Writes `source.tokenizer.json` and `target.tokenizer.json`, or one `tokenizer.json`."""
         source = self.metadata["source_tokenizer"]
         target = self.metadata["target_tokenizer"]
@@ -237,7 +227,7 @@ class Seq2SeqTask(MediaTask, TextTask):
             write_text(folder / "source.tokenizer.json", source)
             write_text(folder / "target.tokenizer.json", target)
 
-    def draw_results(self, folder: Path) -> None:
+    def save_results(self, folder: Path) -> None:
         """Writes the test's translations and references, `translations.tsv`."""
         write_text(folder / "translations.tsv", table(self.metrics["test"]["scores"].found))
 

@@ -78,7 +78,7 @@ class RunRecord(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write `config.yaml`, now that the data are known and the checkpoint is restored."""
         assert isinstance(pl_module, Task)
-        check_monitors(trainer, pl_module.logged())
+        check_monitors(trainer, pl_module.logged_metrics())
         self.start_clock(pl_module)  # a resumed run may start within an epoch
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -86,9 +86,9 @@ class RunRecord(Callback):
         self.lock = lock(self.folder)
         for change in self.changes:
             print(f"changed for the rest of the run: {change}")
-        config = pl_module.resolved()
+        config = pl_module.resolved_config()
         write_config(self.folder, config)
-        pl_module.keep_files(self.folder)
+        pl_module.save_files(self.folder)
         others = [logger for logger in trainer.loggers if not isinstance(logger, MetricsCSV)]
         hyperparameters = flat(config) | pl_module.notes() | self.code if others else {}
         for logger in others:
@@ -177,7 +177,7 @@ class RunRecord(Callback):
             logger.save()
         draw_curves(read_rows(self.folder / "metrics.csv"), self.folder / "curves.png")
         if trainer.state.fn == TrainerFn.TESTING:
-            task.draw_results(self.folder)
+            task.save_results(self.folder)
         texts = task.closing_texts(self.folder)
         rates = task.rates(rate) if rate else {}
         summary: dict[str, Any] = {

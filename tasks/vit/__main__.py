@@ -2,11 +2,6 @@
 
 import sys
 
-if __name__ == "__main__":
-    from tasks.cli.signals import SIGNALS
-
-    SIGNALS.install()  # before anything slow is imported
-
 from tasks.cli.app import App
 from tasks.cli.main import main
 
@@ -22,12 +17,8 @@ APP = App(
         "model.net.channels": "data.dataset.channels",
     },
     default_config="configs/vit/digits.yaml",
-    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     extra_commands={
-        "export": (
-            "write a checkpoint's weights for timm, ONNX or safetensors",
-            "tasks.vit.export:export",
-        )
+        "export": ("write a checkpoint's weights for timm, ONNX or safetensors", "tasks.vit.export:export")
     },
     examples=(
         "fit",
@@ -39,7 +30,6 @@ APP = App(
     next_commands=(
         "predict --ckpt_path {best} --data.predict_path FILE_OR_FOLDER",
         "export --ckpt_path {best} --format onnx",
-        "fit --resume {folder} --trainer.max_epochs N",
     ),
 )
 
