@@ -16,7 +16,10 @@ APP = App(
     takes_text=True,
     epochs=5,
     extra_commands={
-        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.bert.export:export"),
+        "export": (
+            "write a checkpoint's weights for Hugging Face or safetensors",
+            "tasks.bert.export:export",
+        ),
         "tokenize": ("show the tokens of a text", "tasks.bert.tokenize:tokenize"),
     },
     examples=(

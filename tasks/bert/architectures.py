@@ -27,7 +27,7 @@ TASKS = ("mlm", "bert")  # whose checkpoints hold an encoder
 
 
 def presets() -> dict[str, Options]:
-    """Returns the named sizes as options; tokens and classes come from the data."""
+    """Returns the presets as options; tokens and classes come from the data."""
     return {name: asdict(config) for name, config in BERT_PRESETS.items()}
 
 
@@ -38,8 +38,7 @@ def fit_to_data(
 
     Args:
         config: As asked for.
-        metadata: Of the data: `vocabulary`, `padding`, `max_length` in tokens, and maybe
-            `next_sentence`, whether there are pairs of sentences.
+        metadata: Of the data: `vocabulary`, `padding`, `max_length` in tokens, `next_sentence`.
         pretrained: Where the weights come from that decided the config; None: weights are new.
         sizes: Other sizes of the data.
 
@@ -93,7 +92,7 @@ def load_pretrained(
         reset: Parts of the network not to load.
 
     Raises:
-        UsageError: The encoder's weights do not fit the network, or its tokenizer is another one.
+        UsageError: The weights do not fit the network, or the tokenizer is another one.
     """
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     state = {name: value for name, value in state.items() if not name.startswith(reset)}

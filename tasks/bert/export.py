@@ -42,11 +42,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
 def to_huggingface(
     net: Any, class_names: list[str] | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns `config.json` and weights of the first family with such a model.
-
-    Raises:
-        ValueError: None has one; with the reason of the first.
-    """
+    """Returns `config.json` and weights of the first family with such a model."""
     reasons = []
     for family in FAMILIES.values():
         try:

@@ -30,7 +30,6 @@ class CalibrationError(MulticlassCalibrationError):
     """Expected calibration error, summed in the metric's own type (float64)."""
 
     def compute(self) -> Tensor:
-        """Returns the error over all samples, ()."""
         self.confidences = [dim_zero_cat(self.confidences).to(self.dtype)]
         return super().compute()
 
@@ -73,7 +72,7 @@ class BertTask(TextTask, ClassifierTask):
         return load_pretrained(build, self.pretrained, metadata, reset)
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Returns also macro F1, AUROC, and expected calibration error in 15 bins (Guo 2017)."""
+        """Adds macro F1, AUROC, and expected calibration error in 15 bins (Guo 2017)."""
         classes = len(self.class_names)
         return {
             **super().make_metrics(),
@@ -117,7 +116,7 @@ class BertTask(TextTask, ClassifierTask):
 
 
 def divergence(logits1: Tensor, logits2: Tensor) -> Tensor:
-    """Returns the mean of both KL divergences between the softmax of two logits (B, K)."""
+    """Mean of both KL divergences between the softmax of two logits (B, K)."""
     log_p = logits1.log_softmax(-1)
     log_q = logits2.log_softmax(-1)
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1).mean() / 2

@@ -37,10 +37,10 @@ class Entry:
     """Our entry of a checkpoint.
 
     Args:
-        task: Its name.
+        task: Name of the task.
         version: `VERSION` of the program that wrote it.
         metadata: Of the data: class names, normalisation, tokenizer.
-        net: Config of the network, with the sizes that the data decided.
+        net: Config of the network, with the sizes found in the data.
         config: Options of the run.
     """
 
@@ -52,11 +52,12 @@ class Entry:
 
 
 def check_training(checkpoint: Mapping[str, Any]) -> None:
-    """Checks that a run can continue from a checkpoint, and that it names no files elsewhere.
+    """Checks that training can continue from a checkpoint that only names files of its own folder.
+
+    A `ModelCheckpoint` deletes its files once others are better; a forged one could delete any.
 
     Raises:
-        ValueError: The state of training is missing, or a `ModelCheckpoint`, which removes its
-            files once others are better, names a file outside of its folder.
+        ValueError: Says what is missing, or which path is outside of the callback's folder.
     """
     for name in TRAINING_STATE:
         require(name in checkpoint, f"{name} is missing.")

@@ -77,7 +77,7 @@ class FolderGeneration:
     """Generation settings of a folder.
 
     Args:
-        file: That has them.
+        file: Where they are from.
         settings: Supported entries.
         unsupported: Other entries that would change what is generated, such as "min_length 5".
         vocabulary: Number of tokens of the model.
@@ -95,11 +95,7 @@ class FolderGeneration:
 
     @property
     def banned(self) -> tuple[int, ...]:
-        """Tokens that are never generated.
-
-        Raises:
-            UsageError: The file bans phrases of several tokens, or unknown tokens.
-        """
+        """Tokens that are never generated; raises `UsageError` if phrases of several are banned."""
         phrases = self.settings.bad_words_ids or []
         if any(len(phrase) != 1 for phrase in phrases):
             raise UsageError(
@@ -110,18 +106,14 @@ class FolderGeneration:
         return (*self.check_tokens("bad_words_ids", words), *self.tokens("suppress_tokens"))
 
     def tokens(self, name: str) -> tuple[int, ...]:
-        """Returns the tokens of an entry: one, several, or none.
-
-        Raises:
-            UsageError: The model does not have one of them.
-        """
+        """Returns the tokens of an entry: one, several, or none."""
         value = getattr(self.settings, name)
         if value is None:
             return ()
         return self.check_tokens(name, [value] if isinstance(value, int) else value)
 
     def check_tokens(self, name: str, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Returns the tokens of an entry, if the model has them all; else raises `UsageError`."""
+        """Returns the tokens of an entry; raises `UsageError` if the model lacks one."""
         for token in tokens:
             if not 0 <= token < self.vocabulary:
                 raise UsageError(
@@ -131,7 +123,8 @@ class FolderGeneration:
         return tuple(tokens)
 
     def apply_to(self, options: Options, given: Collection[str], prompt_length: int) -> Options:
-        """Returns options with the folder's settings for those not given; names what is ignored.
+        """Returns options with the folder's settings for those not given; prints which settings it
+        ignores.
 
         Args:
             options: Of a command.
@@ -202,11 +195,11 @@ def read_generation(
     ignored: Sequence[str] = (),
     **defaults: Any,
 ) -> FolderGeneration:
-    """Reads the generation settings of a folder.
+    """Reads the generation settings of a folder of Hugging Face's layout.
 
     Args:
-        folder: Of Hugging Face's layout.
-        config: Content of its `config.json`, which counts if there is no `generation_config.json`.
+        folder: The folder.
+        config: Its `config.json`, which is used if there is no `generation_config.json`.
         vocabulary: Number of tokens of the model.
         ignored: Entries of `GenerationSettings` that the task does not support.
         defaults: Entries that an older `config.json` leaves out.

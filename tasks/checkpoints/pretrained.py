@@ -57,9 +57,6 @@ def checkpoint_options(source: str, tasks: Sequence[str], **open_options: Any) -
         source: A checkpoint of `fit`.
         tasks: Tasks whose networks will do.
         open_options: Options that the new data decide, with the value that leaves them open.
-
-    Raises:
-        UsageError: There is no such checkpoint, or it is of another task.
     """
     saved = read_task_checkpoint(source, tasks)[KEY]
     tokenizer = tokenizer_file(source, saved["metadata"]["tokenizer"])
@@ -89,7 +86,7 @@ def pretrained_weights(
         source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
         tasks: Tasks whose networks will do.
         metadata: Of the data, with their `tokenizer`, and `class_names` if they have classes.
-        families: Of models of Hugging Face that will do.
+        families: Families of Hugging Face that will do.
 
     Raises:
         UsageError: The tokenizer of the data is another one, or there are no such weights.
@@ -111,11 +108,7 @@ def pretrained_weights(
 
 
 def read_class_names(settings: Settings) -> list[str] | None:
-    """Returns the classes by row of a classifier, by `id2label`; None if it does not name each.
-
-    Raises:
-        ValueError: `id2label` is no dict of names.
-    """
+    """Returns the class of each row of a classifier; None if `id2label` does not name each."""
     default = {"0": "LABEL_0", "1": "LABEL_1"}  # transformers leaves it out of the file
     names = checked(dict[str, str], settings.get("id2label") or default, "id2label")
     rows = [str(row) for row in range(len(names))]
@@ -133,11 +126,7 @@ def folder_weights(folder: Path, families: Families, option: str = OPTION) -> St
 
 
 def folder_config(folder: Path, families: Families, option: str = OPTION) -> tuple[str, Any]:
-    """Returns the family and the config of the model in a folder; `option` named it.
-
-    Raises:
-        UsageError: There is no config.json, or it describes a model that is not supported.
-    """
+    """Returns the family and the config of the model in a folder; `option` named it."""
     settings = read_settings(folder, option)
     with usage_errors(f"{option} {folder / 'config.json'}"):
         return config_from_huggingface(settings, families)
@@ -163,11 +152,7 @@ def check_tokenizer(source: str, theirs: Tokenizer, own: str) -> None:
 
 
 def tokenizer_file(source: str, content: str) -> Path:
-    """Returns a file with the tokenizer of a checkpoint: in its run folder, else in the cache.
-
-    Raises:
-        DataError: The cache cannot be written.
-    """
+    """Returns a file with the tokenizer of a checkpoint: in its run folder, or in the cache."""
     beside = Path(source).resolve().parent.parent / "tokenizer.json"
     if beside.is_file() and beside.read_bytes() == content.encode():
         return beside
@@ -181,11 +166,7 @@ def tokenizer_file(source: str, content: str) -> Path:
 
 
 def read_settings(folder: Path, option: str = OPTION) -> Settings:
-    """Returns a folder's `config.json`; `option` named the folder.
-
-    Raises:
-        UsageError: There is none, or it cannot be read.
-    """
+    """Returns a folder's `config.json`; `option` named the folder."""
     try:
         return read_object(folder / "config.json")
     except (OSError, ValueError) as error:
@@ -204,7 +185,7 @@ def model_folder(source: str, option: str = OPTION) -> Path:
         option: The option that names it.
 
     Raises:
-        UsageError: There is no such folder, or none with weights.
+        UsageError: There is no such folder, or it holds no weights.
         DataError: It could not be downloaded.
     """
     wanted = "a checkpoint (.ckpt) or a folder with config.json, model.safetensors, tokenizer.json"
@@ -229,11 +210,7 @@ def model_folder(source: str, option: str = OPTION) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the weight files of a folder: safetensors if there are any, else PyTorch's.
-
-    Raises:
-        DataError: One of those is missing.
-    """
+    """Returns the weight files of a folder: safetensors if there are any, else PyTorch's."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).is_file():
             return [folder / name]
@@ -258,11 +235,7 @@ def indexed_files(index: Path) -> list[Path]:
 
 
 def download(model: str, option: str = OPTION) -> Path:
-    """Returns the folder with the files of a model on the hub; `option` named it.
-
-    Raises:
-        DataError: It could not be downloaded.
-    """
+    """Returns the folder with the files of a model on the hub; `option` named it."""
     from huggingface_hub import snapshot_download
 
     for patterns in ([*DOWNLOADED_FILES], [*DOWNLOADED_FILES, *PYTORCH_FILES]):

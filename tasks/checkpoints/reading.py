@@ -23,17 +23,16 @@ CODE = "GLOBAL|allowlisted|reduce"  # in torch's messages about objects; others 
 
 
 def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:
-    """Loads a checkpoint's tensors and primitives; a pickle with code in it is refused, never run.
+    """Reads a checkpoint of tensors and primitives; one with pickled code is refused, never run.
 
     Args:
-        path: File written by `fit`.
+        path: File that `fit` wrote.
         task: Task that it must belong to, such as "vit"; None for any.
 
     Raises:
         UsageError: There is no such file, it is of another program, version or task, or it holds
             code.
-        RunError: It is truncated or corrupt, an entry is missing or wrong, or a weight is not
-            finite.
+        RunError: It is damaged, an entry is missing or wrong, or a weight is not finite.
         OSError: It is no regular file.
     """
     file = Path(path)
@@ -61,7 +60,7 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
 
 
 def check_version(entry: Any, what: str) -> None:
-    """Refuses a checkpoint, called `what`, whose entry has another layout with a `UsageError`."""
+    """Raises `UsageError` if a checkpoint, called `what`, has another version of the layout."""
     version = entry.get("version") if isinstance(entry, Mapping) else VERSION
     if version != VERSION:
         raise UsageError(
@@ -81,15 +80,7 @@ def checkpoint_errors(path: Path) -> Iterator[None]:
 
 
 def check_finite(state: Mapping[str, Tensor], what: str) -> None:
-    """Refuses weights that hold NaN or infinity.
-
-    Args:
-        state: Tensors by name.
-        what: What to call them in a message.
-
-    Raises:
-        RunError: Names the first of them.
-    """
+    """Raises `RunError` if a weight holds NaN or infinity; `what` is the file in its message."""
     for name, value in state.items():
         if not value.isfinite().all():
             raise RunError(
@@ -99,11 +90,8 @@ def check_finite(state: Mapping[str, Tensor], what: str) -> None:
 
 
 def load_tensors(file: Path, what: str) -> Any:
-    """Returns what `torch.save` wrote, if it is tensors and primitives.
-
-    Args:
-        file: The file.
-        what: What to call it in a message.
+    """Returns what `torch.save` wrote, if it is tensors and primitives; `what` is its name in
+    messages.
 
     Raises:
         UsageError: It holds other objects.
@@ -140,11 +128,7 @@ def net_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def load_config(kind: type[Config], options: Mapping[str, Any]) -> Config:
-    """Returns the config of a checkpoint's network.
-
-    Raises:
-        RunError: An entry is unknown, missing or of another type; by name.
-    """
+    """Returns the config of a checkpoint's network; raises `RunError` if an entry is wrong."""
     try:
         return from_dict(kind, options, f"{KEY}.net.")
     except ValueError as error:

@@ -66,7 +66,7 @@ def read_run(folder: Path, app: App) -> SavedRun:
 
 
 def stop_message(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> str:
-    """How to resume the run in `folder` that a signal stopped; empty except on the first rank."""
+    """The message of a run that a signal stopped, with the command to resume it."""
     if not trainer.is_global_zero:
         return ""
     if not (folder / "config.yaml").exists():

@@ -21,15 +21,10 @@ OPTION = "--model.pretrained"
 def read_weights(source: str, option: str = OPTION) -> State:
     """Returns the tensors of a .safetensors file, or of a .pth or .bin file of tensors only.
 
-    Args:
-        source: The file.
-        option: The option that names it.
-
     Raises:
-        UsageError: There is no such file, it holds objects other than tensors, or quantised
-            weights.
-        DataError, RunError: It is truncated, of another format, or holds no weights; or one of them
-            holds NaN or infinity, by name.
+        UsageError: There is no such file, or it holds other objects or quantised weights.
+        DataError, RunError: It is truncated, of another format, holds no weights, or one is not
+            finite.
     """
     path = check_file(source, option)
     what = f"{option} {source}"
@@ -67,11 +62,7 @@ def check_file(source: str, option: str) -> Path:
 
 
 def read_header(source: str, option: str = OPTION) -> dict[str, str]:
-    """Returns the metadata in the header of a .safetensors file; nothing for other files.
-
-    Raises:
-        UsageError, DataError: As in `read_weights`.
-    """
+    """Returns the metadata in the header of a .safetensors file; {} for other files."""
     path = check_file(source, option)
     if path.suffix != ".safetensors":
         return {}
@@ -93,7 +84,7 @@ def match_classes(
         source: Where the weights come from, for a message if the classifier is left out.
         state: Weights under our names.
         names: Class of each row of the classifier; None: not known.
-        wanted: Classes of the data; None: they have no classes, and all weights are kept.
+        wanted: Classes of the data; None: it has none, and all weights are kept.
     """
     head = {name: value for name, value in state.items() if name.startswith("head.linear.")}
     if wanted is None or not head:
@@ -112,10 +103,8 @@ def match_classes(
 
 
 def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
-    """Loads `weights` that were saved with the config `saved`, all of them.
-
-    Raises:
-        UsageError: The network has other options than the saved one, which are named.
+    """Loads all `weights`, saved with the config `saved`; raises `UsageError` with the options that
+    differ.
     """
     try:
         net.load_state_dict(weights)
@@ -131,10 +120,8 @@ def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, An
 
 
 def fill_config(config: Config, sizes: Mapping[str, Any]) -> Config:
-    """Returns a network's config with the sizes that the data decide.
-
-    Raises:
-        UsageError: The config has another size already.
+    """Returns a config with the sizes of the data; raises `UsageError` if it has another size
+    already.
     """
     for name, value in sizes.items():
         asked = getattr(config, name)

@@ -18,7 +18,7 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target, syncs, renames: a kill or a full disk leaves the old one whole.
+    """Writes beside the target, syncs, renames: a kill or a full disk leaves the old file whole.
 
     The `last.ckpt` before the present one stays as `previous.ckpt`. Lightning's own class writes
     through the system's temporary folder, unsynced, with a second copy in memory.
@@ -37,10 +37,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None
     ) -> None:
-        """Saves `checkpoint` at `path`.
-
-        Raises:
-            RunError: It cannot be written; what was there before stays.
+        """Saves a checkpoint; raises `RunError` if it cannot be written, and keeps the file that
+        was there.
         """
         target = Path(path)
         try:
@@ -62,7 +60,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise RunError(f"checkpoint {target} could not be written: {error}{hint}") from error
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> Checkpoint:
-        """Load a checkpoint."""
         return self.loaded.pop(Path(path), None) or read_checkpoint(path)
 
 
@@ -98,7 +95,8 @@ def sync_folder(folder: Path) -> None:
 def newest_checkpoint(
     folder: Path, task: str, say: Callable[[str], object]
 ) -> tuple[Path | None, Checkpoint | None]:
-    """Returns the checkpoint to resume from: `last.ckpt`, or another if that is damaged.
+    """Returns path and content of the checkpoint to resume from: `last.ckpt`, or another if it is
+    damaged.
 
     Args:
         folder: Folder of checkpoints.
@@ -106,11 +104,11 @@ def newest_checkpoint(
         say: Called with a sentence if an older one is used.
 
     Returns:
-        Path and content; None and None if there is no checkpoint yet.
+        (None, None) if there is no checkpoint yet.
 
     Raises:
         UsageError: One holds code, or is of another task.
-        RunError: All are damaged; names them.
+        RunError: All are damaged.
     """
     damaged: list[str] = []
     found: list[tuple[Path, Checkpoint]] = []

@@ -20,11 +20,7 @@ SECTIONS = ("trainer", "model", "data", "checkpoint")
 
 
 class Loader(yaml.SafeLoader):
-    """YAML in which dates are texts, and no mapping has a key twice.
-
-    Raises:
-        yaml.YAMLError: What it refuses, with the line.
-    """
+    """YAML in which dates are texts, and no mapping has a key twice."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in patterns if tag != f"{TAG}timestamp"]
@@ -73,12 +69,7 @@ def in_yaml(value: Any) -> str:
 
 
 def read_config(value: str) -> Options:
-    """Options of a YAML or JSON file, by path or by name in the installed `configs/`.
-
-    Raises:
-        UsageError: It cannot be read, is not YAML, or does not hold options by name; a preset or
-            pretrained weights are not a name.
-    """
+    """Options of a YAML or JSON file, by path or by name in the installed `configs/`."""
     try:
         options = load_yaml(read_bytes(config_path(value)).decode("utf-8-sig"))
     except OSError as error:
@@ -127,12 +118,9 @@ def refuse_unknown(
 
     Args:
         options: Nested options of a file.
-        known: Options that there are, such as "model.net.stack".
+        known: Names of all options, such as "model.net.stack".
         links: Options that follow others, to those.
         above: Name of the section that they are in, with a dot.
-
-    Raises:
-        UsageError: An unknown or linked name, or a section without options.
     """
     for key, value in options.items():
         name = f"{above}{key}"
@@ -149,6 +137,6 @@ def refuse_unknown(
 
 
 def not_a_section(name: str, value: Any) -> str:
-    """A sentence that refuses a value in place of a section."""
+    """The message about a value in place of a section."""
     given = "null" if value is None else shown(value)
     return f"{name} is {given}: write options below it, by name, or leave it out"

@@ -1,4 +1,4 @@
-"""What a command line of fit, validate, test or predict asks for, before any class is built."""
+"""The options of a fit, validate, test or predict, before any class is built."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ COMMAND_LINE_ONLY = {
 
 
 class Invocation:
-    """The options of one command, with those of configs, presets and checkpoints.
+    """The options of one command, and what they refer to: configs, presets and checkpoints.
 
     Args:
         app: The task.
@@ -40,7 +40,7 @@ class Invocation:
         arguments: For the parser; configs, presets and checkpoints are `--config=<YAML>` at the
             front.
         on_command_line: Names of the options on the command line, such as "--data.path".
-        given: The same, and those in configs.
+        given: The same, and names of those in configs.
         saved_at: Run folder to resume, or checkpoint to use; None for a new run.
         saved_options: Of that run or checkpoint.
         checkpoint: Content of the checkpoint to use or to resume from.

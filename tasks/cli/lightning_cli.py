@@ -55,13 +55,7 @@ class Parser(OneLineErrorParser, LightningArgumentParser):
 
 
 class TaskCLI(LightningCLI):
-    """Options, data, model and Trainer of one command; the method with its name runs it.
-
-    Args:
-        app: The task.
-        command: "fit", "validate", "test" or "predict".
-        arguments: Command line after the command.
-    """
+    """Options, data, model and Trainer of one command; the method of its name runs it."""
 
     def __init__(self, app: App, command: str, arguments: list[str]) -> None:
         self.app = app
@@ -138,7 +132,7 @@ class TaskCLI(LightningCLI):
     # What the command builds ----------------------------------------------------------------------
 
     def before_instantiate_classes(self) -> None:
-        """Check the options, choose the run folder, and list what a resumed run changes."""
+        """Check the options, choose the run folder, and list what changes in a resumed run."""
         check_trainer_options(self.config.trainer, self.command)
         if not self.invocation.saved_at:
             load(self.app.task).check_options(
@@ -215,7 +209,7 @@ class TaskCLI(LightningCLI):
         return AtomicCheckpointIO(self.invocation.damaged, loaded)
 
     def fit_callbacks(self) -> list[Callback]:
-        """The callbacks of a fit; Lightning adds that of the option `checkpoint`."""
+        """The callbacks of a fit; Lightning adds the one of `--checkpoint`."""
         folder = str(self.folder / "checkpoints")
         last: RunCheckpoint = self.config_init.checkpoint
         last.dirpath = last.dirpath or folder
@@ -236,7 +230,7 @@ class TaskCLI(LightningCLI):
     # The commands ---------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Hand the checkpoint, if there is one, to model and data, and free its memory."""
+        """Hand the checkpoint, if there is one, to model and data, and release it."""
         if self.invocation.checkpoint:
             self.model.restore(self.invocation.checkpoint)
             self.datamodule.set_metadata(self.model.metadata)
@@ -306,11 +300,9 @@ class TaskCLI(LightningCLI):
         print_results(metrics, folder, commands)
 
     def validate(self) -> None:
-        """Evaluate on the validation split."""
         self.evaluate(self.trainer.validate)
 
     def test(self) -> None:
-        """Evaluate on the test split."""
         self.evaluate(self.trainer.test)
 
     def evaluate(self, run: Callable[..., list[Any]]) -> None:

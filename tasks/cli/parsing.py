@@ -76,7 +76,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
         raise UsageError(one_sentence(message, [f"--{name}" for name in self.known()])) from ex
 
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:
-        """Options of a YAML text; for errors, a comment in its first line says where it is from."""
+        """Options of a YAML text; errors name the origin in its first line, a comment."""
         try:
             refuse_unknown(load_yaml(cfg_str), self.known(), self.links)
             return super().parse_string(cfg_str, *args, **kwargs)
@@ -86,7 +86,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
             raise UsageError(f"{error} (in {cfg_str.splitlines()[0][2:]})") from error
 
     def checked_section(self, argument: str) -> str:
-        """The argument; for a section, as in `--model=FILE`, with its options, checked, as YAML."""
+        """An argument; if it gives a whole section, as in `--model=FILE`, its content, checked."""
         known = self.known()
         option, _, value = argument.partition("=")
         name = option.removeprefix("--")
@@ -118,17 +118,10 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
 
 def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[str]:
-    """A command line with every option as `--name=value`.
+    """A command line with every option as `--name=value`; `switches` need no value.
 
-    Args:
-        arguments: Without program and command.
-        switches: Options that mean "true" without a value.
-
-    Raises:
-        UsageError: An option without its value, or a value without an option.
-
-    >>> join_values(["--depth", "3", "--fast", "--name=x"], ["--fast"])
-    ['--depth=3', '--fast=true', '--name=x']
+    >>> join_values(["--depth", "3", "--fast", "--name=x"], ["--fast"]) ['--depth=3', '--fast=true',
+    '--name=x']
     """
     joined = []
     remaining = list(arguments)
@@ -154,7 +147,7 @@ def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[st
 
 
 def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
-    """The last value of option `name`, None if it is not given, and the other arguments."""
+    """The last value of an option, None if it is not given, and the other arguments."""
     values = [one.partition("=")[2] for one in arguments if one.startswith(f"{name}=")]
     rest = [one for one in arguments if not one.startswith(f"{name}=")]
     return (values[-1] if values else None), rest
@@ -219,11 +212,8 @@ def parse_function(
 ) -> Callable[[], object]:
     """A command that is a function, with its options from the command line as arguments.
 
-    A parameter `options` takes a dataclass of all options; a parameter `typed`, the names of those
-    on the command line. Lists of texts may be given several times; booleans need no value.
-
-    Raises:
-        UsageError: An option is wrong, or the dataclass refuses it.
+    A parameter `options` takes a dataclass of all options; a parameter `on_command_line`, the names
+    of those on the command line. Lists of texts may be given several times; booleans need no value.
     """
     parser = OneLineErrorParser(prog=program, description=(function.__doc__ or "").split("\n\n")[0])
     names = signature(function).parameters.keys()

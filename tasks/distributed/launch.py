@@ -1,7 +1,6 @@
 """Several processes as one run: how many there are, and how all end if one fails.
 
-Lightning starts the processes of one machine by itself; `torchrun` and SLURM's `srun` start those
-of several machines.
+Lightning starts the processes of one machine; `torchrun` and SLURM's `srun` start those of several.
 """
 
 import logging
@@ -45,10 +44,10 @@ GRACE_SECONDS = 5.0  # until another process has ended, or answers
 
 
 def resume_if_restarted(task: str, arguments: list[str]) -> list[str]:
-    """The command line that continues a `fit` which torchrun or SLURM starts again; any other as it
-    is.
+    """The command line that continues a `fit` which torchrun or SLURM restarted; others as they
+    are.
 
-    The run folder holds the options; without a checkpoint in it, the run begins anew.
+    The run folder holds the options; without a checkpoint in it, the run starts from the beginning.
     """
     resume, rest = take_option(arguments, "--resume")
     if resume or external_launcher() is None:
@@ -66,15 +65,12 @@ def resume_if_restarted(task: str, arguments: list[str]) -> list[str]:
 def resolve_devices(options: Any, command: str) -> None:
     """Set a Trainer's numbers of devices and machines; refuse what cannot work.
 
-    The numbers follow from what torchrun or srun started. On a machine without GPUs, a strategy for
-    several processes has two of them if nobody says how many.
+    They follow from what torchrun or srun started. On a machine without GPUs, a strategy for
+    several processes has two by default.
 
     Args:
-        options: the Trainer's, which are changed.
+        options: The Trainer's, which are changed.
         command: "fit", "validate", "test" or "predict".
-
-    Raises:
-        UsageError: a strategy that does not work here, or numbers that contradict torchrun or srun.
     """
     name = options.strategy
     if not isinstance(name, str):
@@ -109,7 +105,7 @@ def resolve_devices(options: Any, command: str) -> None:
 
 
 def _resolve_number(options: Any, name: str, value: int, why: str) -> None:
-    """Set a number of devices or machines that was left open; refuse another one."""
+    """Set a number of devices or machines that was left open; refuse a different one."""
     given = options[name]
     number = len(given) if isinstance(given, list | tuple) else given
     if number in ("auto", -1, "-1") or (name, number) == ("num_nodes", 1):
@@ -130,9 +126,9 @@ def strategy(chosen: Any) -> Strategy | str:
 
 
 def slurm_plugins() -> list[Any]:
-    """Under SLURM its environment, without Lightning's own way to queue a job again.
+    """Under SLURM its environment, without Lightning's requeueing of jobs.
 
-    That one saves in a signal handler, in the middle of a step, into the current folder.
+    Lightning would save in a signal handler, in the middle of a step, into the current folder.
     """
     if not by_slurm():
         return []
@@ -149,8 +145,8 @@ class SameCheckpoint(Callback):
     Machines without a common disk would train one network each.
 
     Args:
-        path: checkpoint that this process starts from, None from the beginning.
-        checkpoint: its content.
+        path: Checkpoint that this process starts from; None: from the beginning.
+        checkpoint: Its content.
     """
 
     def __init__(self, path: Path | None, checkpoint: Checkpoint | None) -> None:
@@ -159,11 +155,7 @@ class SameCheckpoint(Callback):
         self.restored = checkpoint is None  # whether all of its state is in place
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Compare, now that the processes are connected.
-
-        Raises:
-            UsageError: this one does not see the checkpoint of the first.
-        """
+        """Compare, now that the processes are connected."""
         first = trainer.strategy.broadcast(self.start) if stage == "fit" else self.start
         if first != self.start:
             raise UsageError(
@@ -173,11 +165,10 @@ class SameCheckpoint(Callback):
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """From here on an error is not about the checkpoint."""
         self.restored = True
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Reports when no training steps remained."""
+        """Say so if no training steps were left."""
         self.restored = True
         if self.start_step and trainer.global_step == self.start_step:
             limits = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
@@ -191,15 +182,15 @@ class SameCheckpoint(Callback):
 
 @contextmanager
 def fail_together(trainer: pl.Trainer) -> Iterator[None]:
-    """End all processes of a run if one fails, and say why once.
+    """End all processes of a run if one fails, with one message.
 
-    The process that failed says so. The others, whose connection to it broke, exit, the first of
-    them with a line that names it; an error that all of them have is said by one. Lightning kills
-    processes that hang.
+    The process that failed prints it. The others lose their connection to it and exit; the first of
+    them names it. Of an error that all have, one prints the message. Lightning kills processes that
+    hang.
 
     Raises:
-        RunError: the processes could not be connected; in the first one, another one ended.
-        SystemExit: another process says why.
+        RunError: The processes could not be connected; in the first one, another one ended.
+        SystemExit: Another process prints the message.
     """
     end_with_launcher()
     try:
@@ -235,7 +226,7 @@ def _raise_once(error: Exception, trainer: pl.Trainer) -> None:
 
 
 def _ended_process(children: list[subprocess.Popen]) -> str:
-    """Which of the launched processes ended, and how; torchrun and SLURM print that of theirs."""
+    """Which of the launched processes ended, and how; torchrun and SLURM print it themselves."""
     deadline = time.monotonic() + GRACE_SECONDS
     while children and not any(child.poll() for child in children) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -259,8 +250,9 @@ def _is_first_to_report(message: str) -> bool:
 
 
 def end_with_launcher() -> None:
-    """Let Lightning say which process failed; end this one if the process that launched it is
-    killed, for which collectives of GPUs would wait.
+    """Let Lightning say which process failed; end this one if the one that launched it is killed.
+
+    Collectives of GPUs would wait for it.
     """
     logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script").setLevel("INFO")
     if os.environ.get("LOCAL_RANK", "0") == "0" or external_launcher():

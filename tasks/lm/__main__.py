@@ -18,7 +18,10 @@ APP = App(
     extra_commands={
         "generate": ("generate texts that continue prompts", "tasks.lm.generate:generate"),
         "score": ("loss, perplexity and bits per byte of a text", "tasks.lm.score:score"),
-        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.lm.export:export"),
+        "export": (
+            "write a checkpoint's weights for Hugging Face or safetensors",
+            "tasks.lm.export:export",
+        ),
     },
     examples=(
         "fit",

@@ -33,7 +33,7 @@ DEFAULT_LENGTH = 256  # tokens of a row of the data
 
 
 def presets() -> dict[str, Options]:
-    """Returns the named sizes as options; tokens and context come from the data."""
+    """Returns the presets as options; tokens and context come from the data."""
     return {
         name: asdict(replace(config, max_length=None)) for name, config in DECODER_PRESETS.items()
     }
@@ -42,7 +42,7 @@ def presets() -> dict[str, Options]:
 def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderConfig:
     """Returns a config with `vocabulary` and `max_length`, in tokens, of the data.
 
-    A context that is given grows to that of the data, if positions are not learned.
+    A longer context that is given stays, if positions are not learned.
 
     Raises:
         UsageError: The tokenizer has more tokens than the network, or rows are longer than its
@@ -61,14 +61,14 @@ def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderCo
 
 
 def pretrained_options(source: str) -> Options:
-    """Returns network and tokenizer of a pretrained model, and rows for a short context.
+    """Returns network and tokenizer of a pretrained model, and shorter rows if its context is
+    short.
 
     Args:
         source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
 
     Raises:
         UsageError: There is no such model, or it is no decoder of ours.
-        DataError: The hub cannot be reached.
     """
     if source.endswith(".ckpt"):
         options = checkpoint_options(source, TASKS)
@@ -94,15 +94,8 @@ def read_config(source: str, folder: Path, option: str = OPTION) -> DecoderConfi
 
 
 def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, Any]) -> Decoder:
-    """Builds a decoder with pretrained weights, once they fit their own config.
-
-    Args:
-        config: Of the decoder.
-        source: As in `pretrained_options`.
-        metadata: Of the data, with their `tokenizer`.
-
-    Raises:
-        UsageError: The weights do not fit the network, or its tokenizer is another one.
+    """Builds a decoder with pretrained weights; raises `UsageError` if they or the tokenizer do not
+    fit.
     """
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     net = Decoder(config)
@@ -112,7 +105,7 @@ def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, A
 
 
 class LanguageModel(NamedTuple):
-    """A language model to use.
+    """A language model for inference.
 
     Args:
         net: The network, in evaluation mode.
@@ -128,17 +121,13 @@ class LanguageModel(NamedTuple):
 
     @property
     def boundary_tokens(self) -> BoundaryTokens:
-        """Special tokens that it saw around documents."""
+        """Special tokens around documents in its training data."""
         return (
             self.tokenizer.boundary_tokens if self.metadata["marks_documents"] else BoundaryTokens()
         )
 
     def generation(self) -> FolderGeneration | None:
-        """Returns the generation settings of its folder.
-
-        Raises:
-            UsageError: They are wrong.
-        """
+        """Returns the generation settings of its folder, if it has one."""
         if self.folder is None:
             return None
         settings = read_settings(self.folder, CKPT_PATH)
@@ -147,12 +136,7 @@ class LanguageModel(NamedTuple):
 
 
 def load_model(source: str) -> LanguageModel:
-    """Loads the language model of a checkpoint of `fit`, of `hf/<model>`, or of a folder.
-
-    Raises:
-        UsageError: There is no such model, or it is no language model.
-        RunError, DataError: It is damaged, or the hub cannot be reached.
-    """
+    """Loads the language model of a checkpoint of `fit`, of `hf/<model>`, or of a folder."""
     if source.startswith("hf/") or Path(source).is_dir():
         return load_folder(source)
     checkpoint = read_checkpoint(source, "lm")
@@ -164,7 +148,7 @@ def load_model(source: str) -> LanguageModel:
 
 
 def load_folder(source: str) -> LanguageModel:
-    """Loads a language model of Hugging Face; errors as in `load_model`."""
+    """Loads a language model of Hugging Face."""
     folder = model_folder(source, CKPT_PATH)
     config = read_config(source, folder, CKPT_PATH)
     tokenizer = Tokenizer.from_file(folder)

@@ -200,10 +200,6 @@ def truncate(
     """Returns the last tokens of a prompt that fit into the context; prints a note if it cuts.
 
     Beam search cannot exceed the context, and reserves up to half of it for new tokens.
-
-    Raises:
-        UsageError: The prompt would be cut and the options are strict, or the text would be longer
-            than the sliding window of the weights.
     """
     context = model.net.max_length
     window = model.net.config.sliding_window
@@ -229,7 +225,6 @@ def truncate(
 
 
 def print_text(completion: Completion) -> None:
-    """Prints prompt and text as it grows."""
     print(completion.prompt, end="", flush=True)
     for chunk in completion.chunks():
         print(chunk, end="", flush=True)

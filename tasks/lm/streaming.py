@@ -156,10 +156,9 @@ def stream_texts(
     seeds: Sequence[int] | None = None,
     generation: FolderGeneration | None = None,
 ) -> StreamBatch:
-    """Starts texts after prompts.
+    """Starts texts after prompts; arguments as of `modules.generation.generate.generate`.
 
     Args:
-        model, prompts, config, seeds: As in `modules.generation.generate.generate`.
         stop: Strings that end a text.
         generation: Settings of the model's folder.
     """

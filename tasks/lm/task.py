@@ -79,24 +79,22 @@ class LMTask(TextTask):
         self.trained = TokenCount()
 
     def build(self, metadata: Mapping[str, Any]) -> Decoder:
-        """Builds a decoder for the data's tokens and context."""
         config = fit_to_data(self.net_config, metadata)
         if self.pretrained is None or self.restored is not None:
             return Decoder(config)
         return load_pretrained(config, self.pretrained, metadata)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Adds the samples of text."""
         callbacks = super().configure_callbacks()
         every = self.sample_config.every
         return callbacks if every is None else [*callbacks, Samples(every)]
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Returns the accuracy of predicted tokens, and the bytes of text per token."""
+        """Accuracy of predicted tokens, and bytes of text per token."""
         return {name: MeanOf(name) for name in ("acc", "bytes_per_token")}
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Returns perplexity, and bits per byte of text, which do not depend on the tokenizer."""
+        """Perplexity, and bits per byte of text, which do not depend on the tokenizer."""
         loss = values[f"{split}/loss"]
         bits_per_byte = loss / values[f"{split}/bytes_per_token"] / math.log(2)
         return {f"{split}/perplexity": loss.exp(), f"{split}/bits_per_byte": bits_per_byte}
@@ -130,7 +128,7 @@ class LMTask(TextTask):
         self.flops = flops_per_token(self.net, self.metadata["max_length"])
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
-        """Returns tokens/s without padding, and model FLOPs utilisation (MFU)."""
+        """Tokens/s without padding, and model FLOP/s utilisation (MFU)."""
         tokens = samples_per_s * self.trained.per_sample()
         return {
             "train/tokens_per_s": tokens,

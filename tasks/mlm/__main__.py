@@ -15,7 +15,10 @@ APP = App(
     default_config="configs/mlm/reference.yaml",
     trainer_commands=("fit", "validate", "test"),
     extra_commands={
-        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.bert.export:export")
+        "export": (
+            "write a checkpoint's weights for Hugging Face or safetensors",
+            "tasks.bert.export:export",
+        )
     },
     examples=(
         "fit",
@@ -24,9 +27,7 @@ APP = App(
         "fit --resume runs/mlm/latest",
         "export --ckpt_path runs/mlm/latest/checkpoints/best.ckpt --format hf",
     ),
-    next_commands=(
-        "export --ckpt_path {best} --format safetensors",
-    ),
+    next_commands=("export --ckpt_path {best} --format safetensors",),
 )
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ class MaskedLMTask(TextTask):
         self.mask = mask
 
     def build(self, metadata: Mapping[str, Any]) -> BertMaskedLM:
-        """Builds an encoder with heads for masked tokens and, with pairs, for the next sentence."""
         tokenizer = Tokenizer.from_json(metadata["tokenizer"])
         self.masker = Masker(
             self.mask, tokenizer.special_ids, tokenizer.vocab_size, tokenizer.starts_word
@@ -53,12 +52,12 @@ class MaskedLMTask(TextTask):
         return [self.net.encoder]
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Returns the accuracy of masked tokens; with pairs, also that of the next sentence."""
+        """Accuracy of masked tokens; with sentence pairs, also that of the next sentence."""
         names = ("acc", "token_loss", "next_acc") if self.metadata["next_sentence"] else ("acc",)
         return {name: MeanOf(name) for name in names}
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Returns the perplexity of masked tokens."""
+        """Perplexity of masked tokens."""
         token_loss = values.get(f"{split}/token_loss", values[f"{split}/loss"])
         return {f"{split}/perplexity": token_loss.exp()}
 

@@ -21,7 +21,10 @@ APP = App(
             "tasks.seq2seq.translate:translate",
         ),
         "attend": ("draw the cross-attention of a translation", "tasks.seq2seq.attend:attend"),
-        "export": ("write a checkpoint's weights for Hugging Face or safetensors", "tasks.seq2seq.export:export"),
+        "export": (
+            "write a checkpoint's weights for Hugging Face or safetensors",
+            "tasks.seq2seq.export:export",
+        ),
     },
     examples=(
         "fit",

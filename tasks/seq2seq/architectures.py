@@ -12,19 +12,18 @@ from tasks.text import fill_vocabulary
 
 
 def presets() -> dict[str, Options]:
-    """Returns the named sizes as options; tokens and lengths come from the data."""
+    """Returns the presets as options; tokens and lengths come from the data."""
     return {name: asdict(config) for name, config in SEQ2SEQ_PRESETS.items()}
 
 
 def fit_to_data(config: Seq2SeqConfig, metadata: Mapping[str, Any]) -> Seq2SeqConfig:
     """Returns a config with the vocabularies and `max_length`, in tokens, of the data.
 
-    A length that is given grows to that of the data, if positions are not learned.
+    A longer length that is given stays, if positions are not learned.
 
     Raises:
         UsageError: A tokenizer has more tokens than the network, texts are longer than its learned
             positions, or two different tokenizers are to share one table.
-        ValueError: Vocabularies of two sizes are to share one table.
     """
     config = fill_vocabulary(config, metadata, "source_vocabulary")
     config = fill_vocabulary(config, metadata, "target_vocabulary")

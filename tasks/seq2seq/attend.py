@@ -118,7 +118,7 @@ def cross_attention_weights(
 
 
 def token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each token, spaces as ␣; special and incomplete ones as written in the
+    """Returns the text of each token, spaces as ␣; special and incomplete ones as in the
     vocabulary.
     """
     labels = []

@@ -45,7 +45,6 @@ def pretrained_options(source: str) -> Options:
 
     Raises:
         UsageError: There is no such model, or it is no encoder-decoder of ours.
-        DataError: The hub cannot be reached.
     """
     if source.endswith(".ckpt"):
         saved = read_task_checkpoint(source, TASKS)[KEY]
@@ -69,12 +68,7 @@ def file_options(source: Path, target: Path) -> Options:
 
 
 def read_folder(folder: Path, option: str = OPTION) -> tuple[Seq2SeqConfig, PairTokenizerConfig]:
-    """Returns the config of the model in a folder, and its tokenizers; `option` named the folder.
-
-    Raises:
-        UsageError: There is no such model, or no tokenizer.
-        DataError: A tokenizer cannot be read.
-    """
+    """Returns the config of the model in a folder, and its tokenizers; `option` named the folder."""
     settings = read_settings(folder, option)
     family, config = folder_config(folder, FAMILIES, option)
     default = "eos_token_id" if family == "bart" else "pad_token_id"  # older files of BART and T5
@@ -102,15 +96,8 @@ def adds_bos(tokenizer: Tokenizer) -> bool:
 
 
 def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, Any]) -> Seq2Seq:
-    """Builds a network with pretrained weights, once they fit their own config.
-
-    Args:
-        config: Of the network.
-        source: As in `pretrained_options`.
-        metadata: Of the data, with their tokenizers.
-
-    Raises:
-        UsageError: The weights do not fit the network, or a tokenizer is another one.
+    """Builds a network with pretrained weights; raises `UsageError` if they or a tokenizer do not
+    fit.
     """
     if source.endswith(".ckpt"):
         checkpoint = read_task_checkpoint(source, TASKS)
@@ -134,10 +121,6 @@ def load_folder(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]
 
     Returns:
         The network, metadata as of `TranslationData`, and the generation settings of the folder.
-
-    Raises:
-        UsageError: There is no such model, or it is no encoder-decoder of ours.
-        DataError: It is damaged, or the hub cannot be reached.
     """
     folder = model_folder(source, CKPT_PATH)
     config, tokenizer_config = read_folder(folder, CKPT_PATH)
@@ -156,7 +139,7 @@ def load_folder(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]
 
 
 def read_languages(folder: Path) -> list[str]:
-    """Returns source and target, such as en and de, if a Marian model says so; else none."""
+    """Returns the languages of a Marian model, such as [en, de]; [] if its files do not say."""
     file = folder / "tokenizer_config.json"
     try:
         settings = read_object(file) if file.is_file() else {}

@@ -51,7 +51,7 @@ class TranslationScores(Metric):
         self.reset()
 
     def reset(self) -> None:
-        """Removes all texts but an empty one, so that ranks without any can be gathered."""
+        """Removes all texts; an empty one stays, so that ranks without any can be gathered."""
         super().reset()
         self.texts.append(torch.zeros(0, dtype=torch.uint8, device=self.device))
 
@@ -70,7 +70,6 @@ class TranslationScores(Metric):
         self.texts.append(content.to(self.device))
 
     def compute(self) -> dict[str, Tensor]:
-        """Returns the scores by name."""
         lines = dim_zero_cat(self.texts).cpu().numpy().tobytes().decode().splitlines()
         self.found = sorted(ScoredTranslation(*json.loads(line)) for line in lines)
         scores = dict.fromkeys(self.names, 0.0)

@@ -114,19 +114,16 @@ class Seq2SeqTask(MediaTask, TextTask):
         self.collected: dict[str, Picture] = {}
 
     def build(self, metadata: Mapping[str, Any]) -> Seq2Seq:
-        """Builds an encoder-decoder for the data's tokens and lengths."""
         config = fit_to_data(self.net_config, metadata)
         if self.pretrained is None or self.restored is not None:
             return build_seq2seq(config)
         return load_pretrained(config, self.pretrained, metadata)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Adds the mean of the last weights."""
         callbacks = super().configure_callbacks()
         return callbacks if self.average is None else [*callbacks, LastWeights(self.average)]
 
     def configure_model(self) -> None:
-        """Builds also the tokenizers."""
         super().configure_model()
         self.tokenizer = PairTokenizer.from_metadata(self.metadata)
 
@@ -138,11 +135,11 @@ class Seq2SeqTask(MediaTask, TextTask):
     # Training and evaluation ----------------------------------------------------------------------
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Returns the accuracy of next tokens; BLEU, chrF and exact matches of translations."""
+        """Accuracy of next tokens; BLEU, chrF and exact matches of translations."""
         return {"acc": MeanOf("acc"), "scores": TranslationScores(self.language)}
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Returns the perplexity of the references."""
+        """Perplexity of the references."""
         return {f"{split}/perplexity": values[f"{split}/loss"].exp()}
 
     def step(self, batch: Batch, training: bool) -> StepOutput:
@@ -177,7 +174,7 @@ class Seq2SeqTask(MediaTask, TextTask):
         return texts, [translation.finished for translation in best]
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
-        """Returns target tokens/s, without padding."""
+        """Target tokens/s, without padding."""
         return {"train/tokens_per_s": samples_per_s * self.trained.per_sample()}
 
     def collect_media(self, batch: Batch, outputs: dict[str, Any]) -> None:
@@ -200,7 +197,6 @@ class Seq2SeqTask(MediaTask, TextTask):
         )
 
     def media(self, split: str) -> dict[str, Table | Picture]:
-        """Returns translations, and what `collect_media` kept."""
         media: dict[str, Table | Picture] = {**self.collected}
         self.collected = {}
         rows = [row[1:4] for row in self.metrics[split]["scores"].found[:LOGGED]]
@@ -232,7 +228,6 @@ class Seq2SeqTask(MediaTask, TextTask):
         write_text(folder / "translations.tsv", table(self.metrics["test"]["scores"].found))
 
     def closing_texts(self, folder: Path) -> dict[str, str]:
-        """Returns some translations of the test."""
         rows = self.metrics["test"]["scores"].found[:PRINTED]
         lines = (
             f"{row.source}\n"

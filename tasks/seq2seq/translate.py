@@ -149,7 +149,6 @@ def translations(
 
 
 def print_json(line: int, source: str, rank: int, translation: Translation, text: str) -> None:
-    """Prints one translation as a JSON object."""
     entry = {
         "line": line,
         "source": source,

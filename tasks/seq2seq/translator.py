@@ -40,12 +40,7 @@ class TranslationModel(NamedTuple):
 
 
 def load_model(source: str) -> TranslationModel:
-    """Loads a checkpoint of `fit`, `hf/<model>`, or a folder of Hugging Face's layout.
-
-    Raises:
-        UsageError: There is no such model, or it is not an encoder-decoder.
-        RunError, DataError: It is damaged, or the hub cannot be reached.
-    """
+    """Loads a checkpoint of `fit`, `hf/<model>`, or a folder of Hugging Face's layout."""
     if source.startswith("hf/") or Path(source).is_dir():
         return TranslationModel.of(*load_folder(source))
     checkpoint = read_checkpoint(source, "seq2seq")

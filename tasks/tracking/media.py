@@ -33,10 +33,10 @@ class MediaTask:
     """A task with tables and pictures, for the loggers that can show them."""
 
     def collect_media(self, batch: dict[str, Any], outputs: Any) -> None:
-        """Keep what `media` needs of an evaluated batch."""
+        """Keeps what `media` needs of an evaluated batch."""
 
     def media(self, split: str) -> dict[str, Table | Picture]:
-        """Tables and pictures of an evaluation by name; `split` is "val" or "test"."""
+        """Returns tables and pictures of an evaluation by name; `split` is "val" or "test"."""
         return {}
 
 
@@ -46,25 +46,21 @@ class MediaLogger(Callback):
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Show the task a batch of the validation."""
         if shows_media(trainer, pl_module):
             pl_module.collect_media(batch, outputs)  # type: ignore[operator]
 
     def on_test_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Show the task a batch of the test."""
         self.on_validation_batch_end(trainer, pl_module, outputs, batch)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the task's tables and pictures."""
         if shows_media(trainer, pl_module):
             split = "test" if trainer.testing else "val"
             media = pl_module.media(split)  # type: ignore[operator]
             log_media(trainer, {f"{split}/{name}": shown for name, shown in media.items()})
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the task's tables and pictures."""
         self.on_validation_end(trainer, pl_module)
 
 

@@ -23,7 +23,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a `metrics.csv`, without empty cells and without an unfinished last row.
 
     Raises:
-        RunError: It is something else.
+        RunError: It is not one.
         OSError: It is no regular file, or cannot be read.
     """
     try:
@@ -51,7 +51,7 @@ class LoggedRows:
     """Which earlier rows a resumed run keeps: those that it does not log again.
 
     Args:
-        checkpoint: That it resumes from; None for a new run.
+        checkpoint: The one it resumes from; None for a new run.
     """
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
@@ -62,7 +62,6 @@ class LoggedRows:
         self.ends_epoch = epochs["completed"] < epochs["ready"]
 
     def keeps(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row stays."""
         step = int(row["step"])
         if step != self.last_step or "train/grad_norm" in row:
             return step <= self.last_step
@@ -92,17 +91,14 @@ class MetricsCSV(Logger):
 
     @property
     def name(self) -> str:
-        """Empty: Lightning puts no folder of this name into the run folder."""
         return ""
 
     @property
     def version(self) -> str:
-        """Empty, as the name."""
         return ""
 
     @property
     def log_dir(self) -> str:
-        """The run folder."""
         return str(self.folder)
 
     @rank_zero_only
@@ -111,7 +107,7 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add a row; before the first one, remove earlier rows that come again."""
+        """Add a row; the first one removes earlier rows that a resumed run logs again."""
         if not self.opened and self.path.exists():
             rows = [row for row in read_rows(self.path) if self.earlier.keeps(row)]
             self.columns = sorted({"step"}.union(*rows))
@@ -146,6 +142,6 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the waiting rows, if possible, also of a run that failed."""
+        """Write the waiting rows; if the run failed, a full disk must not hide why."""
         with suppress(OSError) if status == "failed" else nullcontext():
             self.save()

@@ -61,7 +61,7 @@ class RunRecord(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Count on from a resumed run; the test after a fit loads a checkpoint, too."""
+        """Continue the counts of a resumed run; the test after a fit loads a checkpoint, too."""
         if self.finished:
             return
         self.samples = state_dict["samples"]
@@ -97,11 +97,9 @@ class RunRecord(Callback):
                 write_text(self.folder / "wandb_id", str(logger.version))
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop counting."""
         self.finished = True
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock."""
         self.start_clock(pl_module)
 
     def start_clock(self, task: Any) -> None:
@@ -140,7 +138,7 @@ class RunRecord(Callback):
             pl_module.log_dict({"train/samples_per_s": rate} | pl_module.rates(rate))
 
     def add_up(self, task: Task) -> float:
-        """Add what was counted to the totals, start the clock again, and return samples/s."""
+        """Add the counts to the totals, start the clock again, and return samples/s."""
         samples = self.new_samples
         seconds = time.perf_counter() - self.clock_start - task.untimed_seconds
         self.samples += samples
@@ -149,13 +147,11 @@ class RunRecord(Callback):
         return samples / seconds
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop the clock: validation is not counted."""
         assert isinstance(pl_module, Task)
         if self.new_samples:
             self.add_up(pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock again."""
         self.start_clock(pl_module)
 
     def finish(
@@ -165,8 +161,8 @@ class RunRecord(Callback):
 
         Args:
             trainer: After its test, or after training if there was none.
-            task: The task that it trained.
-            metrics: Final metrics by their logged names, and notes on them.
+            task: The trained task.
+            metrics: Final metrics by name, and notes on them.
             seconds: Since this process began.
 
         Returns:

@@ -27,11 +27,11 @@ PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy"
 
 
 def choose_run_folder(task: str, chosen: str | None) -> Path:
-    """The folder of this run, absolute: as chosen, else `runs/TASK/<time>`.
+    """The folder of this run, absolute: as chosen, or else `runs/TASK/<time>`.
 
-    All processes of a run get the same folder. Those that Lightning launches inherit it. Those of
-    torchrun get it from their first, also after a restart. Those of SLURM know it from the number
-    of their job and from their command line, since a job may have several.
+    All processes of a run get the same folder: those that Lightning launches inherit it, those of
+    torchrun get it from their first, also after a restart, and those of SLURM derive it from the
+    job number and their command line, since a job may have several runs.
 
     Raises:
         UsageError: The chosen folder is a file, cannot be created, or holds a run already.
@@ -53,11 +53,7 @@ def choose_run_folder(task: str, chosen: str | None) -> Path:
 
 
 def new_run_folder(task: str, chosen: str | None, is_restart: bool = False) -> Path:
-    """The folder of a new run; only a restart may use one that holds a run already.
-
-    Raises:
-        UsageError: As of `choose_run_folder`.
-    """
+    """The folder of a new run; only a restart may use one that holds a run already."""
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # runs may start together
     folder = Path(chosen or Path("runs", task, now)).resolve()
     check_writable(folder)
@@ -70,7 +66,7 @@ def new_run_folder(task: str, chosen: str | None, is_restart: bool = False) -> P
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be created or written with a `UsageError`, before any work."""
+    """Raise `UsageError` if a folder cannot be created or written."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:  # a name that is too long, a folder that may not be read
@@ -84,7 +80,7 @@ def check_writable(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder, and those above it; raises `UsageError` if that fails."""
+    """Create a folder and those above it; raise `UsageError` if that fails."""
     try:
         with made_parents(folder):
             folder.mkdir(exist_ok=True)
@@ -95,11 +91,7 @@ def make_folder(folder: Path) -> None:
 
 
 def create_run_folder(folder: Path, task: str) -> None:
-    """Create the folder; if it is in `runs/TASK`, point `latest` beside it to it.
-
-    Raises:
-        UsageError: It cannot be created.
-    """
+    """Create the folder; if it is in `runs/TASK`, let the link `latest` beside it point to it."""
     make_folder(folder)
     link = folder.parent / "latest"
     partial = folder.parent / f".latest.{os.getpid()}"

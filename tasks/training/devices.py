@@ -12,11 +12,7 @@ Model = TypeVar("Model", bound=Any)
 
 
 def prepared(model: Model, name: DeviceName, quantization: QuantizationName | None = None) -> Model:
-    """A model, a named tuple with a `net`, on a device and with quantized weights.
-
-    Raises:
-        UsageError: there is no such device, or it cannot compute with such weights.
-    """
+    """A model, a named tuple with a `net`, on a device and with quantized weights."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: there is no GPU that torch can use; leave it out")
     on_gpu = name != "cpu" and torch.cuda.is_available()

@@ -12,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 @contextmanager
 def float32_by_default() -> Iterator[None]:
-    """New tensors have 32 bits at least: Lightning would make them in 16, too few for random
-    numbers and coordinates. Also a decorator.
+    """New tensors have 32 bits at least; also a decorator.
+
+    With bf16-true Lightning would make them in 16, too few for random numbers and coordinates.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.promote_types(before, torch.float32))

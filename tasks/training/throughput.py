@@ -1,4 +1,4 @@
-"""Throughput of training: tokens, and the fraction of the machine's peak FLOP/s (Chowdhery 2022).
+"""Throughput of training: tokens/s, and model FLOP/s utilisation (MFU, Chowdhery 2022).
 
 Lightning's ThroughputMonitor counts padding, knows no peak of CPUs, and waits for a GPU at each
 step.
@@ -18,7 +18,7 @@ CPU_ROWS, GPU_ROWS = 2048, 8192  # of the matrices that are multiplied
 
 
 class TokenCount(nn.Module):
-    """Counts the tokens of training samples without padding, on the device, which does not wait."""
+    """Counts the tokens of training samples without padding, without waiting for the device."""
 
     sums: Tensor
 
@@ -28,7 +28,7 @@ class TokenCount(nn.Module):
         self.register_buffer("sums", sums, persistent=False)
 
     def add(self, tokens: Tensor, samples: int) -> None:
-        """Count a batch of so many tokens, ()."""
+        """Counts a batch with `tokens` () in all."""
         self.sums += torch.stack((tokens, torch.full_like(tokens, samples)))
 
     def per_sample(self) -> float:
@@ -38,13 +38,12 @@ class TokenCount(nn.Module):
 
 
 def flops_per_token(net: Any, length: int) -> int:
-    """FLOP that training needs for a token, forward and backward: 6 N + 12 L H D T (Chowdhery 2022,
-    appendix B).
+    """FLOP per token of training, forward and backward: 6 N + 12 L H D T (Chowdhery 2022, appendix
+    B).
 
-    N are the weights that a token is multiplied with: those of linear layers and of the output
-    layer; looking up an embedding multiplies nothing. L blocks of H heads of size D compare the
-    token with all T of a row, as if attention saw later ones, too. What activation checkpointing
-    computes again does not count.
+    N are the weights that a token is multiplied with: of linear layers and of the output layer, not
+    of embeddings. L blocks of H heads of size D compare the token with all T of a row, as if
+    attention saw later ones, too. What activation checkpointing computes again does not count.
 
     Args:
         net: A `Decoder`.
@@ -57,11 +56,11 @@ def flops_per_token(net: Any, length: int) -> int:
 
 
 def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> float:
-    """FLOP/s of a large matrix product on this device, the best of some.
+    """FLOP/s of a large matrix product on this device, the best of `seconds` of trials.
 
     Args:
-        device: That of the run.
-        precision: Lightning's name of the run's, such as "bf16-mixed".
+        device: Of the run.
+        precision: Of the run, such as "bf16-mixed".
         seconds: How long to try.
     """
     dtype = torch.float32
@@ -84,6 +83,5 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> f
 
 
 def _wait(device: torch.device) -> None:
-    """Wait until the device has done its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

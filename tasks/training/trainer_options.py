@@ -52,11 +52,7 @@ BEST = "best"  # name of the checkpoint that the task's own monitor finds best
 
 
 def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
-    """Refuse Trainer options that a command would overrule, or that are no sensible numbers.
-
-    Raises:
-        UsageError: names the option, and what to do instead.
-    """
+    """Refuse Trainer options that a command would override, and numbers that make no sense."""
     for name, minimum in MINIMUM.items():
         value = options[name]
         if not isinstance(value, int | float):
@@ -112,16 +108,7 @@ def best_checkpoint(folder: str, task: Any) -> RunCheckpoint:
 
 
 def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
-    """Refuse callbacks that monitor what is not logged: they would do nothing, or keep no best
-    checkpoint.
-
-    Args:
-        trainer: about to train.
-        names: of all that training and validation log.
-
-    Raises:
-        UsageError: names the callback's option, and what is logged.
-    """
+    """Refuse callbacks that monitor a metric that is not logged."""
     validates = trainer.limit_val_batches != 0
     logged = [name for name in names if validates or not name.startswith("val/")]
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -139,10 +126,9 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
 
 
 def set_defaults(options: Any, epochs: int) -> None:
-    """Set the precision and an end of training if nobody gave them; of loggers of one class, keep
-    the last.
+    """Set defaults of precision and length of training; of loggers of one class, keep the last.
 
-    A resumed run that is given the configuration of its logger once more has it twice.
+    A resumed run that is given the config of its logger once more has it twice.
     """
     plugins = as_list(options.plugins)
     has_precision = any(
@@ -166,7 +152,7 @@ def default_precision(accelerator: str) -> str:
 
 
 def as_list(value: Any) -> list[Any]:
-    """None as no element, one value as one, several as they are."""
+    """None as [], one value as [value], several as they are."""
     if value is None:
         return []
     if isinstance(value, Iterable) and not isinstance(value, str | dict):
@@ -186,12 +172,12 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
     """Let loggers write into the run folder, and resume there.
 
     Args:
-        loggers: options of each, which are changed.
-        folder: run folder.
-        earlier: what they have of a resumed run.
+        loggers: Options of each, which are changed.
+        folder: Run folder.
+        earlier: Rows that a resumed run keeps.
 
     Raises:
-        UsageError: another folder was asked for, or for W&B's run another id than it has.
+        UsageError: Another folder was asked for, or for W&B's run another id than it has.
     """
     is_new = not (folder / "config.yaml").exists()
     for logger in loggers:

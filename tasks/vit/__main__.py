@@ -18,7 +18,10 @@ APP = App(
     },
     default_config="configs/vit/digits.yaml",
     extra_commands={
-        "export": ("write a checkpoint's weights for timm, ONNX or safetensors", "tasks.vit.export:export")
+        "export": (
+            "write a checkpoint's weights for timm, ONNX or safetensors",
+            "tasks.vit.export:export",
+        )
     },
     examples=(
         "fit",

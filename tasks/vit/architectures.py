@@ -28,14 +28,14 @@ SIZE_ARGUMENTS = {"img_size", "in_chans", "num_classes", "dynamic_img_size"}
 
 @dataclass(frozen=True)
 class KnownModel:
-    """What is known of weights beside their shapes.
+    """What is known about a file of weights besides its shapes.
 
     Args:
-        config: Shapes decide the rest.
-        name: Name in timm, if the weights must have the sizes of that model.
+        config: Of the model; its sizes are replaced by those of the weights.
+        name: Model in timm whose sizes the weights must have; None: any sizes.
         prefix_positions: Whether pos_embed has rows for class and register tokens.
         class_names: Class of each row of the classifier; None: not known.
-        data: Options of the data that go with it.
+        data: Options of the data that come with it.
     """
 
     config: ViTConfig
@@ -46,7 +46,7 @@ class KnownModel:
 
 
 def presets() -> dict[str, Options]:
-    """Returns the named sizes as options; classes and channels come from the data."""
+    """Returns the presets as options; classes and channels come from the data."""
     return {
         name: asdict(replace(config, num_classes=None, channels=None))
         for name, config in VIT_PRESETS.items()
@@ -54,10 +54,10 @@ def presets() -> dict[str, Options]:
 
 
 def pretrained_options(source: str) -> Options:
-    """Returns the network and, if it is known, the normalisation of pretrained weights as options.
+    """Returns the network and, if known, the normalisation of pretrained weights as options.
 
     Args:
-        source: `timm/<model name>`, or a local .safetensors or .pth file with timm's names.
+        source: `timm/<model name>`, or a .safetensors or .pth file with timm's names.
 
     Raises:
         UsageError: There is no such model or file, or it is no plain ViT.
@@ -102,14 +102,8 @@ def check_sizes(name: str, wanted: ViTConfig, config: ViTConfig) -> None:
 
 
 def check_described(source: str, named: Collection[str]) -> None:
-    """Refuses a file of weights whose model is not known, unless options describe it.
-
-    Args:
-        source: As in `pretrained_options`.
-        named: Options on the command line or in a config.
-
-    Raises:
-        UsageError: Names the missing options.
+    """Refuses a file of weights whose model is not known, unless all options in `given` describe
+    it.
     """
     needed = ["--model.net.pool", *(f"--model.net.stack.{name}" for name in NOT_IN_SHAPES)]
     missing = [name for name in needed if name not in named]
@@ -122,14 +116,7 @@ def check_described(source: str, named: Collection[str]) -> None:
 
 
 def known_model(source: str) -> KnownModel | None:
-    """Returns what is known of weights: of timm's model, our export, or a file with timm's name.
-
-    Args:
-        source: As in `pretrained_options`.
-
-    Raises:
-        UsageError: There is no such model, or it is no plain ViT.
-    """
+    """Returns what timm, the header of our export, or the name of a file says about weights."""
     if source.startswith("timm/"):
         model = timm_model(source, device="meta")
         data = {"dataset": {name: list(model.pretrained_cfg[name]) for name in ("mean", "std")}}
@@ -149,13 +136,10 @@ def known_model(source: str) -> KnownModel | None:
 
 
 def model_by_name(source: str) -> KnownModel | None:
-    """Returns the timm model that a config.json beside a file names, or the file's own name.
+    """Returns the timm model that a config.json beside a file names, or else the file's own name.
 
     Returns:
         None if neither names one, they differ, or the config.json changes more than sizes.
-
-    Raises:
-        UsageError: The model is no plain ViT, or the config.json cannot be read.
     """
     import timm
 
@@ -183,11 +167,7 @@ def model_by_name(source: str) -> KnownModel | None:
 
 
 def from_timm(source: str, model: Any, **known: Any) -> KnownModel:
-    """Returns what a model of timm says, and what else is known.
-
-    Raises:
-        UsageError: It is no plain ViT.
-    """
+    """Returns what a model of timm says; raises `UsageError` if it is no plain ViT."""
     with usage_errors(f"{OPTION} {source}"):
         config = config_from_timm_model(model)
     return KnownModel(config, prefix_positions=not model.no_embed_class, **known)
@@ -202,12 +182,7 @@ def imagenet_names(model: Any) -> list[str] | None:
 
 
 def load_pretrained(net: ViT, source: str, metadata: Mapping[str, Any]) -> None:
-    """Loads pretrained weights into `net`, positions resized; says if the head is initialised anew.
-
-    Args:
-        net: The network.
-        source: As in `pretrained_options`.
-        metadata: Of the data, with their `class_names`.
+    """Loads weights into `net`, positions resized; says if the classifier is initialised anew.
 
     Raises:
         UsageError: The weights do not fit the network.
@@ -228,7 +203,6 @@ def load_pretrained(net: ViT, source: str, metadata: Mapping[str, Any]) -> None:
 
 
 def timm_weights(source: str) -> State:
-    """Downloads weights of timm; raises `DataError` if that fails."""
     try:
         return timm_model(source, pretrained=True).state_dict()
     except Exception as error:  # of urllib, huggingface_hub, timm
@@ -239,11 +213,7 @@ def timm_weights(source: str) -> State:
 
 
 def timm_model(source: str, pretrained: bool = False, device: str = "cpu") -> Any:
-    """Builds timm's model for `timm/<name>`.
-
-    Raises:
-        UsageError: timm has no such model.
-    """
+    """Builds timm's model for `timm/<name>`; raises `UsageError` if timm has no such model."""
     import timm
 
     name = source.removeprefix("timm/")

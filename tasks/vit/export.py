@@ -57,11 +57,7 @@ def write_timm(net: ViT, metadata: dict[str, Any], path: Path) -> str:
 
 
 def timm_call(config: ViTConfig) -> tuple[str, dict[str, Any]]:
-    """Returns the name and arguments with which `timm.create_model` builds the same model.
-
-    Raises:
-        ValueError: There is none; names the option.
-    """
+    """Returns the name and arguments with which `timm.create_model` builds the same model."""
     stack = config.stack
     require(stack.norm_eps == 1e-6, f"its models have norm_eps 1e-06, this one {stack.norm_eps}")
     defaults = timm_arguments(ViTConfig(stack=StackConfig(768, 12, 12)))

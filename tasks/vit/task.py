@@ -64,7 +64,6 @@ class ViTTask(ClassifierTask):
             check_described(options.model.pretrained, given)
 
     def build(self, metadata: Mapping[str, Any]) -> ViT:
-        """Builds a ViT for the data's classes and channels."""
         sizes = {"num_classes": len(metadata["class_names"]), "channels": metadata["channels"]}
         net = ViT(fill_config(self.net_config, sizes))
         if self.pretrained is not None and self.restored is None:
