@@ -17,6 +17,7 @@ from tasks.checkpoints.reading import KEY, Checkpoint, net_weights
 from tasks.checkpoints.weights import load_weights
 from tasks.errors import RunError, usage_errors
 from tasks.options import merged
+from tasks.tracking.media import Picture, Table
 from tasks.training import optim
 from tasks.training.averaging import EMA
 from tasks.training.evaluation import update_metric
@@ -62,6 +63,7 @@ class Task(pl.LightningModule):
     monitor: str = "val/loss"  # the metric that decides which checkpoint is best
     monitor_mode: str = "min"
     train_metrics: tuple[str, ...] = ("loss", "grad_norm", "lr", "samples_per_s")
+    pretrained: str | None = None  # where `build` takes weights from
     net: Any  # nn.Module with a `config`, a dataclass of primitives; None until built
     metrics: Any  # nn.ModuleDict: "val" and "test", "val_loss" and "test_loss"
     first_bad_step: Tensor
@@ -135,6 +137,13 @@ class Task(pl.LightningModule):
         """Returns notes on the metrics of an evaluation, such as how a score was computed."""
         return {}
 
+    def collect_media(self, batch: Batch, outputs: Any) -> None:
+        """Keeps what `media` needs of an evaluated batch; called if a logger can show it."""
+
+    def media(self, split: str) -> dict[str, Table | Picture]:
+        """Returns tables and pictures of an evaluation by name; `split` is "val" or "test"."""
+        return {}
+
     def save_files(self, folder: Path) -> None:
         """Writes files into a new run folder, such as the tokenizer."""
 
@@ -156,6 +165,7 @@ class Task(pl.LightningModule):
         """Takes metadata and weights from a checkpoint when the network is built."""
         self.restored = checkpoint
         self.metadata = checkpoint[KEY]["metadata"]
+        self.pretrained = None
 
     @float32_by_default()
     def configure_model(self) -> None:

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 from datamodules.utils.files import replacing, write_text
 from tasks.base import Task
 from tasks.options import merged
-from tasks.tracking.media import MediaTask, Picture, Table, rendered
+from tasks.tracking.media import Picture, Table, rendered
 from tasks.tracking.report import draw_confusion
 from tasks.tracking.run_folder import make_folder
 
@@ -24,7 +24,7 @@ class ConfusionMatrix(MulticlassConfusionMatrix):
     names: tuple[str, ...] = ()
 
 
-class ClassifierTask(MediaTask, Task):
+class ClassifierTask(Task):
     """A task whose data have class names.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
 
-from modules.models.bert import BERT_PRESETS, BertConfig
+from modules.models.bert import BertConfig
 from modules.pretrained.bert import FAMILIES, HEADS
 from modules.pretrained.weights import load_weights
 from tasks.checkpoints.pretrained import (
@@ -18,17 +18,12 @@ from tasks.checkpoints.pretrained import (
     pretrained_weights,
 )
 from tasks.checkpoints.weights import OPTION, fill_config
-from tasks.cli.parsing import Options
 from tasks.errors import UsageError, usage_errors
+from tasks.options import Options
 from tasks.text import fill_vocabulary
 
 Net = TypeVar("Net", bound=nn.Module)
 TASKS = ("mlm", "bert")  # whose checkpoints hold an encoder
-
-
-def presets() -> dict[str, Options]:
-    """Returns the presets as options; tokens and classes come from the data."""
-    return {name: asdict(config) for name, config in BERT_PRESETS.items()}
 
 
 def fit_to_data(

@@ -66,7 +66,7 @@ class BertTask(TextTask, ClassifierTask):
         classes = len(metadata["class_names"])
         config = fit_to_data(self.net_config, metadata, self.pretrained, num_classes=classes)
         build = partial(BertClassifier, config)
-        if self.pretrained is None or self.restored is not None:
+        if self.pretrained is None:
             return build()
         reset = ("head", "pooler", "pool") if self.reset_head else ()
         return load_pretrained(build, self.pretrained, metadata, reset)

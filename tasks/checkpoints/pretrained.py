@@ -12,8 +12,8 @@ from modules.pretrained.settings import Settings
 from modules.schema import checked
 from tasks.checkpoints.reading import KEY, Checkpoint, net_weights, read_checkpoint
 from tasks.checkpoints.weights import OPTION, State, match_classes, read_weights
-from tasks.cli.parsing import Options
 from tasks.errors import DataError, UsageError, usage_errors
+from tasks.options import Options
 
 Families = Mapping[str, TransformersFamily[Any]]
 DOWNLOADED_FILES = (

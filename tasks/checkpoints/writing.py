@@ -29,7 +29,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def __init__(
-        self, damaged: Path | None = None, loaded: dict[Path, Checkpoint] | None = None
+        self,
+        damaged: Path | None = None,
+        loaded: dict[Path | None, Checkpoint | None] | None = None,
     ) -> None:
         self.damaged = damaged
         self.loaded = loaded or {}

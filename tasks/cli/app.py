@@ -22,7 +22,8 @@ class App:
         title: One line that says what the task does.
         task: The LightningModule, as "module:Class".
         data: The LightningDataModule, as "module:Class".
-        presets: Function that returns options of the network by preset, as "module:function".
+        presets: Network configs by name, as "module:DICT".
+        sizes_of_data: Options of the network that presets leave to the data.
         pretrained: Function from a `--model.pretrained` value to the options it implies, as
             "module:function".
         default_config: Config file that `fit` reads if no option names data.
@@ -42,6 +43,7 @@ class App:
     task: str
     data: str
     presets: str | None = None
+    sizes_of_data: Sequence[str] = ()
     pretrained: str | None = None
     default_config: str | None = None
     links: Mapping[str, str] = field(default_factory=dict)

@@ -97,7 +97,7 @@ class TaskCLI(LightningCLI):
             resume = "Run folder to resume; other options win over those of its config.yaml."
             add("--resume", type=str | None, help=resume)
             if self.app.presets:
-                presets = ", ".join(load(self.app.presets)())
+                presets = ", ".join(load(self.app.presets))
                 add("--preset", type=str | None, help=f"Size of the network: {presets}.")
             compile = "Compile the network with torch.compile; same as --model.compile true."
             add("--compile", action="store_true", help=compile)
@@ -151,9 +151,9 @@ class TaskCLI(LightningCLI):
             self.folder = Path(self.invocation.saved_at).resolve()
         else:
             self.folder = choose_run_folder(self.app.name, self.config.run_dir)
-        self.options = self.options_to_save()  # without what is of this folder, such as W&B's id
-        self.logged = LoggedRows(self.invocation.checkpoint)
-        place_loggers(as_list(self.config.trainer.logger), self.folder, self.logged)
+        self.options = self.options_to_save()  # before `place_loggers` adds W&B's id and the like
+        self.logged_rows = LoggedRows(self.invocation.checkpoint)
+        place_loggers(as_list(self.config.trainer.logger), self.folder, self.logged_rows)
         now = flat(self.options)
         self.changes = [
             f"{name} {value} -> {now[name]}"
@@ -193,20 +193,16 @@ class TaskCLI(LightningCLI):
             kwargs["devices"] = 1
         if self.command == "fit":
             callbacks += self.fit_callbacks()
-            plugins.append(self.checkpoint_io())
+            loaded = {self.invocation.resume_path: self.invocation.checkpoint}
+            plugins.append(AtomicCheckpointIO(self.invocation.damaged, loaded))
+            read_rows(self.folder / "metrics.csv")  # raises now if a resumed run has damaged it
+            loggers = [one for one in as_list(options.logger) if not isinstance(one, bool)]
             kwargs["enable_checkpointing"] = True
-            kwargs["logger"] = self.loggers(options.logger)
+            kwargs["logger"] = [MetricsCSV(self.folder, self.logged_rows), *loggers]
             kwargs["default_root_dir"] = str(self.folder)
         return use_exact_loops(
             super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
         )
-
-    def checkpoint_io(self) -> AtomicCheckpointIO:
-        """Writes checkpoints, and has the one to resume from, which is read already."""
-        loaded = {}
-        if self.invocation.resume_path and self.invocation.checkpoint:
-            loaded[self.invocation.resume_path] = self.invocation.checkpoint
-        return AtomicCheckpointIO(self.invocation.damaged, loaded)
 
     def fit_callbacks(self) -> list[Callback]:
         """The callbacks of a fit; Lightning adds the one of `--checkpoint`."""
@@ -219,13 +215,6 @@ class TaskCLI(LightningCLI):
             self.invocation.resume_path, self.invocation.checkpoint
         )
         return [self.same_checkpoint, self.best, MediaLogger(), self.record, Interruption(last)]
-
-    def loggers(self, chosen: Any) -> list[Any]:
-        """`metrics.csv`, then those that the options name."""
-        if self.invocation.saved_at:
-            read_rows(self.folder / "metrics.csv")  # raises now if it is damaged
-        others = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
-        return [MetricsCSV(self.folder, self.logged), *others]
 
     # The commands ---------------------------------------------------------------------------------
 

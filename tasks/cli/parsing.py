@@ -6,7 +6,7 @@ those sets the later one wins.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from inspect import signature
 from typing import Any, NoReturn, get_type_hints
@@ -24,9 +24,8 @@ from tasks.cli.config_files import (
 )
 from tasks.cli.parser_messages import TRUST, one_sentence
 from tasks.errors import UsageError, usage_errors
-from tasks.options import Options, flat, merged  # noqa: F401
 
-TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # take any text, even an empty one
+TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # any text may follow, "" too
 NO_VALUE = ("-h", "--help", "--print_config")
 # Options may name only their classes: importing another package would run its code.
 TRUSTED_PACKAGES = [
@@ -153,36 +152,6 @@ def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]
     return (values[-1] if values else None), rest
 
 
-def expand_macros(
-    arguments: list[str], macros: Mapping[str, Callable[[str], Options]]
-) -> list[str]:
-    """Put the options that macros stand for in front of all others, which win over them.
-
-    Args:
-        arguments: As `join_values` returns them.
-        macros: Option name to a function from its value to nested options, as for `--config`.
-
-    Returns:
-        Every macro as `--config=<YAML below a comment that names the macro>`, then the other
-        options.
-    """
-    expanded = []
-    others = []
-    for argument in arguments:
-        name, _, value = argument.partition("=")
-        if name not in macros:
-            others.append(argument)
-            continue
-        origin = one_line(f"{name} {value}")
-        try:
-            expanded.append(f"--config=# {origin}\n{in_yaml(macros[name](value))}")
-        except UsageError as error:
-            if value in str(error):
-                raise
-            raise UsageError(f"{error} (in {origin})") from error
-    return expanded + others
-
-
 def one_line(origin: str) -> str:
     """The origin of options on one line in UTF-8, for a comment."""
     return " ".join(origin.encode(errors="backslashreplace").decode().split())
@@ -219,19 +188,19 @@ def parse_function(
     names = signature(function).parameters.keys()
     dataclass = get_type_hints(function)["options"] if "options" in names else None
     if dataclass is None:
-        parser.add_function_arguments(function, skip={"typed"})
+        parser.add_function_arguments(function, skip={"on_command_line"})
     else:
         parser.add_class_arguments(dataclass)
     types = {f"--{name}": type for name, type in get_type_hints(dataclass or function).items()}
     arguments = join_values(arguments, [name for name, type in types.items() if type is bool])
-    typed = option_names(arguments)
+    on_command_line = option_names(arguments)
     arguments = collect_lists(arguments, [name for name in types if types[name] == list[str]])
     values = vars(parser.instantiate_classes(parser.parse_args(arguments)))
     if dataclass is not None:
         with usage_errors():
             values = {"options": dataclass(**values)}
-    if "typed" in names:
-        values["typed"] = typed
+    if "on_command_line" in names:
+        values["on_command_line"] = on_command_line
     return partial(function, **values)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.tokenizers import BoundaryTokens, Tokenizer, TokenizerConfig
-from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
+from modules.models.gpt import Decoder, DecoderConfig
 from modules.pretrained.decoder import FAMILIES
 from modules.pretrained.weights import load_weights
 from tasks.checkpoints.generation_config import FolderGeneration, read_generation
@@ -24,19 +24,12 @@ from tasks.checkpoints.pretrained import (
 )
 from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
 from tasks.checkpoints.weights import OPTION
-from tasks.cli.parsing import Options, merged
 from tasks.errors import UsageError, usage_errors
+from tasks.options import Options, merged
 from tasks.text import fill_vocabulary
 
 TASKS = ("lm",)  # whose checkpoints hold a decoder
 DEFAULT_LENGTH = 256  # tokens of a row of the data
-
-
-def presets() -> dict[str, Options]:
-    """Returns the presets as options; tokens and context come from the data."""
-    return {
-        name: asdict(replace(config, max_length=None)) for name, config in DECODER_PRESETS.items()
-    }
 
 
 def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderConfig:

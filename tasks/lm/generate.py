@@ -8,25 +8,22 @@ from typing import Any
 
 from modules.config import require
 from modules.generation.beam_search import beam_search
-from modules.generation.quantized import QuantizationName
 from modules.generation.sampling import GenerationConfig
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.cli.text_io import json_line, read_lines
 from tasks.errors import UsageError
+from tasks.inference import InferenceOptions, prepared
 from tasks.lm.architectures import LanguageModel, load_model
 from tasks.lm.streaming import StreamBatch, TextStream, end_tokens, prompt_tokens, stream_texts
-from tasks.training.devices import DeviceName, prepared
 
 MAX_SAMPLES = 10_000  # for each prompt, all generated at the same time
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(GenerationConfig):
+class GenerateOptions(GenerationConfig, InferenceOptions):
     """Write texts that continue prompts.
 
     Args:
-        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout,
-            whose generation_config.json then has the defaults.
         prompt: Beginning of the text; may be given several times. Without any, a document begins.
         prompt_file: File with a prompt on each line; - is standard input.
         num_samples: Texts for each prompt: the first with `seed`, the next with `seed` + 1, ...; in
@@ -36,20 +33,14 @@ class GenerateOptions(GenerationConfig):
             sample, number of new tokens, how it ended (length, end of the document, stop string,
             or, in beam search, context), and its score in beam search.
         strict: Refuse a prompt that does not fit into the context instead of reading its last part.
-        quantize: int8: weights in a quarter of the memory, on a CPU, slightly less exact; null: as
-            they are.
-        device: Where to compute; auto: on a GPU if there is one.
     """
 
-    ckpt_path: str
     prompt: list[str] = field(default_factory=list)
     prompt_file: str | None = None
     num_samples: int = 1
     stop: list[str] = field(default_factory=list)
     json: bool = False
     strict: bool = False
-    quantize: QuantizationName | None = None
-    device: DeviceName = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,20 +93,19 @@ class Completion:
             self.batch.advance()
 
 
-def generate(options: GenerateOptions, typed: Collection[str] = ()) -> None:
-    """Write texts that continue prompts; a single one is printed token by token.
+def generate(options: GenerateOptions, on_command_line: Collection[str] = ()) -> None:
+    """Write texts that continue prompts, token by token.
 
     Args:
         options: Of the command.
-        typed: Names of those on the command line, which override the settings of the model's
-            folder.
+        on_command_line: Names of those that override the settings of the model's folder.
     """
     prompts = read_prompts(options)
     model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
     tokens = [prompt_tokens(model, prompt) for prompt in prompts]
     generation = model.generation()
     if generation:
-        options = generation.apply_to(options, typed, max(map(len, tokens)))
+        options = generation.apply_to(options, on_command_line, max(map(len, tokens)))
     tokens = [truncate(model, ids, number, options) for number, ids in enumerate(tokens, 1)]
     start = time.perf_counter()
     complete = beam_completions if options.beams > 1 else sampled_completions

@@ -18,9 +18,9 @@ from modules.generation.quantized import QuantizationName
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder
 from tasks.errors import UsageError
+from tasks.inference import DeviceName, prepared
 from tasks.lm.architectures import load_model
 from tasks.tracking.report import table
-from tasks.training.devices import DeviceName, prepared
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class LMTask(TextTask):
 
     def build(self, metadata: Mapping[str, Any]) -> Decoder:
         config = fit_to_data(self.net_config, metadata)
-        if self.pretrained is None or self.restored is not None:
+        if self.pretrained is None:
             return Decoder(config)
         return load_pretrained(config, self.pretrained, metadata)
 

@@ -43,7 +43,7 @@ class MaskedLMTask(TextTask):
         )
         config = fit_to_data(self.net_config, metadata, self.pretrained)
         build = partial(BertMaskedLM, replace(config, next_sentence=metadata["next_sentence"]))
-        if self.pretrained is None or self.restored is not None:
+        if self.pretrained is None:
             return build()
         return load_pretrained(build, self.pretrained, metadata)
 

@@ -1,19 +1,13 @@
 """Which encoder-decoder to build: presets, and sizes that fit the data."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from datamodules.tokenizers.pairs import PairTokenizer
-from modules.models.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
-from tasks.cli.parsing import Options
+from modules.models.seq2seq import ARCHITECTURES, Seq2Seq, Seq2SeqConfig
 from tasks.errors import UsageError
 from tasks.text import fill_vocabulary
-
-
-def presets() -> dict[str, Options]:
-    """Returns the presets as options; tokens and lengths come from the data."""
-    return {name: asdict(config) for name, config in SEQ2SEQ_PRESETS.items()}
 
 
 def fit_to_data(config: Seq2SeqConfig, metadata: Mapping[str, Any]) -> Seq2SeqConfig:

@@ -14,8 +14,8 @@ from modules.record import AttentionRecord
 from tasks.checkpoints.exporting import new_file
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError, usage_errors
+from tasks.inference import DeviceName, prepared
 from tasks.seq2seq.translator import TranslationModel, load_model
-from tasks.training.devices import DeviceName, prepared
 
 FORMATS = ("pdf", "png", "svg")
 TOKEN_SIZE = 0.2  # inches

@@ -25,8 +25,8 @@ from tasks.checkpoints.pretrained import (
 )
 from tasks.checkpoints.reading import KEY, net_weights
 from tasks.checkpoints.weights import OPTION
-from tasks.cli.parsing import Options
 from tasks.errors import UsageError, usage_errors
+from tasks.options import Options
 from tasks.seq2seq.architectures import build_seq2seq, fit_to_data
 from tasks.seq2seq.decoding import decoder_start, folder_generation
 
@@ -68,7 +68,7 @@ def file_options(source: Path, target: Path) -> Options:
 
 
 def read_folder(folder: Path, option: str = OPTION) -> tuple[Seq2SeqConfig, PairTokenizerConfig]:
-    """Returns the config of the model in a folder, and its tokenizers; `option` named the folder."""
+    """Returns the config and the tokenizers of the model in a folder; `option` named the folder."""
     settings = read_settings(folder, option)
     family, config = folder_config(folder, FAMILIES, option)
     default = "eos_token_id" if family == "bart" else "pad_token_id"  # older files of BART and T5

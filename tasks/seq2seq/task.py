@@ -26,7 +26,7 @@ from tasks.seq2seq.pretrained import load_pretrained
 from tasks.seq2seq.scores import TranslationScores, table
 from tasks.seq2seq.translator import TranslationModel
 from tasks.text import MeanOf, TextTask
-from tasks.tracking.media import MediaTask, Picture, Table, rendered
+from tasks.tracking.media import Picture, Table, rendered
 from tasks.training.averaging import LastWeights
 from tasks.training.throughput import TokenCount
 
@@ -70,7 +70,7 @@ class DecodingConfig:
         )
 
 
-class Seq2SeqTask(MediaTask, TextTask):
+class Seq2SeqTask(TextTask):
     """Translation with an encoder-decoder (Vaswani 2017).
 
     Args:
@@ -115,7 +115,7 @@ class Seq2SeqTask(MediaTask, TextTask):
 
     def build(self, metadata: Mapping[str, Any]) -> Seq2Seq:
         config = fit_to_data(self.net_config, metadata)
-        if self.pretrained is None or self.restored is not None:
+        if self.pretrained is None:
             return build_seq2seq(config)
         return load_pretrained(config, self.pretrained, metadata)
 

@@ -7,22 +7,19 @@ from dataclasses import dataclass, field
 
 from datamodules.utils.progress import progress_bar
 from modules.config import require
-from modules.generation.quantized import QuantizationName
 from modules.generation.sampling import GenerationConfig, StoppingName
 from modules.generation.translation import Translation
 from modules.generation.translation import translate as search
 from tasks.cli.text_io import json_line, printed, read_lines
+from tasks.inference import InferenceOptions, prepared
 from tasks.seq2seq.translator import TranslationModel, load_model
-from tasks.training.devices import DeviceName, prepared
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateOptions(GenerationConfig):
+class TranslateOptions(GenerationConfig, InferenceOptions):
     """Translate texts, one sentence per line, in their order; empty lines stay empty.
 
     Args:
-        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout,
-            whose generation_config.json then has the defaults.
         text: Sentence to translate; may be given several times.
         file: File with one sentence per line; - is standard input, which is also read if there is
             neither a file nor a text.
@@ -41,12 +38,8 @@ class TranslateOptions(GenerationConfig):
         json: Print one JSON object per line for each translation: line, source, translation, rank,
             score, number of tokens, and whether it is finished; without it, [...] marks an
             unfinished one.
-        quantize: int8: weights in a quarter of the memory, on a CPU, slightly less exact; null: as
-            they are.
-        device: Where to compute; auto: on a GPU if there is one.
     """
 
-    ckpt_path: str
     text: list[str] = field(default_factory=list)
     file: str | None = None
     beams: int = 5
@@ -56,8 +49,6 @@ class TranslateOptions(GenerationConfig):
     nbest: int = 1
     batch_size: int = 32
     json: bool = False
-    quantize: QuantizationName | None = None
-    device: DeviceName = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,20 +71,20 @@ class TranslateOptions(GenerationConfig):
         )
 
 
-def translate(options: TranslateOptions, typed: Collection[str] = ()) -> None:
+def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) -> None:
     """Translate texts, a sentence a line.
 
     Args:
         options: What to translate, and how.
-        typed: Names of those on the command line, which override the settings of the model's
-            folder.
+        on_command_line: Names of those that override the settings of the model's folder.
     """
     lines = list(options.text)
     if options.file is not None or not lines:
         lines += read_lines(options.file or "-", "--file", "sentences")
     model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
     if model.generation:
-        options = model.generation.apply_to(options, typed, prompt_length=1)  # the start token
+        # The prompt is the start token.
+        options = model.generation.apply_to(options, on_command_line, prompt_length=1)
     start = time.perf_counter()
     found = [best[: options.nbest] for best in translations(model, lines, options)]
     seconds = time.perf_counter() - start

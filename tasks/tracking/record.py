@@ -69,7 +69,7 @@ class RunRecord(Callback):
         self.earlier_seconds = state_dict["elapsed"]
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the options to the task, which keeps them in its checkpoints."""
+        """Give the options to the task, which stores them in its checkpoints."""
         assert isinstance(pl_module, Task)
         pl_module.run_config = self.options
         if trainer.is_global_zero and not self.code:
@@ -112,11 +112,9 @@ class RunRecord(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Log the learning rate of each parameter group, if they differ."""
-        rates = dict[str, float]()
-        for group in optimizer.param_groups:
-            rates[group["name"]] = max(group["lr"], rates.get(group["name"], 0.0))
+        rates = {f"train/lr_{group['name']}": group["lr"] for group in optimizer.param_groups}
         if len(set(rates.values())) > 1:
-            pl_module.log_dict({f"train/lr_{name}": rate for name, rate in rates.items()})
+            pl_module.log_dict(rates)
 
     def on_train_batch_end(
         self,

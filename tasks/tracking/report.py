@@ -57,7 +57,7 @@ def print_texts(texts: Mapping[str, str]) -> None:
 
 
 def draw_curves(rows: Sequence[Mapping[str, str]], path: Path) -> None:
-    """Draw the rows of `metrics.csv` over steps, a panel for the loss and each validation metric."""
+    """Draw the rows of `metrics.csv` over steps: loss, learning rate and each validation metric."""
     import matplotlib.figure
 
     names = [name for name in sorted(set().union(*rows)) if name.startswith(("train/", "val/"))]
@@ -79,7 +79,7 @@ def draw_curves(rows: Sequence[Mapping[str, str]], path: Path) -> None:
 
 
 def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) -> None:
-    """Draw a confusion matrix (K, K), true class by predicted class; up to 20 classes with counts."""
+    """Draw a confusion matrix (K, K), true class by predicted class, with counts up to 20 classes."""
     import matplotlib.figure
 
     size = min(3 + 0.35 * len(names), 14)

@@ -10,7 +10,8 @@ APP = App(
     title="Tessera ViT: image classification with a Vision Transformer",
     task="tasks.vit.task:ViTTask",
     data="datamodules.images:ImageData",
-    presets="tasks.vit.architectures:presets",
+    presets="modules.models.vit:VIT_PRESETS",
+    sizes_of_data=("num_classes", "channels"),
     pretrained="tasks.vit.architectures:pretrained_options",
     links={
         "model.net.image_size": "data.image_size",

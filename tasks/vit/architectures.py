@@ -10,7 +10,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.utils.files import parse_object, read_object
 from modules.config import StackConfig, require
-from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
+from modules.models.vit import ViT, ViTConfig
 from modules.pretrained.timm import (
     NOT_IN_SHAPES,
     config_from_timm_model,
@@ -19,8 +19,8 @@ from modules.pretrained.timm import (
 from modules.pretrained.vit import TIMM
 from modules.schema import checked, from_dict
 from tasks.checkpoints.weights import OPTION, State, match_classes, read_header, read_weights
-from tasks.cli.parsing import Options, flat
 from tasks.errors import DataError, UsageError, unknown_name, usage_errors
+from tasks.options import Options, flat
 
 # Arguments of timm that shapes tell, or that weights do not depend on.
 SIZE_ARGUMENTS = {"img_size", "in_chans", "num_classes", "dynamic_img_size"}
@@ -43,14 +43,6 @@ class KnownModel:
     prefix_positions: bool | None = None
     class_names: list[str] | None = None
     data: Options = field(default_factory=dict)
-
-
-def presets() -> dict[str, Options]:
-    """Returns the presets as options; classes and channels come from the data."""
-    return {
-        name: asdict(replace(config, num_classes=None, channels=None))
-        for name, config in VIT_PRESETS.items()
-    }
 
 
 def pretrained_options(source: str) -> Options:

@@ -66,7 +66,7 @@ class ViTTask(ClassifierTask):
     def build(self, metadata: Mapping[str, Any]) -> ViT:
         sizes = {"num_classes": len(metadata["class_names"]), "channels": metadata["channels"]}
         net = ViT(fill_config(self.net_config, sizes))
-        if self.pretrained is not None and self.restored is None:
+        if self.pretrained is not None:
             from tasks.vit.architectures import load_pretrained
 
             load_pretrained(net, self.pretrained, metadata)

@@ -1,5 +1,6 @@
-"""Device and quantization of a model that does not train."""
+"""Options of commands that use a trained model."""
 
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -9,6 +10,23 @@ from tasks.errors import UsageError, usage_errors
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 Model = TypeVar("Model", bound=Any)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceOptions:
+    """A model to use.
+
+    Args:
+        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout,
+            whose generation_config.json then has the defaults.
+        quantize: int8: weights in a quarter of the memory, on a CPU, slightly less exact; null: as
+            they are.
+        device: Where to compute; auto: on a GPU if there is one.
+    """
+
+    ckpt_path: str
+    quantize: QuantizationName | None = None
+    device: DeviceName = "auto"
 
 
 def prepared(model: Model, name: DeviceName, quantization: QuantizationName | None = None) -> Model:
