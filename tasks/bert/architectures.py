@@ -73,10 +73,7 @@ def pretrained_options(source: str) -> Options:
 
 
 def load_pretrained(
-    build: Callable[[], Net],
-    source: str,
-    metadata: Mapping[str, Any],
-    reset: tuple[str, ...] = (),
+    build: Callable[[], Net], source: str, metadata: Mapping[str, Any], reset: tuple[str, ...] = ()
 ) -> Net:
     """Builds a network with pretrained weights; says which parts of heads are initialised anew.
 

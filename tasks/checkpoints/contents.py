@@ -14,14 +14,7 @@ from modules.schema import checked
 KEY = "tessera"  # of our entry in a checkpoint
 VERSION = 2  # of the layout of our entry; 1 had no number
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-TRAINING_STATE = (
-    "epoch",
-    "global_step",
-    "loops",
-    "callbacks",
-    "lr_schedulers",
-    "optimizer_states",
-)
+TRAINING_STATE = ("epoch", "global_step", "loops", "callbacks", "lr_schedulers", "optimizer_states")
 
 
 @dataclass(frozen=True)

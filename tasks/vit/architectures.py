@@ -11,11 +11,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from datamodules.utils.files import parse_object, read_object
 from modules.config import StackConfig, require
 from modules.models.vit import ViT, ViTConfig
-from modules.pretrained.timm import (
-    NOT_IN_SHAPES,
-    config_from_timm_model,
-    config_from_timm_state,
-)
+from modules.pretrained.timm import NOT_IN_SHAPES, config_from_timm_model, config_from_timm_state
 from modules.pretrained.vit import TIMM
 from modules.schema import checked, from_dict
 from tasks.checkpoints.weights import OPTION, State, match_classes, read_header, read_weights
