@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from tasks.checkpoints.contents import VERSION
-from tasks.checkpoints.reading import KEY, Checkpoint, net_weights
+from tasks.checkpoints.reading import KEY, VERSION, Checkpoint, net_weights
 from tasks.checkpoints.weights import load_weights
 from tasks.errors import RunError, usage_errors
 from tasks.options import merged

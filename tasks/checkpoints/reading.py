@@ -6,6 +6,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,13 +14,45 @@ import torch
 from torch import Tensor
 
 from datamodules.utils.files import open_regular
+from modules.config import require
 from modules.schema import checked, from_dict, shown
-from tasks.checkpoints.contents import KEY, VERSION, Entry
 from tasks.errors import RunError, UsageError
+
+KEY = "tessera"  # of our entry in a checkpoint
+VERSION = 2  # of the layout of our entry; 1 had no number
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+TRAINING_STATE = ("epoch", "global_step", "loops", "callbacks", "lr_schedulers", "optimizer_states")
 
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
 CODE = "GLOBAL|allowlisted|reduce"  # in torch's messages about objects; others are about bytes
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of the run, as the command line has them."""
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Our entry of a checkpoint.
+
+    Args:
+        task: Name of the task.
+        version: `VERSION` of the program that wrote it.
+        metadata: Of the data: class names, normalisation, tokenizer.
+        net: Config of the network, with the sizes found in the data.
+        config: Options of the run.
+    """
+
+    task: str
+    version: int
+    metadata: dict[str, Any]
+    net: dict[str, Any]
+    config: RunOptions
 
 
 def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:
@@ -49,8 +82,15 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
             f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; weights of other "
             "libraries load through --model.pretrained"
         )
-    check_version(checkpoint[KEY], what)
-    with checkpoint_errors(file):
+    entry = checkpoint[KEY]
+    version = entry.get("version") if isinstance(entry, Mapping) else VERSION
+    if version != VERSION:
+        raise UsageError(
+            f"{what} cannot be read: it has version {shown(version)} of the layout, and this "
+            f"program reads version {VERSION} only: train again, or use the version of this "
+            "program that wrote it"
+        )
+    with checkpoint_errors(what):
         found = from_dict(Entry, checkpoint[KEY], f"{KEY}.").task
         weights = checked(dict[str, Tensor], checkpoint["state_dict"], "state_dict")
     if task is not None and found != task:
@@ -59,24 +99,13 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     return checkpoint
 
 
-def check_version(entry: Any, what: str) -> None:
-    """Raises `UsageError` if a checkpoint, called `what`, has another version of the layout."""
-    version = entry.get("version") if isinstance(entry, Mapping) else VERSION
-    if version != VERSION:
-        raise UsageError(
-            f"{what} cannot be read: it has version {shown(version)} of the layout, and this "
-            f"program reads version {VERSION} only: train again, or use the version of this "
-            "program that wrote it"
-        )
-
-
 @contextmanager
-def checkpoint_errors(path: Path) -> Iterator[None]:
-    """Turns a `ValueError` about an entry of the checkpoint at `path` into a `RunError`."""
+def checkpoint_errors(what: str) -> Iterator[None]:
+    """Turns a `ValueError` about an entry of a checkpoint, called `what`, into a `RunError`."""
     try:
         yield
     except ValueError as error:
-        raise RunError(f"checkpoint '{path}' cannot be used: {str(error).rstrip('.')}") from error
+        raise RunError(f"{what} cannot be used: {str(error).rstrip('.')}") from error
 
 
 def check_finite(state: Mapping[str, Tensor], what: str) -> None:
@@ -129,7 +158,34 @@ def net_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 def load_config(kind: type[Config], options: Mapping[str, Any]) -> Config:
     """Returns the config of a checkpoint's network; raises `RunError` if an entry is wrong."""
-    try:
+    with checkpoint_errors("the checkpoint"):
         return from_dict(kind, options, f"{KEY}.net.")
-    except ValueError as error:
-        raise RunError(f"the checkpoint cannot be used: {str(error).rstrip('.')}") from error
+
+
+def check_training(checkpoint: Mapping[str, Any]) -> None:
+    """Checks that training can continue from a checkpoint that only names files of its own folder.
+
+    A `ModelCheckpoint` deletes its files once others are better; a forged one could delete any.
+
+    Raises:
+        ValueError: Says what is missing, or which path is outside of the callback's folder.
+    """
+    for name in TRAINING_STATE:
+        require(name in checkpoint, f"{name} is missing.")
+    for name, state in checked(dict[str, Any], checkpoint["callbacks"], "callbacks").items():
+        if not name.startswith(("ModelCheckpoint", "RunCheckpoint")):
+            continue
+        folder = state["dirpath"] or ""
+        own = (state["best_model_path"], state["kth_best_model_path"], state["last_model_path"])
+        for path in map(Path, filter(None, (*own, *state["best_k_models"]))):
+            inside = path.is_relative_to(folder) and ".." not in path.parts
+            require(inside, f"callbacks name {path}, which is not in their folder {folder}.")
+
+
+def check_tensor(value: Tensor, like: Tensor, name: str) -> None:
+    """Raises `ValueError` unless `value` has the shape of `like` and a type that fits it."""
+    shape = [*value.shape]
+    wanted = [*like.shape]
+    require(shape == wanted, f"{name} has shape {shape}, but must have {wanted}.")
+    fits = value.dtype in FLOATS if like.dtype in FLOATS else value.dtype == like.dtype
+    require(fits, f"{name} has dtype {value.dtype}, but must have {like.dtype}.")

@@ -10,8 +10,7 @@ import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from datamodules.utils.files import replacing
-from tasks.checkpoints.contents import check_training
-from tasks.checkpoints.reading import Checkpoint, checkpoint_errors, read_checkpoint
+from tasks.checkpoints.reading import Checkpoint, check_training, checkpoint_errors, read_checkpoint
 from tasks.errors import RunError
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
@@ -119,7 +118,7 @@ def newest_checkpoint(
             continue
         try:
             checkpoint = read_checkpoint(path, task)
-            with checkpoint_errors(path):
+            with checkpoint_errors(f"checkpoint '{path}'"):
                 check_training(checkpoint)
             found.append((path, checkpoint))
         except RunError as error:

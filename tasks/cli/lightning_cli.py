@@ -39,8 +39,8 @@ from tasks.tracking.report import print_results, print_texts, skipped_samples
 from tasks.tracking.run_folder import check_writable, choose_run_folder, remove_unless_started
 from tasks.training.interruption import Interruption
 from tasks.training.trainer_options import (
+    BEST,
     as_list,
-    best_checkpoint,
     check_trainer_options,
     place_loggers,
     set_defaults,
@@ -209,7 +209,14 @@ class TaskCLI(LightningCLI):
         folder = str(self.folder / "checkpoints")
         last: RunCheckpoint = self.config_init.checkpoint
         last.dirpath = last.dirpath or folder
-        self.best = best_checkpoint(folder, self.model)
+        self.best = RunCheckpoint(
+            folder,
+            BEST,
+            monitor=self.model.monitor,
+            mode=self.model.monitor_mode,
+            enable_version_counter=False,
+            save_on_train_epoch_end=False,  # training may end without a validation
+        )
         self.record = RunRecord(self.folder, self.options, self.changes)
         self.same_checkpoint = SameCheckpoint(
             self.invocation.resume_path, self.invocation.checkpoint

@@ -30,7 +30,6 @@ from tasks.cli.parsing import take_option
 from tasks.distributed.environment import by_slurm, by_torchrun, external_launcher, fresh_store
 from tasks.errors import RunError, UsageError, is_local_rank_zero
 from tasks.tracking.run_folder import choose_run_folder
-from tasks.training.trainer_options import check_cpu_processes
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 GPU_STRATEGIES = {"fsdp", "Sharded"}
@@ -101,7 +100,12 @@ def resolve_devices(options: Any, command: str) -> None:
         is_parallel = name not in ("auto", "SingleDeviceStrategy")
         if options.devices == "auto" and is_parallel and not launcher:
             options.devices = 2
-        check_cpu_processes(options.devices)
+        maximum = max(16, os.cpu_count() or 1)
+        if str(options.devices) not in ("auto", *map(str, range(1, maximum + 1))):
+            raise UsageError(
+                f"--trainer.devices {options.devices}: without GPUs it is a number from 1 to "
+                f"{maximum}"
+            )
 
 
 def _resolve_number(options: Any, name: str, value: int, why: str) -> None:

@@ -1,13 +1,40 @@
-"""Which encoder-decoder to build: presets, and sizes that fit the data."""
+"""Which encoder-decoder to build or load: sizes that fit the data, pretrained weights."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from datamodules.tokenizers.pairs import PairTokenizer
+from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer
+from datamodules.utils.files import read_object
 from modules.models.seq2seq import ARCHITECTURES, Seq2Seq, Seq2SeqConfig
-from tasks.errors import UsageError
+from modules.pretrained.seq2seq import FAMILIES
+from modules.pretrained.weights import load_weights
+from tasks.checkpoints.generation_config import FolderGeneration
+from tasks.checkpoints.pretrained import (
+    CKPT_PATH,
+    check_tokenizer,
+    folder_config,
+    folder_weights,
+    model_folder,
+    read_settings,
+    read_task_checkpoint,
+    tokenizer_file,
+    without_dropout,
+)
+from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
+from tasks.checkpoints.weights import OPTION
+from tasks.errors import UsageError, usage_errors
+from tasks.options import Options
+from tasks.seq2seq.decoding import DecodingTokens, decoder_start, decoding_tokens, folder_generation
 from tasks.text import fill_vocabulary
+
+TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder
+SIDES = ("source", "target")
+LEARNED_OPTIONS = ("start", "begin", "prompt")  # of tokenizers, that a network has learned
+SENTENCEPIECE = "spiece.model"  # T5's tokenizer if there is no tokenizer.json
+TARGET_FOLDER = "target_tokenizer"  # of an export with two tokenizers
 
 
 def fit_to_data(config: Seq2SeqConfig, metadata: Mapping[str, Any]) -> Seq2SeqConfig:
@@ -35,3 +62,154 @@ def fit_to_data(config: Seq2SeqConfig, metadata: Mapping[str, Any]) -> Seq2SeqCo
 def build_seq2seq(config: Seq2SeqConfig) -> Seq2Seq:
     """Builds the network of a config whose sizes are filled in."""
     return ARCHITECTURES[config.architecture](config)
+
+
+def pretrained_options(source: str) -> Options:
+    """Returns the network and the tokenizers of a pretrained model as options.
+
+    Args:
+        source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
+
+    Raises:
+        UsageError: There is no such model, or it is no encoder-decoder of ours.
+    """
+    if source.endswith(".ckpt"):
+        saved = read_task_checkpoint(source, TASKS)[KEY]
+        metadata = saved["metadata"]
+        net = without_dropout(saved["net"])
+        paths = [tokenizer_file(source, metadata[f"{side}_tokenizer"]) for side in SIDES]
+        tokenizer = {name: metadata["tokenizer_options"][name] for name in LEARNED_OPTIONS}
+        tokenizer |= file_options(*paths)
+    else:
+        folder = model_folder(source)
+        config, tokenizer_config = read_folder(folder)
+        net = asdict(config)
+        names = ("file", "target_file", *LEARNED_OPTIONS)
+        tokenizer = {name: getattr(tokenizer_config, name) for name in names}
+    return {"model": {"net": net}, "data": {"tokenizer": tokenizer}}
+
+
+def file_options(source: Path, target: Path) -> Options:
+    """Returns options that name the files of both tokenizers."""
+    return {"file": str(source), "target_file": None if target == source else str(target)}
+
+
+def read_folder(folder: Path, option: str = OPTION) -> tuple[Seq2SeqConfig, PairTokenizerConfig]:
+    """Returns the config and the tokenizers of the model in a folder; `option` named the folder."""
+    settings = read_settings(folder, option)
+    family, config = folder_config(folder, FAMILIES, option)
+    default = "eos_token_id" if family == "bart" else "pad_token_id"  # older files of BART and T5
+    start = decoder_start(folder, settings, settings.get(default))
+    begin = False
+    if (folder / "source.spm").is_file():
+        files = file_options(folder / "source.spm", folder / "target.spm")
+    elif (folder / SENTENCEPIECE).is_file() and not (folder / "tokenizer.json").is_file():
+        files = file_options(folder / SENTENCEPIECE, folder / SENTENCEPIECE)
+    else:
+        has_target = (folder / TARGET_FOLDER).is_dir()
+        files = file_options(folder, folder / TARGET_FOLDER if has_target else folder)
+        begin = adds_bos(Tokenizer.from_file(folder))
+    return config, PairTokenizerConfig(**files, start=start, begin=begin)
+
+
+def adds_bos(tokenizer: Tokenizer) -> bool:
+    """Tells whether a tokenizer's file puts [BOS] before a text."""
+    from tokenizers import Tokenizer as Backend
+
+    content = json.loads(tokenizer.to_json())
+    content.pop("special_tokens", None)
+    ids = Backend.from_str(json.dumps(content)).encode("").ids
+    return bool(ids[:1] == [tokenizer.special_ids.bos])
+
+
+def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, Any]) -> Seq2Seq:
+    """Builds a network with pretrained weights; raises `UsageError` if they or a tokenizer do not
+    fit.
+    """
+    if source.endswith(".ckpt"):
+        checkpoint = read_task_checkpoint(source, TASKS)
+        theirs = PairTokenizer.from_metadata(checkpoint[KEY]["metadata"])
+        state = net_weights(checkpoint)
+    else:
+        folder = model_folder(source)
+        _, tokenizer_config = read_folder(folder)
+        theirs = PairTokenizer.load_or_train(list, list, tokenizer_config)
+        state = folder_weights(folder, FAMILIES)
+    for side in SIDES:
+        check_tokenizer(source, getattr(theirs, side), metadata[f"{side}_tokenizer"])
+    net = build_seq2seq(config)
+    with usage_errors(f"{OPTION} {source}"):
+        load_weights(net, state)
+    return net
+
+
+def load_folder(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]:
+    """Loads a model of `hf/<model>` or a folder.
+
+    Returns:
+        The network, metadata as of `TranslationData`, and the generation settings of the folder.
+    """
+    folder = model_folder(source, CKPT_PATH)
+    config, tokenizer_config = read_folder(folder, CKPT_PATH)
+    metadata = {
+        **PairTokenizer.load_or_train(list, list, tokenizer_config).metadata(),
+        "tokenizer_options": asdict(tokenizer_config),
+        "max_length": config.max_length,
+        "languages": read_languages(folder),
+    }
+    state = folder_weights(folder, FAMILIES, CKPT_PATH)
+    with usage_errors(source):
+        net = build_seq2seq(fit_to_data(config, metadata))
+        load_weights(net, state)
+    settings = read_settings(folder, CKPT_PATH)
+    return net, metadata, folder_generation(folder, settings, net.vocabulary)
+
+
+def read_languages(folder: Path) -> list[str]:
+    """Returns the languages of a Marian model, such as [en, de]; [] if its files do not say."""
+    file = folder / "tokenizer_config.json"
+    try:
+        settings = read_object(file) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read ({error}): download the model again") from error
+    pair = settings.get("source_lang"), settings.get("target_lang")
+    names = [name for name in pair if isinstance(name, str)]
+    return names if len(names) == 2 else []
+
+
+class TranslationModel(NamedTuple):
+    """A translation model for inference.
+
+    Args:
+        net: The network, in evaluation mode.
+        tokenizer: Of both languages.
+        metadata: Of the data that it was trained on.
+        tokens: Special tokens of decoding.
+        generation: Settings of its folder; None: it is a checkpoint of ours.
+    """
+
+    net: Seq2Seq
+    tokenizer: PairTokenizer
+    metadata: dict[str, Any]
+    tokens: DecodingTokens
+    generation: FolderGeneration | None = None
+
+    @classmethod
+    def of(
+        cls, net: Seq2Seq, metadata: dict[str, Any], generation: FolderGeneration | None = None
+    ) -> "TranslationModel":
+        """Returns a network with the tokenizers of its metadata, and the settings of its folder."""
+        tokenizer = PairTokenizer.from_metadata(metadata)
+        tokens = decoding_tokens(tokenizer, generation)
+        return cls(net.eval(), tokenizer, metadata, tokens, generation)
+
+
+def load_model(source: str) -> TranslationModel:
+    """Loads a checkpoint of `fit`, `hf/<model>`, or a folder of Hugging Face's layout."""
+    if source.startswith("hf/") or Path(source).is_dir():
+        return TranslationModel.of(*load_folder(source))
+    checkpoint = read_checkpoint(source, "seq2seq")
+    saved = checkpoint[KEY]
+    net = build_seq2seq(load_config(Seq2SeqConfig, saved["net"]))
+    net.load_state_dict(net_weights(checkpoint))
+    return TranslationModel.of(net, saved["metadata"])

@@ -15,7 +15,7 @@ from tasks.checkpoints.exporting import new_file
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError, usage_errors
 from tasks.inference import DeviceName, prepared
-from tasks.seq2seq.translator import TranslationModel, load_model
+from tasks.seq2seq.architectures import TranslationModel, load_model
 
 FORMATS = ("pdf", "png", "svg")
 TOKEN_SIZE = 0.2  # inches

@@ -19,12 +19,15 @@ from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.base import Batch, StepOutput
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError
-from tasks.seq2seq.architectures import build_seq2seq, fit_to_data
+from tasks.seq2seq.architectures import (
+    TranslationModel,
+    build_seq2seq,
+    fit_to_data,
+    load_pretrained,
+)
 from tasks.seq2seq.attend import cross_attention_weights, draw, encode_translation, token_labels
 from tasks.seq2seq.decoding import decoding_tokens
-from tasks.seq2seq.pretrained import load_pretrained
 from tasks.seq2seq.scores import TranslationScores, table
-from tasks.seq2seq.translator import TranslationModel
 from tasks.text import MeanOf, TextTask
 from tasks.tracking.media import Picture, Table, rendered
 from tasks.training.averaging import LastWeights

@@ -12,7 +12,7 @@ from modules.generation.translation import Translation
 from modules.generation.translation import translate as search
 from tasks.cli.text_io import json_line, printed, read_lines
 from tasks.inference import InferenceOptions, prepared
-from tasks.seq2seq.translator import TranslationModel, load_model
+from tasks.seq2seq.architectures import TranslationModel, load_model
 
 
 @dataclass(frozen=True, kw_only=True)

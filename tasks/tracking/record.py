@@ -1,5 +1,6 @@
 """The record of a run: its config, throughput, summary and pictures."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,22 +8,18 @@ from typing import Any, BinaryIO
 
 import pytorch_lightning as pl
 import torch
+import yaml
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.trainer.states import TrainerFn
 
 from datamodules.utils.files import write_text
+from tasks import __version__
 from tasks.base import Task
 from tasks.lightning_patches import is_accumulating
 from tasks.options import flat
 from tasks.tracking.metrics_csv import MetricsCSV, read_rows
 from tasks.tracking.report import draw_curves
-from tasks.tracking.run_folder import (
-    code_version,
-    create_run_folder,
-    lock,
-    write_config,
-    write_summary,
-)
+from tasks.tracking.run_folder import create_run_folder, git_commit, lock, versions
 from tasks.training.trainer_options import check_monitors
 
 
@@ -73,7 +70,7 @@ class RunRecord(Callback):
         assert isinstance(pl_module, Task)
         pl_module.run_config = self.options
         if trainer.is_global_zero and not self.code:
-            self.code = code_version()
+            self.code = {"tessera": __version__, "git_commit": git_commit()}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write `config.yaml`, now that the data are known and the checkpoint is restored."""
@@ -87,7 +84,8 @@ class RunRecord(Callback):
         for change in self.changes:
             print(f"changed for the rest of the run: {change}")
         config = pl_module.resolved_config()
-        write_config(self.folder, config)
+        text = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=120)
+        write_text(self.folder / "config.yaml", text)
         pl_module.save_files(self.folder)
         others = [logger for logger in trainer.loggers if not isinstance(logger, MetricsCSV)]
         hyperparameters = flat(config) | pl_module.notes() | self.code if others else {}
@@ -189,7 +187,8 @@ class RunRecord(Callback):
             "data": task.datamodule.origin,
             "steps": trainer.global_step,
         }
-        write_summary(self.folder, summary)
+        summary["versions"] = versions()
+        write_text(self.folder / "summary.json", json.dumps(summary, indent=2))
         if self.lock:
             self.lock.close()
         return texts

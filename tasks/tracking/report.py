@@ -79,7 +79,7 @@ def draw_curves(rows: Sequence[Mapping[str, str]], path: Path) -> None:
 
 
 def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) -> None:
-    """Draw a confusion matrix (K, K), true class by predicted class, with counts up to 20 classes."""
+    """Draw a confusion matrix (K, K), true class by predicted class; few classes have counts."""
     import matplotlib.figure
 
     size = min(3 + 0.35 * len(names), 14)

@@ -1,7 +1,6 @@
 """The run folder, with a run's configuration, metrics, checkpoints, pictures and summary."""
 
 import errno
-import json
 import os
 import platform
 import shutil
@@ -13,11 +12,9 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import yaml
-
-from datamodules.utils.files import open_regular, write_text
+from datamodules.utils.files import open_regular
 from tasks import __version__
 from tasks.checkpoints.exporting import made_parents
 from tasks.distributed.environment import by_slurm, by_torchrun, torchrun_store
@@ -149,25 +146,10 @@ def remove_unless_started(folder: Path) -> Iterator[None]:
         raise
 
 
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write `config.yaml`, which `fit --config` takes back."""
-    write_text(
-        folder / "config.yaml",
-        yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=120),
-    )
-
-
-def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Writes `summary.json`, with the versions of Python and packages."""
-    versions = {"tessera": __version__, "python": platform.python_version()}
-    versions |= {name: version(name) for name in PACKAGES}
-    text = json.dumps(summary | {"versions": versions}, indent=2)
-    write_text(folder / "summary.json", text)
-
-
-def code_version() -> dict[str, str | None]:
-    """Version and commit of this program."""
-    return {"tessera": __version__, "git_commit": git_commit()}
+def versions() -> dict[str, str]:
+    """Versions of this program, of Python and of packages."""
+    own = {"tessera": __version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in PACKAGES}
 
 
 def git_commit() -> str | None:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from modules.config import require
-from tasks.checkpoints.contents import check_tensor, read_count
+from modules.schema import checked
+from tasks.checkpoints.reading import check_tensor
 from tasks.errors import UsageError
 
 State = dict[str, Tensor]
@@ -155,7 +156,7 @@ class EMA(Averaging):
         self.step = 0  # optimizer step of the latest update
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.step = read_count(state, f"callbacks.{self.state_key}", "step")
+        self.step = checked(int, state["step"], f"callbacks.{self.state_key}.step")
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Updates the average if the batch completed an optimizer step."""

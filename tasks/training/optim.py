@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from datamodules.utils.errors import UsageError
 from modules.config import require
 from modules.parameter_groups import parameter_depths, parameter_roles
-from tasks.checkpoints.contents import check_tensor
+from tasks.checkpoints.reading import check_tensor
 from tasks.lightning_patches import clippable
 
 Group = dict[str, Any]

@@ -18,7 +18,7 @@ from tasks.tracking.metrics_csv import LoggedRows
 NO_LOGS = {"logger": ((None,), "only `fit` writes logs")}
 ONE_PROCESS = "several processes would each label a part, so predict runs in one"
 CLIP = "give --model.optimizer.gradient_clip"
-# By command, and for all: options that are decided here, the values that change nothing, and why.
+# Options that cannot be changed, by command: the values that are accepted, and the reason.
 DECIDED: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
     "all": {
         "enable_checkpointing": ((None,), "the run folder holds the checkpoints; see --checkpoint"),
@@ -46,9 +46,9 @@ MINIMUM = {  # of the Trainer's numbers; -1 often means all, or no end
 }
 MAXIMUM = 2**63 - 1  # PyTorch's largest integer
 NOT_ZERO = ("accumulate_grad_batches", "limit_train_batches", "max_epochs", "max_steps")
-# In place of Lightning's.
+# These replace Lightning's.
 LOGGERS = {name: f"tasks.tracking.loggers.{name}" for name in ("WandbLogger", "TensorBoardLogger")}
-BEST = "best"  # name of the checkpoint that the task's own monitor finds best
+BEST = "best"  # name of the checkpoint with the best value of the task's monitor
 
 
 def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
@@ -67,44 +67,19 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
             raise UsageError(
                 f"--trainer.{name} is {value}: give a number from {minimum} to {MAXIMUM}"
             )
-    if command == "fit":
-        check_time(options["max_time"])
     for name, (accepted, reason) in (DECIDED["all"] | DECIDED.get(command, {})).items():
         if options[name] not in accepted:
             raise UsageError(f"--trainer.{name} cannot be changed: {reason}")
-
-
-def check_time(limit: Any) -> None:
-    """Refuse a `max_time` that is no time, or zero."""
-    try:
-        remaining = Timer(limit).time_remaining()
-    except Exception:  # of many kinds
-        remaining = 0
-    if remaining is not None and remaining <= 0:
-        raise UsageError(
-            f"--trainer.max_time {limit}: give days, hours, minutes and seconds, as in 00:01:30:00"
-        )
-
-
-def check_cpu_processes(devices: Any) -> None:
-    """Refuse a number of processes that a machine without GPUs cannot run."""
-    maximum = max(16, os.cpu_count() or 1)
-    if devices != "auto" and str(devices) not in map(str, range(1, maximum + 1)):
-        raise UsageError(
-            f"--trainer.devices {devices}: without GPUs it is a number from 1 to {maximum}"
-        )
-
-
-def best_checkpoint(folder: str, task: Any) -> RunCheckpoint:
-    """Saves `best.ckpt` after the validations that the task's `monitor` finds best."""
-    return RunCheckpoint(
-        folder,
-        BEST,
-        monitor=task.monitor,
-        mode=task.monitor_mode,
-        enable_version_counter=False,
-        save_on_train_epoch_end=False,  # training may end without a validation
-    )
+    if command == "fit":
+        try:
+            remaining = Timer(options["max_time"]).time_remaining()
+        except Exception:  # of many kinds
+            remaining = 0
+        if remaining is not None and remaining <= 0:
+            raise UsageError(
+                f"--trainer.max_time {options['max_time']}: give days, hours, minutes and "
+                "seconds, as in 00:01:30:00"
+            )
 
 
 def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
@@ -130,11 +105,8 @@ def set_defaults(options: Any, epochs: int) -> None:
 
     A resumed run that is given the config of its logger once more has it twice.
     """
-    plugins = as_list(options.plugins)
-    has_precision = any(
-        str(getattr(plugin, "class_path", "")).endswith("Precision") for plugin in plugins
-    )
-    if options.precision is None and not has_precision:
+    plugins = [str(getattr(plugin, "class_path", "")) for plugin in as_list(options.plugins)]
+    if options.precision is None and not any(path.endswith("Precision") for path in plugins):
         options.precision = default_precision(options.accelerator)
     if options.max_epochs is None and options.max_steps == -1 and options.max_time is None:
         options.max_epochs = epochs
@@ -203,12 +175,7 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
 
 
 def wandb_id(folder: Path, chosen: str | None) -> str:
-    """The id of a run in W&B: that of the run so far, or as chosen, or from the agent of a sweep,
-    or a new one.
-
-    Raises:
-        UsageError: the run has another id than that chosen.
-    """
+    """The id of a run in W&B: its own, or as chosen, or of a sweep's agent, or a new one."""
     file = folder / "wandb_id"
     saved = read_bytes(file).decode(errors="replace") if file.exists() else None
     if saved and chosen and saved != chosen:

@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
+from tasks.seq2seq.architectures import TranslationModel, load_folder, load_model, read_folder
 from tasks.seq2seq.decoding import decoding_tokens
-from tasks.seq2seq.pretrained import load_folder, read_folder
-from tasks.seq2seq.translator import TranslationModel, load_model
 from tests.datamodules.test_sentencepiece import ENGLISH, train
 from tests.helpers.model_folders import (
     NUMBERS,
