@@ -11,9 +11,8 @@ from modules.models.bert import BertConfig
 from modules.pretrained.bert import FAMILIES, HEADS
 from modules.pretrained.weights import load_weights
 from tasks.checkpoints.pretrained import (
+    ModelFolder,
     checkpoint_options,
-    folder_config,
-    model_folder,
     model_options,
     pretrained_weights,
 )
@@ -67,9 +66,8 @@ def pretrained_options(source: str) -> Options:
     """
     if source.endswith(".ckpt"):
         return checkpoint_options(source, TASKS, num_classes=None, next_sentence=False)
-    folder = model_folder(source)
-    _, config = folder_config(folder, FAMILIES)
-    return model_options(folder, asdict(replace(config, num_classes=None)))
+    folder = ModelFolder(source, FAMILIES)
+    return model_options(folder.path, asdict(replace(folder.config, num_classes=None)))
 
 
 def load_pretrained(

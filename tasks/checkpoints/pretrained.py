@@ -1,6 +1,7 @@
 """Pretrained models of text and their tokenizers: checkpoints, folders of Hugging Face, the hub."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -98,38 +99,67 @@ def pretrained_weights(
         names = saved.get("class_names")
         state = net_weights(checkpoint)
     else:
-        folder = model_folder(source)
-        tokenizer = Tokenizer.from_file(folder)
-        with usage_errors(f"{OPTION} {folder / 'config.json'}"):
-            names = read_class_names(read_settings(folder))
-        state = folder_weights(folder, families)
+        folder = ModelFolder(source, families)
+        tokenizer = Tokenizer.from_file(folder.path)
+        names = folder.class_names()
+        state = folder.weights()
     check_tokenizer(source, tokenizer, metadata["tokenizer"])
     return match_classes(source, state, names, metadata.get("class_names"))
 
 
-def read_class_names(settings: Settings) -> list[str] | None:
-    """Returns the class of each row of a classifier; None if `id2label` does not name each."""
-    default = {"0": "LABEL_0", "1": "LABEL_1"}  # transformers leaves it out of the file
-    names = checked(dict[str, str], settings.get("id2label") or default, "id2label")
-    rows = [str(row) for row in range(len(names))]
-    return [names[row] for row in rows] if names.keys() == set(rows) else None
+class ModelFolder:
+    """A model in Hugging Face's layout.
 
+    Args:
+        source: `hf/<model>`, which is downloaded, or a local folder.
+        families: Families of models that will do.
+        option: The option that names it, for messages.
 
-def folder_weights(folder: Path, families: Families, option: str = OPTION) -> State:
-    """Returns the weights of a Hugging Face folder under our names; `option` named it."""
-    weights: State = {}
-    for file in weight_files(folder):
-        weights |= read_weights(str(file), option)
-    family, config = folder_config(folder, families, option)
-    with usage_errors(f"{option} {folder / 'config.json'}"):
-        return families[family].weights_from_external(weights, config)
+    Attributes:
+        path: The folder.
+        settings: Content of its `config.json`.
+        family: Name of the family.
+        config: Of our network.
 
+    Raises:
+        UsageError: There is no such folder or config.json, or the model is not supported.
+        DataError: It could not be downloaded.
+    """
 
-def folder_config(folder: Path, families: Families, option: str = OPTION) -> tuple[str, Any]:
-    """Returns the family and the config of the model in a folder; `option` named it."""
-    settings = read_settings(folder, option)
-    with usage_errors(f"{option} {folder / 'config.json'}"):
-        return config_from_huggingface(settings, families)
+    def __init__(self, source: str, families: Families, option: str = OPTION) -> None:
+        self.families = families
+        self.option = option
+        self.path = model_folder(source, option)
+        try:
+            self.settings: Settings = read_object(self.path / "config.json")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(
+                f"{option} {self.path} has no readable config.json ({reason}): give a folder of "
+                "Hugging Face's layout"
+            ) from error
+        with self.config_errors():
+            self.family, self.config = config_from_huggingface(self.settings, families)
+
+    def config_errors(self) -> AbstractContextManager[None]:
+        """Turns a `ValueError` about config.json into a `UsageError`."""
+        return usage_errors(f"{self.option} {self.path / 'config.json'}")
+
+    def class_names(self) -> list[str] | None:
+        """Returns the class of each row of a classifier; None if `id2label` does not name each."""
+        default = {"0": "LABEL_0", "1": "LABEL_1"}  # transformers leaves it out of the file
+        with self.config_errors():
+            names = checked(dict[str, str], self.settings.get("id2label") or default, "id2label")
+        rows = [str(row) for row in range(len(names))]
+        return [names[row] for row in rows] if names.keys() == set(rows) else None
+
+    def weights(self) -> State:
+        """Returns the weights under our names."""
+        weights: State = {}
+        for file in weight_files(self.path):
+            weights |= read_weights(str(file), self.option)
+        with self.config_errors():
+            return self.families[self.family].weights_from_external(weights, self.config)
 
 
 def read_task_checkpoint(source: str, tasks: Sequence[str]) -> Checkpoint:
@@ -163,18 +193,6 @@ def tokenizer_file(source: str, content: str) -> Path:
     except OSError as error:
         raise unwritable(path, error) from error
     return path
-
-
-def read_settings(folder: Path, option: str = OPTION) -> Settings:
-    """Returns a folder's `config.json`; `option` named the folder."""
-    try:
-        return read_object(folder / "config.json")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(
-            f"{option} {folder} has no readable config.json ({reason}): give a folder of Hugging "
-            "Face's layout"
-        ) from error
 
 
 def model_folder(source: str, option: str = OPTION) -> Path:

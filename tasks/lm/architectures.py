@@ -14,13 +14,10 @@ from modules.pretrained.weights import load_weights
 from tasks.checkpoints.generation_config import FolderGeneration, read_generation
 from tasks.checkpoints.pretrained import (
     CKPT_PATH,
+    ModelFolder,
     checkpoint_options,
-    folder_config,
-    folder_weights,
-    model_folder,
     model_options,
     pretrained_weights,
-    read_settings,
 )
 from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
 from tasks.checkpoints.weights import OPTION
@@ -66,24 +63,25 @@ def pretrained_options(source: str) -> Options:
     if source.endswith(".ckpt"):
         options = checkpoint_options(source, TASKS)
     else:
-        folder = model_folder(source)
-        options = model_options(folder, asdict(read_config(source, folder)))
+        folder = open_folder(source)
+        options = model_options(folder.path, asdict(folder.config))
     context = options["model"]["net"]["max_length"]
     if context and context < DEFAULT_LENGTH:
         return merged(options, {"data": {"max_length": context}})
     return options
 
 
-def read_config(source: str, folder: Path, option: str = OPTION) -> DecoderConfig:
-    """Returns the config of the model in a folder; says if its window makes the context shorter."""
-    _, config = folder_config(folder, FAMILIES, option)
-    positions = read_settings(folder, option).get("max_position_embeddings") or 0
-    if positions > config.max_length:
+def open_folder(source: str, option: str = OPTION) -> ModelFolder:
+    """Opens a model of Hugging Face; says if its window makes the context shorter."""
+    folder = ModelFolder(source, FAMILIES, option)
+    context = folder.config.max_length
+    positions = folder.settings.get("max_position_embeddings") or 0
+    if positions > context:
         rank_zero_only(print)(
-            f"{source}: its attention looks back {config.max_length} tokens, so that is the "
-            f"context, not {positions}"
+            f"{source}: its attention looks back {context} tokens, so that is the context, not "
+            f"{positions}"
         )
-    return config
+    return folder
 
 
 def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, Any]) -> Decoder:
@@ -110,7 +108,7 @@ class LanguageModel(NamedTuple):
     net: Decoder
     tokenizer: Tokenizer
     metadata: dict[str, Any]
-    folder: Path | None = None
+    folder: ModelFolder | None = None
 
     @property
     def boundary_tokens(self) -> BoundaryTokens:
@@ -123,9 +121,9 @@ class LanguageModel(NamedTuple):
         """Returns the generation settings of its folder, if it has one."""
         if self.folder is None:
             return None
-        settings = read_settings(self.folder, CKPT_PATH)
         forced = ("forced_bos_token_id", "forced_eos_token_id")
-        return read_generation(self.folder, settings, self.net.vocabulary, forced)
+        path, settings = self.folder.path, self.folder.settings
+        return read_generation(path, settings, self.net.vocabulary, forced)
 
 
 def load_model(source: str) -> LanguageModel:
@@ -142,27 +140,24 @@ def load_model(source: str) -> LanguageModel:
 
 def load_folder(source: str) -> LanguageModel:
     """Loads a language model of Hugging Face."""
-    folder = model_folder(source, CKPT_PATH)
-    config = read_config(source, folder, CKPT_PATH)
-    tokenizer = Tokenizer.from_file(folder)
+    folder = open_folder(source, CKPT_PATH)
+    tokenizer = Tokenizer.from_file(folder.path)
     with usage_errors(f"{CKPT_PATH} {source}"):
-        if tokenizer.vocab_size > (config.vocabulary or 0):
+        if tokenizer.vocab_size > (folder.config.vocabulary or 0):
             raise UsageError(
                 f"its tokenizer has {tokenizer.vocab_size} tokens, but its config.json "
-                f"{config.vocabulary}"
+                f"{folder.config.vocabulary}"
             )
-        state = folder_weights(folder, FAMILIES, CKPT_PATH)
-        net = Decoder(config)
-        load_weights(net, state)
-    settings = read_settings(folder, CKPT_PATH)
+        net = Decoder(folder.config)
+        load_weights(net, folder.weights())
     # A config.json that has null for both says that the model saw neither.
-    has_ends = any(settings.get(f"{role}_token_id", 0) is not None for role in ("bos", "eos"))
+    ends = [folder.settings.get(f"{role}_token_id", 0) for role in ("bos", "eos")]
     metadata = {
         "tokenizer": tokenizer.to_json(),
-        "tokenizer_options": asdict(TokenizerConfig(file=str(folder))),
+        "tokenizer_options": asdict(TokenizerConfig(file=str(folder.path))),
         "vocabulary": tokenizer.vocab_size,
         "padding": 0,
-        "max_length": config.max_length,
-        "marks_documents": has_ends or tokenizer.boundary_tokens.bos is not None,
+        "max_length": folder.config.max_length,
+        "marks_documents": ends != [None, None] or tokenizer.boundary_tokens.bos is not None,
     }
     return LanguageModel(net.eval(), tokenizer, metadata, folder)

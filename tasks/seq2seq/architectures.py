@@ -14,11 +14,8 @@ from modules.pretrained.weights import load_weights
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.checkpoints.pretrained import (
     CKPT_PATH,
+    ModelFolder,
     check_tokenizer,
-    folder_config,
-    folder_weights,
-    model_folder,
-    read_settings,
     read_task_checkpoint,
     tokenizer_file,
     without_dropout,
@@ -81,9 +78,9 @@ def pretrained_options(source: str) -> Options:
         tokenizer = {name: metadata["tokenizer_options"][name] for name in LEARNED_OPTIONS}
         tokenizer |= file_options(*paths)
     else:
-        folder = model_folder(source)
-        config, tokenizer_config = read_folder(folder)
-        net = asdict(config)
+        folder = ModelFolder(source, FAMILIES)
+        tokenizer_config = folder_tokenizers(folder)
+        net = asdict(folder.config)
         names = ("file", "target_file", *LEARNED_OPTIONS)
         tokenizer = {name: getattr(tokenizer_config, name) for name in names}
     return {"model": {"net": net}, "data": {"tokenizer": tokenizer}}
@@ -94,12 +91,12 @@ def file_options(source: Path, target: Path) -> Options:
     return {"file": str(source), "target_file": None if target == source else str(target)}
 
 
-def read_folder(folder: Path, option: str = OPTION) -> tuple[Seq2SeqConfig, PairTokenizerConfig]:
-    """Returns the config and the tokenizers of the model in a folder; `option` named the folder."""
-    settings = read_settings(folder, option)
-    family, config = folder_config(folder, FAMILIES, option)
-    default = "eos_token_id" if family == "bart" else "pad_token_id"  # older files of BART and T5
-    start = decoder_start(folder, settings, settings.get(default))
+def folder_tokenizers(model: ModelFolder) -> PairTokenizerConfig:
+    """Returns options of the tokenizers of a model."""
+    folder = model.path
+    # Older files of BART and T5 do not name the start token.
+    default = "eos_token_id" if model.family == "bart" else "pad_token_id"
+    start = decoder_start(folder, model.settings, model.settings.get(default))
     begin = False
     if (folder / "source.spm").is_file():
         files = file_options(folder / "source.spm", folder / "target.spm")
@@ -109,7 +106,7 @@ def read_folder(folder: Path, option: str = OPTION) -> tuple[Seq2SeqConfig, Pair
         has_target = (folder / TARGET_FOLDER).is_dir()
         files = file_options(folder, folder / TARGET_FOLDER if has_target else folder)
         begin = adds_bos(Tokenizer.from_file(folder))
-    return config, PairTokenizerConfig(**files, start=start, begin=begin)
+    return PairTokenizerConfig(**files, start=start, begin=begin)
 
 
 def adds_bos(tokenizer: Tokenizer) -> bool:
@@ -131,38 +128,15 @@ def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, A
         theirs = PairTokenizer.from_metadata(checkpoint[KEY]["metadata"])
         state = net_weights(checkpoint)
     else:
-        folder = model_folder(source)
-        _, tokenizer_config = read_folder(folder)
-        theirs = PairTokenizer.load_or_train(list, list, tokenizer_config)
-        state = folder_weights(folder, FAMILIES)
+        folder = ModelFolder(source, FAMILIES)
+        theirs = PairTokenizer.load_or_train(list, list, folder_tokenizers(folder))
+        state = folder.weights()
     for side in SIDES:
         check_tokenizer(source, getattr(theirs, side), metadata[f"{side}_tokenizer"])
     net = build_seq2seq(config)
     with usage_errors(f"{OPTION} {source}"):
         load_weights(net, state)
     return net
-
-
-def load_folder(source: str) -> tuple[Seq2Seq, dict[str, Any], FolderGeneration]:
-    """Loads a model of `hf/<model>` or a folder.
-
-    Returns:
-        The network, metadata as of `TranslationData`, and the generation settings of the folder.
-    """
-    folder = model_folder(source, CKPT_PATH)
-    config, tokenizer_config = read_folder(folder, CKPT_PATH)
-    metadata = {
-        **PairTokenizer.load_or_train(list, list, tokenizer_config).metadata(),
-        "tokenizer_options": asdict(tokenizer_config),
-        "max_length": config.max_length,
-        "languages": read_languages(folder),
-    }
-    state = folder_weights(folder, FAMILIES, CKPT_PATH)
-    with usage_errors(source):
-        net = build_seq2seq(fit_to_data(config, metadata))
-        load_weights(net, state)
-    settings = read_settings(folder, CKPT_PATH)
-    return net, metadata, folder_generation(folder, settings, net.vocabulary)
 
 
 def read_languages(folder: Path) -> list[str]:
@@ -207,9 +181,27 @@ class TranslationModel(NamedTuple):
 def load_model(source: str) -> TranslationModel:
     """Loads a checkpoint of `fit`, `hf/<model>`, or a folder of Hugging Face's layout."""
     if source.startswith("hf/") or Path(source).is_dir():
-        return TranslationModel.of(*load_folder(source))
+        return load_folder(source)
     checkpoint = read_checkpoint(source, "seq2seq")
     saved = checkpoint[KEY]
     net = build_seq2seq(load_config(Seq2SeqConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
     return TranslationModel.of(net, saved["metadata"])
+
+
+def load_folder(source: str) -> TranslationModel:
+    """Loads a translation model of Hugging Face."""
+    folder = ModelFolder(source, FAMILIES, CKPT_PATH)
+    tokenizer_config = folder_tokenizers(folder)
+    metadata = {
+        **PairTokenizer.load_or_train(list, list, tokenizer_config).metadata(),
+        "tokenizer_options": asdict(tokenizer_config),
+        "max_length": folder.config.max_length,
+        "languages": read_languages(folder.path),
+    }
+    weights = folder.weights()
+    with usage_errors(source):
+        net = build_seq2seq(fit_to_data(folder.config, metadata))
+        load_weights(net, weights)
+    generation = folder_generation(folder.path, folder.settings, net.vocabulary)
+    return TranslationModel.of(net, metadata, generation)
