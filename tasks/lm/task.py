@@ -53,14 +53,14 @@ class LMTask(TextTask):
 
     Args:
         net: The network. Null `vocabulary` and `max_length` come from the data.
-        z_loss: Coefficient, in training, of the z-loss: the mean of logsumexp(logits)^2
-            (Chowdhery 2022, there 1e-4).
+        z_loss: Coefficient of the z-loss in training, the mean of logsumexp(logits)^2 (Chowdhery
+            2022, there 1e-4). `train/loss` includes it, so only evaluation logs perplexity then.
         samples: Texts that the model generates during training.
         kwargs: As of `TextTask`.
     """
 
     name = "lm"
-    train_metrics = (*TextTask.train_metrics, "perplexity", "bits_per_byte", "tokens_per_s", "mfu")
+    train_metrics = (*TextTask.train_metrics, "tokens_per_s", "mfu")
     peak = 0.0  # FLOP/s of one device
 
     def __init__(
@@ -75,6 +75,8 @@ class LMTask(TextTask):
             raise ValueError(f"z_loss {z_loss} must not be negative")
         self.net_config = net
         self.z_loss = z_loss
+        if z_loss == 0:
+            self.train_metrics = (*self.train_metrics, "perplexity", "bits_per_byte")
         self.sample_config = samples
         self.trained = TokenCount()
 
@@ -115,10 +117,11 @@ class LMTask(TextTask):
         return StepOutput(loss, count, means, dict.fromkeys(means, count))
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
-        """Logs also perplexity and bits per byte; in them the loss includes the z-loss."""
+        """Logs also perplexity and bits per byte, unless the loss includes a z-loss."""
         super().log_step(means)
-        values = {f"train/{name}": value for name, value in means.items()}
-        self.log_dict(self.derived(values, "train"))
+        if self.z_loss == 0:
+            values = {f"train/{name}": value for name, value in means.items()}
+            self.log_dict(self.derived(values, "train"))
 
     # Rates ----------------------------------------------------------------------------------------
 
