@@ -275,9 +275,9 @@ class Task(pl.LightningModule):
         step = int(self.first_bad_step)
         if step >= 0:
             raise RunError(
-                f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): try "
-                "a lower --model.optimizer.lr or --model.optimizer.gradient_clip; checkpoints "
-                "before it are kept"
+                f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): "
+                "try a lower --model.optimizer.lr or gradient_clip; checkpoints before it are "
+                "kept"
             )
 
     # Evaluation -----------------------------------------------------------------------------------
@@ -328,9 +328,8 @@ class Task(pl.LightningModule):
         self.check_loss()
         if not all(torch.isfinite(parameter).all() for parameter in self.net.parameters()):
             raise RunError(
-                f"the weights became NaN or infinite by step {self.global_step} (epoch "
-                f"{self.current_epoch}): try a lower --model.optimizer.lr; checkpoints before it "
-                "are kept"
+                f"the weights became NaN or infinite by step {self.global_step}: try a lower "
+                "--model.optimizer.lr; checkpoints before it are kept"
             )
         completed_epochs = self.trainer.fit_loop.completed  # type: ignore[attr-defined]
         checkpoint["epoch"] = completed_epochs  # Lightning may count one that has not ended

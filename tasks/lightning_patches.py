@@ -183,8 +183,7 @@ class FitLoop(_FitLoop):
         done = epochs.processed
         if self.max_epochs is not None and -1 != self.max_epochs < done:
             raise UsageError(
-                f"the run has done {done} epochs, and --trainer.max_epochs {self.max_epochs} is "
-                "less: give more"
+                f"--trainer.max_epochs {self.max_epochs}: the run has done {done}: give more"
             )
         self.end_due = epochs.completed < epochs.ready
         for stopping, patience in self.patience.items():
@@ -192,8 +191,8 @@ class FitLoop(_FitLoop):
             if has_stopped(stopping):
                 self.trainer.should_stop = True
                 rank_zero_only(print)(
-                    f"stopped early by EarlyStopping on {stopping.monitor}: to train on, give it "
-                    "more patience or leave it out"
+                    f"EarlyStopping on {stopping.monitor} ended the run: give more patience to "
+                    "train on"
                 )
 
     def state_dict(

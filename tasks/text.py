@@ -47,7 +47,7 @@ class TextTask(Task):
             option = f"--data.tokenizer.{name}"
             if option in on_command_line:
                 raise UsageError(
-                    f"{option} is for training a tokenizer, but {origin} has one: leave it out"
+                    f"{option} is for a new tokenizer, but {origin} has one: leave it out"
                 )
 
     def resolved_config(self) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def fill_vocabulary(
     limit = net.max_length
     if net.position == "learned" and limit is not None and length > limit:
         raise UsageError(
-            f"--data.max_length {length} is more than the {limit} learned positions of the "
-            "network: lower it, or raise --model.net.max_length of a new network"
+            f"--data.max_length {length} exceeds the {limit} learned positions of the network: "
+            "lower it, or raise --model.net.max_length of a new network"
         )
     return replace(net, **{name: vocabulary})
 

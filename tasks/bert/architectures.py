@@ -48,10 +48,7 @@ def fit_to_data(
             "use the tokenizer that the network was trained with, or leave --model.net.padding out"
         )
     if config.next_sentence and not metadata.get("next_sentence"):
-        raise UsageError(
-            "--model.net.next_sentence true needs pairs of sentences: add --data.next_sentence "
-            "true to pretraining, or leave it out"
-        )
+        raise UsageError("--model.net.next_sentence true needs --data.next_sentence true: add it")
     return fill_config(replace(config, padding=padding), sizes)
 
 

@@ -28,9 +28,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
     saved = checkpoint[KEY]
     task = saved["task"]
     if task not in NETWORKS:
-        raise UsageError(
-            f"checkpoint '{ckpt_path}' is of task '{task}': use python -m tasks.{task}"
-        )
+        raise UsageError(f"checkpoint '{ckpt_path}' is of task {task}: use python -m tasks.{task}")
     net = NETWORKS[task](load_config(BertConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
     metadata = saved["metadata"]

@@ -31,9 +31,7 @@ def tokenize(
     if not text.strip():
         raise UsageError("--text is empty: give a text to tokenize")
     if max_length is not None and max_length < 3:
-        raise UsageError(
-            f"--max_length {max_length} leaves no room between the special tokens: give at least 3"
-        )
+        raise UsageError(f"--max_length {max_length} leaves room for no token: give at least 3")
     if ckpt_path is None:
         chosen = Tokenizer.load_or_train(generate()["train"][0], tokenizer)
     else:

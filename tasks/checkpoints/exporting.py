@@ -70,9 +70,9 @@ def write_huggingface(net: Any, folder: Path, convert: Convert) -> str:
     try:
         settings, state = convert(net)
     except ValueError as error:
+        reason = str(error).rstrip(".")
         raise UsageError(
-            f"no model of Hugging Face is like this one ({str(error).rstrip('.')}): export to "
-            "safetensors"
+            f"Hugging Face has no such model ({reason}): use --format safetensors"
         ) from error
     save_weights(state, folder / "model.safetensors", format="pt")
     write_text(folder / "config.json", json.dumps(settings, indent=2))

@@ -99,8 +99,7 @@ class FolderGeneration:
         phrases = self.settings.bad_words_ids or []
         if any(len(phrase) != 1 for phrase in phrases):
             raise UsageError(
-                f"{self.file} bans phrases of several tokens (bad_words_ids), which is not "
-                "supported: remove them"
+                f"{self.file}: bad_words_ids bans phrases of several tokens: remove them"
             )
         words = [token for (token,) in phrases if token not in self.stop]
         return (*self.check_tokens("bad_words_ids", words), *self.tokens("suppress_tokens"))
@@ -117,7 +116,7 @@ class FolderGeneration:
         for token in tokens:
             if not 0 <= token < self.vocabulary:
                 raise UsageError(
-                    f"{self.file}: {name} names token {shown(token)}, but the model has "
+                    f"{self.file}: {name} has token {shown(token)}, but the model "
                     f"{self.vocabulary}: correct it"
                 )
         return tuple(tokens)
@@ -213,9 +212,7 @@ def read_generation(
         try:
             content = read_object(file)
         except (OSError, ValueError) as error:
-            raise UsageError(
-                f"{file} is not readable: fetch or write it again, or leave it out"
-            ) from error
+            raise UsageError(f"{file} is not readable: write it again, or remove it") from error
     else:
         file = folder / "config.json"
     known = {field.name for field in fields(GenerationSettings)}

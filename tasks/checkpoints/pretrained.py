@@ -135,8 +135,7 @@ class ModelFolder:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
-                f"{option} {self.path} has no readable config.json ({reason}): give a folder of "
-                "Hugging Face's layout"
+                f"{option} {self.path} has no readable config.json ({reason}): give another folder"
             ) from error
         with self.config_errors():
             self.family, self.config = config_from_huggingface(self.settings, families)
@@ -221,9 +220,8 @@ def model_folder(source: str, option: str = OPTION) -> Path:
     if not (folder / "config.json").is_file():
         raise UsageError(f"{option} {source} holds no model: give {wanted}")
     raise UsageError(
-        f"{option} {source} has neither model.safetensors nor pytorch_model.bin: choose a model "
-        "that has, or save this one again with save_pretrained(FOLDER) of transformers and give "
-        "that FOLDER"
+        f"{option} {source} has neither model.safetensors nor pytorch_model.bin: give another "
+        "model, or save this one again with save_pretrained of transformers"
     )
 
 
@@ -242,9 +240,7 @@ def indexed_files(index: Path) -> list[Path]:
     try:
         names = checked(dict[str, str], read_object(index).get("weight_map"), "weight_map")
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"{index} does not say which files hold the weights ({error}): download the model again"
-        ) from error
+        raise DataError(f"{index} names no weights ({error}): download the model again") from error
     files = [index.parent / Path(name).name for name in sorted(set(names.values()))]
     for file in files:
         if not file.is_file():

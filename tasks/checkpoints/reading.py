@@ -79,16 +79,15 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     checkpoint = load_tensors(file, what)
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(
-            f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; weights of other "
-            "libraries load through --model.pretrained"
+            f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote, or load weights "
+            "of other libraries by --model.pretrained"
         )
     entry = checkpoint[KEY]
     version = entry.get("version") if isinstance(entry, Mapping) else VERSION
     if version != VERSION:
         raise UsageError(
-            f"{what} cannot be read: it has version {shown(version)} of the layout, and this "
-            f"program reads version {VERSION} only: train again, or use the version of this "
-            "program that wrote it"
+            f"{what} has version {shown(version)} of the layout, and this program reads only "
+            f"{VERSION}: train again, or use the version of the program that wrote it"
         )
     with checkpoint_errors(what):
         found = from_dict(Entry, checkpoint[KEY], f"{KEY}.").task
@@ -113,8 +112,7 @@ def check_finite(state: Mapping[str, Tensor], what: str) -> None:
     for name, value in state.items():
         if not value.isfinite().all():
             raise RunError(
-                f"{what} cannot be used: {name} holds NaN or infinity; take an earlier or another "
-                "file"
+                f"{what} cannot be used: {name} holds NaN or infinity; take another file"
             )
 
 
@@ -138,8 +136,8 @@ def load_tensors(file: Path, what: str) -> Any:
         pickled = re.search(CODE, str(error)) or file.open("rb").read(1) == b"\x80"
         if isinstance(error, pickle.UnpicklingError) and pickled:
             raise UsageError(
-                f"{what} holds objects other than tensors and primitives; loading them could run "
-                "code, so it is refused"
+                f"{what} is refused: loading objects other than tensors and primitives could run "
+                "code"
             ) from error
         raise RunError(f"{what} is truncated or not a checkpoint") from error
     if damaged:

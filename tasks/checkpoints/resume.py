@@ -48,8 +48,8 @@ def read_run(folder: Path, app: App) -> SavedRun:
     """
     if not (folder / "config.yaml").is_file():
         raise UsageError(
-            f"--resume {folder}: no run there (no config.yaml); give the folder a `fit` wrote, "
-            f"such as runs/{app.name}/latest"
+            f"--resume {folder}: there is no config.yaml; give a run folder, such as "
+            f"runs/{app.name}/latest"
         )
     options = read_config(str(folder / "config.yaml"))
     dirpath = options.get("checkpoint", {}).get("dirpath")

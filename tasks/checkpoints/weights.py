@@ -41,15 +41,10 @@ def read_weights(source: str, option: str = OPTION) -> State:
         for name in ("state_dict", "model"):  # where training scripts put the weights
             state = state.get(name, state) if isinstance(state, dict) else {}
     if not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise DataError(
-            f"{what} holds no weights by name: give what `torch.save(model.state_dict(), FILE)` "
-            "wrote"
-        )
+        raise DataError(f"{what} holds no weights: give what torch.save(model.state_dict()) wrote")
     for name, value in state.items():
         if value.is_quantized or (value.is_floating_point() and value.element_size() == 1):
-            raise UsageError(
-                f"{what}: {name} is {value.dtype}: give weights that are not quantised"
-            )
+            raise UsageError(f"{what}: {name} is {value.dtype}: give unquantised weights")
     check_finite(state, what)
     return state
 
@@ -96,8 +91,7 @@ def match_classes(
         return state | {name: value[rows] for name, value in head.items()}
     known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "without names"
     rank_zero_only(print)(
-        f"{OPTION} {source}: its classes ({known}) are not those of the data, so the head is "
-        "initialised anew"
+        f"{OPTION} {source}: the head is initialised anew for other classes than its own ({known})"
     )
     return {name: value for name, value in state.items() if name not in head}
 
@@ -126,7 +120,5 @@ def fill_config(config: Config, sizes: Mapping[str, Any]) -> Config:
     for name, value in sizes.items():
         asked = getattr(config, name)
         if asked not in (None, value):
-            raise UsageError(
-                f"--model.net.{name} {asked} contradicts the data, which have {value}: leave it out"
-            )
+            raise UsageError(f"--model.net.{name} {asked}: the data have {value}: leave it out")
     return replace(config, **sizes)  # type: ignore[type-var]

@@ -74,15 +74,14 @@ def read_config(value: str) -> Options:
         options = load_yaml(read_bytes(config_path(value)).decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(
-            f"config file '{value}' cannot be read ({error.strerror}): give the path of a YAML "
-            "file, such as configs/vit/cifar10.yaml"
+            f"config file '{value}' cannot be read ({error.strerror}): give the path of a YAML file"
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         problem = yaml_problem(error)
         raise UsageError(f"config file '{value}' is not valid YAML: {problem}") from error
     if not isinstance(options, dict):
         raise UsageError(
-            f"config file '{value}' must hold options by name, as in `trainer: {{max_epochs: 10}}`"
+            f"config file '{value}' must hold options, as in `trainer: {{max_epochs: 10}}`"
         )
     for name in SECTIONS:
         if not isinstance(options.get(name, {}), dict):

@@ -122,9 +122,7 @@ class Invocation:
         pretrained = options.get("model", {}).get("pretrained")
         if pretrained and self.saved_at:
             option = "--resume" if self.command == "fit" else "--ckpt_path"
-            raise UsageError(
-                f"--model.pretrained cannot go with {option}: the checkpoint has the weights"
-            )
+            raise UsageError(f"{option} and --model.pretrained both name weights: leave one out")
         if pretrained and self.app.pretrained:
             implied = merged(implied, load(self.app.pretrained)(pretrained))
         return merged(implied, {key: value for key, value in options.items() if key != "preset"})

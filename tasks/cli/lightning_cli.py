@@ -170,7 +170,7 @@ class TaskCLI(LightningCLI):
             if saved.get(f"data.{name}") != value:
                 source = self.config.data.source
                 raise UsageError(
-                    f"--data.{name} {value} means nothing to the source {source}: leave it out"
+                    f"--data.{name} {value} is not for the source {source}: leave it out"
                 )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

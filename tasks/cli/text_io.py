@@ -54,9 +54,7 @@ def read_lines(name: str, option: str, what: str) -> list[str]:
         ) from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise UsageError(
-            f"{option} {name} holds bytes that are not UTF-8 in line {line}"
-        ) from error
+        raise UsageError(f"{option} {name} is not UTF-8 in line {line}: convert it") from error
 
 
 def single_line(text: str) -> str:

@@ -79,9 +79,7 @@ def resolve_devices(options: Any, command: str) -> None:
         better = INSTEAD.get(name) or " or ".join(STRATEGIES)
         raise UsageError(f"--trainer.strategy {name} has not been made to work here: give {better}")
     if name in GPU_STRATEGIES and not has_gpus:
-        raise UsageError(
-            f"--trainer.strategy {name} shards weights over GPUs, and there are none: give ddp"
-        )
+        raise UsageError(f"--trainer.strategy {name} needs GPUs, and there are none: give ddp")
     if by_torchrun():
         fresh_store()
     if launcher := external_launcher():
@@ -93,8 +91,8 @@ def resolve_devices(options: Any, command: str) -> None:
         _resolve_number(options, "num_nodes", launcher.machines, started)
     elif options.num_nodes > 1 and "NODE_RANK" not in os.environ:
         raise UsageError(
-            f"--trainer.num_nodes {options.num_nodes}: start one process for each device of each "
-            "machine with torchrun or srun, which count the machines"
+            f"--trainer.num_nodes {options.num_nodes}: start the processes with torchrun or srun, "
+            "which count the machines"
         )
     if not has_gpus:
         is_parallel = name not in ("auto", "SingleDeviceStrategy")
@@ -103,8 +101,7 @@ def resolve_devices(options: Any, command: str) -> None:
         maximum = max(16, os.cpu_count() or 1)
         if str(options.devices) not in ("auto", *map(str, range(1, maximum + 1))):
             raise UsageError(
-                f"--trainer.devices {options.devices}: without GPUs it is a number from 1 to "
-                f"{maximum}"
+                f"--trainer.devices {options.devices}: on CPUs it is from 1 to {maximum}"
             )
 
 
@@ -115,9 +112,7 @@ def _resolve_number(options: Any, name: str, value: int, why: str) -> None:
     if number in ("auto", -1, "-1") or (name, number) == ("num_nodes", 1):
         options[name] = value
     elif str(number) != str(value):
-        raise UsageError(
-            f"--trainer.{name} {given} contradicts the processes there are ({why}): leave it out"
-        )
+        raise UsageError(f"--trainer.{name} {given}: {why}: leave it out")
 
 
 def strategy(chosen: Any) -> Strategy | str:
@@ -215,8 +210,8 @@ def _raise_once(error: Exception, trainer: pl.Trainer) -> None:
     if of_torch and not torch.distributed.is_initialized():
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RunError(
-            f"the processes of this run cannot be connected at {address} ({reason}): MASTER_ADDR "
-            "has to be the machine of the first, and MASTER_PORT one of its ports that is free"
+            f"the processes of this run cannot be connected at {address} ({reason}): set "
+            "MASTER_ADDR to the machine of the first, and MASTER_PORT to a free port of it"
         ) from error
     if isinstance(error, DistError) or (of_torch and re.search(LOST_CONNECTION, reason)):
         if not is_local_rank_zero():

@@ -121,8 +121,7 @@ def check_options(task: Any) -> None:
     if any(needed.values()):
         options = " ".join(option for option, found in needed.items() if found)
         raise UsageError(
-            "sharded weights (--trainer.strategy fsdp) are not averaged nor compiled: give "
-            f"{options}"
+            f"--trainer.strategy fsdp cannot average or compile weights: give {options}"
         )
 
 

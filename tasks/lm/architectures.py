@@ -43,9 +43,8 @@ def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderCo
     window = config.sliding_window
     if window is not None and length > window:
         raise UsageError(
-            f"--data.max_length {length} is more than the {window} tokens that the weights attend "
-            "to (sliding_window), and there is no attention within a window here: lower it to "
-            f"{window}"
+            f"--data.max_length {length} exceeds the sliding_window of the weights, {window} "
+            f"tokens, and there is no attention within a window here: lower it to {window}"
         )
     return replace(config, max_length=max(config.max_length or 0, length))
 
@@ -78,8 +77,7 @@ def open_folder(source: str, option: str = OPTION) -> ModelFolder:
     positions = folder.settings.get("max_position_embeddings") or 0
     if positions > context:
         rank_zero_only(print)(
-            f"{source}: its attention looks back {context} tokens, so that is the context, not "
-            f"{positions}"
+            f"{source}: its context is its sliding_window of {context} tokens, not {positions}"
         )
     return folder
 
@@ -145,8 +143,7 @@ def load_folder(source: str) -> LanguageModel:
     with usage_errors(f"{CKPT_PATH} {source}"):
         if tokenizer.vocab_size > (folder.config.vocabulary or 0):
             raise UsageError(
-                f"its tokenizer has {tokenizer.vocab_size} tokens, but its config.json "
-                f"{folder.config.vocabulary}"
+                f"its tokenizer has {tokenizer.vocab_size} tokens, its config.json fewer"
             )
         net = Decoder(folder.config)
         load_weights(net, folder.weights())

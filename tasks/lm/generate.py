@@ -51,8 +51,7 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
         )
         require(
             self.num_samples == 1 or self.beams > 1 or self.temperature > 0,
-            f"{samples}, but at temperature 0 all are the same text; raise temperature, or leave "
-            "num_samples out.",
+            f"{samples}, but at temperature 0 all are the same text; raise temperature.",
         )
         require(
             self.beams == 1 or self.num_samples <= self.beams,
@@ -60,9 +59,7 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
         )
         require("" not in self.stop, "a stop string is empty; leave it out.")
         require(
-            not self.stop or self.beams == 1,
-            "beam search ranks whole texts, which a stop string would cut; leave stop or beams "
-            "out.",
+            not self.stop or self.beams == 1, "stop is not for beam search; leave it or beams out."
         )
 
 
@@ -121,11 +118,8 @@ def generate(options: GenerateOptions, on_command_line: Collection[str] = ()) ->
             print(f"{'--- ' + ', '.join(names) + ' ':-<80}")
         print_text(completion)
     if any(completion.stream.ended == "context" for completion in completions):
-        print(
-            f"texts ended at the context of {model.net.max_length} tokens, the limit of beam "
-            "search",
-            file=sys.stderr,
-        )
+        limit = f"the context of {model.net.max_length} tokens, the limit of beam search"
+        print(f"texts ended at {limit}", file=sys.stderr)
     count = sum(completion.stream.tokens for completion in completions)
     seconds = time.perf_counter() - start
     print(f"{count} tokens in {seconds:.1f} s ({count / seconds:.0f} tokens/s)", file=sys.stderr)
@@ -196,9 +190,9 @@ def truncate(
     size = len(tokens) + options.max_new_tokens - 1  # the last one is not read
     if window is not None and size > window:
         raise UsageError(
-            f"prompt {number} has {len(tokens)} tokens, and with --max_new_tokens "
-            f"{options.max_new_tokens} the text exceeds the sliding_window of the weights, "
-            f"{window} tokens: lower --max_new_tokens, or shorten the prompt"
+            f"prompt {number} has {len(tokens)} tokens, which with --max_new_tokens "
+            f"{options.max_new_tokens} exceed the sliding_window of {window}: lower it, or "
+            "shorten the prompt"
         )
     limit = context
     if options.beams > 1:

@@ -76,9 +76,7 @@ def score(
         raise UsageError(f"--batch_size {batch_size} must be at least 1")
     file = load_tokens(data, model.metadata)
     if len(file.tokens) < 2:
-        raise UsageError(
-            f"{data.path} has only one token, so there is nothing to predict: give a longer text"
-        )
+        raise UsageError(f"{data.path} has only one token, nothing to predict: give a longer text")
     loss, correct, tokens = total_loss(model.net, file.tokens, stride, batch_size)
     num_bytes = int(file.bytes[-1] - file.bytes_before(np.array(1)))  # without the first token
     scores = {

@@ -30,7 +30,7 @@ def prompt_tokens(model: LanguageModel, prompt: str) -> list[int]:
     if letter is not None:
         raise UsageError(
             f"the prompt has the character {letter!r} (U+{ord(letter):04X}), which is not in the "
-            f"vocabulary of {tokenizer.vocab_size} tokens: leave it out"
+            "vocabulary: leave it out"
         )
     special = [boundary.bos] if prompt else [boundary.bos, boundary.prefix]
     begin = [token for token in special if token is not None]

@@ -42,10 +42,7 @@ class SampleConfig:
         every = self.every
         require(every is None or every >= 1, f"samples.every is {every}; it must be at least 1.")
         require(bool(self.prompts), "samples.prompts is empty; leave it out, or give one.")
-        require(
-            self.generation.beams == 1,
-            "samples are not searched; leave samples.generation.beams out.",
-        )
+        require(self.generation.beams == 1, "samples have no beam search; leave beams out.")
 
 
 class LMTask(TextTask):

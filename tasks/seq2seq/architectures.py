@@ -49,9 +49,8 @@ def fit_to_data(config: Seq2SeqConfig, metadata: Mapping[str, Any]) -> Seq2SeqCo
     same = tokenizer.source.vocab == tokenizer.target.vocab
     if config.tying in ("all", "inputs") and not same:
         raise UsageError(
-            f"--model.net.tying {config.tying} shares one table between source and target, whose "
-            "tokenizers number their tokens differently: set --model.net.tying target, or use one "
-            "tokenizer for both (--data.tokenizer.joint true)"
+            f"--model.net.tying {config.tying} shares one table between two tokenizers: set it to "
+            "target, or use one tokenizer for both (--data.tokenizer.joint true)"
         )
     return replace(config, max_length=max(config.max_length or 0, metadata["max_length"]))
 

@@ -48,26 +48,18 @@ def attend(
         raise UsageError(f"--beams {beams} must be at least 1")
     format = Path(out).suffix.removeprefix(".").lower() or "png"
     if format not in FORMATS:
-        raise UsageError(
-            f"--out {out} ends in .{format}, which is not supported: give .png, .pdf or .svg"
-        )
+        raise UsageError(f"--out {out}: give a name that ends in .pdf, .png or .svg")
     model = prepared(load_model(ckpt_path), device)
     (source,), (cut,) = model.tokenizer.encode_sources([text], model.net.max_length)
     if cut:
-        print(
-            f"the text is longer than the {len(source)} tokens that the model reads: the rest is "
-            "not drawn"
-        )
+        print(f"the text is longer than the {len(source)} tokens that the model reads")
     finished = True
     if target is None:
         tokens, _, finished = translate_text(model, source, beams)
     else:
         tokens, cut = encode_translation(model, target)
         if cut:
-            print(
-                f"--target is longer than the {model.net.max_length} tokens that the model "
-                "generates: the rest is not drawn"
-            )
+            print(f"--target is longer than the {model.net.max_length} tokens of the model")
     weights = cross_attention_weights(model, source, tokens)
     sources = token_labels(model.tokenizer.source, source)
     targets = token_labels(model.tokenizer.target, tokens)

@@ -103,10 +103,7 @@ class Seq2SeqTask(TextTask):
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing {label_smoothing} must be from 0 to below 1")
         if average is not None and self.ema is not None:
-            raise UsageError(
-                f"--model.average {average} and --model.ema {self.ema} exclude each other: leave "
-                "one out"
-            )
+            raise UsageError("--model.average and --model.ema exclude each other: leave one out")
         if average is not None and average < 2:
             raise UsageError(f"--model.average {average} must be at least 2 validations")
         self.net_config = net

@@ -56,18 +56,15 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
         require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be at least 1.")
         require(
             self.temperature == 0 or self.beams == self.nbest == 1,
-            f"temperature is {self.temperature}, but only one translation of each sentence can be "
-            "sampled; set beams and nbest to 1, or leave temperature out.",
+            f"temperature is {self.temperature}, but sampling needs beams 1 and nbest 1; set them.",
         )
         require(
             self.nbest <= self.beams,
-            f"nbest is {self.nbest}, but {self.beams} beams end with {self.beams} translations; "
-            "raise beams.",
+            f"nbest is {self.nbest}, but beams only {self.beams}; raise beams.",
         )
         require(
             self.temperature > 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None),
-            "top_k, top_p and min_p restrict sampling; give a temperature, such as 1, or leave "
-            "them out.",
+            "top_k, top_p and min_p are for sampling; give a temperature, such as 1.",
         )
 
 
@@ -106,8 +103,7 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
     unfinished = sum(not translation.finished for best in found for translation in best)
     if unfinished:
         print(
-            f"{unfinished} translations were not finished at the length limit: raise "
-            "--max_new_tokens if the model can generate more",
+            f"{unfinished} translations reached the length limit: raise --max_new_tokens",
             file=sys.stderr,
         )
 
@@ -122,8 +118,8 @@ def translations(
     rows, cut = model.tokenizer.encode_sources(texts, model.net.max_length)
     if any(cut):
         print(
-            f"{sum(cut)} of {len(lines)} sentences are longer than the {model.net.max_length} "
-            "tokens that the model reads: the rest is not translated",
+            f"{sum(cut)} of {len(lines)} sentences exceed the {model.net.max_length} tokens that "
+            "the model reads: the rest is not translated",
             file=sys.stderr,
         )
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))

@@ -41,9 +41,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
             for value in row.values():
                 float(value)  # raises ValueError
     except (csv.Error, KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"{path} is damaged: move it away, and the run continues without its earlier rows"
-        ) from error
+        raise RunError(f"{path} is damaged: move it away, and its rows are lost") from error
     return rows
 
 

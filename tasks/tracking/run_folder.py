@@ -56,8 +56,7 @@ def new_run_folder(task: str, chosen: str | None, is_restart: bool = False) -> P
     check_writable(folder)
     if (folder / "config.yaml").exists() and not is_restart:
         raise UsageError(
-            f"--run_dir {folder} holds a run already: choose another folder, or resume that run "
-            f"with --resume {folder}"
+            f"--run_dir {folder} holds a run: give another folder, or --resume {folder}"
         )
     return folder
 
@@ -67,9 +66,7 @@ def check_writable(folder: Path) -> None:
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:  # a name that is too long, a folder that may not be read
-        raise UsageError(
-            f"--run_dir {folder} cannot be used ({error.strerror}): give another folder"
-        ) from error
+        raise UsageError(f"--run_dir {folder} ({error.strerror}): give another folder") from error
     if not existing.is_dir():
         raise UsageError(f"--run_dir {folder}: {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -82,9 +79,7 @@ def make_folder(folder: Path) -> None:
         with made_parents(folder):
             folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise UsageError(
-            f"--run_dir {folder} cannot be created ({error.strerror}): give another folder"
-        ) from error
+        raise UsageError(f"--run_dir {folder} ({error.strerror}): give another folder") from error
 
 
 def create_run_folder(folder: Path, task: str) -> None:
@@ -111,9 +106,7 @@ def lock(folder: Path) -> BinaryIO:
     try:
         file = open_regular(path, follow=False, append=True)
     except OSError as error:
-        raise RunError(
-            f"{path} cannot be opened ({error.strerror}): remove it, or make it writable"
-        ) from error
+        raise RunError(f"{path} cannot be opened ({error.strerror}): remove it") from error
     with suppress(ImportError):  # not on Windows
         import fcntl
 
@@ -122,7 +115,7 @@ def lock(folder: Path) -> BinaryIO:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):  # others are of disks without locks
                 raise UsageError(
-                    f"another process is training in {folder}: wait until it ends, or stop it"
+                    f"another process is training in {folder}: stop it first"
                 ) from error
     return file
 

@@ -83,9 +83,7 @@ class Averaging(Callback):
             self.restore(self.loaded)
             self.loaded = {}
         elif trainer.ckpt_path is not None:
-            rank_zero_only(print)(
-                "the checkpoint has no average of the weights: it starts from the present ones"
-            )
+            rank_zero_only(print)("the checkpoint has no average of the weights: it starts now")
 
     def _check(self, weights: State) -> None:
         own = f"callbacks.{self.state_key}"
@@ -146,10 +144,7 @@ class EMA(Averaging):
         """Refuses weights of 16 bits, too few for the small steps of an average."""
         super().setup(trainer, pl_module, stage)
         if stage == TrainerFn.FITTING and str(trainer.precision).endswith("16-true"):
-            raise UsageError(
-                f"--model.ema needs more digits than --trainer.precision {trainer.precision} has: "
-                "use bf16-mixed"
-            )
+            raise UsageError(f"--model.ema needs more than {trainer.precision}: give bf16-mixed")
 
     def reset(self) -> None:
         super().reset()

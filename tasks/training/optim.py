@@ -81,8 +81,7 @@ class OptimConfig:
                 require(right, f"{name} must be {words}, but is {given}.")
         require(
             self.warmup <= 1 or self.warmup % 1 == 0,
-            f"warmup is {self.warmup}: give a fraction of all steps (below 1) or a whole number of "
-            "steps.",
+            f"warmup is {self.warmup}: give a fraction below 1, or a whole number of steps.",
         )
 
 
@@ -93,10 +92,7 @@ def freeze(net: nn.Module, layers: int) -> None:
     """Freezes the lowest `layers` layers; raises `ValueError` if none would be left."""
     depths = parameter_depths(net)
     top = max(depths.values())
-    require(
-        layers <= top,
-        f"freeze is {layers}, but must leave one of the network's {top + 1} layers to train.",
-    )
+    require(layers <= top, f"freeze is {layers}, but the network has {top + 1} layers; lower it.")
     for name, parameter in net.named_parameters():
         if depths[name] < layers:
             parameter.requires_grad_(False)
@@ -296,8 +292,7 @@ def _with_own_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, 
     own = _describe(optimizer.param_groups)
     if old != own:
         raise UsageError(
-            f"The checkpoint was trained with optimizer groups {old}, not {own}: resume it with "
-            "its own."
+            f"the checkpoint has optimizer groups {old}, not {own}: resume it with its own"
         )
     _check_state(optimizer, saved)
     groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
@@ -322,8 +317,8 @@ def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, 
     needs_end = config.schedule not in ENDLESS or 0 < config.warmup < 1
     if total_steps < 1 or (needs_end and total_steps == math.inf):
         raise UsageError(
-            f"The schedule {config.schedule} with warmup {config.warmup} needs the number of "
-            "training steps: set the trainer's max_epochs or max_steps."
+            f"the schedule {config.schedule} with warmup {config.warmup} needs the number of "
+            "steps: set --trainer.max_epochs or --trainer.max_steps"
         )
     groups = parameter_groups(net, config)
     optimizer = MuonAdamW(groups) if config.optimizer == "muon" else _adamw(groups)

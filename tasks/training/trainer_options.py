@@ -60,26 +60,20 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
         if command == "fit" and name in NOT_ZERO and (value == 0 or value < minimum):
             raise UsageError(f"--trainer.{name} is {value}, which trains nothing: give at least 1")
         if name == "val_check_interval" and value == 0:
-            raise UsageError(
-                f"--trainer.{name} is 0: to validate never give --trainer.limit_val_batches 0"
-            )
+            raise UsageError(f"--trainer.{name} is 0: give --trainer.limit_val_batches 0 instead")
         if not minimum <= value <= MAXIMUM:
-            raise UsageError(
-                f"--trainer.{name} is {value}: give a number from {minimum} to {MAXIMUM}"
-            )
+            raise UsageError(f"--trainer.{name} {value}: give a number from {minimum} to {MAXIMUM}")
     for name, (accepted, reason) in (DECIDED["all"] | DECIDED.get(command, {})).items():
         if options[name] not in accepted:
             raise UsageError(f"--trainer.{name} cannot be changed: {reason}")
     if command == "fit":
+        limit = options["max_time"]
         try:
-            remaining = Timer(options["max_time"]).time_remaining()
+            remaining = Timer(limit).time_remaining()
         except Exception:  # of many kinds
             remaining = 0
         if remaining is not None and remaining <= 0:
-            raise UsageError(
-                f"--trainer.max_time {options['max_time']}: give days, hours, minutes and "
-                "seconds, as in 00:01:30:00"
-            )
+            raise UsageError(f"--trainer.max_time {limit}: give DAYS:HOURS:MINUTES:SECONDS")
 
 
 def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
@@ -96,7 +90,7 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
                 continue
         if monitor is not None and monitor not in known:
             raise UsageError(
-                f"{what} {monitor}: nothing of that name is logged; there is {', '.join(known)}"
+                f"{what} {monitor}, which is not logged: give one of {', '.join(known)}"
             )
 
 
@@ -162,8 +156,7 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
         is_ours = name in ("WandbLogger", "TensorBoardLogger")
         if is_ours and is_new and asked not in (".", str(folder)):
             raise UsageError(
-                f"{name} cannot have the save_dir {asked}: logs go into the run folder, see "
-                "--run_dir"
+                f"{name} with save_dir {asked}: logs go into the run folder (--run_dir)"
             )
         options["save_dir"] = str(folder)
         if name == "WandbLogger":
@@ -179,7 +172,5 @@ def wandb_id(folder: Path, chosen: str | None) -> str:
     file = folder / "wandb_id"
     saved = read_bytes(file).decode(errors="replace") if file.exists() else None
     if saved and chosen and saved != chosen:
-        raise UsageError(
-            f"the run in {folder} is {saved} in W&B and continues there: leave the id {chosen} out"
-        )
+        raise UsageError(f"the run in {folder} is {saved} in W&B: leave the id {chosen} out")
     return saved or chosen or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]

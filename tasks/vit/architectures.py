@@ -97,9 +97,9 @@ def check_described(source: str, named: Collection[str]) -> None:
     missing = [name for name in needed if name not in named]
     if missing and not source.startswith("timm/") and known_model(source) is None:
         raise UsageError(
-            f"{OPTION} {source}: the shapes of its weights do not say which timm model it is: add "
+            f"{OPTION} {source}: its shapes do not say which timm model it is: add "
             f"{', '.join(missing)}, or name the file like the model "
-            "(vit_base_patch16_224.safetensors), or put its config.json beside it"
+            "(vit_base_patch16_224.safetensors)"
         )
 
 
@@ -140,9 +140,7 @@ def model_by_name(source: str) -> KnownModel | None:
             arguments = checked(Options, settings.get("model_args") or {}, "model_args")
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
-            raise UsageError(
-                f"{OPTION} {source}: {file} cannot be read ({reason}): repair or move it"
-            ) from error
+            raise UsageError(f"{OPTION} {source}: {file} ({reason}): repair or move it") from error
         if arguments.keys() - SIZE_ARGUMENTS:
             return None
     name = str(settings.get("architecture", own))
@@ -195,8 +193,8 @@ def timm_weights(source: str) -> State:
         return timm_model(source, pretrained=True).state_dict()
     except Exception as error:  # of urllib, huggingface_hub, timm
         raise DataError(
-            f"the weights of {source} could not be downloaded ({type(error).__name__}): fetch the "
-            f"file elsewhere and give it as {OPTION} FILE.safetensors"
+            f"{source} could not be downloaded ({type(error).__name__}): give its file as "
+            f"{OPTION} FILE"
         ) from error
 
 
