@@ -151,7 +151,9 @@ class EMA(Averaging):
         self.step = 0  # optimizer step of the latest update
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.step = checked(int, state["step"], f"callbacks.{self.state_key}.step")
+        name = f"callbacks.{self.state_key}.step"
+        require("step" in state, f"{name} is missing.")
+        self.step = checked(int, state["step"], name)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Updates the average if the batch completed an optimizer step."""
