@@ -222,7 +222,9 @@ class Task(pl.LightningModule):
         for key, metric in self.metrics["val"].items(keep_base=True):
             names += getattr(metric, "names", (key,))
         values = {f"val/{name}": torch.ones(()) for name in names}
-        groups = [group for one in self.trainer.optimizers for group in one.param_groups]
+        groups = [
+            group for optimizer in self.trainer.optimizers for group in optimizer.param_groups
+        ]
         training = {f"train/{name}" for name in self.train_metrics}
         if len({group["initial_lr"] for group in groups}) > 1:
             training |= {f"train/lr_{group['name']}" for group in groups}

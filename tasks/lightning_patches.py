@@ -143,8 +143,10 @@ class FitLoop(_FitLoop):
         self.epoch_loop = EpochLoop(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
         self.end_due = False  # a loaded epoch has no more batches, but has not ended
         callbacks: Sequence[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        stopping = [one for one in callbacks if isinstance(one, EarlyStopping)]
-        self.patience = {one: one.patience for one in stopping}  # a checkpoint's would win
+        stopping = [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
+        self.patience = {
+            callback: callback.patience for callback in stopping
+        }  # given now; a checkpoint has its own
 
     @property
     def completed(self) -> int:

@@ -71,9 +71,9 @@ def stop_message(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> str
         return ""
     if not (folder / "config.yaml").exists():
         return str(stop)
-    callbacks = [one for one in trainer.checkpoint_callbacks if isinstance(one, RunCheckpoint)]
     how = "at once, without saving"
-    if any(callback.last_saved(trainer) for callback in callbacks):
-        how = f"after step {trainer.global_step}"
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, RunCheckpoint) and callback.last_saved(trainer):
+            how = f"after step {trainer.global_step}"
     command = with_launcher(f"{program(app)} fit --resume {shlex.quote(str(folder))}")
     return f"stopped by {signal.Signals(stop.number).name} {how}; to go on: {command}"

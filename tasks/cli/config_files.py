@@ -126,8 +126,8 @@ def refuse_unknown(
         if name in links:
             raise UsageError(f"--{name} cannot be set: it follows --{links[name]}")
         if name not in known:
-            raise UsageError(unknown_option(f"--{name}", [f"--{one}" for one in known]))
-        if not any(one.startswith(f"{name}.") for one in known):
+            raise UsageError(unknown_option(f"--{name}", [f"--{option}" for option in known]))
+        if not any(option.startswith(f"{name}.") for option in known):
             continue  # a single option
         if not isinstance(value, Mapping):
             raise UsageError(not_a_section(name, value))

@@ -186,7 +186,7 @@ class TaskCLI(LightningCLI):
             "logger": False,
             "enable_checkpointing": False,
             "enable_model_summary": bool(options.enable_model_summary),
-            "enable_progress_bar": any(isinstance(one, ProgressBar) for one in callbacks),
+            "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
             "strategy": strategy(options.strategy),
         }
         if self.command == "predict":
@@ -196,7 +196,7 @@ class TaskCLI(LightningCLI):
             loaded = {self.invocation.resume_path: self.invocation.checkpoint}
             plugins.append(AtomicCheckpointIO(self.invocation.damaged, loaded))
             read_rows(self.folder / "metrics.csv")  # raises now if a resumed run has damaged it
-            loggers = [one for one in as_list(options.logger) if not isinstance(one, bool)]
+            loggers = [logger for logger in as_list(options.logger) if not isinstance(logger, bool)]
             kwargs["enable_checkpointing"] = True
             kwargs["logger"] = [MetricsCSV(self.folder, self.logged_rows), *loggers]
             kwargs["default_root_dir"] = str(self.folder)

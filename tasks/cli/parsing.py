@@ -63,7 +63,9 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
     def parse_args(self, args: list[str], **kwargs: Any) -> jsonargparse.Namespace:  # type: ignore[override]
         """Options of a command line; jsonargparse alone would accept null for any type."""
-        options = super().parse_args([self.checked_section(one) for one in args], **kwargs)
+        options = super().parse_args(
+            [self.checked_section(argument) for argument in args], **kwargs
+        )
         try:
             self.validate(options, skip_unset=False)
         except (TypeError, KeyError) as error:
@@ -89,7 +91,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
         known = self.known()
         option, _, value = argument.partition("=")
         name = option.removeprefix("--")
-        if name not in known or not any(one.startswith(f"{name}.") for one in known):
+        if name not in known or not any(other.startswith(f"{name}.") for other in known):
             return argument
         origin = f" (in {one_line(f'{option} {value}')[:200]})"
         try:
@@ -147,8 +149,11 @@ def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[st
 
 def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
     """The last value of an option, None if it is not given, and the other arguments."""
-    values = [one.partition("=")[2] for one in arguments if one.startswith(f"{name}=")]
-    rest = [one for one in arguments if not one.startswith(f"{name}=")]
+    prefix = f"{name}="
+    values = [
+        argument.removeprefix(prefix) for argument in arguments if argument.startswith(prefix)
+    ]
+    rest = [argument for argument in arguments if not argument.startswith(prefix)]
     return (values[-1] if values else None), rest
 
 

@@ -57,7 +57,8 @@ def media_loggers(trainer: pl.Trainer) -> list[Logger]:
     """This process's loggers that can show tables and pictures; none in a sanity check."""
     if trainer.sanity_checking or not trainer.is_global_zero:
         return []
-    return [one for one in trainer.loggers if isinstance(one, WandbLogger | TensorBoardLogger)]
+    kinds = (WandbLogger, TensorBoardLogger)
+    return [logger for logger in trainer.loggers if isinstance(logger, kinds)]
 
 
 def log_media(trainer: pl.Trainer, media: Mapping[str, Table | Picture]) -> None:

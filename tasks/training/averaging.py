@@ -194,8 +194,8 @@ class LastWeights(Averaging):
 
     def restore(self, state: dict[str, Any]) -> None:
         self.last = [
-            {name: one[name].to(parameter.device) for parameter, name in self.names.items()}
-            for one in state["last"][-self.count :]
+            {name: saved[name].to(parameter.device) for parameter, name in self.names.items()}
+            for saved in state["last"][-self.count :]
         ]
         if self.last:
             self._average()
@@ -204,7 +204,7 @@ class LastWeights(Averaging):
     def _average(self) -> None:
         last = self.last[-self.count :]
         for parameter, name in self.names.items():
-            mean = sum(one[name] / len(last) for one in last)
+            mean = sum(weights[name] / len(last) for weights in last)
             self.swapped_out[parameter].copy_(mean)  # type: ignore[arg-type]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -27,7 +27,7 @@ def float32_by_default() -> Iterator[None]:
 def sum_in_float32(model: Any) -> None:
     """Let DDP sum gradients of 16 bits over processes in 32, as FSDP does."""
     if isinstance(model, DistributedDataParallel) and any(
-        one.dtype.itemsize < 4 for one in model.parameters()
+        parameter.dtype.itemsize < 4 for parameter in model.parameters()
     ):
         model.register_comm_hook(None, _float32_mean)
 
