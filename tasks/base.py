@@ -168,7 +168,6 @@ class Task(pl.LightningModule):
 
     @float32_by_default()
     def configure_model(self) -> None:
-        """Builds the network, once the data are set up."""
         if self.net is not None:
             return
         self.metadata = self.metadata or self.datamodule.metadata()
@@ -192,7 +191,6 @@ class Task(pl.LightningModule):
 
     @property
     def datamodule(self) -> Any:
-        """The data of this run."""
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def configure_callbacks(self) -> list[pl.Callback]:

@@ -98,7 +98,6 @@ class BertTask(TextTask, ClassifierTask):
         return batch["index"], self.net(batch["tokens"], batch["padding_mask"]).softmax(-1)
 
     def write_predictions(self, trainer: pl.Trainer, datamodule: ReviewData, folder: Path) -> None:
-        """Writes `predictions.csv`: text, label, probability of each class; or prints them."""
         if datamodule.predict_text is not None and datamodule.predict_path is not None:
             raise UsageError("--text and --data.predict_path exclude each other: leave one out")
         batches: Any = trainer.predict(self, datamodule=datamodule)

@@ -90,7 +90,6 @@ class FolderGeneration:
 
     @property
     def stop(self) -> tuple[int, ...]:
-        """End tokens; none if the file does not say."""
         return self.tokens("eos_token_id")
 
     @property

@@ -153,7 +153,6 @@ class ModelFolder:
         return [names[row] for row in rows] if names.keys() == set(rows) else None
 
     def weights(self) -> State:
-        """Returns the weights under our names."""
         weights: State = {}
         for file in weight_files(self.path):
             weights |= read_weights(str(file), self.option)

@@ -84,7 +84,6 @@ def keep(file: Path, name: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes a folder to the disk, if the system can."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:

@@ -69,5 +69,4 @@ def load(target: str) -> Any:
 
 
 def program(app: App) -> str:
-    """How the user calls this task."""
     return f"python -m tasks.{app.name}"

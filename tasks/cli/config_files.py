@@ -28,7 +28,6 @@ class Loader(yaml.SafeLoader):
     }
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        """A mapping whose keys are all different."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -39,7 +38,6 @@ class Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """A value of the type that its tag says."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError) as error:
@@ -48,7 +46,6 @@ class Loader(yaml.SafeLoader):
 
 
 def yaml_error(node: yaml.Node, why: str) -> yaml.YAMLError:
-    """An error about a node."""
     return yaml.MarkedYAMLError(problem=why, problem_mark=node.start_mark)
 
 
@@ -104,7 +101,6 @@ def config_path(value: str) -> Path:
 
 
 def yaml_problem(error: Exception) -> str:
-    """What is wrong with a YAML text, and in which line."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None)
     return f"line {mark.line + 1}: {problem}" if mark else str(error)

@@ -85,7 +85,6 @@ class TaskCLI(LightningCLI):
     # Options --------------------------------------------------------------------------------------
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the options besides those of trainer, model and data."""
         add = parser.add_argument
         seed = "Seed of all random numbers: initial weights, order, augmentation, dropout."
         add("--seed_everything", type=SEED, default=self.seed_everything_default, help=seed)
@@ -174,7 +173,6 @@ class TaskCLI(LightningCLI):
                 )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """A Trainer with the callbacks and loggers of this command."""
         options = self.config_init.trainer
         callbacks: list[Callback] = [
             *as_list(options.callbacks),
@@ -302,7 +300,6 @@ class TaskCLI(LightningCLI):
         self.evaluate(self.trainer.test)
 
     def evaluate(self, run: Callable[..., list[Any]]) -> None:
-        """Evaluate with a method of the Trainer, and print the results."""
         self.restore()
         with fail_together(self.trainer):
             metrics = run(self.model, datamodule=self.datamodule, verbose=False)
@@ -311,7 +308,6 @@ class TaskCLI(LightningCLI):
                 print_results({**(metrics[0] if metrics else {}), **notes})
 
     def predict(self) -> None:
-        """Label files and write `predictions.csv`."""
         self.restore()
         if self.app.takes_text:
             self.datamodule.predict_text = self.config.text

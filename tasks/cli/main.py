@@ -59,7 +59,6 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
 
 
 def help_screen(app: App) -> str:
-    """The text that `--help` prints."""
     width = max(map(len, app.commands)) + 2
     commands = "\n".join(f"  {name:<{width}}{text}" for name, text in app.commands.items())
     examples = "\n".join(f"  {program(app)} {example}" for example in app.examples)

@@ -57,7 +57,6 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
         self.links: dict[str, str] = {}  # linked option: the one that it follows
 
     def link_arguments(self, source: str, target: str, **kwargs: Any) -> None:  # type: ignore[override]
-        """Let option `target` follow `source`."""
         self.links[target] = source
         super().link_arguments(source, target, **kwargs)
 
@@ -121,8 +120,8 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[str]:
     """A command line with every option as `--name=value`; `switches` need no value.
 
-    >>> join_values(["--depth", "3", "--fast", "--name=x"], ["--fast"]) ['--depth=3', '--fast=true',
-    '--name=x']
+    >>> join_values(["--depth", "3", "--fast", "--name=x"], ["--fast"])
+    ['--depth=3', '--fast=true', '--name=x']
     """
     joined = []
     remaining = list(arguments)

@@ -43,7 +43,6 @@ class SignalHandler:
         self.process = os.getpid()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
         if os.getpid() != self.process:  # a forked worker, which its parent stops
             if number != signal.SIGINT:
                 os._exit(128 + number)

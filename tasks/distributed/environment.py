@@ -34,7 +34,6 @@ def external_launcher() -> Launcher | None:
 
 
 def by_torchrun() -> bool:
-    """Whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 

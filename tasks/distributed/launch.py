@@ -33,11 +33,7 @@ from tasks.tracking.run_folder import choose_run_folder
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 GPU_STRATEGIES = {"fsdp", "Sharded"}
-INSTEAD = {  # Lightning's strategies that do not work here, and which one does
-    "FSDPStrategy": "fsdp",
-    "ModelParallelStrategy": "fsdp",
-    "DeepSpeedStrategy": "fsdp",
-}
+UNSUPPORTED = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")  # fsdp replaces them
 LOST_CONNECTION = r"(?i)connection|timed out|broken pipe|failed to recv|pair closure"
 GRACE_SECONDS = 5.0  # until another process has ended, or answers
 
@@ -75,9 +71,9 @@ def resolve_devices(options: Any, command: str) -> None:
     if not isinstance(name, str):
         name = str(getattr(name, "class_path", "")).rpartition(".")[2]
     has_gpus = options.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    if name in INSTEAD or (isinstance(options.strategy, str) and name not in STRATEGIES):
-        better = INSTEAD.get(name) or " or ".join(STRATEGIES)
-        raise UsageError(f"--trainer.strategy {name} has not been made to work here: give {better}")
+    if name in UNSUPPORTED or (isinstance(options.strategy, str) and name not in STRATEGIES):
+        supported = "fsdp" if name in UNSUPPORTED else " or ".join(STRATEGIES)
+        raise UsageError(f"--trainer.strategy {name} is not supported: give {supported}")
     if name in GPU_STRATEGIES and not has_gpus:
         raise UsageError(f"--trainer.strategy {name} needs GPUs, and there are none: give ddp")
     if by_torchrun():
@@ -154,7 +150,6 @@ class SameCheckpoint(Callback):
         self.restored = checkpoint is None  # whether all of its state is in place
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Compare, now that the processes are connected."""
         first = trainer.strategy.broadcast(self.start) if stage == "fit" else self.start
         if first != self.start:
             raise UsageError(

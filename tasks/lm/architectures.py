@@ -137,7 +137,6 @@ def load_model(source: str) -> LanguageModel:
 
 
 def load_folder(source: str) -> LanguageModel:
-    """Loads a language model of Hugging Face."""
     folder = open_folder(source, CKPT_PATH)
     tokenizer = Tokenizer.from_file(folder.path)
     with usage_errors(f"{CKPT_PATH} {source}"):

@@ -116,7 +116,10 @@ def generate(options: GenerateOptions, on_command_line: Collection[str] = ()) ->
         names += [f"sample {sample}"] if options.num_samples > 1 else []
         if names:
             print(f"{'--- ' + ', '.join(names) + ' ':-<80}")
-        print_text(completion)
+        print(completion.prompt, end="", flush=True)
+        for chunk in completion.chunks():
+            print(chunk, end="", flush=True)
+        print(flush=True)
     if any(completion.stream.ended == "context" for completion in completions):
         limit = f"the context of {model.net.max_length} tokens, the limit of beam search"
         print(f"texts ended at {limit}", file=sys.stderr)
@@ -206,13 +209,6 @@ def truncate(
         raise UsageError(f"{reason}: shorten it, or leave --strict out to read its last part")
     print(f"{reason}: its last {limit} are read", file=sys.stderr)
     return tokens[-limit:]
-
-
-def print_text(completion: Completion) -> None:
-    print(completion.prompt, end="", flush=True)
-    for chunk in completion.chunks():
-        print(chunk, end="", flush=True)
-    print(flush=True)
 
 
 def print_json(completion: Completion, sample: int) -> None:

@@ -91,12 +91,10 @@ class TextStream:
             self._append(new, None)
 
     def finish(self, ended: str = "length") -> None:
-        """Ends the text for this reason."""
         if not self.ended:
             self._append(self._new_text(), ended)
 
     def _new_text(self) -> str:
-        """Returns the text of the tokens that are not decoded yet."""
         before = self.tokenizer.decode(self._ids[self._first : self._decoded])
         return self.tokenizer.decode(self._ids[self._first :])[len(before) :]
 

@@ -123,12 +123,10 @@ class LMTask(TextTask):
     # Rates ----------------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
-        """Measures the device's FLOP/s."""
         self.peak = matmul_peak(self.device, str(self.trainer.precision))
         self.flops = flops_per_token(self.net, self.metadata["max_length"])
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
-        """Tokens/s without padding, and model FLOP/s utilisation (MFU)."""
         tokens = samples_per_s * self.trained.per_sample()
         return {
             "train/tokens_per_s": tokens,
@@ -138,7 +136,6 @@ class LMTask(TextTask):
     # Samples --------------------------------------------------------------------------------------
 
     def sample_texts(self) -> list[Sample]:
-        """Returns each prompt with a text that the network generates."""
         config = self.sample_config
         training = self.net.training
         model = LanguageModel(

@@ -86,12 +86,10 @@ def pretrained_options(source: str) -> Options:
 
 
 def file_options(source: Path, target: Path) -> Options:
-    """Returns options that name the files of both tokenizers."""
     return {"file": str(source), "target_file": None if target == source else str(target)}
 
 
 def folder_tokenizers(model: ModelFolder) -> PairTokenizerConfig:
-    """Returns options of the tokenizers of a model."""
     folder = model.path
     # Older files of BART and T5 do not name the start token.
     default = "eos_token_id" if model.family == "bart" else "pad_token_id"
@@ -189,7 +187,6 @@ def load_model(source: str) -> TranslationModel:
 
 
 def load_folder(source: str) -> TranslationModel:
-    """Loads a translation model of Hugging Face."""
     folder = ModelFolder(source, FAMILIES, CKPT_PATH)
     tokenizer_config = folder_tokenizers(folder)
     metadata = {

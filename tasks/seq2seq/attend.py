@@ -70,7 +70,6 @@ def attend(
 
 
 def translate_text(model: TranslationModel, source: list[int], beams: int) -> Translation:
-    """Returns the model's own translation."""
     config = GenerationConfig(
         model.net.max_length, temperature=0.0, beams=beams, early_stopping="likely"
     )

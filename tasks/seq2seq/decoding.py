@@ -55,7 +55,6 @@ def folder_generation(folder: Path, config: Settings, vocabulary: int = 0) -> Fo
 
 
 def decoder_start(folder: Path, config: Settings, default: int | None) -> int | None:
-    """Returns the token that a decoder starts with."""
     start = folder_generation(folder, config).settings.decoder_start_token_id
     if start is None:
         start = config.get("decoder_start_token_id")

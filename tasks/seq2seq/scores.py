@@ -56,7 +56,6 @@ class TranslationScores(Metric):
         self.texts.append(torch.zeros(0, dtype=torch.uint8, device=self.device))
 
     def update(self, outputs: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
-        """Adds the `texts` of a batch with their `index`, sources and references."""
         rows = zip(
             targets["index"],
             targets["sources"],
@@ -88,7 +87,6 @@ class TranslationScores(Metric):
         return sum(not row.finished for row in self.found)
 
     def signatures(self) -> dict[str, str]:
-        """Returns the options of sacrebleu."""
         for metric in (self.bleu, self.chrf):
             metric.corpus_score(["a"], [["a"]])  # tells it the number of references
         return {

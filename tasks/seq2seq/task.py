@@ -129,7 +129,6 @@ class Seq2SeqTask(TextTask):
 
     @property
     def language(self) -> str:
-        """Language of translations, such as "de"."""
         return str(self.metadata["languages"][1])
 
     # Training and evaluation ----------------------------------------------------------------------
@@ -214,7 +213,6 @@ class Seq2SeqTask(TextTask):
         return signatures | {"unfinished": unfinished} if unfinished else signatures
 
     def save_files(self, folder: Path) -> None:
-        """Writes `source.tokenizer.json` and `target.tokenizer.json`, or one `tokenizer.json`."""
         source = self.metadata["source_tokenizer"]
         target = self.metadata["target_tokenizer"]
         if source == target:
@@ -224,7 +222,6 @@ class Seq2SeqTask(TextTask):
             write_text(folder / "target.tokenizer.json", target)
 
     def save_results(self, folder: Path) -> None:
-        """Writes the test's translations and references, `translations.tsv`."""
         write_text(folder / "translations.tsv", table(self.metrics["test"]["scores"].found))
 
     def closing_texts(self, folder: Path) -> dict[str, str]:

@@ -81,7 +81,6 @@ def rendered(draw: Callable[[BinaryIO], None]) -> Picture:
 
 
 def to_wandb(logger: Any, name: str, shown: Table | Picture, step: int) -> None:
-    """Log a table, or an image."""
     import wandb
 
     def value(cell: Any) -> Any:

@@ -101,7 +101,6 @@ class RunRecord(Callback):
         self.start_clock(pl_module)
 
     def start_clock(self, task: Any) -> None:
-        """Count samples and seconds from now on."""
         self.clock_start = time.perf_counter()
         self.new_samples = 0
         task.untimed_seconds = 0.0
@@ -122,7 +121,6 @@ class RunRecord(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Count samples; log samples/s when the loggers log."""
         assert isinstance(pl_module, Task)
         samples = pl_module.num_samples(batch) * trainer.world_size
         self.new_samples += samples

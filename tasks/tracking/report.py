@@ -13,7 +13,6 @@ from datamodules.utils.files import replacing
 
 
 def table(title: str, rows: Mapping[str, Any]) -> None:
-    """Print names and values as a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -51,7 +50,6 @@ def print_results(
 
 
 def print_texts(texts: Mapping[str, str]) -> None:
-    """Print texts with their names, indented."""
     for name, text in texts.items():
         print(f"{name}:", textwrap.indent(text, "  ", lambda line: True).rstrip(), "", sep="\n")
 

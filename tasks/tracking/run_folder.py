@@ -140,7 +140,6 @@ def remove_unless_started(folder: Path) -> Iterator[None]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of this program, of Python and of packages."""
     own = {"tessera": __version__, "python": platform.python_version()}
     return own | {name: version(name) for name in PACKAGES}
 

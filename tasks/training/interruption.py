@@ -30,11 +30,9 @@ class Interruption(Callback):
             self.group = dist.new_group(backend="gloo")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """From now on a signal waits for the end of a step."""
         SIGNALS.mode = "defer"
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop if a signal came after the last step."""
         SIGNALS.mode = "raise"
         number = self.agreed_signal(trainer)
         SIGNALS.received = 0

@@ -226,7 +226,6 @@ def wsd(t: float, total: float, warmup: int, config: OptimConfig) -> float:
 
 
 def constant(t: float, total: float, warmup: int, config: OptimConfig) -> float:
-    """1 at each step."""
     return 1.0
 
 

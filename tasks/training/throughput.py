@@ -28,11 +28,9 @@ class TokenCount(nn.Module):
         self.register_buffer("sums", sums, persistent=False)
 
     def add(self, tokens: Tensor, samples: int) -> None:
-        """Counts a batch with `tokens` () in all."""
         self.sums += torch.stack((tokens, torch.full_like(tokens, samples)))
 
     def per_sample(self) -> float:
-        """Tokens that a sample has on average."""
         tokens, samples = self.sums.tolist()
         return tokens / max(samples, 1)
 

@@ -129,7 +129,6 @@ class ViTTask(ClassifierTask):
         return batch["path"], self.net(self.normalised(batch["image"])).softmax(-1)
 
     def write_predictions(self, trainer: pl.Trainer, datamodule: ImageData, folder: Path) -> None:
-        """Writes `predictions.csv`: path, label and the probability of each class."""
         batches: Any = trainer.predict(self, datamodule=datamodule)
         paths, probabilities = (list(chain(*parts)) for parts in zip(*batches, strict=True))
         self.save_predictions(folder, "path", paths, probabilities)
