@@ -18,30 +18,17 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 # Options that beam search lacks; if one is given, the folder's beams do not count.
 NOT_IN_BEAM_SEARCH = (*SAMPLING, "repetition_penalty", "seed", "stop")
 # Entries that change what is generated and are not supported, with the value that changes nothing.
+LENGTHS = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens")
+CUTOFFS = ("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "penalty_alpha")
+FACTORS = ("encoder_repetition_penalty", "typical_p", "guidance_scale", "num_beam_groups")
+LISTS = ("begin_suppress_tokens", "sequence_bias", "force_words_ids", "constraints")
+OTHERS = ("exponential_decay_length_penalty", "watermarking_config", "dola_layers", "max_time")
 UNSUPPORTED: dict[str, Any] = {
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "encoder_repetition_penalty": 1,
-    "typical_p": 1,
-    "guidance_scale": 1,
-    "num_beam_groups": 1,
-    "epsilon_cutoff": 0,
-    "eta_cutoff": 0,
-    "diversity_penalty": 0,
-    "penalty_alpha": 0,
-    "begin_suppress_tokens": [],
-    "sequence_bias": [],
-    "force_words_ids": [],
-    "constraints": [],
-    "exponential_decay_length_penalty": None,
-    "watermarking_config": None,
-    "dola_layers": None,
-    "max_time": None,
-    "remove_invalid_values": False,
-    "token_healing": False,
-    "top_h": None,
+    **dict.fromkeys(LENGTHS + CUTOFFS, 0),
+    **dict.fromkeys(FACTORS, 1),
+    **dict.fromkeys(LISTS, []),
+    **dict.fromkeys((*OTHERS, "top_h"), None),
+    **dict.fromkeys(("remove_invalid_values", "token_healing"), False),
 }
 Options = TypeVar("Options", bound=GenerationConfig)
 

@@ -17,36 +17,20 @@ from tasks.errors import DataError, UsageError, usage_errors
 from tasks.options import Options
 
 Families = Mapping[str, TransformersFamily[Any]]
+CONFIG_FILES = ("config.json", "generation_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+OLDER_TOKENIZER_FILES = ("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt")
+SENTENCEPIECE_FILES = ("source.spm", "target.spm", "target_vocab.json", "spiece.model")
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
 DOWNLOADED_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-*.safetensors",
-    "vocab.txt",  # tokenizers older than tokenizer.json
-    "vocab.json",
-    "merges.txt",
-    "source.spm",  # Marian
-    "target.spm",
-    "target_vocab.json",
-    "spiece.model",  # T5
+    *CONFIG_FILES,
+    *TOKENIZER_FILES,
+    *OLDER_TOKENIZER_FILES,
+    *SENTENCEPIECE_FILES,
+    *WEIGHT_FILES,
 )
 # Downloaded if there are no safetensors.
 PYTORCH_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
-# Each run chooses these itself: what suits pretraining on much text overfits few labels.
-DROPOUTS = (
-    "dropout",
-    "mlp_dropout",
-    "attention_dropout",
-    "drop_path",
-    "head_dropout",
-    "pooler_dropout",
-    "token_dropout",
-)
 CKPT_PATH = "--ckpt_path"  # names a model to use, as OPTION names one to train
 BEST = Path("checkpoints", "best.ckpt")  # in a run folder
 
@@ -70,11 +54,16 @@ def model_options(tokenizer: Path, net: Options) -> Options:
 
 
 def without_dropout(net: Options) -> Options:
-    """Returns options of a network without dropout rates, so that those of the run count."""
-    kept = {name: value for name, value in net.items() if name not in DROPOUTS}
-    for name, value in kept.items():
+    """Returns options of a network without dropout rates.
+
+    Each run chooses these itself: what suits pretraining on much text overfits few labels.
+    """
+    kept = {}
+    for name, value in net.items():
         if isinstance(value, dict):
             kept[name] = without_dropout(value)
+        elif name != "drop_path" and not name.endswith("dropout"):
+            kept[name] = value
     return kept
 
 

@@ -54,7 +54,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)  # "--dep" is a mistake
-        self.links: dict[str, str] = {}  # linked option: the one that it follows
+        self.links: dict[str, str] = {}  # linked option -> the option that it follows
 
     def link_arguments(self, source: str, target: str, **kwargs: Any) -> None:  # type: ignore[override]
         self.links[target] = source
@@ -73,12 +73,14 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise `message` as one sentence, with the nearest option if one is unknown."""
-        raise UsageError(one_sentence(message, [f"--{name}" for name in self.known()])) from ex
+        raise UsageError(
+            one_sentence(message, [f"--{name}" for name in self.known_options()])
+        ) from ex
 
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:
         """Options of a YAML text; errors name the origin in its first line, a comment."""
         try:
-            refuse_unknown(load_yaml(cfg_str), self.known(), self.links)
+            refuse_unknown(load_yaml(cfg_str), self.known_options(), self.links)
             return super().parse_string(cfg_str, *args, **kwargs)
         except UsageError as error:
             if not cfg_str.startswith("# "):
@@ -87,7 +89,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
     def checked_section(self, argument: str) -> str:
         """An argument; if it gives a whole section, as in `--model=FILE`, its content, checked."""
-        known = self.known()
+        known = self.known_options()
         option, _, value = argument.partition("=")
         name = option.removeprefix("--")
         if name not in known or not any(other.startswith(f"{name}.") for other in known):
@@ -104,7 +106,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
             raise error if value in str(error) else UsageError(f"{error}{origin}") from error
         return f"{option}={in_yaml(options)}"
 
-    def known(self) -> set[str]:
+    def known_options(self) -> set[str]:
         """Names of all options that a file may hold, without dashes in front."""
         names = [name for action in self._actions for name in action.option_strings]
         return {

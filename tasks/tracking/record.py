@@ -114,12 +114,7 @@ class RunRecord(Callback):
             pl_module.log_dict(rates)
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         assert isinstance(pl_module, Task)
         samples = pl_module.num_samples(batch) * trainer.world_size
