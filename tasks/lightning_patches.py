@@ -65,8 +65,7 @@ def call_hook(trainer: Trainer, name: str) -> None:
 
 
 class EpochLoop(_TrainingEpochLoop):
-    """Calls `after_step` of the callbacks once a step is complete and logged, before any
-    validation.
+    """Calls `after_step` of callbacks once a step is complete and logged, before any validation.
 
     A resumed run does what was still to be done, such as a validation that had not ended. Lightning
     guesses that from its counters, and leaves out a validation that was due or shifts the loggers'
@@ -144,9 +143,8 @@ class FitLoop(_FitLoop):
         self.end_due = False  # a loaded epoch has no more batches, but has not ended
         callbacks: Sequence[Any] = trainer.callbacks  # type: ignore[attr-defined]
         stopping = [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
-        self.patience = {
-            callback: callback.patience for callback in stopping
-        }  # given now; a checkpoint has its own
+        # A checkpoint has its own patience, in place of which this one counts.
+        self.patience = {callback: callback.patience for callback in stopping}
 
     @property
     def completed(self) -> int:
@@ -242,9 +240,7 @@ class RunCheckpoint(ModelCheckpoint):
     epochs = 0  # that were completed when it saved
 
     def check_monitor_top_k(self, trainer: Trainer, current: torch.Tensor | None = None) -> bool:
-        """Whether to save; of equally good checkpoints the latest, since small sets often have
-        ties.
-        """
+        """Whether to save; of equal scores the latest wins, since small sets often have ties."""
         best = self.best_model_score
         tied = current is not None and best is not None and bool(current == best)
         return tied or super().check_monitor_top_k(trainer, current)

@@ -108,8 +108,7 @@ class FolderGeneration:
         return tuple(tokens)
 
     def apply_to(self, options: Options, given: Collection[str], prompt_length: int) -> Options:
-        """Returns options with the folder's settings for those not given; prints which settings it
-        ignores.
+        """Returns options with the folder's settings where none are given; prints which it ignores.
 
         Args:
             options: Of a command.
@@ -120,19 +119,19 @@ class FolderGeneration:
             UsageError: A setting is out of range, or contradicts a given option.
         """
         known = {field.name for field in fields(options)}
-        free = known - {name.removeprefix("--") for name in given}
+        not_given = known - {name.removeprefix("--") for name in given}
         found = self.as_options(prompt_length)
         ignored = [*self.unsupported]
         samples = bool(self.settings.do_sample)
-        if "nbest" in known and "num_samples" in found:  # another command, another name
+        if "nbest" in known and "num_samples" in found:  # the name in `translate`
             found["nbest"] = found.pop("num_samples")
         if not samples and options.temperature == 0:
             found = {name: value for name, value in found.items() if name not in SAMPLING}
         if samples and found.get("beams", 1) > 1:
             ignored.append(f"num_beams {found.pop('beams')} with do_sample true")
         ignored += [f"{name} {shown(found[name])}" for name in found if name not in known]
-        found = {name: value for name, value in found.items() if name in free}
-        if any(getattr(options, name) for name in known - free if name in NOT_IN_BEAM_SEARCH):
+        found = {name: value for name, value in found.items() if name in not_given}
+        if any(getattr(options, name) for name in known - not_given if name in NOT_IN_BEAM_SEARCH):
             found.pop("beams", None)
         if found.get("beams", options.beams) > 1:
             if samples:

@@ -117,8 +117,7 @@ def check_finite(state: Mapping[str, Tensor], what: str) -> None:
 
 
 def load_tensors(file: Path, what: str) -> Any:
-    """Returns what `torch.save` wrote, if it is tensors and primitives; `what` is its name in
-    messages.
+    """Returns what `torch.save` wrote, if it is tensors and primitives; `what` is for messages.
 
     Raises:
         UsageError: It holds other objects.

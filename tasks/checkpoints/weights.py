@@ -97,9 +97,7 @@ def match_classes(
 
 
 def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
-    """Loads all `weights`, saved with the config `saved`; raises `UsageError` with the options that
-    differ.
-    """
+    """Loads `weights` that were saved with the config `saved`; an error names differing options."""
     try:
         net.load_state_dict(weights)
     except RuntimeError as error:
@@ -114,9 +112,7 @@ def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, An
 
 
 def fill_config(config: Config, sizes: Mapping[str, Any]) -> Config:
-    """Returns a config with the sizes of the data; raises `UsageError` if it has another size
-    already.
-    """
+    """Returns a config with the sizes of the data; raises `UsageError` if it has other sizes."""
     for name, value in sizes.items():
         asked = getattr(config, name)
         if asked not in (None, value):

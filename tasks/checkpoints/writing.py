@@ -38,9 +38,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None
     ) -> None:
-        """Saves a checkpoint; raises `RunError` if it cannot be written, and keeps the file that
-        was there.
-        """
+        """Saves a checkpoint; raises `RunError` if that fails, and keeps the file that was there."""
         target = Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -95,8 +93,7 @@ def sync_folder(folder: Path) -> None:
 def newest_checkpoint(
     folder: Path, task: str, say: Callable[[str], object]
 ) -> tuple[Path | None, Checkpoint | None]:
-    """Returns path and content of the checkpoint to resume from: `last.ckpt`, or another if it is
-    damaged.
+    """Returns the checkpoint to resume from: `last.ckpt`, or another if that is damaged.
 
     Args:
         folder: Folder of checkpoints.
@@ -104,7 +101,7 @@ def newest_checkpoint(
         say: Called with a sentence if an older one is used.
 
     Returns:
-        (None, None) if there is no checkpoint yet.
+        Path and content; (None, None) if there is no checkpoint yet.
 
     Raises:
         UsageError: One holds code, or is of another task.

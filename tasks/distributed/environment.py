@@ -44,8 +44,7 @@ def by_slurm() -> bool:
 
 
 def with_launcher(command: str) -> str:
-    """A `fit` command as torchrun or srun has to start it for as many processes; others as they
-    are.
+    """A `fit` command as torchrun or srun starts it with as many processes; others unchanged.
 
     Several machines meet at the machine of the first process, at torchrun's default port.
     """

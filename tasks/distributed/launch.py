@@ -39,8 +39,7 @@ GRACE_SECONDS = 5.0  # until another process has ended, or answers
 
 
 def resume_if_restarted(task: str, arguments: list[str]) -> list[str]:
-    """The command line that continues a `fit` which torchrun or SLURM restarted; others as they
-    are.
+    """The command line that continues a `fit` which torchrun or SLURM restarted; others unchanged.
 
     The run folder holds the options; without a checkpoint in it, the run starts from the beginning.
     """

@@ -50,8 +50,7 @@ def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderCo
 
 
 def pretrained_options(source: str) -> Options:
-    """Returns network and tokenizer of a pretrained model, and shorter rows if its context is
-    short.
+    """Returns network and tokenizer of a pretrained model; a short context also shortens rows.
 
     Args:
         source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
@@ -83,9 +82,7 @@ def open_folder(source: str, option: str = OPTION) -> ModelFolder:
 
 
 def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, Any]) -> Decoder:
-    """Builds a decoder with pretrained weights; raises `UsageError` if they or the tokenizer do not
-    fit.
-    """
+    """Builds a decoder with pretrained weights; refuses those of another size or tokenizer."""
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     net = Decoder(config)
     with usage_errors(f"{OPTION} {source}"):

@@ -117,9 +117,7 @@ def adds_bos(tokenizer: Tokenizer) -> bool:
 
 
 def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, Any]) -> Seq2Seq:
-    """Builds a network with pretrained weights; raises `UsageError` if they or a tokenizer do not
-    fit.
-    """
+    """Builds a network with pretrained weights; refuses those of another size or tokenizer."""
     if source.endswith(".ckpt"):
         checkpoint = read_task_checkpoint(source, TASKS)
         theirs = PairTokenizer.from_metadata(checkpoint[KEY]["metadata"])

@@ -109,9 +109,7 @@ def cross_attention_weights(
 
 
 def token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each token, spaces as ␣; special and incomplete ones as in the
-    vocabulary.
-    """
+    """Returns the text of each token, spaces as ␣; special ones as in the vocabulary."""
     labels = []
     for token_id, token in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
         text = tokenizer.decode([token_id])

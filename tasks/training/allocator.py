@@ -9,8 +9,7 @@ OLDER_LIMIT = 1 << 25  # the most that older versions of glibc accept as M_MMAP_
 
 
 def tune_allocator() -> bool:
-    """Makes glibc keep up to 1 GiB of freed memory instead of returning it after each training
-    step.
+    """Makes glibc keep up to 1 GiB of freed memory instead of returning it after each step.
 
     A step allocates and frees the same large tensors every time; fresh pages from the kernel must
     be zeroed and mapped. `python -m tests.benchmarks.vit_step` measures what that costs. Call it

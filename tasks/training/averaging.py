@@ -169,8 +169,7 @@ class EMA(Averaging):
 
 
 class LastWeights(Averaging):
-    """The mean of the weights at the latest validations (Vaswani 2017, 6.1: of 5 or 20
-    checkpoints).
+    """The mean of the weights at the latest validations (Vaswani 2017, 6.1: 5 or 20 checkpoints).
 
     Each validation first adds its own weights to the mean. Memory and checkpoints hold the network
     once for each.

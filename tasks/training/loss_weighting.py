@@ -10,8 +10,7 @@ SCALE = 1024.0  # divides the weights of losses in a backward pass; a power of t
 
 
 class LossWeighting:
-    """Gives every target of an optimizer step the same weight, in whichever micro-batch or rank it
-    is.
+    """Gives each target of an optimizer step the same weight, in any micro-batch and rank.
 
     Lightning averages the losses of micro-batches, and DDP the gradients of ranks, as if all had as
     many targets. Here a loss is multiplied by its number of targets before the backward pass, and

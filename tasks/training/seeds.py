@@ -22,9 +22,7 @@ def position_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
 
 
 def random_states(device: torch.device) -> States:
-    """The states of the global generators of Python, NumPy and PyTorch, and of the GPU if it is
-    used.
-    """
+    """The states of Python's, NumPy's and PyTorch's global generators, and of the run's GPU."""
     state: Any = np.random.get_state()
     kind, numbers, *rest = state
     states = {

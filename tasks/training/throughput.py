@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from modules.kernels.linear import linear
 
-# by how a precision's name begins
+# By the first letters of Lightning's precision.
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
 CPU_ROWS, GPU_ROWS = 2048, 8192  # of the matrices that are multiplied
 
@@ -36,8 +36,7 @@ class TokenCount(nn.Module):
 
 
 def flops_per_token(net: Any, length: int) -> int:
-    """FLOP per token of training, forward and backward: 6 N + 12 L H D T (Chowdhery 2022, appendix
-    B).
+    """FLOP per token, forward and backward: 6 N + 12 L H D T (Chowdhery 2022, appendix B).
 
     N are the weights that a token is multiplied with: of linear layers and of the output layer, not
     of embeddings. L blocks of H heads of size D compare the token with all T of a row, as if

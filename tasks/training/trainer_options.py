@@ -1,4 +1,4 @@
-"""Options of the Trainer: those that are decided here, numbers that make sense, and defaults."""
+"""Options of the Trainer: those that cannot be changed, limits of numbers, and defaults."""
 
 import os
 import uuid
@@ -19,10 +19,10 @@ NO_LOGS = {"logger": ((None,), "only `fit` writes logs")}
 ONE_PROCESS = "several processes would each label a part, so predict runs in one"
 CLIP = "give --model.optimizer.gradient_clip"
 # Options that cannot be changed, by command: the values that are accepted, and the reason.
-DECIDED: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
+FIXED: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
     "all": {
         "enable_checkpointing": ((None,), "the run folder holds the checkpoints; see --checkpoint"),
-        "use_distributed_sampler": ((True,), "the samplers here share out the data themselves"),
+        "use_distributed_sampler": ((True,), "the samplers distribute the data themselves"),
         "default_root_dir": ((None,), "give --run_dir"),
         "barebones": ((False,), "it switches off what a run folder records"),
         "gradient_clip_val": ((None,), CLIP),
@@ -63,7 +63,7 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
             raise UsageError(f"--trainer.{name} is 0: give --trainer.limit_val_batches 0 instead")
         if not minimum <= value <= MAXIMUM:
             raise UsageError(f"--trainer.{name} {value}: give a number from {minimum} to {MAXIMUM}")
-    for name, (accepted, reason) in (DECIDED["all"] | DECIDED.get(command, {})).items():
+    for name, (accepted, reason) in (FIXED["all"] | FIXED.get(command, {})).items():
         if options[name] not in accepted:
             raise UsageError(f"--trainer.{name} cannot be changed: {reason}")
     if command == "fit":

@@ -90,9 +90,7 @@ def check_sizes(name: str, wanted: ViTConfig, config: ViTConfig) -> None:
 
 
 def check_described(source: str, named: Collection[str]) -> None:
-    """Refuses a file of weights whose model is not known, unless all options in `given` describe
-    it.
-    """
+    """Refuses a file of an unknown model, unless the options in `given` describe the model."""
     needed = ["--model.net.pool", *(f"--model.net.stack.{name}" for name in NOT_IN_SHAPES)]
     missing = [name for name in needed if name not in named]
     if missing and not source.startswith("timm/") and known_model(source) is None:

@@ -39,9 +39,7 @@ def rollout(net: ViT, pixels: Tensor) -> Tensor:
 
 
 def draw(images: Tensor, attention: Tensor, titles: Sequence[str], file: BinaryIO) -> None:
-    """Draws images, uint8 (B, C, H, W), and below each the same one with its attention (B, rows,
-    columns).
-    """
+    """Draws images, uint8 (B, C, H, W), and below each its attention (B, rows, columns)."""
     import matplotlib.figure
 
     count, channels, height, width = images.shape
