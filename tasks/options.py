@@ -1,5 +1,6 @@
 """Nested options, as in config files."""
 
+from collections.abc import Iterable
 from typing import Any
 
 Options = dict[str, Any]
@@ -28,3 +29,12 @@ def flat(options: Options, prefix: str = "") -> dict[str, Any]:
         else:
             result[name] = value
     return result
+
+
+def as_list(value: Any) -> list[Any]:
+    """[] of None, [value] of a single value, all of several."""
+    if value is None:
+        return []
+    if isinstance(value, Iterable) and not isinstance(value, str | dict):
+        return list(value)
+    return [value]

@@ -38,7 +38,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None
     ) -> None:
-        """Saves a checkpoint; raises `RunError` if that fails, and keeps the file that was there."""
+        """Saves a checkpoint; if that fails, raises `RunError` and keeps the file of before."""
         target = Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

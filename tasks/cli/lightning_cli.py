@@ -19,32 +19,19 @@ from tasks.cli.app import App, load, program
 from tasks.cli.invocation import COMMAND_LINE_ONLY, Invocation
 from tasks.cli.parsing import OneLineErrorParser
 from tasks.cli.signals import Stopped
+from tasks.distributed import launch
 from tasks.distributed.environment import with_launcher
-from tasks.distributed.launch import (
-    SameCheckpoint,
-    end_workers,
-    fail_together,
-    resolve_devices,
-    slurm_plugins,
-    strategy,
-)
 from tasks.errors import RunError, UsageError, usage_errors
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
-from tasks.options import Options, flat
+from tasks.options import Options, as_list, flat
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
 from tasks.tracking.progress import progress_bar
 from tasks.tracking.record import RunRecord
 from tasks.tracking.report import print_results, print_texts, skipped_samples
 from tasks.tracking.run_folder import check_writable, choose_run_folder, remove_unless_started
+from tasks.training import trainer_options
 from tasks.training.interruption import Interruption
-from tasks.training.trainer_options import (
-    BEST,
-    as_list,
-    check_trainer_options,
-    place_loggers,
-    set_defaults,
-)
 
 OUTPUT = {"fit": "runs/TASK/TIME", "predict": "the current folder"}
 SEED = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
@@ -132,13 +119,13 @@ class TaskCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Check the options, choose the run folder, and list what changes in a resumed run."""
-        check_trainer_options(self.config.trainer, self.command)
+        trainer_options.check_trainer_options(self.config.trainer, self.command)
         if not self.invocation.saved_at:
             load(self.app.task).check_options(
                 self.config, self.invocation.on_command_line, self.invocation.given
             )
-        resolve_devices(self.config.trainer, self.command)
-        set_defaults(self.config.trainer, self.app.epochs)
+        launch.resolve_devices(self.config.trainer, self.command)
+        trainer_options.set_defaults(self.config.trainer, self.app.epochs)
         self.folder = Path(self.config.run_dir or "")
         if self.command != "fit":
             if self.config.run_dir:
@@ -152,7 +139,9 @@ class TaskCLI(LightningCLI):
             self.folder = choose_run_folder(self.app.name, self.config.run_dir)
         self.options = self.options_to_save()  # before `place_loggers` adds W&B's id and the like
         self.logged_rows = LoggedRows(self.invocation.checkpoint)
-        place_loggers(as_list(self.config.trainer.logger), self.folder, self.logged_rows)
+        trainer_options.place_loggers(
+            as_list(self.config.trainer.logger), self.folder, self.logged_rows
+        )
         now = flat(self.options)
         self.changes = [
             f"{name} {value} -> {now[name]}"
@@ -178,14 +167,14 @@ class TaskCLI(LightningCLI):
             *as_list(options.callbacks),
             *progress_bar(options.enable_progress_bar),
         ]
-        plugins = [*as_list(options.plugins), *slurm_plugins()]
+        plugins = [*as_list(options.plugins), *launch.slurm_plugins()]
         kwargs |= {
             "use_distributed_sampler": False,
             "logger": False,
             "enable_checkpointing": False,
             "enable_model_summary": bool(options.enable_model_summary),
             "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
-            "strategy": strategy(options.strategy),
+            "strategy": launch.strategy(options.strategy),
         }
         if self.command == "predict":
             kwargs["devices"] = 1
@@ -209,14 +198,14 @@ class TaskCLI(LightningCLI):
         last.dirpath = last.dirpath or folder
         self.best = RunCheckpoint(
             folder,
-            BEST,
+            trainer_options.BEST,
             monitor=self.model.monitor,
             mode=self.model.monitor_mode,
             enable_version_counter=False,
             save_on_train_epoch_end=False,  # training may end without a validation
         )
         self.record = RunRecord(self.folder, self.options, self.changes)
-        self.same_checkpoint = SameCheckpoint(
+        self.same_checkpoint = launch.SameCheckpoint(
             self.invocation.resume_path, self.invocation.checkpoint
         )
         return [self.same_checkpoint, self.best, MediaLogger(), self.record, Interruption(last)]
@@ -234,7 +223,7 @@ class TaskCLI(LightningCLI):
         """Train, test the best checkpoint, and print results and paths."""
         os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for processes that Lightning launches
         self.restore()
-        with fail_together(self.trainer):
+        with launch.fail_together(self.trainer):
             try:
                 with self.restore_errors(), remove_unless_started(self.folder):
                     self.trainer.fit(
@@ -245,7 +234,7 @@ class TaskCLI(LightningCLI):
                     )
                 metrics = self.final_metrics()
             except Stopped as stop:
-                end_workers(self.trainer)
+                launch.end_workers(self.trainer)
                 message = stop_message(stop, self.trainer, self.folder, self.app)
                 raise Stopped(stop.number, message) from None
             self.finish(metrics)
@@ -301,7 +290,7 @@ class TaskCLI(LightningCLI):
 
     def evaluate(self, run: Callable[..., list[Any]]) -> None:
         self.restore()
-        with fail_together(self.trainer):
+        with launch.fail_together(self.trainer):
             metrics = run(self.model, datamodule=self.datamodule, verbose=False)
             if self.trainer.is_global_zero:
                 notes = {**self.model.notes(), **skipped_samples(self.datamodule)}

@@ -13,6 +13,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint, Timer
 from datamodules.utils.files import read_bytes
 from tasks.errors import UsageError
 from tasks.lightning_patches import RunCheckpoint
+from tasks.options import as_list
 from tasks.tracking.metrics_csv import LoggedRows
 
 NO_LOGS = {"logger": ((None,), "only `fit` writes logs")}
@@ -115,15 +116,6 @@ def default_precision(accelerator: str) -> str:
     if has_gpu and torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16-mixed"
     return "32-true"
-
-
-def as_list(value: Any) -> list[Any]:
-    """None as [], one value as [value], several as they are."""
-    if value is None:
-        return []
-    if isinstance(value, Iterable) and not isinstance(value, str | dict):
-        return list(value)
-    return [value]
 
 
 # Loggers ------------------------------------------------------------------------------------------
