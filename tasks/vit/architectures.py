@@ -62,9 +62,9 @@ def pretrained_options(source: str) -> Options:
     with usage_errors(f"{OPTION} {source}"):
         config = config_from_timm_state(weights, base.config, base.prefix_positions)
         if base.name is not None:
-            check_sizes(base.name, base.config, config)
+            check_sizes(base.name, config, base.config)
     net = asdict(replace(config, num_classes=None))
-    if known is None:  # the user says the rest
+    if known is None:  # other options describe the rest
         net["class_token"] = config.has_class_token
         del net["pool"]
         for name in NOT_IN_SHAPES:
@@ -72,27 +72,22 @@ def pretrained_options(source: str) -> Options:
     return {"model": {"net": net}, "data": {}}
 
 
-def check_sizes(name: str, wanted: ViTConfig, config: ViTConfig) -> None:
+def check_sizes(model: str, config: ViTConfig, model_config: ViTConfig) -> None:
     """Raises `ValueError` if weights do not have the sizes of a timm model."""
-    wanted = replace(
-        wanted,
-        image_size=config.image_size,
-        channels=config.channels,
-        num_classes=config.num_classes,
-    )
-    had = flat(asdict(config))
+    free_sizes = {name: getattr(config, name) for name in ("image_size", "channels", "num_classes")}
+    expected = flat(asdict(replace(model_config, **free_sizes)))
     differ = [
-        f"{option} is {had[option]}, not {value}"
-        for option, value in flat(asdict(wanted)).items()
-        if had[option] != value
+        f"{name} is {value}, not {expected[name]}"
+        for name, value in flat(asdict(config)).items()
+        if value != expected[name]
     ]
-    require(not differ, f"these are not weights of {name}: {', '.join(differ)}.")
+    require(not differ, f"these are not weights of {model}: {', '.join(differ)}.")
 
 
-def check_described(source: str, named: Collection[str]) -> None:
+def check_described(source: str, given: Collection[str]) -> None:
     """Refuses a file of an unknown model, unless the options in `given` describe the model."""
     needed = ["--model.net.pool", *(f"--model.net.stack.{name}" for name in NOT_IN_SHAPES)]
-    missing = [name for name in needed if name not in named]
+    missing = [name for name in needed if name not in given]
     if missing and not source.startswith("timm/") and known_model(source) is None:
         raise UsageError(
             f"{OPTION} {source}: its shapes do not say which timm model it is: add "
