@@ -191,8 +191,7 @@ class FitLoop(_FitLoop):
             if has_stopped(stopping):
                 self.trainer.should_stop = True
                 rank_zero_only(print)(
-                    f"EarlyStopping on {stopping.monitor} ended the run: give more patience to "
-                    "train on"
+                    f"stopped early by EarlyStopping on {stopping.monitor}: give it more patience"
                 )
 
     def state_dict(

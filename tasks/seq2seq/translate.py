@@ -56,11 +56,12 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
         require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be at least 1.")
         require(
             self.temperature == 0 or self.beams == self.nbest == 1,
-            f"temperature is {self.temperature}, but sampling needs beams 1 and nbest 1; set them.",
+            f"temperature is {self.temperature}, but sampling gives one text; set beams and nbest "
+            "to 1.",
         )
         require(
             self.nbest <= self.beams,
-            f"nbest is {self.nbest}, but beams only {self.beams}; raise beams.",
+            f"nbest is {self.nbest}, with only {self.beams} beams; raise beams.",
         )
         require(
             self.temperature > 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None),

@@ -90,9 +90,7 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
             if callback.filename == BEST:
                 continue
         if monitor is not None and monitor not in known:
-            raise UsageError(
-                f"{what} {monitor}, which is not logged: give one of {', '.join(known)}"
-            )
+            raise UsageError(f"{what} {monitor}, which is not logged: there is {', '.join(known)}")
 
 
 def set_defaults(options: Any, epochs: int) -> None:
