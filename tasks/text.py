@@ -73,10 +73,6 @@ def fill_vocabulary(
         config: Of a network; its embedding may have more rows than the tokenizer has tokens.
         metadata: Of the data, with its vocabulary size and `max_length` in tokens.
         name: Of the vocabulary size, in both.
-
-    Raises:
-        UsageError: The tokenizer has more tokens than the network, or texts are longer than its
-            learned positions.
     """
     net: Any = config
     tokens = metadata[name]

@@ -35,10 +35,6 @@ def fit_to_data(
         metadata: Of the data: `vocabulary`, `padding`, `max_length` in tokens, `next_sentence`.
         pretrained: Where the weights come from that decided the config; None: weights are new.
         sizes: Other sizes of the data.
-
-    Raises:
-        UsageError: The tokenizer has more tokens than the network or another padding token, texts
-            are longer than the network can read, or an option contradicts the data.
     """
     config = fill_vocabulary(config, metadata)
     padding = metadata["padding"]
@@ -53,14 +49,7 @@ def fit_to_data(
 
 
 def pretrained_options(source: str) -> Options:
-    """Returns the network and the tokenizer of a pretrained model as options.
-
-    Args:
-        source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
-
-    Raises:
-        UsageError: There is no such model, or it is no encoder of ours.
-    """
+    """Returns the network and the tokenizer of `--model.pretrained SOURCE` as options."""
     if source.endswith(".ckpt"):
         return checkpoint_options(source, TASKS, num_classes=None, next_sentence=False)
     folder = ModelFolder(source, FAMILIES)
@@ -74,12 +63,9 @@ def load_pretrained(
 
     Args:
         build: Builds a `BertClassifier` or `BertMaskedLM`, once the weights fit their config.
-        source: As in `pretrained_options`.
+        source: As of `--model.pretrained`.
         metadata: Of the data, with their `tokenizer`.
         reset: Parts of the network not to load.
-
-    Raises:
-        UsageError: The weights do not fit the network, or the tokenizer is another one.
     """
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     state = {name: value for name, value in state.items() if not name.startswith(reset)}

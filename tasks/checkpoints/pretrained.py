@@ -77,9 +77,6 @@ def pretrained_weights(
         tasks: Tasks whose networks will do.
         metadata: Of the data, with their `tokenizer`, and `class_names` if they have classes.
         families: Families of Hugging Face that will do.
-
-    Raises:
-        UsageError: The tokenizer of the data is another one, or there are no such weights.
     """
     if source.endswith(".ckpt"):
         checkpoint = read_task_checkpoint(source, tasks)
@@ -183,11 +180,7 @@ def tokenizer_file(source: str, content: str) -> Path:
 
 
 def model_folder(source: str, option: str = OPTION) -> Path:
-    """Returns the folder with the files of a model, downloaded if it is on the hub.
-
-    Args:
-        source: `hf/<model>`, or a local folder.
-        option: The option that names it.
+    """Returns the folder with the files of a model, downloaded if it is `hf/<model>`.
 
     Raises:
         UsageError: There is no such folder, or it holds no weights.

@@ -39,12 +39,8 @@ class SavedRun:
 
 
 def read_run(folder: Path, app: App) -> SavedRun:
-    """Read the run of a run folder.
-
-    Raises:
-        UsageError: There is no run, or a complete one without checkpoints, or a checkpoint is
-            refused.
-        RunError: Its checkpoints are damaged.
+    """Reads the run to resume; refuses a folder without a run, or a complete one without
+    checkpoints.
     """
     if not (folder / "config.yaml").is_file():
         raise UsageError(

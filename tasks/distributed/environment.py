@@ -78,9 +78,6 @@ def fresh_store() -> Store:
 
     Processes that torchrun starts again would find the addresses of those before them in the store
     that torchrun keeps. From now on `env://` finds this one.
-
-    Raises:
-        RunError: The first process does not answer.
     """
     kept, rank = torchrun_store()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":

@@ -30,14 +30,7 @@ DEFAULT_LENGTH = 256  # tokens of a row of the data
 
 
 def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderConfig:
-    """Returns a config with `vocabulary` and `max_length`, in tokens, of the data.
-
-    A longer context that is given stays, if positions are not learned.
-
-    Raises:
-        UsageError: The tokenizer has more tokens than the network, or rows are longer than its
-            learned positions or its sliding window.
-    """
+    """Returns a config with the vocabulary and at least the `max_length`, in tokens, of the data."""
     config = fill_vocabulary(config, metadata)
     length = metadata["max_length"]
     window = config.sliding_window
@@ -50,13 +43,9 @@ def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderCo
 
 
 def pretrained_options(source: str) -> Options:
-    """Returns network and tokenizer of a pretrained model; a short context also shortens rows.
+    """Returns the network and the tokenizer of `--model.pretrained SOURCE` as options.
 
-    Args:
-        source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
-
-    Raises:
-        UsageError: There is no such model, or it is no decoder of ours.
+    A context that is shorter than the default rows of data also shortens the rows.
     """
     if source.endswith(".ckpt"):
         options = checkpoint_options(source, TASKS)

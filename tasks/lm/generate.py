@@ -91,12 +91,7 @@ class Completion:
 
 
 def generate(options: GenerateOptions, on_command_line: Collection[str] = ()) -> None:
-    """Write texts that continue prompts, token by token.
-
-    Args:
-        options: Of the command.
-        on_command_line: Names of those that override the settings of the model's folder.
-    """
+    """Write texts that continue prompts, token by token."""
     prompts = read_prompts(options)
     model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
     tokens = [prompt_tokens(model, prompt) for prompt in prompts]

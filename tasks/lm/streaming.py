@@ -20,9 +20,6 @@ def prompt_tokens(model: LanguageModel, prompt: str) -> list[int]:
     """Encodes a prompt as in training: after the token that begins a document, if there is one.
 
     An empty prompt begins a document, or a line if the model has no such token.
-
-    Raises:
-        UsageError: A character is not in the vocabulary, or there is no token to begin with.
     """
     tokenizer = model.tokenizer
     boundary = model.boundary_tokens

@@ -35,14 +35,7 @@ TARGET_FOLDER = "target_tokenizer"  # of an export with two tokenizers
 
 
 def fit_to_data(config: Seq2SeqConfig, metadata: Mapping[str, Any]) -> Seq2SeqConfig:
-    """Returns a config with the vocabularies and `max_length`, in tokens, of the data.
-
-    A longer length that is given stays, if positions are not learned.
-
-    Raises:
-        UsageError: A tokenizer has more tokens than the network, texts are longer than its learned
-            positions, or two different tokenizers are to share one table.
-    """
+    """Returns a config with the vocabularies and at least the `max_length`, in tokens, of the data."""
     config = fill_vocabulary(config, metadata, "source_vocabulary")
     config = fill_vocabulary(config, metadata, "target_vocabulary")
     tokenizer = PairTokenizer.from_metadata(metadata)
@@ -61,14 +54,7 @@ def build_seq2seq(config: Seq2SeqConfig) -> Seq2Seq:
 
 
 def pretrained_options(source: str) -> Options:
-    """Returns the network and the tokenizers of a pretrained model as options.
-
-    Args:
-        source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
-
-    Raises:
-        UsageError: There is no such model, or it is no encoder-decoder of ours.
-    """
+    """Returns the network and the tokenizers of `--model.pretrained SOURCE` as options."""
     if source.endswith(".ckpt"):
         saved = read_task_checkpoint(source, TASKS)[KEY]
         metadata = saved["metadata"]

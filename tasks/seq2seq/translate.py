@@ -70,12 +70,7 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
 
 
 def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) -> None:
-    """Translate texts, a sentence a line.
-
-    Args:
-        options: What to translate, and how.
-        on_command_line: Names of those that override the settings of the model's folder.
-    """
+    """Translate texts, a sentence a line."""
     lines = list(options.text)
     if options.file is not None or not lines:
         lines += read_lines(options.file or "-", "--file", "sentences")

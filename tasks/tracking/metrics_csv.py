@@ -20,12 +20,7 @@ ROWS_BEFORE_WRITE = 50
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a `metrics.csv`, without empty cells and without an unfinished last row.
-
-    Raises:
-        RunError: It is not one.
-        OSError: It is no regular file, or cannot be read.
-    """
+    """The rows of a `metrics.csv`, without empty cells and without an unfinished last row."""
     try:
         content = read_bytes(path)
     except FileNotFoundError:

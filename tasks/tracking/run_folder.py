@@ -29,9 +29,6 @@ def choose_run_folder(task: str, chosen: str | None) -> Path:
     All processes of a run get the same folder: those that Lightning launches inherit it, those of
     torchrun get it from their first, also after a restart, and those of SLURM derive it from the
     job number and their command line, since a job may have several runs.
-
-    Raises:
-        UsageError: The chosen folder is a file, cannot be created, or holds a run already.
     """
     inherited = os.environ.get("TESSERA_RUN_DIR")
     if by_torchrun():
@@ -97,10 +94,6 @@ def lock(folder: Path) -> BinaryIO:
     """Reserve the folder for this process, until it closes the file or ends.
 
     The file stays in the folder: a process that removed it could remove the lock of the next one.
-
-    Raises:
-        UsageError: Another process has the folder.
-        RunError: The file is a link, or no regular file.
     """
     path = folder / ".lock"
     try:

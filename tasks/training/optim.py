@@ -309,9 +309,6 @@ def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, 
         net: The network, with its final parameters (on any device).
         config: The choices.
         total_steps: Optimizer steps of the whole run; infinity if it has no end.
-
-    Raises:
-        UsageError: The schedule depends on the number of steps, and there is none.
     """
     needs_end = config.schedule not in ENDLESS or 0 < config.warmup < 1
     if total_steps < 1 or (needs_end and total_steps == math.inf):

@@ -53,13 +53,7 @@ def flops_per_token(net: Any, length: int) -> int:
 
 
 def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> float:
-    """FLOP/s of a large matrix product on this device, the best of `seconds` of trials.
-
-    Args:
-        device: Of the run.
-        precision: Of the run, such as "bf16-mixed".
-        seconds: How long to try.
-    """
+    """FLOP/s of a large matrix product in a precision such as "bf16-mixed", the best of some time."""
     dtype = torch.float32
     for name, other in DTYPES.items():
         if precision.startswith(name):

@@ -131,9 +131,6 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
         loggers: Options of each, which are changed.
         folder: Run folder.
         earlier: Rows that a resumed run keeps.
-
-    Raises:
-        UsageError: Another folder was asked for, or for W&B's run another id than it has.
     """
     is_new = not (folder / "config.yaml").exists()
     for logger in loggers:

@@ -42,14 +42,7 @@ class KnownModel:
 
 
 def pretrained_options(source: str) -> Options:
-    """Returns the network and, if known, the normalisation of pretrained weights as options.
-
-    Args:
-        source: `timm/<model name>`, or a .safetensors or .pth file with timm's names.
-
-    Raises:
-        UsageError: There is no such model or file, or it is no plain ViT.
-    """
+    """Returns the network and, if known, the normalisation of `--model.pretrained SOURCE`."""
     known = known_model(source)
     if source.startswith("timm/"):
         assert known is not None
@@ -119,8 +112,7 @@ def known_model(source: str) -> KnownModel | None:
 def model_by_name(source: str) -> KnownModel | None:
     """Returns the timm model that a config.json beside a file names, or else the file's own name.
 
-    Returns:
-        None if neither names one, they differ, or the config.json changes more than sizes.
+    None if neither names one, they differ, or the config.json changes more than sizes.
     """
     import timm
 
