@@ -128,11 +128,7 @@ class EpochLoop(_TrainingEpochLoop):
 
 
 class FitLoop(_FitLoop):
-    """Saves as progress only whole optimizer steps and epochs that have ended, at any time.
-
-    Args:
-        trainer: Its own loop is replaced.
-    """
+    """Saves as progress only whole optimizer steps and epochs that have ended, at any time."""
 
     epoch_loop: EpochLoop
 

@@ -23,13 +23,9 @@ print_once = rank_zero_only(print)
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run to resume.
+    """A run to resume: options of its config.yaml, and a checkpoint with its path, if there is one.
 
-    Args:
-        options: Of its `config.yaml`.
-        path: Checkpoint to resume from; None if the run ended before the first one.
-        checkpoint: Its content.
-        damaged: The last checkpoint, if `path` is an earlier one.
+    `damaged` is the last checkpoint if `path` is an earlier one.
     """
 
     options: Options

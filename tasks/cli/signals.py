@@ -14,11 +14,8 @@ MESSAGES: dict[int, str] = {signal.SIGTERM: "terminated", signal.SIGINT: "error:
 
 
 class Stopped(BaseException):
-    """A signal ended the command.
-
-    Args:
-        number: Of the signal; the exit code is 128 more.
-        message: For the user; empty if another process prints it.
+    """A signal ended the command: exit code 128 + `number`; the message is empty if another process
+    prints it.
     """
 
     def __init__(self, number: int, message: str = "terminated") -> None:

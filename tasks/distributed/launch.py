@@ -137,10 +137,6 @@ class SameCheckpoint(Callback):
     """All processes of a run start from the checkpoint of the first, or the run ends.
 
     Machines without a common disk would train one network each.
-
-    Args:
-        path: Checkpoint that this process starts from; None: from the beginning.
-        checkpoint: Its content.
     """
 
     def __init__(self, path: Path | None, checkpoint: Checkpoint | None) -> None:

@@ -30,7 +30,7 @@ DEFAULT_LENGTH = 256  # tokens of a row of the data
 
 
 def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderConfig:
-    """Returns a config with the vocabulary and at least the `max_length`, in tokens, of the data."""
+    """Returns a config with the vocabulary and at least the `max_length` of the data, in tokens."""
     config = fill_vocabulary(config, metadata)
     length = metadata["max_length"]
     window = config.sliding_window
@@ -80,14 +80,7 @@ def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, A
 
 
 class LanguageModel(NamedTuple):
-    """A language model for inference.
-
-    Args:
-        net: The network, in evaluation mode.
-        tokenizer: Its tokenizer.
-        metadata: Of the data that it was trained on.
-        folder: Of Hugging Face that it comes from; None: it is one of ours.
-    """
+    """A language model in evaluation mode; `folder` is None if it is a checkpoint of ours."""
 
     net: Decoder
     tokenizer: Tokenizer

@@ -65,13 +65,8 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
 
 @dataclass(frozen=True)
 class Completion:
-    """The text after a prompt, which may still grow.
-
-    Args:
-        prompt: The prompt.
-        stream: The text.
-        batch: All texts that grow together with this one.
-        score: In beam search.
+    """The text after a prompt, which may still grow together with others; `score` is of beam
+    search.
     """
 
     prompt: str

@@ -116,12 +116,7 @@ class TextStream:
 
 @dataclass
 class StreamBatch:
-    """Texts that are generated together, one token of each at a time.
-
-    Args:
-        streams: The texts.
-        steps: Yields the next token of each, (streams,).
-    """
+    """Texts that are generated together; `steps` yields the next token of each, (streams,)."""
 
     streams: list[TextStream]
     steps: Iterator[torch.Tensor]

@@ -35,7 +35,7 @@ TARGET_FOLDER = "target_tokenizer"  # of an export with two tokenizers
 
 
 def fit_to_data(config: Seq2SeqConfig, metadata: Mapping[str, Any]) -> Seq2SeqConfig:
-    """Returns a config with the vocabularies and at least the `max_length`, in tokens, of the data."""
+    """Returns a config with the vocabularies and at least the `max_length` of the data, in tokens."""
     config = fill_vocabulary(config, metadata, "source_vocabulary")
     config = fill_vocabulary(config, metadata, "target_vocabulary")
     tokenizer = PairTokenizer.from_metadata(metadata)
@@ -133,15 +133,7 @@ def read_languages(folder: Path) -> list[str]:
 
 
 class TranslationModel(NamedTuple):
-    """A translation model for inference.
-
-    Args:
-        net: The network, in evaluation mode.
-        tokenizer: Of both languages.
-        metadata: Of the data that it was trained on.
-        tokens: Special tokens of decoding.
-        generation: Settings of its folder; None: it is a checkpoint of ours.
-    """
+    """A translation model in evaluation mode; `generation` are the settings of its folder, if any."""
 
     net: Seq2Seq
     tokenizer: PairTokenizer

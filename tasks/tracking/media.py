@@ -18,12 +18,7 @@ Picture = Tensor  # uint8 (C, H, W), grey or RGB
 
 @dataclass(frozen=True)
 class Table:
-    """Rows to show.
-
-    Args:
-        columns: Their names.
-        rows: Numbers, texts, or pictures of one size, one for each column.
-    """
+    """Rows to show: numbers, texts, or pictures of one size, one for each column."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]

@@ -41,11 +41,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 class LoggedRows:
-    """Which earlier rows a resumed run keeps: those that it does not log again.
-
-    Args:
-        checkpoint: The one it resumes from; None for a new run.
-    """
+    """Which rows a run that resumes from a checkpoint keeps: those that it does not log again."""
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
         self.last_step = (checkpoint["global_step"] if checkpoint else 0) - 1
@@ -66,11 +62,8 @@ class LoggedRows:
 class MetricsCSV(Logger):
     """Writes `metrics.csv`: one row per step, one column per metric; new metrics add columns.
 
-    Lightning's CSVLogger deletes the file of an earlier process.
-
-    Args:
-        folder: Run folder.
-        earlier: Which rows of an earlier process are kept.
+    Lightning's CSVLogger deletes the file of an earlier process. `earlier` says which rows of one
+    are kept.
     """
 
     def __init__(self, folder: Path, earlier: LoggedRows) -> None:

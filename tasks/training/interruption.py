@@ -15,9 +15,6 @@ class Interruption(Callback):
     """Stops all ranks after an optimizer step or a validation batch if one of them got a signal.
 
     They save the latest optimizer step; a validation that has not ended is done again.
-
-    Args:
-        last: Saves the checkpoint.
     """
 
     def __init__(self, last: RunCheckpoint) -> None:

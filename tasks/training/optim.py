@@ -141,11 +141,8 @@ class MuonAdamW(Optimizer):
     """Muon for some groups and AdamW for the others, as one optimizer for Lightning.
 
     It only holds the groups and the state: a `torch.optim.Muon` and an AdamW work on the very same
-    group dicts and state, so a schedule that sets `lr` here sets it there.
-
-    Args:
-        groups: Parameter groups, each with `kind`, "muon" (its parameters must be 2-D) or "adamw";
-            other keys are options of that optimizer.
+    group dicts and state, so a schedule that sets `lr` here sets it there. The `kind` of a group is
+    "muon" (2-D parameters) or "adamw".
     """
 
     def __init__(self, groups: Iterable[Group]) -> None:

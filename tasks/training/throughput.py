@@ -53,7 +53,7 @@ def flops_per_token(net: Any, length: int) -> int:
 
 
 def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> float:
-    """FLOP/s of a large matrix product in a precision such as "bf16-mixed", the best of some time."""
+    """FLOP/s of a large matrix product, the best of some, in a precision such as "bf16-mixed"."""
     dtype = torch.float32
     for name, other in DTYPES.items():
         if precision.startswith(name):
