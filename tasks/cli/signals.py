@@ -14,9 +14,7 @@ MESSAGES: dict[int, str] = {signal.SIGTERM: "terminated", signal.SIGINT: "error:
 
 
 class Stopped(BaseException):
-    """A signal ended the command: exit code 128 + `number`; the message is empty if another process
-    prints it.
-    """
+    """A signal ended the command: exit code 128 + `number`, and a message unless others print it."""
 
     def __init__(self, number: int, message: str = "terminated") -> None:
         super().__init__(message)

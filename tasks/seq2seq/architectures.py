@@ -35,7 +35,7 @@ TARGET_FOLDER = "target_tokenizer"  # of an export with two tokenizers
 
 
 def fit_to_data(config: Seq2SeqConfig, metadata: Mapping[str, Any]) -> Seq2SeqConfig:
-    """Returns a config with the vocabularies and at least the `max_length` of the data, in tokens."""
+    """Returns a config with the vocabularies and at least the `max_length` (tokens) of the data."""
     config = fill_vocabulary(config, metadata, "source_vocabulary")
     config = fill_vocabulary(config, metadata, "target_vocabulary")
     tokenizer = PairTokenizer.from_metadata(metadata)
@@ -133,7 +133,7 @@ def read_languages(folder: Path) -> list[str]:
 
 
 class TranslationModel(NamedTuple):
-    """A translation model in evaluation mode; `generation` are the settings of its folder, if any."""
+    """A translation model in evaluation mode; `generation` are settings of its folder, if any."""
 
     net: Seq2Seq
     tokenizer: PairTokenizer

@@ -14,7 +14,7 @@ from tasks.lightning_patches import RunCheckpoint
 class Interruption(Callback):
     """Stops all ranks after an optimizer step or a validation batch if one of them got a signal.
 
-    They save the latest optimizer step; a validation that has not ended is done again.
+    All save the latest optimizer step; a validation that has not ended is done again.
     """
 
     def __init__(self, last: RunCheckpoint) -> None:
