@@ -35,9 +35,7 @@ class SavedRun:
 
 
 def read_run(folder: Path, app: App) -> SavedRun:
-    """Reads the run to resume; refuses a folder without a run, or a complete one without
-    checkpoints.
-    """
+    """Reads the run to resume; refuses folders without a run, complete ones without checkpoints."""
     if not (folder / "config.yaml").is_file():
         raise UsageError(
             f"--resume {folder}: there is no config.yaml; give a run folder, such as "

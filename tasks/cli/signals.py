@@ -14,7 +14,7 @@ MESSAGES: dict[int, str] = {signal.SIGTERM: "terminated", signal.SIGINT: "error:
 
 
 class Stopped(BaseException):
-    """A signal ended the command: exit code 128 + `number`, and a message unless others print it."""
+    """A signal ended the command; its exit code is 128 + `number`, its message may be empty."""
 
     def __init__(self, number: int, message: str = "terminated") -> None:
         super().__init__(message)

@@ -65,9 +65,7 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
 
 @dataclass(frozen=True)
 class Completion:
-    """The text after a prompt, which may still grow together with others; `score` is of beam
-    search.
-    """
+    """The text after a prompt, which may still grow with others; `score` is of beam search."""
 
     prompt: str
     stream: TextStream
