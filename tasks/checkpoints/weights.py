@@ -101,11 +101,11 @@ def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, An
     try:
         net.load_state_dict(weights)
     except RuntimeError as error:
-        had = flat(dict(saved))
+        saved_options = flat(dict(saved))
         differ = [
-            f"--model.net.{name} {value} (checkpoint: {had.get(name)})"
+            f"--model.net.{name} {value} (checkpoint: {saved_options.get(name)})"
             for name, value in flat(asdict(net.config)).items()
-            if had.get(name) != value
+            if saved_options.get(name) != value
         ]
         reason = "; ".join(differ) or str(error).splitlines()[0]
         raise UsageError(f"these options do not fit the checkpoint's weights: {reason}") from error

@@ -38,7 +38,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None
     ) -> None:
-        """Saves a checkpoint; if that fails, raises `RunError` and keeps the file of before."""
+        """Saves a checkpoint; if that fails, raises `RunError` and keeps the old file."""
         target = Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def keep(file: Path, name: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    with suppress(OSError):
+    with suppress(OSError):  # not every system can
         number = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(number)
@@ -125,7 +125,7 @@ def newest_checkpoint(
         raise RunError(f"no checkpoint can be read: {'; '.join(damaged)}")
     if not found:
         return None, None
-    path, checkpoint = max(found, key=lambda one: one[1]["global_step"])
+    path, checkpoint = max(found, key=lambda pair: pair[1]["global_step"])
     reason = damaged[0] if damaged else f"there is no {folder / LAST}"
     say(f"{reason}: resuming from {path.name}, step {checkpoint['global_step']}")
     return path, checkpoint

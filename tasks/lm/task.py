@@ -75,7 +75,7 @@ class LMTask(TextTask):
         if z_loss == 0:
             self.train_metrics = (*self.train_metrics, "perplexity", "bits_per_byte")
         self.sample_config = samples
-        self.trained = TokenCount()
+        self.token_count = TokenCount()
 
     def build(self, metadata: Mapping[str, Any]) -> Decoder:
         config = fit_to_data(self.net_config, metadata)
@@ -108,7 +108,7 @@ class LMTask(TextTask):
         count = (targets != IGNORE_INDEX).sum()
         means = {"bytes_per_token": batch["bytes"].sum() / count.clamp(min=1)}
         if training:
-            self.trained.add(count, len(targets))
+            self.token_count.add(count, len(targets))
             return StepOutput(loss, count, None, None, extra_metrics=means)
         means["acc"] = correct / count.clamp(min=1)
         return StepOutput(loss, count, means, dict.fromkeys(means, count))
@@ -127,7 +127,7 @@ class LMTask(TextTask):
         self.flops = flops_per_token(self.net, self.metadata["max_length"])
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
-        tokens = samples_per_s * self.trained.per_sample()
+        tokens = samples_per_s * self.token_count.per_sample()
         return {
             "train/tokens_per_s": tokens,
             "train/mfu": tokens * self.flops / self.peak / self.trainer.world_size,

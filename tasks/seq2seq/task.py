@@ -110,7 +110,7 @@ class Seq2SeqTask(TextTask):
         self.label_smoothing = label_smoothing
         self.decoding = decoding
         self.average = average
-        self.trained = TokenCount()
+        self.token_count = TokenCount()
         self.collected: dict[str, Picture] = {}
 
     def build(self, metadata: Mapping[str, Any]) -> Seq2Seq:
@@ -148,7 +148,7 @@ class Seq2SeqTask(TextTask):
         loss, correct = self.net.loss(hidden, targets, self.label_smoothing if training else 0.0)
         count = (targets != IGNORE_INDEX).sum()
         if training:
-            self.trained.add(count, len(targets))
+            self.token_count.add(count, len(targets))
             return StepOutput(loss, count, {}, {})
         texts, finished = self.translations(batch)
         outputs = {"acc": correct / count.clamp(min=1), "texts": texts, "finished": finished}
@@ -174,7 +174,7 @@ class Seq2SeqTask(TextTask):
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
         """Target tokens/s, without padding."""
-        return {"train/tokens_per_s": samples_per_s * self.trained.per_sample()}
+        return {"train/tokens_per_s": samples_per_s * self.token_count.per_sample()}
 
     def collect_media(self, batch: Batch, outputs: dict[str, Any]) -> None:
         """Keeps the cross-attention of the first translation."""

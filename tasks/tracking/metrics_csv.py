@@ -51,6 +51,7 @@ class LoggedRows:
         self.ends_epoch = epochs["completed"] < epochs["ready"]
 
     def keeps(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row stays; the last step may still validate or end its epoch."""
         step = int(row["step"])
         if step != self.last_step or "train/grad_norm" in row:
             return step <= self.last_step
@@ -75,6 +76,7 @@ class MetricsCSV(Logger):
         self.waiting: list[dict[str, Any]] = []
         self.opened = False
 
+    # Lightning would put folders with a name and a version into the run folder.
     @property
     def name(self) -> str:
         return ""
