@@ -203,8 +203,8 @@ class ResumableDataModule(pl.LightningDataModule):
         """Shuffled batches, from the position in the epoch that a loaded checkpoint names."""
         self._samples = len(dataset)
         sampler = self.train_sampler(dataset)
-        sampler.start(*self._start(sampler.world_size))
         sampler.overfit = bool(getattr(self.trainer, "overfit_batches", 0))
+        sampler.start(*self._start(sampler.world_size))
         if hasattr(dataset, "sampler"):  # its samples differ from epoch to epoch
             dataset.sampler = sampler
         return self._loader(dataset, sampler)

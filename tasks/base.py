@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
-from tasks.checkpoints.contents import VERSION
-from tasks.checkpoints.reading import KEY, Checkpoint, net_weights
+from tasks.checkpoints.reading import KEY, VERSION, Checkpoint, net_weights
 from tasks.checkpoints.weights import load_weights
-from tasks.cli.parsing import merged
 from tasks.errors import RunError, usage_errors
+from tasks.options import merged
+from tasks.tracking.media import Picture, Table
 from tasks.training import optim
 from tasks.training.averaging import EMA
-from tasks.training.evaluation import count
+from tasks.training.evaluation import update_metric
 from tasks.training.loss_weighting import LossWeighting
 from tasks.training.precision import float32_by_default, sum_in_float32, total_norm
 from tasks.training.seeds import position_seed, run_seed
@@ -28,14 +28,14 @@ Batch = dict[str, Any]
 
 
 class StepOutput(NamedTuple):
-    """What a step makes of a batch.
+    """The loss and the outputs of a batch.
 
     Args:
         loss: Mean over the targets, ().
-        num_targets: How many targets the loss is the mean of.
-        outputs: For the metrics, and for whoever shows results.
+        num_targets: Number of targets.
+        outputs: Predictions, for metrics and callbacks.
         targets: For the metrics.
-        extra_metrics: Further means over the targets to log in training, by name, () each.
+        extra_metrics: Other means over the targets to log in training, by name, () each.
     """
 
     loss: Tensor
@@ -48,26 +48,30 @@ class StepOutput(NamedTuple):
 class Task(pl.LightningModule):
     """A network, its loss and its optimizer; subclasses build the network and define a step.
 
-    The network is built in `configure_model`: in a new run from the metadata of the data (class
-    names, channels, normalisation), in any other from those of the checkpoint.
+    The network is built in `configure_model`, from the metadata of the data (class names, channels,
+    normalisation) in a new run, and from those of the checkpoint otherwise.
 
     Args:
-        optimizer: Optimizer, schedule and clipping.
-        ema: Decay of the exponential moving average (EMA) of the weights, per optimizer step, such
-            as 0.999; None: no average.
-        compile: Whether to compile the network in place, so that names of weights stay.
+        optimizer: Optimizer, learning-rate schedule and gradient clipping.
+        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
+            0.999, which is evaluated and saved; null: none.
+        compile: Compile the network with torch.compile, in place.
     """
 
     name: str  # of the task, as in `python -m tasks.NAME`
-    monitor: str = "val/loss"  # decides which checkpoint is best
+    monitor: str = "val/loss"  # the metric that decides which checkpoint is best
     monitor_mode: str = "min"
-    train_names: tuple[str, ...] = ("loss", "grad_norm", "lr", "samples_per_s")  # as train/loss
+    train_metrics: tuple[str, ...] = ("loss", "grad_norm", "lr", "samples_per_s")
+    pretrained: str | None = None  # where `build` takes weights from
     net: Any  # nn.Module with a `config`, a dataclass of primitives; None until built
     metrics: Any  # nn.ModuleDict: "val" and "test", "val_loss" and "test_loss"
     first_bad_step: Tensor
 
     def __init__(
-        self, optimizer: optim.OptimConfig, ema: float | None = None, compile: bool = False
+        self,
+        optimizer: optim.OptimConfig = optim.OptimConfig(),
+        ema: float | None = None,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         if ema is not None and not 0 < ema < 1:
@@ -78,13 +82,13 @@ class Task(pl.LightningModule):
         self.net = None
         self.metadata: dict[str, Any] = {}
         self.run_config: dict[str, Any] = {}  # the command line's options, kept in checkpoints
-        self.restored: Checkpoint | None = None
-        self.untimed_seconds = 0.0  # of samples and the like; rates leave them out
+        self.restored: Checkpoint | None = None  # until the network has its weights
+        self.untimed_seconds = 0.0  # spent on samples and the like, not on training
         self.metrics = nn.ModuleDict()
         self.loss_weighting = LossWeighting()
         self.register_buffer("first_bad_step", torch.tensor(-1), persistent=False)
 
-    # What a task is -------------------------------------------------------------------------------
+    # Every task defines these three ---------------------------------------------------------------
 
     @abstractmethod
     def build(self, metadata: Mapping[str, Any]) -> nn.Module:
@@ -92,21 +96,67 @@ class Task(pl.LightningModule):
 
     @abstractmethod
     def step(self, batch: Batch, training: bool) -> StepOutput:
-        """Returns the loss of one batch, and what the metrics need."""
+        """Returns the loss of one batch, and the inputs of the metrics."""
 
     @abstractmethod
     def make_metrics(self) -> dict[str, Metric]:
         """Returns the metrics of evaluation by short names, such as {"acc": ...}."""
 
+    # A task may override these --------------------------------------------------------------------
+
     @staticmethod
-    def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
+    def check_options(
+        options: Any, on_command_line: Collection[str], given: Collection[str]
+    ) -> None:
         """Refuses options that contradict each other.
 
         Args:
-            options: Of the run.
-            typed: Names of those on the command line.
-            named: The same, and of those in a config file.
+            options: All options of the run.
+            on_command_line: Names of those on the command line, such as "--data.path".
+            given: The same, and names of those in config files.
         """
+
+    def modules_to_compile(self) -> list[nn.Module]:
+        """Returns the parts of the network that a step calls, to be compiled in place."""
+        return [self.net]
+
+    def log_step(self, means: Mapping[str, Tensor]) -> None:
+        """Logs an optimizer step's means over all its targets, as `train/loss`."""
+        self.log("train/loss", means["loss"], prog_bar=True)
+
+    def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
+        """Returns metrics computed from other metrics, such as perplexity from the loss."""
+        return {}
+
+    def rates(self, samples_per_s: float) -> dict[str, float]:
+        """Returns metrics computed from samples/s over all devices, such as tokens/s."""
+        return {}
+
+    def notes(self) -> dict[str, str]:
+        """Returns notes on the metrics of an evaluation, such as how a score was computed."""
+        return {}
+
+    def collect_media(self, batch: Batch, outputs: Any) -> None:
+        """Keeps what `media` needs of an evaluated batch; called if a logger can show it."""
+
+    def media(self, split: str) -> dict[str, Table | Picture]:
+        """Returns tables and pictures of an evaluation by name; `split` is "val" or "test"."""
+        return {}
+
+    def save_files(self, folder: Path) -> None:
+        """Writes files into a new run folder, such as the tokenizer."""
+
+    def save_results(self, folder: Path) -> None:
+        """Writes results of the test into the run folder, such as a confusion matrix."""
+
+    def closing_texts(self, folder: Path) -> dict[str, str]:
+        """Returns texts to print at the end of the run, by name, such as a sample."""
+        return {}
+
+    @staticmethod
+    def num_samples(batch: Batch) -> int:
+        """Returns the number of samples in a batch."""
+        return len(next(iter(batch.values())))
 
     # Building -------------------------------------------------------------------------------------
 
@@ -114,14 +164,10 @@ class Task(pl.LightningModule):
         """Takes metadata and weights from a checkpoint when the network is built."""
         self.restored = checkpoint
         self.metadata = checkpoint[KEY]["metadata"]
-
-    def modules_to_compile(self) -> list[nn.Module]:
-        """Returns the parts of the network that a step calls, to be compiled in place."""
-        return [self.net]
+        self.pretrained = None
 
     @float32_by_default()
     def configure_model(self) -> None:
-        """Builds the network, once the data are set up."""
         if self.net is not None:
             return
         self.metadata = self.metadata or self.datamodule.metadata()
@@ -136,8 +182,8 @@ class Task(pl.LightningModule):
             for part in self.modules_to_compile():
                 part.compile()
         for split in ("val", "test"):
-            metrics: Any = dict(self.make_metrics())
-            # Without compute groups: metrics with equal first states would share one.
+            metrics: Any = self.make_metrics()
+            # Compute groups would merge metrics whose states are equal after the first batch.
             self.metrics[split] = MetricCollection(
                 metrics, prefix=f"{split}/", compute_groups=False
             )
@@ -145,22 +191,19 @@ class Task(pl.LightningModule):
 
     @property
     def datamodule(self) -> Any:
-        """The data of this run."""
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Returns the EMA of the weights, if there is one."""
         return [] if self.ema is None else [EMA(self.ema)]
 
     def configure_optimizers(self) -> Any:
-        """Builds optimizer and schedule, counted in optimizer steps."""
         return optim.build(self.net, self.optimizer_config, self.total_steps())
 
     def total_steps(self) -> float:
         """Returns the optimizer steps of the whole run; infinity if it has no end.
 
-        Lightning's `estimated_stepping_batches` would build the loader too early: before it is
-        known where in an epoch the run resumes.
+        Lightning's `estimated_stepping_batches` would build the data loader before it is known
+        where in an epoch the run resumes.
         """
         trainer = self.trainer
         batches = self.datamodule.train_batches()
@@ -171,24 +214,23 @@ class Task(pl.LightningModule):
             ends.append(math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs)
         return min(ends, default=math.inf)
 
-    def logged(self) -> list[str]:
-        """Returns the names of everything that training and validation log, for callbacks."""
+    def logged_metrics(self) -> list[str]:
+        """Returns the names of all metrics that training and validation log."""
         names = ["loss"]
         for key, metric in self.metrics["val"].items(keep_base=True):
             names += getattr(metric, "names", (key,))
         values = {f"val/{name}": torch.ones(()) for name in names}
-        groups = [group for one in self.trainer.optimizers for group in one.param_groups]
-        trained = list(self.train_names)
+        groups = [
+            group for optimizer in self.trainer.optimizers for group in optimizer.param_groups
+        ]
+        training = {f"train/{name}" for name in self.train_metrics}
         if len({group["initial_lr"] for group in groups}) > 1:
-            trained += [f"lr_{group['name']}" for group in groups]
-        return sorted(
-            {*values, *self.derived(values, "val"), *(f"train/{name}" for name in trained)}
-        )
+            training |= {f"train/lr_{group['name']}" for group in groups}
+        return sorted({*values, *self.derived(values, "val"), *training})
 
     # Training -------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Lets processes sum gradients in float32."""
         sum_in_float32(self.trainer.strategy.model)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -205,22 +247,10 @@ class Task(pl.LightningModule):
             self.trainer, output.loss, output.num_targets, output.extra_metrics
         )
 
-    def log_step(self, means: Mapping[str, Tensor]) -> None:
-        """Logs an optimizer step's means over all its targets: `train/loss`."""
-        self.log("train/loss", means["loss"], prog_bar=True)
-
-    @staticmethod
-    def num_samples(batch: Batch) -> int:
-        """Returns the number of samples in a batch."""
-        return len(next(iter(batch.values())))
-
     def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
+        self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
     ) -> None:
-        """Finishes the gradients of a step, clips them, and logs the norm before that."""
+        """Weights and clips the gradients of an optimizer step; logs the norm before clipping."""
         gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
         means = self.loss_weighting.finish(self.trainer, gradients)
         self._record_bad_loss(means["loss"])
@@ -228,28 +258,26 @@ class Task(pl.LightningModule):
         norm = total_norm(gradients)
         if limit := self.optimizer_config.gradient_clip:
             nn.utils.clip_grads_with_norm_(self.net.parameters(), limit, norm)
-        self.log("train/grad_norm", getattr(norm, "full_tensor", lambda: norm)())  # if sharded
+        if hasattr(norm, "full_tensor"):  # a DTensor, if the weights are sharded
+            norm = norm.full_tensor()
+        self.log("train/grad_norm", norm)
         self.log("train/lr", max(group["lr"] for group in optimizer.param_groups))
 
     def _record_bad_loss(self, loss: Tensor) -> None:
-        """Records the first step whose loss is not finite; on a GPU checks only now and then."""
+        """Records the first step whose loss is not finite; a GPU is asked every 50 steps only."""
         bad = ~torch.isfinite(loss.detach()) & (self.first_bad_step < 0)
         self.first_bad_step.masked_fill_(bad, self.global_step)
         if loss.device.type == "cpu" or self.global_step % 50 == 0:
-            self.check_finite()
+            self.check_loss()
 
-    def check_finite(self) -> None:
-        """Stops a run whose loss became NaN or infinite.
-
-        Raises:
-            RunError: Names the step.
-        """
+    def check_loss(self) -> None:
+        """Raises `RunError` if the loss became NaN or infinite, with the step."""
         step = int(self.first_bad_step)
         if step >= 0:
             raise RunError(
-                f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): try "
-                "a lower --model.optimizer.lr or --model.optimizer.gradient_clip; checkpoints "
-                "before it are kept"
+                f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): "
+                "try a lower --model.optimizer.lr or gradient_clip; checkpoints before it are "
+                "kept"
             )
 
     # Evaluation -----------------------------------------------------------------------------------
@@ -260,7 +288,6 @@ class Task(pl.LightningModule):
         return "test" if self.trainer.testing else "val"
 
     def on_validation_epoch_start(self) -> None:
-        """Resets the metrics."""
         # In float64 sums do not depend on their order.
         self.metrics.to(torch.float32 if self.device.type == "mps" else torch.float64)
         self.metrics[self.split].reset()
@@ -269,12 +296,13 @@ class Task(pl.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> Any:
         """Updates the metrics and returns the step's outputs."""
         loader: Any = getattr(self.trainer, f"{self.split}_dataloaders")
-        counts = loader.sampler.counts(batch_idx)
+        counts = loader.sampler.counts(batch_idx)  # False: the batch only fills up this rank
         with float32_by_default():
             output = self.step(batch, training=False)
-            count(self.metrics[f"{self.split}_loss"], (output.loss, output.num_targets), counts)
+            loss = self.metrics[f"{self.split}_loss"]
+            update_metric(loss, (output.loss, output.num_targets), counts)
             for metric in self.metrics[self.split].values():
-                count(metric, (output.outputs, output.targets), counts)
+                update_metric(metric, (output.outputs, output.targets), counts)
         return output.outputs
 
     def on_validation_epoch_end(self) -> None:
@@ -289,46 +317,23 @@ class Task(pl.LightningModule):
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
-    def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Returns metrics that follow from others over all samples, such as perplexity."""
-        return {}
-
-    def rates(self, samples_per_s: float) -> dict[str, float]:
-        """Returns metrics that follow from samples/s over all devices, such as train/mfu."""
-        return {}
-
-    def notes(self) -> dict[str, str]:
-        """Returns notes on the metrics of an evaluation, such as how a score was computed."""
-        return {}
-
-    def draw_results(self, folder: Path) -> None:
-        """Writes results of the test into the run folder, such as a confusion matrix."""
-
-    def closing_texts(self, folder: Path) -> dict[str, str]:
-        """Returns texts to print at the end of the run, by name, such as a sample."""
-        return {}
-
-    def keep_files(self, folder: Path) -> None:
-        """Writes files into the new run folder, such as a tokenizer."""
-
     # Checkpoints ----------------------------------------------------------------------------------
 
-    def resolved(self) -> dict[str, Any]:
-        """Returns the run's options with those that the data decided; primitives only."""
+    def resolved_config(self) -> dict[str, Any]:
+        """Returns the run's options with the sizes found in the data filled in; primitives only."""
         return merged(self.run_config, {"model": {"net": asdict(self.net.config)}})
 
     def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Adds our entry to the checkpoint; refuses to save one with NaN or infinity."""
-        self.check_finite()
+        """Adds our entry to the checkpoint; refuses to save NaN or infinity."""
+        self.check_loss()
         if not all(torch.isfinite(parameter).all() for parameter in self.net.parameters()):
             raise RunError(
-                f"the weights became NaN or infinite by step {self.global_step} (epoch "
-                f"{self.current_epoch}): try a lower --model.optimizer.lr; checkpoints before it "
-                "are kept"
+                f"the weights became NaN or infinite by step {self.global_step}: try a lower "
+                "--model.optimizer.lr; checkpoints before it are kept"
             )
-        completed = self.trainer.fit_loop.completed  # type: ignore[attr-defined]
-        checkpoint["epoch"] = completed  # as the loops have it
-        config = self.resolved()
+        completed_epochs = self.trainer.fit_loop.completed  # type: ignore[attr-defined]
+        checkpoint["epoch"] = completed_epochs  # Lightning may count one that has not ended
+        config = self.resolved_config()
         checkpoint[KEY] = {
             "task": self.name,
             "version": VERSION,

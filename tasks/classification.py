@@ -12,11 +12,10 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 
 from datamodules.utils.files import replacing, write_text
 from tasks.base import Task
-from tasks.cli.parsing import merged
-from tasks.tracking.media import MediaTask, Picture, Table, rendered
+from tasks.options import merged
+from tasks.tracking.media import Picture, Table, rendered
 from tasks.tracking.report import draw_confusion
 from tasks.tracking.run_folder import make_folder
-from tasks.training.optim import OptimConfig
 
 
 class ConfusionMatrix(MulticlassConfusionMatrix):
@@ -25,26 +24,21 @@ class ConfusionMatrix(MulticlassConfusionMatrix):
     names: tuple[str, ...] = ()
 
 
-class ClassifierTask(MediaTask, Task):
-    """A task whose data have class names; arguments as `Task`, and:
+class ClassifierTask(Task):
+    """A task whose data have class names.
 
     Args:
         label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), from 0 to
             below 1.
+        kwargs: As of `Task`.
     """
 
     monitor = "val/acc"
     monitor_mode = "max"
-    dataset_metadata: tuple[str, ...] = ("class_names",)  # that are options of `data.dataset`
+    dataset_metadata: tuple[str, ...] = ("class_names",)  # metadata that `data.dataset` has, too
 
-    def __init__(
-        self,
-        optimizer: OptimConfig,
-        label_smoothing: float = 0.0,
-        ema: float | None = None,
-        compile: bool = False,
-    ) -> None:
-        super().__init__(optimizer, ema, compile)
+    def __init__(self, label_smoothing: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing {label_smoothing} must be from 0 to below 1")
         self.label_smoothing = label_smoothing
@@ -55,25 +49,21 @@ class ClassifierTask(MediaTask, Task):
         return list(self.metadata["class_names"])
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Returns accuracy and the confusion matrix over all samples."""
         classes = len(self.class_names)
         return {
             "acc": MulticlassAccuracy(classes, average="micro"),
             "confusion": ConfusionMatrix(classes),
         }
 
-    def resolved(self) -> dict[str, Any]:
-        """Returns the run's options with those that the data determine."""
+    def resolved_config(self) -> dict[str, Any]:
         dataset = {name: self.metadata[name] for name in self.dataset_metadata}
-        return merged(super().resolved(), {"data": {"dataset": dataset}})
+        return merged(super().resolved_config(), {"data": {"dataset": dataset}})
 
     def media(self, split: str) -> dict[str, Table | Picture]:
-        """Returns the confusion matrix."""
         counts = self.metrics[split]["confusion"].compute().cpu()
         return {"confusion": rendered(lambda file: draw_confusion(counts, self.class_names, file))}
 
-    def draw_results(self, folder: Path) -> None:
-        """Writes `confusion.png` of the test."""
+    def save_results(self, folder: Path) -> None:
         counts = self.metrics["test"]["confusion"].compute().cpu()
         with replacing(folder / "confusion.png") as partial:
             draw_confusion(counts, self.class_names, partial)
@@ -81,13 +71,13 @@ class ClassifierTask(MediaTask, Task):
     def save_predictions(
         self, folder: Path, column: str, samples: Sequence[str], probabilities: Sequence[Tensor]
     ) -> None:
-        """Writes `predictions.csv`: a sample, its most probable class, all probabilities.
+        """Writes `predictions.csv`: each sample, its most probable class, all probabilities (K,).
 
         Args:
             folder: Created if it does not exist.
             column: Name of the first column, such as "text".
-            samples: S samples as text.
-            probabilities: S tensors (K,).
+            samples: Texts or paths.
+            probabilities: One tensor (K,) per sample.
         """
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")

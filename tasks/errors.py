@@ -14,16 +14,6 @@ from pathlib import Path
 from datamodules.utils.errors import DataError, UsageError
 from tasks.cli.signals import MESSAGES, SIGNALS, Stopped
 
-__all__ = [
-    "DataError",
-    "RunError",
-    "UsageError",
-    "exit_status",
-    "is_local_rank_zero",
-    "unknown_name",
-    "unknown_option",
-    "usage_errors",
-]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -55,7 +45,7 @@ def exit_status(debug: bool, arguments: Sequence[str] = ()) -> Iterator[ExitStat
         print(stop, end="\n" if str(stop) else "", file=sys.stderr)
         status.code = 128 + stop.number
     except BaseException as error:
-        if SIGNALS.raised:  # Lightning may have raised another exception in place of ours
+        if SIGNALS.raised:  # Lightning may have replaced our exception by its own
             _print_error(MESSAGES[SIGNALS.raised].removeprefix("error: "))
             status.code = 128 + SIGNALS.raised
         elif debug:
@@ -76,7 +66,7 @@ def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
         code = 128 + signal.SIGINT
     elif isinstance(error, UsageError) or _is_misconfiguration(error):
         code = 2
-        if not is_local_rank_zero():  # all processes have the same options
+        if not is_local_rank_zero():  # rank 0 has the same options and prints the error
             return code
     elif isinstance(error, OSError) and error.errno in DISK_FULL:
         message += (
@@ -96,37 +86,33 @@ def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 def _is_misconfiguration(error: BaseException) -> bool:
-    """Whether this is Lightning's error about options; Lightning may not be imported."""
+    """Whether this is Lightning's error about options, without importing Lightning."""
     return type(error).__name__ == "MisconfigurationException"
 
 
 def _option_of_path(path: str, arguments: Sequence[str]) -> str:
-    """The option whose value is this path, or is inside or around it, with a colon; else empty.
+    """The option whose value is this path, a folder above it or a path below it; else empty.
 
     >>> _option_of_path("out/run/a.txt", ["--file", "x", "--run_dir=out/run"])
     '--run_dir: '
     """
-    broken = Path(path).absolute()
-    everywhere = (Path.cwd(), *Path.cwd().parents)
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+    unusable = Path(path).absolute()
+    above_all = (Path.cwd(), *Path.cwd().parents)  # these say nothing
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         option, equals, value = argument.partition("=")
         given = Path(value if equals else following).absolute()
-        if not option.startswith("--") or given in everywhere:
+        if not option.startswith("--") or given in above_all:
             continue
-        if broken.is_relative_to(given) or (
-            broken not in everywhere and given.is_relative_to(broken)
-        ):
+        is_below = unusable.is_relative_to(given)
+        is_above = given.is_relative_to(unusable) and unusable not in above_all
+        if is_below or is_above:
             return f"{option}: "
     return ""
 
 
 @contextmanager
 def usage_errors(option: str = "") -> Iterator[None]:
-    """Raise a `ValueError` inside, or Lightning's error about options, as a `UsageError`.
-
-    Args:
-        option: The option it is about, if known.
-    """
+    """Turn a `ValueError` or Lightning's error about options into a `UsageError`."""
     try:
         yield
     except Exception as error:
@@ -136,7 +122,7 @@ def usage_errors(option: str = "") -> Iterator[None]:
 
 
 def unknown_name(name: str, known: Iterable[str], kind: str) -> str:
-    """A sentence that refuses `name` and suggests the nearest known one.
+    """The message about an unknown name, with the nearest known one.
 
     >>> unknown_name("fti", ["fit", "test"], "command")
     "unknown command 'fti': did you mean 'fit'? choose from fit, test"
@@ -149,7 +135,7 @@ def unknown_name(name: str, known: Iterable[str], kind: str) -> str:
 
 
 def unknown_option(name: str, known: Iterable[str]) -> str:
-    """A sentence that refuses an option and suggests the nearest known one.
+    """The message about an unknown option, with the nearest known one.
 
     >>> unknown_option("--dpeth", ["--depth"])
     'unknown option --dpeth: did you mean --depth?'

@@ -26,9 +26,7 @@ from tasks.training.seeds import States, random_states, set_random_states
 
 
 def use_exact_loops(trainer: Trainer) -> Trainer:
-    """The same trainer with the loops below, and without Lightning's signal handlers, which would
-    replace ours.
-    """
+    """The same trainer with the loops below, and without Lightning's signal handlers."""
     trainer.fit_loop = FitLoop(trainer)
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     return trainer
@@ -67,13 +65,12 @@ def call_hook(trainer: Trainer, name: str) -> None:
 
 
 class EpochLoop(_TrainingEpochLoop):
-    """Calls `after_step` of the callbacks once a step is complete and logged, before any
-    validation.
+    """Calls `after_step` of callbacks once a step is complete and logged, before any validation.
 
     A resumed run does what was still to be done, such as a validation that had not ended. Lightning
     guesses that from its counters, and leaves out a validation that was due or shifts the loggers'
-    steps; it also asks all ranks before each batch whether there was a SIGTERM, which callbacks do
-    here.
+    steps; it also asks all ranks before each batch whether there was a SIGTERM, which
+    `Interruption` does here.
     """
 
     def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
@@ -82,7 +79,6 @@ class EpochLoop(_TrainingEpochLoop):
         self.states: States | None = None  # of the generators after the latest optimizer step
 
     def reset(self) -> None:
-        """Begin an epoch, or the rest of one."""
         super().reset()
         self.restarting = False  # the counters are those of complete steps: nothing to correct
 
@@ -103,9 +99,7 @@ class EpochLoop(_TrainingEpochLoop):
         self.validation_due = False
 
     def on_save_checkpoint(self) -> dict[str, Any]:
-        """The loggers' next step, whether to validate first, and the states of all ranks'
-        generators.
-        """
+        """The loggers' next step, whether a validation is due, and random states of all ranks."""
         validates = self.validation_due and not self._should_accumulate()
         own = self.states  # what came after the step will be done again
         if not self.validation_due and not self._should_accumulate():
@@ -121,9 +115,7 @@ class EpochLoop(_TrainingEpochLoop):
         }
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
-        """Restore the same; random states only of as many ranks, since none of our random numbers
-        depends on them.
-        """
+        """Restore the same; random states only if there are as many ranks."""
         super().on_load_checkpoint(state_dict)
         self.validation_due = state_dict.get("validates", False)
         states = state_dict.get("random", ())
@@ -136,12 +128,7 @@ class EpochLoop(_TrainingEpochLoop):
 
 
 class FitLoop(_FitLoop):
-    """Saves as progress what is complete, whenever it is asked: whole optimizer steps, and epochs
-    that have ended.
-
-    Args:
-        trainer: its own loop is replaced.
-    """
+    """Saves as progress only whole optimizer steps and epochs that have ended, at any time."""
 
     epoch_loop: EpochLoop
 
@@ -151,8 +138,9 @@ class FitLoop(_FitLoop):
         self.epoch_loop = EpochLoop(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
         self.end_due = False  # a loaded epoch has no more batches, but has not ended
         callbacks: Sequence[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        stopping = [one for one in callbacks if isinstance(one, EarlyStopping)]
-        self.patience = {one: one.patience for one in stopping}  # a checkpoint's would win
+        stopping = [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
+        # A checkpoint has its own patience, in place of which this one counts.
+        self.patience = {callback: callback.patience for callback in stopping}
 
     @property
     def completed(self) -> int:
@@ -166,42 +154,32 @@ class FitLoop(_FitLoop):
 
     @property
     def done(self) -> bool:
-        """Whether training is over."""
         return super().done and not self.end_due
 
     def on_run_start(self) -> None:
-        """Begin training; a resumed run with the random states that it had."""
         super().on_run_start()
         if self.epoch_loop.states is not None:
             set_random_states(self.epoch_loop.states, self.trainer.strategy.root_device)
 
     def on_advance_start(self) -> None:
-        """Begin an epoch, or the rest of one."""
         super().on_advance_start()
         self.end_due = False
 
     def on_advance_end(self) -> None:
-        """End an epoch; then call `after_epoch` of the callbacks, while it still is
-        `current_epoch`.
-        """
+        """End an epoch; call `after_epoch` of the callbacks while it still is `current_epoch`."""
         super().on_advance_end()
         self.epoch_progress.current.completed -= 1
         call_hook(self.trainer, "after_epoch")
         self.epoch_progress.current.completed += 1
 
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Restore the progress of a checkpoint.
-
-        Raises:
-            UsageError: the run has done more epochs than it is to have.
-        """
+        """Restore the progress; refuse a checkpoint with more epochs than `max_epochs`."""
         super().load_state_dict(state_dict, prefix)
         epochs: Any = self.epoch_progress.current
         done = epochs.processed
         if self.max_epochs is not None and -1 != self.max_epochs < done:
             raise UsageError(
-                f"the run has done {done} epochs, and --trainer.max_epochs {self.max_epochs} is "
-                "less: give more"
+                f"--trainer.max_epochs {self.max_epochs}: the run has done {done}: give more"
             )
         self.end_due = epochs.completed < epochs.ready
         for stopping, patience in self.patience.items():
@@ -209,14 +187,12 @@ class FitLoop(_FitLoop):
             if has_stopped(stopping):
                 self.trainer.should_stop = True
                 rank_zero_only(print)(
-                    f"stopped early by EarlyStopping on {stopping.monitor}: to train on, give it "
-                    "more patience or leave it out"
+                    f"stopped early by EarlyStopping on {stopping.monitor}: give it more patience"
                 )
 
     def state_dict(
         self, destination: dict[str, Any] | None = None, prefix: str = ""
     ) -> dict[str, Any]:
-        """The progress of this loop and of those in it."""
         state = super().state_dict(destination, prefix)
         epochs: Any = self.epoch_progress.current
         batches: Any = self.epoch_loop.batch_progress
@@ -238,7 +214,7 @@ class FitLoop(_FitLoop):
 
 
 def has_stopped(stopping: EarlyStopping) -> bool:
-    """Whether it ended the run that its state is of, by the patience that it has now."""
+    """Whether early stopping ended the run that its state is of, with the patience it has now."""
     if stopping.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
         return stopping.wait_count >= stopping.patience
     return stopping.stopping_reason != EarlyStoppingReason.NOT_STOPPED
@@ -250,8 +226,7 @@ def counters(count: int) -> dict[str, int]:
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """A ModelCheckpoint whose `last` is always exact to resume from, and which finds its files in a
-    moved run folder.
+    """A ModelCheckpoint whose `last` is exact to resume from, and whose run folder may be moved.
 
     Lightning saves before a step's metrics are logged and before an epoch has ended, writes `last`
     only beside another checkpoint, and keeps absolute paths.
@@ -260,9 +235,7 @@ class RunCheckpoint(ModelCheckpoint):
     epochs = 0  # that were completed when it saved
 
     def check_monitor_top_k(self, trainer: Trainer, current: torch.Tensor | None = None) -> bool:
-        """Whether to save: of equally good checkpoints the latest, since small validation sets
-        often see ties.
-        """
+        """Whether to save; of equal scores the latest wins, since small sets often have ties."""
         best = self.best_model_score
         tied = current is not None and best is not None and bool(current == best)
         return tied or super().check_monitor_top_k(trainer, current)
@@ -284,7 +257,6 @@ class RunCheckpoint(ModelCheckpoint):
         super().on_train_epoch_end(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: pl.LightningModule) -> None:
-        """Save if it is time."""
         trainer.fit_loop.epoch_loop.validation_due = False  # type: ignore[attr-defined]
         super().on_validation_end(trainer, pl_module)
 

@@ -1,12 +1,13 @@
-"""Nested options, as config files hold them."""
+"""Nested options, as in config files."""
 
+from collections.abc import Iterable
 from typing import Any
 
 Options = dict[str, Any]
 
 
 def merged(base: Options, over: Options) -> Options:
-    """Nested options of `base` with those of `over` on top."""
+    """Options of `base`, replaced by those of `over` where it has them."""
     result = dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -28,3 +29,12 @@ def flat(options: Options, prefix: str = "") -> dict[str, Any]:
         else:
             result[name] = value
     return result
+
+
+def as_list(value: Any) -> list[Any]:
+    """[] of None, [value] of a single value, all of several."""
+    if value is None:
+        return []
+    if isinstance(value, Iterable) and not isinstance(value, str | dict):
+        return list(value)
+    return [value]

@@ -10,39 +10,51 @@ from torchmetrics import MeanMetric
 
 from datamodules.utils.files import write_text
 from tasks.base import Task
-from tasks.cli.parsing import merged
 from tasks.errors import UsageError
+from tasks.options import merged
 
 Config = TypeVar("Config")
-TOKENIZER_TRAINING = ("kind", "vocabulary", "min_frequency", "lowercase")  # options of it
+TRAINING_OPTIONS = ("kind", "vocabulary", "min_frequency", "lowercase")  # of a new tokenizer
 
 
 class TextTask(Task):
-    """A task whose data have a tokenizer; arguments as `Task`."""
+    """A task whose data have a tokenizer.
 
-    train_names = (*Task.train_names, "padding")
+    Args:
+        pretrained: Weights and tokenizer to start from: a checkpoint (.ckpt) of this suite,
+            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null: random
+            weights.
+        kwargs: As of `Task`.
+    """
+
+    train_metrics = (*Task.train_metrics, "padding")
+
+    def __init__(self, pretrained: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pretrained = pretrained
 
     @staticmethod
-    def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
-        """Refuses options for training a tokenizer if one is given."""
+    def check_options(
+        options: Any, on_command_line: Collection[str], given: Collection[str]
+    ) -> None:
+        """Refuses options for training a tokenizer if a trained one is given."""
+        if options.data.tokenizer.file is None:
+            return
         origin = options.data.tokenizer.file
         if options.model.pretrained:
             origin = f"--model.pretrained {options.model.pretrained}"
-        for name in TOKENIZER_TRAINING:
+        for name in TRAINING_OPTIONS:
             option = f"--data.tokenizer.{name}"
-            if option in typed and options.data.tokenizer.file is not None:
+            if option in on_command_line:
                 raise UsageError(
-                    f"{option} is for training a tokenizer, but {origin} has one: leave it out"
+                    f"{option} is for a new tokenizer, but {origin} has one: leave it out"
                 )
 
-    def resolved(self) -> dict[str, Any]:
-        """Returns the run's options with those that the data determine, the tokenizer's too."""
-        return merged(
-            super().resolved(), {"data": {"tokenizer": self.metadata["tokenizer_options"]}}
-        )
+    def resolved_config(self) -> dict[str, Any]:
+        tokenizer = self.metadata["tokenizer_options"]
+        return merged(super().resolved_config(), {"data": {"tokenizer": tokenizer}})
 
-    def keep_files(self, folder: Path) -> None:
-        """Writes `tokenizer.json`."""
+    def save_files(self, folder: Path) -> None:
         write_text(folder / "tokenizer.json", self.metadata["tokenizer"])
 
     def on_train_epoch_end(self) -> None:
@@ -55,37 +67,33 @@ class TextTask(Task):
 def fill_vocabulary(
     config: Config, metadata: Mapping[str, Any], name: str = "vocabulary"
 ) -> Config:
-    """Returns a network's config with the vocabulary size of the data.
+    """Returns a network's config whose vocabulary size, if null, is that of the data.
 
     Args:
         config: Of a network; its embedding may have more rows than the tokenizer has tokens.
-        metadata: Of the data: the vocabulary size and `max_length`.
+        metadata: Of the data, with its vocabulary size and `max_length` in tokens.
         name: Of the vocabulary size, in both.
-
-    Raises:
-        UsageError: The tokenizer has more tokens than the network, or texts are longer than its
-            learned positions.
     """
     net: Any = config
     tokens = metadata[name]
-    known = getattr(net, name) or tokens
-    if known < tokens:
+    vocabulary = getattr(net, name) or tokens
+    if vocabulary < tokens:
         raise UsageError(
-            f"the tokenizer has {tokens} tokens and the network {known}: use the tokenizer that "
-            f"the network was trained with, or leave --model.net.{name} out"
+            f"the tokenizer has {tokens} tokens and the network {vocabulary}: use the tokenizer "
+            f"that the network was trained with, or leave --model.net.{name} out"
         )
     length = metadata["max_length"]
     limit = net.max_length
     if net.position == "learned" and limit is not None and length > limit:
         raise UsageError(
-            f"--data.max_length {length} is more than the {limit} learned positions of the "
-            "network: lower it, or raise --model.net.max_length of a new network"
+            f"--data.max_length {length} exceeds the {limit} learned positions of the network: "
+            "lower it, or raise --model.net.max_length of a new network"
         )
-    return replace(net, **{name: known})
+    return replace(net, **{name: vocabulary})
 
 
 class MeanOf(MeanMetric):
-    """Mean over all targets of the value that a step returns under this name."""
+    """Mean over all targets of the value that a step returns under `name`."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

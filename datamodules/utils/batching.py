@@ -59,16 +59,19 @@ class ResumableBatchSampler(SequentialSampler):  # Lightning leaves the order of
         self.boundaries = self._boundaries(drop_last)
         self.epoch = 0
         self._start = (0, 0)
+        self._first_batch = 0
         self.overfit = False  # every epoch is the first again, for `--trainer.overfit_batches`
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch, from batch 0 unless `start` named another."""
+        start_epoch, batch = self._start
+        self._first_batch = batch if epoch == start_epoch else 0
         self.epoch = 0 if self.overfit else epoch
 
     def start(self, epoch: int, batch: int) -> None:
         """Continues in `epoch` before `batch`, both from 0; later epochs begin at batch 0."""
-        self.epoch = epoch
         self._start = (epoch, batch)
+        self.set_epoch(epoch)
 
     def order(self, epoch: int) -> Tensor:
         """All sample indices (S,) in the order of this epoch."""
@@ -95,8 +98,7 @@ class ResumableBatchSampler(SequentialSampler):  # Lightning leaves the order of
                 yield batch
 
     def __iter__(self) -> Iterator[list[int]]:  # type: ignore[override]
-        epoch, batch = self._start
-        return self.batches(self.epoch, batch if self.epoch == epoch else 0)
+        return self.batches(self.epoch, self._first_batch)
 
     def _boundaries(self, drop_last: bool) -> Sequence[int]:
         """Where the order is cut into steps: whole ones, then the rest."""

@@ -2,11 +2,6 @@
 
 import sys
 
-if __name__ == "__main__":
-    from tasks.cli.signals import SIGNALS
-
-    SIGNALS.install()  # before anything slow is imported
-
 from tasks.cli.app import App
 from tasks.cli.main import main
 
@@ -15,10 +10,9 @@ APP = App(
     title="Tessera BERT: text classification with a Transformer encoder",
     task="tasks.bert.task:BertTask",
     data="datamodules.reviews:ReviewData",
-    presets="tasks.bert.architectures:presets",
+    presets="modules.models.bert:BERT_PRESETS",
     pretrained="tasks.bert.architectures:pretrained_options",
     default_config="configs/bert/reviews.yaml",
-    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     takes_text=True,
     epochs=5,
     extra_commands={
@@ -39,7 +33,6 @@ APP = App(
     next_commands=(
         "predict --ckpt_path {best} --data.predict_path FILE",
         "export --ckpt_path {best} --format safetensors",
-        "fit --resume {folder} --trainer.max_epochs N",
     ),
 )
 

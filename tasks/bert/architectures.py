@@ -7,28 +7,22 @@ from typing import Any, TypeVar
 from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
 
-from modules.models.bert import BERT_PRESETS, BertConfig
+from modules.models.bert import BertConfig
 from modules.pretrained.bert import FAMILIES, HEADS
 from modules.pretrained.weights import load_weights
 from tasks.checkpoints.pretrained import (
+    ModelFolder,
     checkpoint_options,
-    folder_config,
-    model_folder,
     model_options,
     pretrained_weights,
 )
 from tasks.checkpoints.weights import OPTION, fill_config
-from tasks.cli.parsing import Options
 from tasks.errors import UsageError, usage_errors
+from tasks.options import Options
 from tasks.text import fill_vocabulary
 
 Net = TypeVar("Net", bound=nn.Module)
 TASKS = ("mlm", "bert")  # whose checkpoints hold an encoder
-
-
-def presets() -> dict[str, Options]:
-    """Returns the named sizes as options; tokens and classes come from the data."""
-    return {name: asdict(config) for name, config in BERT_PRESETS.items()}
 
 
 def fit_to_data(
@@ -38,14 +32,9 @@ def fit_to_data(
 
     Args:
         config: As asked for.
-        metadata: Of the data: `vocabulary`, `padding`, `max_length` in tokens, and maybe
-            `next_sentence`, whether there are pairs of sentences.
+        metadata: Of the data: `vocabulary`, `padding`, `max_length` in tokens, `next_sentence`.
         pretrained: Where the weights come from that decided the config; None: weights are new.
         sizes: Other sizes of the data.
-
-    Raises:
-        UsageError: The tokenizer has more tokens than the network or another padding token, texts
-            are longer than the network can read, or an option contradicts the data.
     """
     config = fill_vocabulary(config, metadata)
     padding = metadata["padding"]
@@ -55,45 +44,28 @@ def fit_to_data(
             "use the tokenizer that the network was trained with, or leave --model.net.padding out"
         )
     if config.next_sentence and not metadata.get("next_sentence"):
-        raise UsageError(
-            "--model.net.next_sentence true needs pairs of sentences: add --data.next_sentence "
-            "true to pretraining, or leave it out"
-        )
+        raise UsageError("--model.net.next_sentence true needs --data.next_sentence true: add it")
     return fill_config(replace(config, padding=padding), sizes)
 
 
 def pretrained_options(source: str) -> Options:
-    """Returns the network and the tokenizer of a pretrained model as options.
-
-    Args:
-        source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
-
-    Raises:
-        UsageError: There is no such model, or it is no encoder of ours.
-    """
+    """Returns the network and the tokenizer of `--model.pretrained SOURCE` as options."""
     if source.endswith(".ckpt"):
         return checkpoint_options(source, TASKS, num_classes=None, next_sentence=False)
-    folder = model_folder(source)
-    _, config = folder_config(folder, FAMILIES)
-    return model_options(folder, asdict(replace(config, num_classes=None)))
+    folder = ModelFolder(source, FAMILIES)
+    return model_options(folder.path, asdict(replace(folder.config, num_classes=None)))
 
 
 def load_pretrained(
-    build: Callable[[], Net],
-    source: str,
-    metadata: Mapping[str, Any],
-    reset: tuple[str, ...] = (),
+    build: Callable[[], Net], source: str, metadata: Mapping[str, Any], reset: tuple[str, ...] = ()
 ) -> Net:
     """Builds a network with pretrained weights; says which parts of heads are initialised anew.
 
     Args:
         build: Builds a `BertClassifier` or `BertMaskedLM`, once the weights fit their config.
-        source: As in `pretrained_options`.
+        source: As of `--model.pretrained`.
         metadata: Of the data, with their `tokenizer`.
         reset: Parts of the network not to load.
-
-    Raises:
-        UsageError: The encoder's weights do not fit the network, or its tokenizer is another one.
     """
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     state = {name: value for name, value in state.items() if not name.startswith(reset)}

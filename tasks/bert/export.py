@@ -28,9 +28,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
     saved = checkpoint[KEY]
     task = saved["task"]
     if task not in NETWORKS:
-        raise UsageError(
-            f"checkpoint '{ckpt_path}' is of task '{task}': use python -m tasks.{task}"
-        )
+        raise UsageError(f"checkpoint '{ckpt_path}' is of task {task}: use python -m tasks.{task}")
     net = NETWORKS[task](load_config(BertConfig, saved["net"]))
     net.load_state_dict(net_weights(checkpoint))
     metadata = saved["metadata"]
@@ -42,11 +40,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
 def to_huggingface(
     net: Any, class_names: list[str] | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns `config.json` and weights of the first family with such a model.
-
-    Raises:
-        ValueError: None has one; with the reason of the first.
-    """
+    """Returns `config.json` and weights of the first family with such a model."""
     reasons = []
     for family in FAMILIES.values():
         try:

@@ -24,14 +24,12 @@ from tasks.bert.architectures import fit_to_data, load_pretrained
 from tasks.classification import ClassifierTask
 from tasks.errors import UsageError
 from tasks.text import TextTask
-from tasks.training.optim import OptimConfig
 
 
 class CalibrationError(MulticlassCalibrationError):
     """Expected calibration error, summed in the metric's own type (float64)."""
 
     def compute(self) -> Tensor:
-        """Returns the error over all samples, ()."""
         self.confidences = [dim_zero_cat(self.confidences).to(self.dtype)]
         return super().compute()
 
@@ -41,20 +39,11 @@ class BertTask(TextTask, ClassifierTask):
 
     Args:
         net: The network. Null numbers of classes and tokens come from the data.
-        optimizer: Optimizer, schedule, clipping; layer-wise learning rates and frozen layers for
-            fine-tuning.
-        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), from 0 to
-            below 1.
         r_drop: Weight of the KL divergence between two passes with different dropout (Liang 2021,
             there 1 to 5), which doubles the time of a step; 0: one pass.
-        pretrained: Weights and tokenizer to start from: a checkpoint of `python -m tasks.mlm`,
-            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null: random
-            weights.
         reset_head: Initialise the classifier anew even if the pretrained weights have one that
             fits.
-        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
-            0.999, which is evaluated and saved; null: none.
-        compile: Compile the network with torch.compile, in place.
+        kwargs: As of `TextTask` and `ClassifierTask`.
     """
 
     name = "bert"
@@ -62,34 +51,28 @@ class BertTask(TextTask, ClassifierTask):
     def __init__(
         self,
         net: BertConfig = BertConfig(),
-        optimizer: OptimConfig = OptimConfig(),
-        label_smoothing: float = 0.0,
         r_drop: float = 0.0,
-        pretrained: str | None = None,
         reset_head: bool = False,
-        ema: float | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, label_smoothing, ema, compile)
+        super().__init__(**kwargs)
         if r_drop < 0:
             raise ValueError(f"r_drop {r_drop} must not be negative")
         self.net_config = net
         self.r_drop = r_drop
-        self.pretrained = pretrained
         self.reset_head = reset_head
 
     def build(self, metadata: Mapping[str, Any]) -> BertClassifier:
-        """Builds an encoder and a classifier for the data's tokens and classes."""
         classes = len(metadata["class_names"])
         config = fit_to_data(self.net_config, metadata, self.pretrained, num_classes=classes)
         build = partial(BertClassifier, config)
-        if self.pretrained is None or self.restored is not None:
+        if self.pretrained is None:
             return build()
         reset = ("head", "pooler", "pool") if self.reset_head else ()
         return load_pretrained(build, self.pretrained, metadata, reset)
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Returns also macro F1, AUROC, and expected calibration error in 15 bins (Guo 2017)."""
+        """Adds macro F1, AUROC, and expected calibration error in 15 bins (Guo 2017)."""
         classes = len(self.class_names)
         return {
             **super().make_metrics(),
@@ -115,7 +98,6 @@ class BertTask(TextTask, ClassifierTask):
         return batch["index"], self.net(batch["tokens"], batch["padding_mask"]).softmax(-1)
 
     def write_predictions(self, trainer: pl.Trainer, datamodule: ReviewData, folder: Path) -> None:
-        """Writes `predictions.csv`: text, label, probability of each class; or prints them."""
         if datamodule.predict_text is not None and datamodule.predict_path is not None:
             raise UsageError("--text and --data.predict_path exclude each other: leave one out")
         batches: Any = trainer.predict(self, datamodule=datamodule)
@@ -133,7 +115,7 @@ class BertTask(TextTask, ClassifierTask):
 
 
 def divergence(logits1: Tensor, logits2: Tensor) -> Tensor:
-    """Returns the mean of both KL divergences between the softmax of two logits (B, K)."""
+    """Mean of both KL divergences between the softmax of two logits (B, K)."""
     log_p = logits1.log_softmax(-1)
     log_q = logits2.log_softmax(-1)
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1).mean() / 2

@@ -16,7 +16,7 @@ def tokenize(
     ckpt_path: str | None = None,
     tokenizer: TokenizerConfig = DEFAULT,
     max_length: int | None = None,
-    typed: Collection[str] = (),
+    on_command_line: Collection[str] = (),
 ) -> None:
     """Show the tokens of a text and their ids.
 
@@ -26,24 +26,21 @@ def tokenize(
         tokenizer: A file, or a kind that is trained on the embedded reviews; by default that of the
             default run.
         max_length: Cut to this many tokens, special tokens included; null: do not cut.
-        typed: The options on the command line.
+        on_command_line: Names of the options on the command line.
     """
     if not text.strip():
         raise UsageError("--text is empty: give a text to tokenize")
     if max_length is not None and max_length < 3:
-        raise UsageError(
-            f"--max_length {max_length} leaves no room between the special tokens: give at least 3"
-        )
+        raise UsageError(f"--max_length {max_length} leaves room for no token: give at least 3")
     if ckpt_path is None:
         chosen = Tokenizer.load_or_train(generate()["train"][0], tokenizer)
     else:
         metadata = read_checkpoint(ckpt_path)[KEY]["metadata"]
         if "tokenizer" not in metadata:
             raise UsageError(f"checkpoint '{ckpt_path}' has no tokenizer: give one of a text task")
-        if surplus := next((name for name in typed if name.startswith("--tokenizer")), None):
-            raise UsageError(
-                f"{surplus} has no effect with --ckpt_path, whose tokenizer is used: leave it out"
-            )
+        for name in on_command_line:
+            if name.startswith("--tokenizer"):
+                raise UsageError(f"{name} and --ckpt_path both name a tokenizer: leave one out")
         chosen = Tokenizer.from_json(
             metadata["tokenizer"], metadata["tokenizer_options"]["truncate"]
         )

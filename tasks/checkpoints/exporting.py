@@ -48,12 +48,11 @@ def export_text_model(
     Args:
         net: The network.
         metadata: Of its data.
-        ckpt_path: Where the network comes from.
-        format: hf: a folder with weights, config and tokenizer; safetensors: see
-            `write_safetensors`.
-        output: Folder or file to write; None puts it beside the checkpoint.
-        convert: See `Convert`; a `ValueError` says why there is no such model.
-        write_more: Writes from the metadata what else the folder holds.
+        ckpt_path: The checkpoint.
+        format: hf: a folder with weights, config and tokenizer; safetensors: a file.
+        output: Folder or file to write; None: beside the checkpoint.
+        convert: See `Convert`; its `ValueError` says why Hugging Face has no such model.
+        write_more: Writes the other files of the folder.
     """
     target = Path(output) if output else Path(ckpt_path).with_suffix(f".{format}")
     if format == "safetensors":
@@ -67,17 +66,13 @@ def export_text_model(
 
 
 def write_huggingface(net: Any, folder: Path, convert: Convert) -> str:
-    """Writes weights and `config.json`, and returns the code that loads them.
-
-    Raises:
-        UsageError: There is no such model; says why.
-    """
+    """Writes weights and `config.json`; returns the code that loads them."""
     try:
         settings, state = convert(net)
     except ValueError as error:
+        reason = str(error).rstrip(".")
         raise UsageError(
-            f"no model of Hugging Face is like this one ({str(error).rstrip('.')}): export to "
-            "safetensors"
+            f"Hugging Face has no such model ({reason}): use --format safetensors"
         ) from error
     save_weights(state, folder / "model.safetensors", format="pt")
     write_text(folder / "config.json", json.dumps(settings, indent=2))
@@ -104,13 +99,7 @@ def save_tokenizer(
 def set_special_tokens(
     content: dict[str, Any], tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]
 ) -> None:
-    """Lets a tokenizer put special tokens before and after a text.
-
-    Args:
-        content: Of its `tokenizer.json`, which is changed.
-        tokenizer: The same, to ask for names of tokens.
-        before, after: The tokens.
-    """
+    """Changes the content of a `tokenizer.json` to add tokens before and after a text."""
     names = {number: tokenizer.convert_ids_to_tokens([number])[0] for number in (*before, *after)}
     bos = [{"SpecialToken": {"id": names[number], "type_id": 0}} for number in before]
     eos = [{"SpecialToken": {"id": names[number], "type_id": 0}} for number in after]
@@ -145,7 +134,7 @@ def save_weights(state: Mapping[str, Tensor], path: Path, **header: str) -> None
 
 @contextmanager
 def made_parents(path: Path) -> Iterator[None]:
-    """Makes the folders that a path lies in, and removes them again if what follows fails."""
+    """Creates the folders that a path lies in, and removes them again if what follows fails."""
     made = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,11 +148,7 @@ def made_parents(path: Path) -> Iterator[None]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yields a file to write, which takes its name at the end; if writing fails, nothing is left.
-
-    Raises:
-        UsageError: There is a folder of that name.
-    """
+    """Yields a file to write, which takes its name at the end; nothing is left if that fails."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder: give the name of a file to write")
     with made_parents(path), replacing(path) as partial:
@@ -172,11 +157,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yields a folder to fill, which takes its name at the end; if filling fails, nothing is left.
-
-    Raises:
-        UsageError: There is something else of that name.
-    """
+    """Yields a folder to fill, which takes its name at the end; nothing is left if that fails."""
     exists = folder.is_symlink() or folder.exists()
     is_empty = folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
     if exists and not (folder.name and is_empty):

@@ -18,30 +18,17 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 # Options that beam search lacks; if one is given, the folder's beams do not count.
 NOT_IN_BEAM_SEARCH = (*SAMPLING, "repetition_penalty", "seed", "stop")
 # Entries that change what is generated and are not supported, with the value that changes nothing.
+LENGTHS = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens")
+CUTOFFS = ("epsilon_cutoff", "eta_cutoff", "diversity_penalty", "penalty_alpha")
+FACTORS = ("encoder_repetition_penalty", "typical_p", "guidance_scale", "num_beam_groups")
+LISTS = ("begin_suppress_tokens", "sequence_bias", "force_words_ids", "constraints")
+OTHERS = ("exponential_decay_length_penalty", "watermarking_config", "dola_layers", "max_time")
 UNSUPPORTED: dict[str, Any] = {
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "encoder_repetition_penalty": 1,
-    "typical_p": 1,
-    "guidance_scale": 1,
-    "num_beam_groups": 1,
-    "epsilon_cutoff": 0,
-    "eta_cutoff": 0,
-    "diversity_penalty": 0,
-    "penalty_alpha": 0,
-    "begin_suppress_tokens": [],
-    "sequence_bias": [],
-    "force_words_ids": [],
-    "constraints": [],
-    "exponential_decay_length_penalty": None,
-    "watermarking_config": None,
-    "dola_layers": None,
-    "max_time": None,
-    "remove_invalid_values": False,
-    "token_healing": False,
-    "top_h": None,
+    **dict.fromkeys(LENGTHS + CUTOFFS, 0),
+    **dict.fromkeys(FACTORS, 1),
+    **dict.fromkeys(LISTS, []),
+    **dict.fromkeys((*OTHERS, "top_h"), None),
+    **dict.fromkeys(("remove_invalid_values", "token_healing"), False),
 }
 Options = TypeVar("Options", bound=GenerationConfig)
 
@@ -77,7 +64,7 @@ class FolderGeneration:
     """Generation settings of a folder.
 
     Args:
-        file: That has them.
+        file: Where they are from.
         settings: Supported entries.
         unsupported: Other entries that would change what is generated, such as "min_length 5".
         vocabulary: Number of tokens of the model.
@@ -90,48 +77,38 @@ class FolderGeneration:
 
     @property
     def stop(self) -> tuple[int, ...]:
-        """End tokens; none if the file does not say."""
         return self.tokens("eos_token_id")
 
     @property
     def banned(self) -> tuple[int, ...]:
-        """Tokens that are never generated.
-
-        Raises:
-            UsageError: The file bans phrases of several tokens, or unknown tokens.
-        """
+        """Tokens that are never generated; raises `UsageError` if phrases of several are banned."""
         phrases = self.settings.bad_words_ids or []
         if any(len(phrase) != 1 for phrase in phrases):
             raise UsageError(
-                f"{self.file} bans phrases of several tokens (bad_words_ids), which is not "
-                "supported: remove them"
+                f"{self.file}: bad_words_ids bans phrases of several tokens: remove them"
             )
         words = [token for (token,) in phrases if token not in self.stop]
         return (*self.check_tokens("bad_words_ids", words), *self.tokens("suppress_tokens"))
 
     def tokens(self, name: str) -> tuple[int, ...]:
-        """Returns the tokens of an entry: one, several, or none.
-
-        Raises:
-            UsageError: The model does not have one of them.
-        """
+        """Returns the tokens of an entry: one, several, or none."""
         value = getattr(self.settings, name)
         if value is None:
             return ()
         return self.check_tokens(name, [value] if isinstance(value, int) else value)
 
     def check_tokens(self, name: str, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Returns the tokens of an entry, if the model has them all; else raises `UsageError`."""
+        """Returns the tokens of an entry; raises `UsageError` if the model lacks one."""
         for token in tokens:
             if not 0 <= token < self.vocabulary:
                 raise UsageError(
-                    f"{self.file}: {name} names token {shown(token)}, but the model has "
+                    f"{self.file}: {name} has token {shown(token)}, but the model "
                     f"{self.vocabulary}: correct it"
                 )
         return tuple(tokens)
 
     def apply_to(self, options: Options, given: Collection[str], prompt_length: int) -> Options:
-        """Returns options with the folder's settings for those not given; names what is ignored.
+        """Returns options with the folder's settings where none are given; prints which it ignores.
 
         Args:
             options: Of a command.
@@ -142,19 +119,19 @@ class FolderGeneration:
             UsageError: A setting is out of range, or contradicts a given option.
         """
         known = {field.name for field in fields(options)}
-        free = known - {name.removeprefix("--") for name in given}
+        not_given = known - {name.removeprefix("--") for name in given}
         found = self.as_options(prompt_length)
         ignored = [*self.unsupported]
         samples = bool(self.settings.do_sample)
-        if "nbest" in known and "num_samples" in found:  # another command, another name
+        if "nbest" in known and "num_samples" in found:  # the name in `translate`
             found["nbest"] = found.pop("num_samples")
         if not samples and options.temperature == 0:
             found = {name: value for name, value in found.items() if name not in SAMPLING}
         if samples and found.get("beams", 1) > 1:
             ignored.append(f"num_beams {found.pop('beams')} with do_sample true")
         ignored += [f"{name} {shown(found[name])}" for name in found if name not in known]
-        found = {name: value for name, value in found.items() if name in free}
-        if any(getattr(options, name) for name in known - free if name in NOT_IN_BEAM_SEARCH):
+        found = {name: value for name, value in found.items() if name in not_given}
+        if any(getattr(options, name) for name in known - not_given if name in NOT_IN_BEAM_SEARCH):
             found.pop("beams", None)
         if found.get("beams", options.beams) > 1:
             if samples:
@@ -202,11 +179,11 @@ def read_generation(
     ignored: Sequence[str] = (),
     **defaults: Any,
 ) -> FolderGeneration:
-    """Reads the generation settings of a folder.
+    """Reads the generation settings of a folder of Hugging Face's layout.
 
     Args:
-        folder: Of Hugging Face's layout.
-        config: Content of its `config.json`, which counts if there is no `generation_config.json`.
+        folder: The folder.
+        config: Its `config.json`, which is used if there is no `generation_config.json`.
         vocabulary: Number of tokens of the model.
         ignored: Entries of `GenerationSettings` that the task does not support.
         defaults: Entries that an older `config.json` leaves out.
@@ -220,9 +197,7 @@ def read_generation(
         try:
             content = read_object(file)
         except (OSError, ValueError) as error:
-            raise UsageError(
-                f"{file} is not readable: fetch or write it again, or leave it out"
-            ) from error
+            raise UsageError(f"{file} is not readable: write it again, or remove it") from error
     else:
         file = folder / "config.json"
     known = {field.name for field in fields(GenerationSettings)}

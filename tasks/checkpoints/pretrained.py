@@ -1,6 +1,7 @@
 """Pretrained models of text and their tokenizers: checkpoints, folders of Hugging Face, the hub."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +13,24 @@ from modules.pretrained.settings import Settings
 from modules.schema import checked
 from tasks.checkpoints.reading import KEY, Checkpoint, net_weights, read_checkpoint
 from tasks.checkpoints.weights import OPTION, State, match_classes, read_weights
-from tasks.cli.parsing import Options
 from tasks.errors import DataError, UsageError, usage_errors
+from tasks.options import Options
 
 Families = Mapping[str, TransformersFamily[Any]]
+CONFIG_FILES = ("config.json", "generation_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+OLDER_TOKENIZER_FILES = ("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt")
+SENTENCEPIECE_FILES = ("source.spm", "target.spm", "target_vocab.json", "spiece.model")
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
 DOWNLOADED_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-*.safetensors",
-    "vocab.txt",  # tokenizers older than tokenizer.json
-    "vocab.json",
-    "merges.txt",
-    "source.spm",  # Marian
-    "target.spm",
-    "target_vocab.json",
-    "spiece.model",  # T5
+    *CONFIG_FILES,
+    *TOKENIZER_FILES,
+    *OLDER_TOKENIZER_FILES,
+    *SENTENCEPIECE_FILES,
+    *WEIGHT_FILES,
 )
 # Downloaded if there are no safetensors.
 PYTORCH_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
-# Each run chooses these itself: what suits pretraining on much text overfits few labels.
-DROPOUTS = (
-    "dropout",
-    "mlp_dropout",
-    "attention_dropout",
-    "drop_path",
-    "head_dropout",
-    "pooler_dropout",
-    "token_dropout",
-)
 CKPT_PATH = "--ckpt_path"  # names a model to use, as OPTION names one to train
 BEST = Path("checkpoints", "best.ckpt")  # in a run folder
 
@@ -57,9 +42,6 @@ def checkpoint_options(source: str, tasks: Sequence[str], **open_options: Any) -
         source: A checkpoint of `fit`.
         tasks: Tasks whose networks will do.
         open_options: Options that the new data decide, with the value that leaves them open.
-
-    Raises:
-        UsageError: There is no such checkpoint, or it is of another task.
     """
     saved = read_task_checkpoint(source, tasks)[KEY]
     tokenizer = tokenizer_file(source, saved["metadata"]["tokenizer"])
@@ -72,11 +54,16 @@ def model_options(tokenizer: Path, net: Options) -> Options:
 
 
 def without_dropout(net: Options) -> Options:
-    """Returns options of a network without dropout rates, so that those of the run count."""
-    kept = {name: value for name, value in net.items() if name not in DROPOUTS}
-    for name, value in kept.items():
+    """Returns options of a network without dropout rates.
+
+    Each run chooses these itself: what suits pretraining on much text overfits few labels.
+    """
+    kept = {}
+    for name, value in net.items():
         if isinstance(value, dict):
             kept[name] = without_dropout(value)
+        elif name != "drop_path" and not name.endswith("dropout"):
+            kept[name] = value
     return kept
 
 
@@ -89,10 +76,7 @@ def pretrained_weights(
         source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
         tasks: Tasks whose networks will do.
         metadata: Of the data, with their `tokenizer`, and `class_names` if they have classes.
-        families: Of models of Hugging Face that will do.
-
-    Raises:
-        UsageError: The tokenizer of the data is another one, or there are no such weights.
+        families: Families of Hugging Face that will do.
     """
     if source.endswith(".ckpt"):
         checkpoint = read_task_checkpoint(source, tasks)
@@ -101,46 +85,65 @@ def pretrained_weights(
         names = saved.get("class_names")
         state = net_weights(checkpoint)
     else:
-        folder = model_folder(source)
-        tokenizer = Tokenizer.from_file(folder)
-        with usage_errors(f"{OPTION} {folder / 'config.json'}"):
-            names = read_class_names(read_settings(folder))
-        state = folder_weights(folder, families)
+        folder = ModelFolder(source, families)
+        tokenizer = Tokenizer.from_file(folder.path)
+        names = folder.class_names()
+        state = folder.weights()
     check_tokenizer(source, tokenizer, metadata["tokenizer"])
     return match_classes(source, state, names, metadata.get("class_names"))
 
 
-def read_class_names(settings: Settings) -> list[str] | None:
-    """Returns the classes by row of a classifier, by `id2label`; None if it does not name each.
+class ModelFolder:
+    """A model in Hugging Face's layout.
+
+    Args:
+        source: `hf/<model>`, which is downloaded, or a local folder.
+        families: Families of models that will do.
+        option: The option that names it, for messages.
+
+    Attributes:
+        path: The folder.
+        settings: Content of its `config.json`.
+        family: Name of the family.
+        config: Of our network.
 
     Raises:
-        ValueError: `id2label` is no dict of names.
+        UsageError: There is no such folder or config.json, or the model is not supported.
+        DataError: It could not be downloaded.
     """
-    default = {"0": "LABEL_0", "1": "LABEL_1"}  # transformers leaves it out of the file
-    names = checked(dict[str, str], settings.get("id2label") or default, "id2label")
-    rows = [str(row) for row in range(len(names))]
-    return [names[row] for row in rows] if names.keys() == set(rows) else None
 
+    def __init__(self, source: str, families: Families, option: str = OPTION) -> None:
+        self.families = families
+        self.option = option
+        self.path = model_folder(source, option)
+        try:
+            self.settings: Settings = read_object(self.path / "config.json")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(
+                f"{option} {self.path} has no readable config.json ({reason}): give another folder"
+            ) from error
+        with self.config_errors():
+            self.family, self.config = config_from_huggingface(self.settings, families)
 
-def folder_weights(folder: Path, families: Families, option: str = OPTION) -> State:
-    """Returns the weights of a Hugging Face folder under our names; `option` named it."""
-    weights: State = {}
-    for file in weight_files(folder):
-        weights |= read_weights(str(file), option)
-    family, config = folder_config(folder, families, option)
-    with usage_errors(f"{option} {folder / 'config.json'}"):
-        return families[family].weights_from_external(weights, config)
+    def config_errors(self) -> AbstractContextManager[None]:
+        """Turns a `ValueError` about config.json into a `UsageError`."""
+        return usage_errors(f"{self.option} {self.path / 'config.json'}")
 
+    def class_names(self) -> list[str] | None:
+        """Returns the class of each row of a classifier; None if `id2label` does not name each."""
+        default = {"0": "LABEL_0", "1": "LABEL_1"}  # transformers leaves it out of the file
+        with self.config_errors():
+            names = checked(dict[str, str], self.settings.get("id2label") or default, "id2label")
+        rows = [str(row) for row in range(len(names))]
+        return [names[row] for row in rows] if names.keys() == set(rows) else None
 
-def folder_config(folder: Path, families: Families, option: str = OPTION) -> tuple[str, Any]:
-    """Returns the family and the config of the model in a folder; `option` named it.
-
-    Raises:
-        UsageError: There is no config.json, or it describes a model that is not supported.
-    """
-    settings = read_settings(folder, option)
-    with usage_errors(f"{option} {folder / 'config.json'}"):
-        return config_from_huggingface(settings, families)
+    def weights(self) -> State:
+        weights: State = {}
+        for file in weight_files(self.path):
+            weights |= read_weights(str(file), self.option)
+        with self.config_errors():
+            return self.families[self.family].weights_from_external(weights, self.config)
 
 
 def read_task_checkpoint(source: str, tasks: Sequence[str]) -> Checkpoint:
@@ -163,11 +166,7 @@ def check_tokenizer(source: str, theirs: Tokenizer, own: str) -> None:
 
 
 def tokenizer_file(source: str, content: str) -> Path:
-    """Returns a file with the tokenizer of a checkpoint: in its run folder, else in the cache.
-
-    Raises:
-        DataError: The cache cannot be written.
-    """
+    """Returns a file with the tokenizer of a checkpoint: in its run folder, or in the cache."""
     beside = Path(source).resolve().parent.parent / "tokenizer.json"
     if beside.is_file() and beside.read_bytes() == content.encode():
         return beside
@@ -180,31 +179,11 @@ def tokenizer_file(source: str, content: str) -> Path:
     return path
 
 
-def read_settings(folder: Path, option: str = OPTION) -> Settings:
-    """Returns a folder's `config.json`; `option` named the folder.
-
-    Raises:
-        UsageError: There is none, or it cannot be read.
-    """
-    try:
-        return read_object(folder / "config.json")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(
-            f"{option} {folder} has no readable config.json ({reason}): give a folder of Hugging "
-            "Face's layout"
-        ) from error
-
-
 def model_folder(source: str, option: str = OPTION) -> Path:
-    """Returns the folder with the files of a model, downloaded if it is on the hub.
-
-    Args:
-        source: `hf/<model>`, or a local folder.
-        option: The option that names it.
+    """Returns the folder with the files of a model, downloaded if it is `hf/<model>`.
 
     Raises:
-        UsageError: There is no such folder, or none with weights.
+        UsageError: There is no such folder, or it holds no weights.
         DataError: It could not be downloaded.
     """
     wanted = "a checkpoint (.ckpt) or a folder with config.json, model.safetensors, tokenizer.json"
@@ -222,18 +201,13 @@ def model_folder(source: str, option: str = OPTION) -> Path:
     if not (folder / "config.json").is_file():
         raise UsageError(f"{option} {source} holds no model: give {wanted}")
     raise UsageError(
-        f"{option} {source} has neither model.safetensors nor pytorch_model.bin: choose a model "
-        "that has, or save this one again with save_pretrained(FOLDER) of transformers and give "
-        "that FOLDER"
+        f"{option} {source} has neither model.safetensors nor pytorch_model.bin: give another "
+        "model, or save this one again with save_pretrained of transformers"
     )
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the weight files of a folder: safetensors if there are any, else PyTorch's.
-
-    Raises:
-        DataError: One of those is missing.
-    """
+    """Returns the weight files of a folder: safetensors if there are any, else PyTorch's."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).is_file():
             return [folder / name]
@@ -247,9 +221,7 @@ def indexed_files(index: Path) -> list[Path]:
     try:
         names = checked(dict[str, str], read_object(index).get("weight_map"), "weight_map")
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"{index} does not say which files hold the weights ({error}): download the model again"
-        ) from error
+        raise DataError(f"{index} names no weights ({error}): download the model again") from error
     files = [index.parent / Path(name).name for name in sorted(set(names.values()))]
     for file in files:
         if not file.is_file():
@@ -258,11 +230,7 @@ def indexed_files(index: Path) -> list[Path]:
 
 
 def download(model: str, option: str = OPTION) -> Path:
-    """Returns the folder with the files of a model on the hub; `option` named it.
-
-    Raises:
-        DataError: It could not be downloaded.
-    """
+    """Returns the folder with the files of a model on the hub; `option` named it."""
     from huggingface_hub import snapshot_download
 
     for patterns in ([*DOWNLOADED_FILES], [*DOWNLOADED_FILES, *PYTORCH_FILES]):

@@ -6,6 +6,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,27 +14,58 @@ import torch
 from torch import Tensor
 
 from datamodules.utils.files import open_regular
+from modules.config import require
 from modules.schema import checked, from_dict, shown
-from tasks.checkpoints.contents import KEY, VERSION, Entry
 from tasks.errors import RunError, UsageError
+
+KEY = "tessera"  # of our entry in a checkpoint
+VERSION = 2  # of the layout of our entry; 1 had no number
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+TRAINING_STATE = ("epoch", "global_step", "loops", "callbacks", "lr_schedulers", "optimizer_states")
 
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
 CODE = "GLOBAL|allowlisted|reduce"  # in torch's messages about objects; others are about bytes
 
 
-def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:
-    """Loads a checkpoint's tensors and primitives; a pickle with code in it is refused, never run.
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of the run, as the command line has them."""
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Our entry of a checkpoint.
 
     Args:
-        path: File written by `fit`.
+        task: Name of the task.
+        version: `VERSION` of the program that wrote it.
+        metadata: Of the data: class names, normalisation, tokenizer.
+        net: Config of the network, with the sizes found in the data.
+        config: Options of the run.
+    """
+
+    task: str
+    version: int
+    metadata: dict[str, Any]
+    net: dict[str, Any]
+    config: RunOptions
+
+
+def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:
+    """Reads a checkpoint of tensors and primitives; one with pickled code is refused, never run.
+
+    Args:
+        path: File that `fit` wrote.
         task: Task that it must belong to, such as "vit"; None for any.
 
     Raises:
         UsageError: There is no such file, it is of another program, version or task, or it holds
             code.
-        RunError: It is truncated or corrupt, an entry is missing or wrong, or a weight is not
-            finite.
+        RunError: It is damaged, an entry is missing or wrong, or a weight is not finite.
         OSError: It is no regular file.
     """
     file = Path(path)
@@ -47,11 +79,17 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     checkpoint = load_tensors(file, what)
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(
-            f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote; weights of other "
-            "libraries load through --model.pretrained"
+            f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote, or load weights "
+            "of other libraries by --model.pretrained"
         )
-    check_version(checkpoint[KEY], what)
-    with checkpoint_errors(file):
+    entry = checkpoint[KEY]
+    version = entry.get("version") if isinstance(entry, Mapping) else VERSION
+    if version != VERSION:
+        raise UsageError(
+            f"{what} has version {shown(version)} of the layout, and this program reads only "
+            f"{VERSION}: train again, or use the version of the program that wrote it"
+        )
+    with checkpoint_errors(what):
         found = from_dict(Entry, checkpoint[KEY], f"{KEY}.").task
         weights = checked(dict[str, Tensor], checkpoint["state_dict"], "state_dict")
     if task is not None and found != task:
@@ -60,50 +98,26 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     return checkpoint
 
 
-def check_version(entry: Any, what: str) -> None:
-    """Refuses a checkpoint, called `what`, whose entry has another layout with a `UsageError`."""
-    version = entry.get("version") if isinstance(entry, Mapping) else VERSION
-    if version != VERSION:
-        raise UsageError(
-            f"{what} cannot be read: it has version {shown(version)} of the layout, and this "
-            f"program reads version {VERSION} only: train again, or use the version of this "
-            "program that wrote it"
-        )
-
-
 @contextmanager
-def checkpoint_errors(path: Path) -> Iterator[None]:
-    """Turns a `ValueError` about an entry of the checkpoint at `path` into a `RunError`."""
+def checkpoint_errors(what: str) -> Iterator[None]:
+    """Turns a `ValueError` about an entry of a checkpoint, called `what`, into a `RunError`."""
     try:
         yield
     except ValueError as error:
-        raise RunError(f"checkpoint '{path}' cannot be used: {str(error).rstrip('.')}") from error
+        raise RunError(f"{what} cannot be used: {str(error).rstrip('.')}") from error
 
 
 def check_finite(state: Mapping[str, Tensor], what: str) -> None:
-    """Refuses weights that hold NaN or infinity.
-
-    Args:
-        state: Tensors by name.
-        what: What to call them in a message.
-
-    Raises:
-        RunError: Names the first of them.
-    """
+    """Raises `RunError` if a weight holds NaN or infinity; `what` is the file in its message."""
     for name, value in state.items():
         if not value.isfinite().all():
             raise RunError(
-                f"{what} cannot be used: {name} holds NaN or infinity; take an earlier or another "
-                "file"
+                f"{what} cannot be used: {name} holds NaN or infinity; take another file"
             )
 
 
 def load_tensors(file: Path, what: str) -> Any:
-    """Returns what `torch.save` wrote, if it is tensors and primitives.
-
-    Args:
-        file: The file.
-        what: What to call it in a message.
+    """Returns what `torch.save` wrote, if it is tensors and primitives; `what` is for messages.
 
     Raises:
         UsageError: It holds other objects.
@@ -121,8 +135,8 @@ def load_tensors(file: Path, what: str) -> Any:
         pickled = re.search(CODE, str(error)) or file.open("rb").read(1) == b"\x80"
         if isinstance(error, pickle.UnpicklingError) and pickled:
             raise UsageError(
-                f"{what} holds objects other than tensors and primitives; loading them could run "
-                "code, so it is refused"
+                f"{what} is refused: loading objects other than tensors and primitives could run "
+                "code"
             ) from error
         raise RunError(f"{what} is truncated or not a checkpoint") from error
     if damaged:
@@ -140,12 +154,35 @@ def net_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def load_config(kind: type[Config], options: Mapping[str, Any]) -> Config:
-    """Returns the config of a checkpoint's network.
+    """Returns the config of a checkpoint's network; raises `RunError` if an entry is wrong."""
+    with checkpoint_errors("the checkpoint"):
+        return from_dict(kind, options, f"{KEY}.net.")
+
+
+def check_training(checkpoint: Mapping[str, Any]) -> None:
+    """Checks that training can continue from a checkpoint that only names files of its own folder.
+
+    A `ModelCheckpoint` deletes its files once others are better; a forged one could delete any.
 
     Raises:
-        RunError: An entry is unknown, missing or of another type; by name.
+        ValueError: Says what is missing, or which path is outside of the callback's folder.
     """
-    try:
-        return from_dict(kind, options, f"{KEY}.net.")
-    except ValueError as error:
-        raise RunError(f"the checkpoint cannot be used: {str(error).rstrip('.')}") from error
+    for name in TRAINING_STATE:
+        require(name in checkpoint, f"{name} is missing.")
+    for name, state in checked(dict[str, Any], checkpoint["callbacks"], "callbacks").items():
+        if not name.startswith(("ModelCheckpoint", "RunCheckpoint")):
+            continue
+        folder = state["dirpath"] or ""
+        own = (state["best_model_path"], state["kth_best_model_path"], state["last_model_path"])
+        for path in map(Path, filter(None, (*own, *state["best_k_models"]))):
+            inside = path.is_relative_to(folder) and ".." not in path.parts
+            require(inside, f"callbacks name {path}, which is not in their folder {folder}.")
+
+
+def check_tensor(value: Tensor, like: Tensor, name: str) -> None:
+    """Raises `ValueError` unless `value` has the shape of `like` and a type that fits it."""
+    shape = [*value.shape]
+    wanted = [*like.shape]
+    require(shape == wanted, f"{name} has shape {shape}, but must have {wanted}.")
+    fits = value.dtype in FLOATS if like.dtype in FLOATS else value.dtype == like.dtype
+    require(fits, f"{name} has dtype {value.dtype}, but must have {like.dtype}.")

@@ -23,13 +23,9 @@ print_once = rank_zero_only(print)
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run to resume.
+    """A run to resume: options of its config.yaml, and a checkpoint with its path, if there is one.
 
-    Args:
-        options: Of its `config.yaml`.
-        path: Checkpoint to resume from; None if the run ended before the first one.
-        checkpoint: Its content.
-        damaged: The last checkpoint, if `path` is an earlier one.
+    `damaged` is the last checkpoint if `path` is an earlier one.
     """
 
     options: Options
@@ -39,17 +35,11 @@ class SavedRun:
 
 
 def read_run(folder: Path, app: App) -> SavedRun:
-    """Read the run of a run folder.
-
-    Raises:
-        UsageError: There is no run, or a complete one without checkpoints, or a checkpoint is
-            refused.
-        RunError: Its checkpoints are damaged.
-    """
+    """Reads the run to resume; refuses folders without a run, complete ones without checkpoints."""
     if not (folder / "config.yaml").is_file():
         raise UsageError(
-            f"--resume {folder}: no run there (no config.yaml); give the folder a `fit` wrote, "
-            f"such as runs/{app.name}/latest"
+            f"--resume {folder}: there is no config.yaml; give a run folder, such as "
+            f"runs/{app.name}/latest"
         )
     options = read_config(str(folder / "config.yaml"))
     dirpath = options.get("checkpoint", {}).get("dirpath")
@@ -66,14 +56,14 @@ def read_run(folder: Path, app: App) -> SavedRun:
 
 
 def stop_message(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> str:
-    """How to resume the run in `folder` that a signal stopped; empty except on the first rank."""
+    """The message of a run that a signal stopped, with the command to resume it."""
     if not trainer.is_global_zero:
         return ""
     if not (folder / "config.yaml").exists():
         return str(stop)
-    callbacks = [one for one in trainer.checkpoint_callbacks if isinstance(one, RunCheckpoint)]
     how = "at once, without saving"
-    if any(callback.last_saved(trainer) for callback in callbacks):
-        how = f"after step {trainer.global_step}"
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, RunCheckpoint) and callback.last_saved(trainer):
+            how = f"after step {trainer.global_step}"
     command = with_launcher(f"{program(app)} fit --resume {shlex.quote(str(folder))}")
     return f"stopped by {signal.Signals(stop.number).name} {how}; to go on: {command}"

@@ -21,15 +21,10 @@ OPTION = "--model.pretrained"
 def read_weights(source: str, option: str = OPTION) -> State:
     """Returns the tensors of a .safetensors file, or of a .pth or .bin file of tensors only.
 
-    Args:
-        source: The file.
-        option: The option that names it.
-
     Raises:
-        UsageError: There is no such file, it holds objects other than tensors, or quantised
-            weights.
-        DataError, RunError: It is truncated, of another format, or holds no weights; or one of them
-            holds NaN or infinity, by name.
+        UsageError: There is no such file, or it holds other objects or quantised weights.
+        DataError, RunError: It is truncated, of another format, holds no weights, or one is not
+            finite.
     """
     path = check_file(source, option)
     what = f"{option} {source}"
@@ -46,15 +41,10 @@ def read_weights(source: str, option: str = OPTION) -> State:
         for name in ("state_dict", "model"):  # where training scripts put the weights
             state = state.get(name, state) if isinstance(state, dict) else {}
     if not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise DataError(
-            f"{what} holds no weights by name: give what `torch.save(model.state_dict(), FILE)` "
-            "wrote"
-        )
+        raise DataError(f"{what} holds no weights: give what torch.save(model.state_dict()) wrote")
     for name, value in state.items():
         if value.is_quantized or (value.is_floating_point() and value.element_size() == 1):
-            raise UsageError(
-                f"{what}: {name} is {value.dtype}: give weights that are not quantised"
-            )
+            raise UsageError(f"{what}: {name} is {value.dtype}: give unquantised weights")
     check_finite(state, what)
     return state
 
@@ -67,11 +57,7 @@ def check_file(source: str, option: str) -> Path:
 
 
 def read_header(source: str, option: str = OPTION) -> dict[str, str]:
-    """Returns the metadata in the header of a .safetensors file; nothing for other files.
-
-    Raises:
-        UsageError, DataError: As in `read_weights`.
-    """
+    """Returns the metadata in the header of a .safetensors file; {} for other files."""
     path = check_file(source, option)
     if path.suffix != ".safetensors":
         return {}
@@ -93,7 +79,7 @@ def match_classes(
         source: Where the weights come from, for a message if the classifier is left out.
         state: Weights under our names.
         names: Class of each row of the classifier; None: not known.
-        wanted: Classes of the data; None: they have no classes, and all weights are kept.
+        wanted: Classes of the data; None: it has none, and all weights are kept.
     """
     head = {name: value for name, value in state.items() if name.startswith("head.linear.")}
     if wanted is None or not head:
@@ -105,41 +91,30 @@ def match_classes(
         return state | {name: value[rows] for name, value in head.items()}
     known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "without names"
     rank_zero_only(print)(
-        f"{OPTION} {source}: its classes ({known}) are not those of the data, so the head is "
-        "initialised anew"
+        f"{OPTION} {source}: the head is initialised anew for other classes than its own ({known})"
     )
     return {name: value for name, value in state.items() if name not in head}
 
 
 def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
-    """Loads `weights` that were saved with the config `saved`, all of them.
-
-    Raises:
-        UsageError: The network has other options than the saved one, which are named.
-    """
+    """Loads `weights` that were saved with the config `saved`; an error names differing options."""
     try:
         net.load_state_dict(weights)
     except RuntimeError as error:
-        had = flat(dict(saved))
+        saved_options = flat(dict(saved))
         differ = [
-            f"--model.net.{name} {value} (checkpoint: {had.get(name)})"
+            f"--model.net.{name} {value} (checkpoint: {saved_options.get(name)})"
             for name, value in flat(asdict(net.config)).items()
-            if had.get(name) != value
+            if saved_options.get(name) != value
         ]
         reason = "; ".join(differ) or str(error).splitlines()[0]
         raise UsageError(f"these options do not fit the checkpoint's weights: {reason}") from error
 
 
 def fill_config(config: Config, sizes: Mapping[str, Any]) -> Config:
-    """Returns a network's config with the sizes that the data decide.
-
-    Raises:
-        UsageError: The config has another size already.
-    """
+    """Returns a config with the sizes of the data; raises `UsageError` if it has other sizes."""
     for name, value in sizes.items():
         asked = getattr(config, name)
         if asked not in (None, value):
-            raise UsageError(
-                f"--model.net.{name} {asked} contradicts the data, which have {value}: leave it out"
-            )
+            raise UsageError(f"--model.net.{name} {asked}: the data have {value}: leave it out")
     return replace(config, **sizes)  # type: ignore[type-var]

@@ -10,15 +10,14 @@ import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from datamodules.utils.files import replacing
-from tasks.checkpoints.contents import check_training
-from tasks.checkpoints.reading import Checkpoint, checkpoint_errors, read_checkpoint
+from tasks.checkpoints.reading import Checkpoint, check_training, checkpoint_errors, read_checkpoint
 from tasks.errors import RunError
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target, syncs, renames: a kill or a full disk leaves the old one whole.
+    """Writes beside the target, syncs, renames: a kill or a full disk leaves the old file whole.
 
     The `last.ckpt` before the present one stays as `previous.ckpt`. Lightning's own class writes
     through the system's temporary folder, unsynced, with a second copy in memory.
@@ -29,7 +28,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def __init__(
-        self, damaged: Path | None = None, loaded: dict[Path, Checkpoint] | None = None
+        self,
+        damaged: Path | None = None,
+        loaded: dict[Path | None, Checkpoint | None] | None = None,
     ) -> None:
         self.damaged = damaged
         self.loaded = loaded or {}
@@ -37,11 +38,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: Checkpoint, path: str | os.PathLike, storage_options: Any = None
     ) -> None:
-        """Saves `checkpoint` at `path`.
-
-        Raises:
-            RunError: It cannot be written; what was there before stays.
-        """
+        """Saves a checkpoint; if that fails, raises `RunError` and keeps the old file."""
         target = Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +59,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise RunError(f"checkpoint {target} could not be written: {error}{hint}") from error
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> Checkpoint:
-        """Load a checkpoint."""
         return self.loaded.pop(Path(path), None) or read_checkpoint(path)
 
 
@@ -86,8 +82,7 @@ def keep(file: Path, name: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes a folder to the disk, if the system can."""
-    with suppress(OSError):
+    with suppress(OSError):  # not every system can
         number = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(number)
@@ -106,11 +101,11 @@ def newest_checkpoint(
         say: Called with a sentence if an older one is used.
 
     Returns:
-        Path and content; None and None if there is no checkpoint yet.
+        Path and content; (None, None) if there is no checkpoint yet.
 
     Raises:
         UsageError: One holds code, or is of another task.
-        RunError: All are damaged; names them.
+        RunError: All are damaged.
     """
     damaged: list[str] = []
     found: list[tuple[Path, Checkpoint]] = []
@@ -119,7 +114,7 @@ def newest_checkpoint(
             continue
         try:
             checkpoint = read_checkpoint(path, task)
-            with checkpoint_errors(path):
+            with checkpoint_errors(f"checkpoint '{path}'"):
                 check_training(checkpoint)
             found.append((path, checkpoint))
         except RunError as error:
@@ -130,7 +125,7 @@ def newest_checkpoint(
         raise RunError(f"no checkpoint can be read: {'; '.join(damaged)}")
     if not found:
         return None, None
-    path, checkpoint = max(found, key=lambda one: one[1]["global_step"])
+    path, checkpoint = max(found, key=lambda pair: pair[1]["global_step"])
     reason = damaged[0] if damaged else f"there is no {folder / LAST}"
     say(f"{reason}: resuming from {path.name}, step {checkpoint['global_step']}")
     return path, checkpoint

@@ -1,4 +1,4 @@
-"""What makes a task a command line. Imports nothing heavy."""
+"""The description of a task's command line. Imports nothing heavy."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -18,24 +18,24 @@ class App:
     """One task's command line.
 
     Args:
-        name: Task name: `python -m tasks.NAME`, run folders under `runs/NAME`.
+        name: As in `python -m tasks.NAME`; run folders are under `runs/NAME`.
         title: One line that says what the task does.
         task: The LightningModule, as "module:Class".
         data: The LightningDataModule, as "module:Class".
-        presets: Function that gives the named model configs, as "module:function".
+        presets: Network configs by name, as "module:DICT".
+        sizes_of_data: Options of the network that presets leave to the data.
         pretrained: Function from a `--model.pretrained` value to the options it implies, as
             "module:function".
-        default_config: What `fit` reads if no option says which data to use.
+        default_config: Config file that `fit` reads if no option names data.
         links: Model options, and the data options that take their values.
-        trainer: Lightning Trainer defaults of this task.
+        trainer: Defaults of Trainer options.
         epochs: Default of `--trainer.max_epochs`.
         trainer_commands: Those of `TRAINER_COMMANDS` that this task has.
         takes_text: Whether `predict` has the option `--text`.
-        extra_commands: Further commands, name to (help, "module:function"); their options are the
+        extra_commands: Other commands, name to (help, "module:function"); their options are the
             function's arguments.
         examples: Command lines for `--help`, without the leading `python -m tasks.NAME`.
-        next_commands: Command lines to try after a fit, with {best} for its best checkpoint and
-            {folder} for its run folder.
+        next_commands: Command lines to suggest after a fit, with {best} for its best checkpoint.
     """
 
     name: str
@@ -43,6 +43,7 @@ class App:
     task: str
     data: str
     presets: str | None = None
+    sizes_of_data: Sequence[str] = ()
     pretrained: str | None = None
     default_config: str | None = None
     links: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class App:
     takes_text: bool = False
     extra_commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     examples: Sequence[str] = ()
-    next_commands: Sequence[str] = ("fit --resume {folder} --trainer.max_epochs N",)
+    next_commands: Sequence[str] = ()
 
     @property
     def commands(self) -> dict[str, str]:
@@ -68,5 +69,4 @@ def load(target: str) -> Any:
 
 
 def program(app: App) -> str:
-    """How the user calls this task."""
     return f"python -m tasks.{app.name}"

@@ -20,11 +20,7 @@ SECTIONS = ("trainer", "model", "data", "checkpoint")
 
 
 class Loader(yaml.SafeLoader):
-    """YAML in which dates are texts, and no mapping has a key twice.
-
-    Raises:
-        yaml.YAMLError: What it refuses, with the line.
-    """
+    """YAML in which dates are texts, and no mapping has a key twice."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in patterns if tag != f"{TAG}timestamp"]
@@ -32,7 +28,6 @@ class Loader(yaml.SafeLoader):
     }
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        """A mapping whose keys are all different."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -43,7 +38,6 @@ class Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """A value of the type that its tag says."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError) as error:
@@ -52,7 +46,6 @@ class Loader(yaml.SafeLoader):
 
 
 def yaml_error(node: yaml.Node, why: str) -> yaml.YAMLError:
-    """An error about a node."""
     return yaml.MarkedYAMLError(problem=why, problem_mark=node.start_mark)
 
 
@@ -73,25 +66,19 @@ def in_yaml(value: Any) -> str:
 
 
 def read_config(value: str) -> Options:
-    """Options of a YAML or JSON file, by path or by name in the installed `configs/`.
-
-    Raises:
-        UsageError: It cannot be read, is not YAML, or does not hold options by name; a preset or
-            pretrained weights are not a name.
-    """
+    """Options of a YAML or JSON file, by path or by name in the installed `configs/`."""
     try:
         options = load_yaml(read_bytes(config_path(value)).decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(
-            f"config file '{value}' cannot be read ({error.strerror}): give the path of a YAML "
-            "file, such as configs/vit/cifar10.yaml"
+            f"config file '{value}' cannot be read ({error.strerror}): give the path of a YAML file"
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         problem = yaml_problem(error)
         raise UsageError(f"config file '{value}' is not valid YAML: {problem}") from error
     if not isinstance(options, dict):
         raise UsageError(
-            f"config file '{value}' must hold options by name, as in `trainer: {{max_epochs: 10}}`"
+            f"config file '{value}' must hold options, as in `trainer: {{max_epochs: 10}}`"
         )
     for name in SECTIONS:
         if not isinstance(options.get(name, {}), dict):
@@ -114,7 +101,6 @@ def config_path(value: str) -> Path:
 
 
 def yaml_problem(error: Exception) -> str:
-    """What is wrong with a YAML text, and in which line."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None)
     return f"line {mark.line + 1}: {problem}" if mark else str(error)
@@ -127,20 +113,17 @@ def refuse_unknown(
 
     Args:
         options: Nested options of a file.
-        known: Options that there are, such as "model.net.stack".
+        known: Names of all options, such as "model.net.stack".
         links: Options that follow others, to those.
         above: Name of the section that they are in, with a dot.
-
-    Raises:
-        UsageError: An unknown or linked name, or a section without options.
     """
     for key, value in options.items():
         name = f"{above}{key}"
         if name in links:
             raise UsageError(f"--{name} cannot be set: it follows --{links[name]}")
         if name not in known:
-            raise UsageError(unknown_option(f"--{name}", [f"--{one}" for one in known]))
-        if not any(one.startswith(f"{name}.") for one in known):
+            raise UsageError(unknown_option(f"--{name}", [f"--{option}" for option in known]))
+        if not any(option.startswith(f"{name}.") for option in known):
             continue  # a single option
         if not isinstance(value, Mapping):
             raise UsageError(not_a_section(name, value))
@@ -149,6 +132,6 @@ def refuse_unknown(
 
 
 def not_a_section(name: str, value: Any) -> str:
-    """A sentence that refuses a value in place of a section."""
+    """The message about a value in place of a section."""
     given = "null" if value is None else shown(value)
     return f"{name} is {given}: write options below it, by name, or leave it out"

@@ -1,6 +1,6 @@
-"""What a command line of fit, validate, test or predict asks for, before any class is built."""
+"""The options of a fit, validate, test or predict, before any class is built."""
 
-from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,8 @@ import yaml
 from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.checkpoints.resume import read_run
 from tasks.cli.app import App, load
-from tasks.cli.config_files import read_config
-from tasks.cli.parsing import (
-    expand_macros,
-    join_values,
-    names_data,
-    one_line,
-    option_names,
-    take_option,
-)
+from tasks.cli.config_files import in_yaml, read_config
+from tasks.cli.parsing import join_values, names_data, one_line, option_names, take_option
 from tasks.distributed.launch import resume_if_restarted
 from tasks.errors import UsageError, unknown_name
 from tasks.options import Options, flat, merged
@@ -29,7 +22,7 @@ COMMAND_LINE_ONLY = {
 
 
 class Invocation:
-    """The options of one command, with those of configs, presets and checkpoints.
+    """The options of one command, and what they refer to: configs, presets and checkpoints.
 
     Args:
         app: The task.
@@ -40,7 +33,7 @@ class Invocation:
         arguments: For the parser; configs, presets and checkpoints are `--config=<YAML>` at the
             front.
         on_command_line: Names of the options on the command line, such as "--data.path".
-        given: The same, and those in configs.
+        given: The same, and names of those in configs.
         saved_at: Run folder to resume, or checkpoint to use; None for a new run.
         saved_options: Of that run or checkpoint.
         checkpoint: Content of the checkpoint to use or to resume from.
@@ -63,7 +56,7 @@ class Invocation:
             self.arguments = self.expand(join_values(arguments, ["--compile", "--data.skip_bad"]))
 
     def expand(self, arguments: list[str]) -> list[str]:
-        """Put what a checkpoint, configs and presets stand for in front of the rest."""
+        """Replace checkpoint, configs and presets by the options that they stand for, in front."""
         is_fit = self.command == "fit"
         if is_fit:
             arguments = resume_if_restarted(self.app.name, arguments)
@@ -75,24 +68,43 @@ class Invocation:
         if not is_fit:
             self.read_checkpoint()
         elif self.saved_at:
-            self.read_run(Path(self.saved_at))
+            run = read_run(Path(self.saved_at), self.app)
+            self.saved_options = run.options
+            self.damaged = run.damaged
+            self.resume_path = run.path
+            self.checkpoint = run.checkpoint
             origin += "/config.yaml"
         elif self.app.default_config and not names_data(arguments):
             arguments = [f"--config={self.app.default_config}", *arguments]
-        macros: dict[str, Callable[[str], Options]] = {
-            "--config": lambda value: self.with_implied(read_config(value)),
-            "-c": lambda value: self.with_implied(read_config(value)),
-            "--preset": lambda value: self.with_implied({"preset": value}),
-            "--model.pretrained": lambda value: self.with_implied({"model": {"pretrained": value}}),
-        }
-        arguments = [
-            f"--model.{argument[2:]}" if argument.startswith("--compile=") else argument
-            for argument in expand_macros(arguments, macros)
-        ]
+        configs = []
         if self.saved_options:
-            saved = f"# {one_line(origin)}\n{yaml.safe_dump(self.saved_options)}"
-            arguments = [f"--config={saved}", *arguments]
-        return arguments
+            configs.append(f"--config=# {one_line(origin)}\n{yaml.safe_dump(self.saved_options)}")
+        others = []
+        for argument in arguments:
+            name, _, value = argument.partition("=")
+            if name in ("--config", "-c", "--preset", "--model.pretrained"):
+                configs.append(self.as_config(name, value))
+            elif name == "--compile":
+                others.append(f"--model.compile={value}")
+            else:
+                others.append(argument)
+        return configs + others
+
+    def as_config(self, name: str, value: str) -> str:
+        """What a config, preset or pretrained weights stand for, as `--config=<YAML>`."""
+        origin = one_line(f"{name} {value}")
+        try:
+            if name == "--preset":
+                options = self.with_implied({"preset": value})
+            elif name == "--model.pretrained":
+                options = self.with_implied({"model": {"pretrained": value}})
+            else:
+                options = self.with_implied(read_config(value))
+        except UsageError as error:
+            if value in str(error):
+                raise
+            raise UsageError(f"{error} (in {origin})") from error
+        return f"--config=# {origin}\n{in_yaml(options)}"
 
     def with_implied(self, options: Options) -> Options:
         """Options of a file, on top of those that its preset and its pretrained weights imply."""
@@ -102,30 +114,21 @@ class Invocation:
         self.given |= {f"--{name}" for name in flat(options)}
         implied: Options = {}
         if name := options.get("preset"):
-            presets = load(self.app.presets)() if self.app.presets else {}
+            presets = load(self.app.presets) if self.app.presets else {}
             if name not in presets:
                 raise UsageError(unknown_name(name, presets, "preset"))
-            implied = {"model": {"net": presets[name]}}
+            net = replace(presets[name], **dict.fromkeys(self.app.sizes_of_data))
+            implied = {"model": {"net": asdict(net)}}
         pretrained = options.get("model", {}).get("pretrained")
         if pretrained and self.saved_at:
             option = "--resume" if self.command == "fit" else "--ckpt_path"
-            raise UsageError(
-                f"--model.pretrained cannot go with {option}: the checkpoint has the weights"
-            )
+            raise UsageError(f"{option} and --model.pretrained both name weights: leave one out")
         if pretrained and self.app.pretrained:
             implied = merged(implied, load(self.app.pretrained)(pretrained))
         return merged(implied, {key: value for key, value in options.items() if key != "preset"})
 
-    def read_run(self, folder: Path) -> None:
-        """Take over options and checkpoint of the run to resume."""
-        run = read_run(folder, self.app)
-        self.saved_options = run.options
-        self.damaged = run.damaged
-        self.resume_path = run.path
-        self.checkpoint = run.checkpoint
-
     def read_checkpoint(self) -> None:
-        """Take over the checkpoint of --ckpt_path, and its options of model and data."""
+        """Read the checkpoint of --ckpt_path, with its options of model and data."""
         if not self.saved_at:
             raise UsageError(
                 f"{self.command} needs --ckpt_path, such as --ckpt_path "

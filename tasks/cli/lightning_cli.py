@@ -19,32 +19,19 @@ from tasks.cli.app import App, load, program
 from tasks.cli.invocation import COMMAND_LINE_ONLY, Invocation
 from tasks.cli.parsing import OneLineErrorParser
 from tasks.cli.signals import Stopped
+from tasks.distributed import launch
 from tasks.distributed.environment import with_launcher
-from tasks.distributed.launch import (
-    SameCheckpoint,
-    end_workers,
-    fail_together,
-    resolve_devices,
-    slurm_plugins,
-    strategy,
-)
 from tasks.errors import RunError, UsageError, usage_errors
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
-from tasks.options import Options, flat
+from tasks.options import Options, as_list, flat
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
 from tasks.tracking.progress import progress_bar
 from tasks.tracking.record import RunRecord
 from tasks.tracking.report import print_results, print_texts, skipped_samples
 from tasks.tracking.run_folder import check_writable, choose_run_folder, remove_unless_started
+from tasks.training import trainer_options
 from tasks.training.interruption import Interruption
-from tasks.training.trainer_options import (
-    as_list,
-    best_checkpoint,
-    check_trainer_options,
-    place_loggers,
-    set_defaults,
-)
 
 OUTPUT = {"fit": "runs/TASK/TIME", "predict": "the current folder"}
 SEED = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
@@ -55,13 +42,7 @@ class Parser(OneLineErrorParser, LightningArgumentParser):
 
 
 class TaskCLI(LightningCLI):
-    """Options, data, model and Trainer of one command; the method with its name runs it.
-
-    Args:
-        app: The task.
-        command: "fit", "validate", "test" or "predict".
-        arguments: Command line after the command.
-    """
+    """Options, data, model and Trainer of one command; the method of its name runs it."""
 
     def __init__(self, app: App, command: str, arguments: list[str]) -> None:
         self.app = app
@@ -72,7 +53,7 @@ class TaskCLI(LightningCLI):
             load(app.task),
             load(app.data),
             save_config_callback=None,
-            trainer_defaults=dict(app.trainer),
+            trainer_defaults={"log_every_n_steps": 10, "num_sanity_val_steps": 0, **app.trainer},
             seed_everything_default=0,
             parser_class=Parser,
             parser_kwargs={
@@ -91,7 +72,6 @@ class TaskCLI(LightningCLI):
     # Options --------------------------------------------------------------------------------------
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the options besides those of trainer, model and data."""
         add = parser.add_argument
         seed = "Seed of all random numbers: initial weights, order, augmentation, dropout."
         add("--seed_everything", type=SEED, default=self.seed_everything_default, help=seed)
@@ -103,7 +83,7 @@ class TaskCLI(LightningCLI):
             resume = "Run folder to resume; other options win over those of its config.yaml."
             add("--resume", type=str | None, help=resume)
             if self.app.presets:
-                presets = ", ".join(load(self.app.presets)())
+                presets = ", ".join(load(self.app.presets))
                 add("--preset", type=str | None, help=f"Size of the network: {presets}.")
             compile = "Compile the network with torch.compile; same as --model.compile true."
             add("--compile", action="store_true", help=compile)
@@ -138,14 +118,14 @@ class TaskCLI(LightningCLI):
     # What the command builds ----------------------------------------------------------------------
 
     def before_instantiate_classes(self) -> None:
-        """Check the options, choose the run folder, and list what a resumed run changes."""
-        check_trainer_options(self.config.trainer, self.command)
+        """Check the options, choose the run folder, and list what changes in a resumed run."""
+        trainer_options.check_trainer_options(self.config.trainer, self.command)
         if not self.invocation.saved_at:
             load(self.app.task).check_options(
                 self.config, self.invocation.on_command_line, self.invocation.given
             )
-        resolve_devices(self.config.trainer, self.command)
-        set_defaults(self.config.trainer, self.app.epochs)
+        launch.resolve_devices(self.config.trainer, self.command)
+        trainer_options.set_defaults(self.config.trainer, self.app.epochs)
         self.folder = Path(self.config.run_dir or "")
         if self.command != "fit":
             if self.config.run_dir:
@@ -157,9 +137,11 @@ class TaskCLI(LightningCLI):
             self.folder = Path(self.invocation.saved_at).resolve()
         else:
             self.folder = choose_run_folder(self.app.name, self.config.run_dir)
-        self.options = self.options_to_save()  # without what is of this folder, such as W&B's id
-        self.logged = LoggedRows(self.invocation.checkpoint)
-        place_loggers(as_list(self.config.trainer.logger), self.folder, self.logged)
+        self.options = self.options_to_save()  # before `place_loggers` adds W&B's id and the like
+        self.logged_rows = LoggedRows(self.invocation.checkpoint)
+        trainer_options.place_loggers(
+            as_list(self.config.trainer.logger), self.folder, self.logged_rows
+        )
         now = flat(self.options)
         self.changes = [
             f"{name} {value} -> {now[name]}"
@@ -176,67 +158,62 @@ class TaskCLI(LightningCLI):
             if saved.get(f"data.{name}") != value:
                 source = self.config.data.source
                 raise UsageError(
-                    f"--data.{name} {value} means nothing to the source {source}: leave it out"
+                    f"--data.{name} {value} is not for the source {source}: leave it out"
                 )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """A Trainer with the callbacks and loggers of this command."""
         options = self.config_init.trainer
         callbacks: list[Callback] = [
             *as_list(options.callbacks),
             *progress_bar(options.enable_progress_bar),
         ]
-        plugins = [*as_list(options.plugins), *slurm_plugins()]
+        plugins = [*as_list(options.plugins), *launch.slurm_plugins()]
         kwargs |= {
             "use_distributed_sampler": False,
             "logger": False,
             "enable_checkpointing": False,
             "enable_model_summary": bool(options.enable_model_summary),
-            "enable_progress_bar": any(isinstance(one, ProgressBar) for one in callbacks),
-            "strategy": strategy(options.strategy),
+            "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
+            "strategy": launch.strategy(options.strategy),
         }
         if self.command == "predict":
             kwargs["devices"] = 1
         if self.command == "fit":
             callbacks += self.fit_callbacks()
-            plugins.append(self.checkpoint_io())
+            loaded = {self.invocation.resume_path: self.invocation.checkpoint}
+            plugins.append(AtomicCheckpointIO(self.invocation.damaged, loaded))
+            read_rows(self.folder / "metrics.csv")  # raises now if a resumed run has damaged it
+            loggers = [logger for logger in as_list(options.logger) if not isinstance(logger, bool)]
             kwargs["enable_checkpointing"] = True
-            kwargs["logger"] = self.loggers(options.logger)
+            kwargs["logger"] = [MetricsCSV(self.folder, self.logged_rows), *loggers]
             kwargs["default_root_dir"] = str(self.folder)
         return use_exact_loops(
             super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
         )
 
-    def checkpoint_io(self) -> AtomicCheckpointIO:
-        """Writes checkpoints, and has the one to resume from, which is read already."""
-        loaded = {}
-        if self.invocation.resume_path and self.invocation.checkpoint:
-            loaded[self.invocation.resume_path] = self.invocation.checkpoint
-        return AtomicCheckpointIO(self.invocation.damaged, loaded)
-
     def fit_callbacks(self) -> list[Callback]:
-        """The callbacks of a fit; Lightning adds that of the option `checkpoint`."""
+        """The callbacks of a fit; Lightning adds the one of `--checkpoint`."""
         folder = str(self.folder / "checkpoints")
         last: RunCheckpoint = self.config_init.checkpoint
         last.dirpath = last.dirpath or folder
-        self.best = best_checkpoint(folder, self.model)
+        self.best = RunCheckpoint(
+            folder,
+            trainer_options.BEST,
+            monitor=self.model.monitor,
+            mode=self.model.monitor_mode,
+            enable_version_counter=False,
+            save_on_train_epoch_end=False,  # training may end without a validation
+        )
         self.record = RunRecord(self.folder, self.options, self.changes)
-        self.same_checkpoint = SameCheckpoint(
+        self.same_checkpoint = launch.SameCheckpoint(
             self.invocation.resume_path, self.invocation.checkpoint
         )
         return [self.same_checkpoint, self.best, MediaLogger(), self.record, Interruption(last)]
 
-    def loggers(self, chosen: Any) -> list[Any]:
-        """`metrics.csv`, then those that the options name."""
-        if self.invocation.saved_at:
-            read_rows(self.folder / "metrics.csv")  # raises now if it is damaged
-        others = [logger for logger in as_list(chosen) if not isinstance(logger, bool)]
-        return [MetricsCSV(self.folder, self.logged), *others]
-
     # The commands ---------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Hand the checkpoint, if there is one, to model and data, and free its memory."""
+        """Hand the checkpoint, if there is one, to model and data, and release it."""
         if self.invocation.checkpoint:
             self.model.restore(self.invocation.checkpoint)
             self.datamodule.set_metadata(self.model.metadata)
@@ -246,7 +223,7 @@ class TaskCLI(LightningCLI):
         """Train, test the best checkpoint, and print results and paths."""
         os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for processes that Lightning launches
         self.restore()
-        with fail_together(self.trainer):
+        with launch.fail_together(self.trainer):
             try:
                 with self.restore_errors(), remove_unless_started(self.folder):
                     self.trainer.fit(
@@ -257,7 +234,7 @@ class TaskCLI(LightningCLI):
                     )
                 metrics = self.final_metrics()
             except Stopped as stop:
-                end_workers(self.trainer)
+                launch.end_workers(self.trainer)
                 message = stop_message(stop, self.trainer, self.folder, self.app)
                 raise Stopped(stop.number, message) from None
             self.finish(metrics)
@@ -301,28 +278,25 @@ class TaskCLI(LightningCLI):
             folder = self.folder
             seconds = time.perf_counter() - self.start_time
             print_texts(self.record.finish(self.trainer, self.model, metrics, seconds))
-        commands = [with_launcher(f"{program(self.app)} {line}") for line in self.app.next_commands]
+        lines = [*self.app.next_commands, "fit --resume {folder} --trainer.max_epochs N"]
+        commands = [with_launcher(f"{program(self.app)} {line}") for line in lines]
         print_results(metrics, folder, commands)
 
     def validate(self) -> None:
-        """Evaluate on the validation split."""
         self.evaluate(self.trainer.validate)
 
     def test(self) -> None:
-        """Evaluate on the test split."""
         self.evaluate(self.trainer.test)
 
     def evaluate(self, run: Callable[..., list[Any]]) -> None:
-        """Evaluate with a method of the Trainer, and print the results."""
         self.restore()
-        with fail_together(self.trainer):
+        with launch.fail_together(self.trainer):
             metrics = run(self.model, datamodule=self.datamodule, verbose=False)
             if self.trainer.is_global_zero:
                 notes = {**self.model.notes(), **skipped_samples(self.datamodule)}
                 print_results({**(metrics[0] if metrics else {}), **notes})
 
     def predict(self) -> None:
-        """Label files and write `predictions.csv`."""
         self.restore()
         if self.app.takes_text:
             self.datamodule.predict_text = self.config.text

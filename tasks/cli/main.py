@@ -16,7 +16,9 @@ from tasks.errors import UsageError, exit_status, unknown_name
 
 
 def main(app: App, argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code."""
+    """Run a command line, by default that of this process, and return its exit code."""
+    if argv is None:
+        SIGNALS.install()  # before anything slow is imported
     open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
@@ -37,7 +39,7 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
 
 
 def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], object]:
-    """The function that runs a command, with its options parsed and checked."""
+    """Parse and check the options of a command; return the function that runs it."""
     from tasks.training.allocator import tune_allocator
 
     tune_allocator()
@@ -57,7 +59,6 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
 
 
 def help_screen(app: App) -> str:
-    """The one-screen answer to `--help`."""
     width = max(map(len, app.commands)) + 2
     commands = "\n".join(f"  {name:<{width}}{text}" for name, text in app.commands.items())
     examples = "\n".join(f"  {program(app)} {example}" for example in app.examples)

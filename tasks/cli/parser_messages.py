@@ -56,7 +56,7 @@ def one_sentence(message: str, options: list[str]) -> str:
 
 
 def wrong_value(key: str, reason: str, value: str) -> str:
-    """A sentence that refuses an option's value and says what it must be."""
+    """The message about an option's value, with what it must be."""
     if nested := re.fullmatch(r"NestedArg\(key='(.*)', val='?(.*?)'?\)", value):
         key = f"{key}.{nested[1]}"
         value = nested[2]

@@ -6,7 +6,7 @@ those sets the later one wins.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from inspect import signature
 from typing import Any, NoReturn, get_type_hints
@@ -24,9 +24,8 @@ from tasks.cli.config_files import (
 )
 from tasks.cli.parser_messages import TRUST, one_sentence
 from tasks.errors import UsageError, usage_errors
-from tasks.options import Options, flat, merged  # noqa: F401
 
-TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # take any text, even an empty one
+TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # any text may follow, "" too
 NO_VALUE = ("-h", "--help", "--print_config")
 # Options may name only their classes: importing another package would run its code.
 TRUSTED_PACKAGES = [
@@ -55,16 +54,17 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)  # "--dep" is a mistake
-        self.links: dict[str, str] = {}  # linked option: the one that it follows
+        self.links: dict[str, str] = {}  # linked option -> the option that it follows
 
     def link_arguments(self, source: str, target: str, **kwargs: Any) -> None:  # type: ignore[override]
-        """Let option `target` follow `source`."""
         self.links[target] = source
         super().link_arguments(source, target, **kwargs)
 
     def parse_args(self, args: list[str], **kwargs: Any) -> jsonargparse.Namespace:  # type: ignore[override]
         """Options of a command line; jsonargparse alone would accept null for any type."""
-        options = super().parse_args([self.checked_section(one) for one in args], **kwargs)
+        options = super().parse_args(
+            [self.checked_section(argument) for argument in args], **kwargs
+        )
         try:
             self.validate(options, skip_unset=False)
         except (TypeError, KeyError) as error:
@@ -73,12 +73,14 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise `message` as one sentence, with the nearest option if one is unknown."""
-        raise UsageError(one_sentence(message, [f"--{name}" for name in self.known()])) from ex
+        raise UsageError(
+            one_sentence(message, [f"--{name}" for name in self.known_options()])
+        ) from ex
 
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:
-        """Options of a YAML text; for errors, a comment in its first line says where it is from."""
+        """Options of a YAML text; errors name the origin in its first line, a comment."""
         try:
-            refuse_unknown(load_yaml(cfg_str), self.known(), self.links)
+            refuse_unknown(load_yaml(cfg_str), self.known_options(), self.links)
             return super().parse_string(cfg_str, *args, **kwargs)
         except UsageError as error:
             if not cfg_str.startswith("# "):
@@ -86,11 +88,11 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
             raise UsageError(f"{error} (in {cfg_str.splitlines()[0][2:]})") from error
 
     def checked_section(self, argument: str) -> str:
-        """The argument; for a section, as in `--model=FILE`, with its options, checked, as YAML."""
-        known = self.known()
+        """An argument; if it gives a whole section, as in `--model=FILE`, its content, checked."""
+        known = self.known_options()
         option, _, value = argument.partition("=")
         name = option.removeprefix("--")
-        if name not in known or not any(one.startswith(f"{name}.") for one in known):
+        if name not in known or not any(other.startswith(f"{name}.") for other in known):
             return argument
         origin = f" (in {one_line(f'{option} {value}')[:200]})"
         try:
@@ -104,7 +106,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
             raise error if value in str(error) else UsageError(f"{error}{origin}") from error
         return f"{option}={in_yaml(options)}"
 
-    def known(self) -> set[str]:
+    def known_options(self) -> set[str]:
         """Names of all options that a file may hold, without dashes in front."""
         names = [name for action in self._actions for name in action.option_strings]
         return {
@@ -118,14 +120,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
 
 def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[str]:
-    """A command line with every option as `--name=value`.
-
-    Args:
-        arguments: Without program and command.
-        switches: Options that mean "true" without a value.
-
-    Raises:
-        UsageError: An option without its value, or a value without an option.
+    """A command line with every option as `--name=value`; `switches` need no value.
 
     >>> join_values(["--depth", "3", "--fast", "--name=x"], ["--fast"])
     ['--depth=3', '--fast=true', '--name=x']
@@ -154,40 +149,13 @@ def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[st
 
 
 def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
-    """The last value of option `name`, None if it is not given, and the other arguments."""
-    values = [one.partition("=")[2] for one in arguments if one.startswith(f"{name}=")]
-    rest = [one for one in arguments if not one.startswith(f"{name}=")]
+    """The last value of an option, None if it is not given, and the other arguments."""
+    prefix = f"{name}="
+    values = [
+        argument.removeprefix(prefix) for argument in arguments if argument.startswith(prefix)
+    ]
+    rest = [argument for argument in arguments if not argument.startswith(prefix)]
     return (values[-1] if values else None), rest
-
-
-def expand_macros(
-    arguments: list[str], macros: Mapping[str, Callable[[str], Options]]
-) -> list[str]:
-    """Put the options that macros stand for in front of all others, which win over them.
-
-    Args:
-        arguments: As `join_values` returns them.
-        macros: Option name to a function from its value to nested options, as for `--config`.
-
-    Returns:
-        Every macro as `--config=<YAML below a comment that names the macro>`, then the other
-        options.
-    """
-    expanded = []
-    others = []
-    for argument in arguments:
-        name, _, value = argument.partition("=")
-        if name not in macros:
-            others.append(argument)
-            continue
-        origin = one_line(f"{name} {value}")
-        try:
-            expanded.append(f"--config=# {origin}\n{in_yaml(macros[name](value))}")
-        except UsageError as error:
-            if value in str(error):
-                raise
-            raise UsageError(f"{error} (in {origin})") from error
-    return expanded + others
 
 
 def one_line(origin: str) -> str:
@@ -219,29 +187,26 @@ def parse_function(
 ) -> Callable[[], object]:
     """A command that is a function, with its options from the command line as arguments.
 
-    A parameter `options` takes a dataclass of all options; a parameter `typed`, the names of those
-    on the command line. Lists of texts may be given several times; booleans need no value.
-
-    Raises:
-        UsageError: An option is wrong, or the dataclass refuses it.
+    A parameter `options` takes a dataclass of all options; a parameter `on_command_line`, the names
+    of those on the command line. Lists of texts may be given several times; booleans need no value.
     """
     parser = OneLineErrorParser(prog=program, description=(function.__doc__ or "").split("\n\n")[0])
     names = signature(function).parameters.keys()
     dataclass = get_type_hints(function)["options"] if "options" in names else None
     if dataclass is None:
-        parser.add_function_arguments(function, skip={"typed"})
+        parser.add_function_arguments(function, skip={"on_command_line"})
     else:
         parser.add_class_arguments(dataclass)
     types = {f"--{name}": type for name, type in get_type_hints(dataclass or function).items()}
     arguments = join_values(arguments, [name for name, type in types.items() if type is bool])
-    typed = option_names(arguments)
+    on_command_line = option_names(arguments)
     arguments = collect_lists(arguments, [name for name in types if types[name] == list[str]])
     values = vars(parser.instantiate_classes(parser.parse_args(arguments)))
     if dataclass is not None:
         with usage_errors():
             values = {"options": dataclass(**values)}
-    if "typed" in names:
-        values["typed"] = typed
+    if "on_command_line" in names:
+        values["on_command_line"] = on_command_line
     return partial(function, **values)
 
 

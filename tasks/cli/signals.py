@@ -14,12 +14,7 @@ MESSAGES: dict[int, str] = {signal.SIGTERM: "terminated", signal.SIGINT: "error:
 
 
 class Stopped(BaseException):
-    """A signal ended the command.
-
-    Args:
-        number: Of the signal; the exit code is 128 more.
-        message: For the user; empty if another process prints it.
-    """
+    """A signal ended the command; its exit code is 128 + `number`, its message may be empty."""
 
     def __init__(self, number: int, message: str = "terminated") -> None:
         super().__init__(message)
@@ -43,7 +38,6 @@ class SignalHandler:
         self.process = os.getpid()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
         if os.getpid() != self.process:  # a forked worker, which its parent stops
             if number != signal.SIGINT:
                 os._exit(128 + number)

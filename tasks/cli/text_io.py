@@ -12,10 +12,9 @@ UNFINISHED = " [...]"  # behind a text that was cut off
 
 
 def open_standard_streams() -> None:
-    """Make the standard streams usable.
+    """Open closed standard streams as the null device, and print what an encoding lacks as escapes.
 
-    A closed one becomes the null device, or the next file to be opened would take its number.
-    Characters that a stream's encoding lacks are printed as escapes.
+    The next file to be opened would take the number of a closed stream.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -38,15 +37,12 @@ def json_line(value: object) -> str:
 
 
 def read_lines(name: str, option: str, what: str) -> list[str]:
-    """The lines of a text in UTF-8.
+    """The lines of a text file in UTF-8; `name` is a path or - for standard input.
 
     Args:
-        name: Of a file; - is standard input.
+        name: The file.
         option: The option that names it.
         what: What its lines are, for messages.
-
-    Raises:
-        UsageError: The file does not exist, or is not UTF-8.
     """
     try:
         raw = sys.stdin.buffer.read() if name == "-" else read_bytes(name)
@@ -58,9 +54,7 @@ def read_lines(name: str, option: str, what: str) -> list[str]:
         ) from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise UsageError(
-            f"{option} {name} holds bytes that are not UTF-8 in line {line}"
-        ) from error
+        raise UsageError(f"{option} {name} is not UTF-8 in line {line}: convert it") from error
 
 
 def single_line(text: str) -> str:

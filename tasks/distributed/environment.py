@@ -1,6 +1,4 @@
-"""What started the processes of a run, other than Lightning: torchrun and SLURM's srun; and the
-store that connects them.
-"""
+"""The program that started the processes of a run: torchrun, SLURM's srun or Lightning."""
 
 import os
 import socket
@@ -17,7 +15,7 @@ from tasks.errors import RunError
 
 
 class Launcher(NamedTuple):
-    """The program, other than Lightning, that started the processes of this run."""
+    """torchrun or srun, and how many processes it started."""
 
     name: str
     processes: int  # on this machine
@@ -36,7 +34,6 @@ def external_launcher() -> Launcher | None:
 
 
 def by_torchrun() -> bool:
-    """Whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -47,10 +44,9 @@ def by_slurm() -> bool:
 
 
 def with_launcher(command: str) -> str:
-    """A command line with `fit` as torchrun or srun has to start it for as many processes; any
-    other as it is.
+    """A `fit` command as torchrun or srun starts it with as many processes; others unchanged.
 
-    Several machines meet at that of the first process, and at torchrun's usual port.
+    Several machines meet at the machine of the first process, at torchrun's default port.
     """
     launcher = external_launcher()
     if launcher is None or " fit " not in command:
@@ -71,11 +67,7 @@ def with_launcher(command: str) -> str:
 
 @cache
 def torchrun_store() -> tuple[Store, int]:
-    """The store that torchrun keeps for its processes, also when it starts them again, and the rank
-    of this one.
-
-    It stays open: the first process has to serve it if torchrun was told not to.
-    """
+    """The store of torchrun, which also outlives restarts, and the rank of this process."""
     store, rank, _ = next(torch.distributed.rendezvous("env://"))
     return store, rank
 
@@ -84,11 +76,8 @@ def torchrun_store() -> tuple[Store, int]:
 def fresh_store() -> Store:
     """A store for this start of torchrun's processes only, served by the first of them.
 
-    torch would connect processes that are started again through the store that torchrun keeps,
-    where they may find the addresses of those before them. From now on `env://` finds this one.
-
-    Raises:
-        RunError: the first process does not answer.
+    Processes that torchrun starts again would find the addresses of those before them in the store
+    that torchrun keeps. From now on `env://` finds this one.
     """
     kept, rank = torchrun_store()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -105,7 +94,7 @@ def fresh_store() -> Store:
 
 
 def _port_of_first(kept: Store, host: str) -> int:
-    """Where the first process serves its store, once it does; an earlier one answers no more."""
+    """The port of the first process's store; one of an earlier start does not answer."""
     for _ in range(3600):
         port = int(kept.get("port of the first"))
         with suppress(OSError), socket.create_connection((host, port), 2):

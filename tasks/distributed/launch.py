@@ -1,7 +1,6 @@
 """Several processes as one run: how many there are, and how all end if one fails.
 
-Lightning starts the processes of one machine by itself; `torchrun` and SLURM's `srun` start those
-of several machines.
+Lightning starts the processes of one machine; `torchrun` and SLURM's `srun` start those of several.
 """
 
 import logging
@@ -31,24 +30,18 @@ from tasks.cli.parsing import take_option
 from tasks.distributed.environment import by_slurm, by_torchrun, external_launcher, fresh_store
 from tasks.errors import RunError, UsageError, is_local_rank_zero
 from tasks.tracking.run_folder import choose_run_folder
-from tasks.training.trainer_options import check_cpu_processes
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 GPU_STRATEGIES = {"fsdp", "Sharded"}
-INSTEAD = {  # Lightning's strategies that do not work here, and which one does
-    "FSDPStrategy": "fsdp",
-    "ModelParallelStrategy": "fsdp",
-    "DeepSpeedStrategy": "fsdp",
-}
+UNSUPPORTED = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")  # fsdp replaces them
 LOST_CONNECTION = r"(?i)connection|timed out|broken pipe|failed to recv|pair closure"
 GRACE_SECONDS = 5.0  # until another process has ended, or answers
 
 
 def resume_if_restarted(task: str, arguments: list[str]) -> list[str]:
-    """The command line that continues a `fit` which torchrun or SLURM starts again; any other as it
-    is.
+    """The command line that continues a `fit` which torchrun or SLURM restarted; others unchanged.
 
-    The run folder holds the options; without a checkpoint in it, the run begins anew.
+    The run folder holds the options; without a checkpoint in it, the run starts from the beginning.
     """
     resume, rest = take_option(arguments, "--resume")
     if resume or external_launcher() is None:
@@ -66,27 +59,22 @@ def resume_if_restarted(task: str, arguments: list[str]) -> list[str]:
 def resolve_devices(options: Any, command: str) -> None:
     """Set a Trainer's numbers of devices and machines; refuse what cannot work.
 
-    The numbers follow from what torchrun or srun started. On a machine without GPUs, a strategy for
-    several processes has two of them if nobody says how many.
+    They follow from what torchrun or srun started. On a machine without GPUs, a strategy for
+    several processes has two by default.
 
     Args:
-        options: the Trainer's, which are changed.
+        options: The Trainer's, which are changed.
         command: "fit", "validate", "test" or "predict".
-
-    Raises:
-        UsageError: a strategy that does not work here, or numbers that contradict torchrun or srun.
     """
     name = options.strategy
     if not isinstance(name, str):
         name = str(getattr(name, "class_path", "")).rpartition(".")[2]
     has_gpus = options.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    if name in INSTEAD or (isinstance(options.strategy, str) and name not in STRATEGIES):
-        better = INSTEAD.get(name) or " or ".join(STRATEGIES)
-        raise UsageError(f"--trainer.strategy {name} has not been made to work here: give {better}")
+    if name in UNSUPPORTED or (isinstance(options.strategy, str) and name not in STRATEGIES):
+        supported = "fsdp" if name in UNSUPPORTED else " or ".join(STRATEGIES)
+        raise UsageError(f"--trainer.strategy {name} is not supported: give {supported}")
     if name in GPU_STRATEGIES and not has_gpus:
-        raise UsageError(
-            f"--trainer.strategy {name} shards weights over GPUs, and there are none: give ddp"
-        )
+        raise UsageError(f"--trainer.strategy {name} needs GPUs, and there are none: give ddp")
     if by_torchrun():
         fresh_store()
     if launcher := external_launcher():
@@ -98,26 +86,28 @@ def resolve_devices(options: Any, command: str) -> None:
         _resolve_number(options, "num_nodes", launcher.machines, started)
     elif options.num_nodes > 1 and "NODE_RANK" not in os.environ:
         raise UsageError(
-            f"--trainer.num_nodes {options.num_nodes}: start one process for each device of each "
-            "machine with torchrun or srun, which count the machines"
+            f"--trainer.num_nodes {options.num_nodes}: start the processes with torchrun or srun, "
+            "which count the machines"
         )
     if not has_gpus:
         is_parallel = name not in ("auto", "SingleDeviceStrategy")
         if options.devices == "auto" and is_parallel and not launcher:
             options.devices = 2
-        check_cpu_processes(options.devices)
+        maximum = max(16, os.cpu_count() or 1)
+        if str(options.devices) not in ("auto", *map(str, range(1, maximum + 1))):
+            raise UsageError(
+                f"--trainer.devices {options.devices}: on CPUs it is from 1 to {maximum}"
+            )
 
 
 def _resolve_number(options: Any, name: str, value: int, why: str) -> None:
-    """Set a number of devices or machines that was left open; refuse another one."""
+    """Set a number of devices or machines that was left open; refuse a different one."""
     given = options[name]
     number = len(given) if isinstance(given, list | tuple) else given
     if number in ("auto", -1, "-1") or (name, number) == ("num_nodes", 1):
         options[name] = value
     elif str(number) != str(value):
-        raise UsageError(
-            f"--trainer.{name} {given} contradicts the processes there are ({why}): leave it out"
-        )
+        raise UsageError(f"--trainer.{name} {given}: {why}: leave it out")
 
 
 def strategy(chosen: Any) -> Strategy | str:
@@ -130,9 +120,9 @@ def strategy(chosen: Any) -> Strategy | str:
 
 
 def slurm_plugins() -> list[Any]:
-    """Under SLURM its environment, without Lightning's own way to queue a job again.
+    """Under SLURM its environment, without Lightning's requeueing of jobs.
 
-    That one saves in a signal handler, in the middle of a step, into the current folder.
+    Lightning would save in a signal handler, in the middle of a step, into the current folder.
     """
     if not by_slurm():
         return []
@@ -147,10 +137,6 @@ class SameCheckpoint(Callback):
     """All processes of a run start from the checkpoint of the first, or the run ends.
 
     Machines without a common disk would train one network each.
-
-    Args:
-        path: checkpoint that this process starts from, None from the beginning.
-        checkpoint: its content.
     """
 
     def __init__(self, path: Path | None, checkpoint: Checkpoint | None) -> None:
@@ -159,11 +145,6 @@ class SameCheckpoint(Callback):
         self.restored = checkpoint is None  # whether all of its state is in place
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Compare, now that the processes are connected.
-
-        Raises:
-            UsageError: this one does not see the checkpoint of the first.
-        """
         first = trainer.strategy.broadcast(self.start) if stage == "fit" else self.start
         if first != self.start:
             raise UsageError(
@@ -173,11 +154,10 @@ class SameCheckpoint(Callback):
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """From here on an error is not about the checkpoint."""
         self.restored = True
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Reports when no training steps remained."""
+        """Say so if no training steps were left."""
         self.restored = True
         if self.start_step and trainer.global_step == self.start_step:
             limits = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
@@ -191,15 +171,15 @@ class SameCheckpoint(Callback):
 
 @contextmanager
 def fail_together(trainer: pl.Trainer) -> Iterator[None]:
-    """End all processes of a run if one fails, and say why once.
+    """End all processes of a run if one fails, with one message.
 
-    The process that failed says so. The others, whose connection to it broke, exit, the first of
-    them with a line that names it; an error that all of them have is said by one. Lightning kills
-    processes that hang.
+    The process that failed prints it. The others lose their connection to it and exit; the first of
+    them names it. Of an error that all have, one prints the message. Lightning kills processes that
+    hang.
 
     Raises:
-        RunError: the processes could not be connected; in the first one, another one ended.
-        SystemExit: another process says why.
+        RunError: The processes could not be connected; in the first one, another one ended.
+        SystemExit: Another process prints the message.
     """
     end_with_launcher()
     try:
@@ -220,8 +200,8 @@ def _raise_once(error: Exception, trainer: pl.Trainer) -> None:
     if of_torch and not torch.distributed.is_initialized():
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RunError(
-            f"the processes of this run cannot be connected at {address} ({reason}): MASTER_ADDR "
-            "has to be the machine of the first, and MASTER_PORT one of its ports that is free"
+            f"the processes of this run cannot be connected at {address} ({reason}): set "
+            "MASTER_ADDR to the machine of the first, and MASTER_PORT to a free port of it"
         ) from error
     if isinstance(error, DistError) or (of_torch and re.search(LOST_CONNECTION, reason)):
         if not is_local_rank_zero():
@@ -235,7 +215,7 @@ def _raise_once(error: Exception, trainer: pl.Trainer) -> None:
 
 
 def _ended_process(children: list[subprocess.Popen]) -> str:
-    """Which of the launched processes ended, and how; torchrun and SLURM print that of theirs."""
+    """Which of the launched processes ended, and how; torchrun and SLURM print it themselves."""
     deadline = time.monotonic() + GRACE_SECONDS
     while children and not any(child.poll() for child in children) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -259,8 +239,9 @@ def _is_first_to_report(message: str) -> bool:
 
 
 def end_with_launcher() -> None:
-    """Let Lightning say which process failed; end this one if the process that launched it is
-    killed, for which collectives of GPUs would wait.
+    """Let Lightning say which process failed; end this one if the one that launched it is killed.
+
+    Collectives of GPUs would wait for it.
     """
     logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script").setLevel("INFO")
     if os.environ.get("LOCAL_RANK", "0") == "0" or external_launcher():

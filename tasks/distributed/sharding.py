@@ -30,24 +30,18 @@ from tasks.errors import UsageError
 
 
 class Sharded(ModelParallelStrategy):
-    """Fully sharded data parallelism (Rajbhandari 2020) of each block and of what is around them,
-    by torch's FSDP2.
+    """Fully sharded data parallelism (Rajbhandari 2020) by torch's FSDP2, a shard per block.
 
-    A block's weights are gathered for its forward and its backward pass alone. Validation and test
-    gather all of them once, since decoding takes as many steps as a process's texts need.
-    Parameters keep their names and shapes, and a checkpoint is one file, so one process can
-    continue such a run, and this strategy the run of one process.
+    A block's weights are gathered for its forward and its backward pass. Validation and test gather
+    all of them once, since the number of decoding steps differs between processes. Parameters keep
+    their names and shapes, and a checkpoint is one file, which one process can continue from.
     """
 
     def __init__(self) -> None:
         super().__init__(save_distributed_checkpoint=False)
 
     def setup(self, trainer: Trainer) -> None:
-        """Shard the network, once.
-
-        Raises:
-            UsageError: an option that needs all weights in one process.
-        """
+        """Shard the network, once; refuse options that need all weights in one process."""
         task: Any = self.lightning_module
         if trainer.state.fn == TrainerFn.FITTING:
             check_options(task)
@@ -118,11 +112,7 @@ class Sharded(ModelParallelStrategy):
 
 
 def check_options(task: Any) -> None:
-    """Refuse what does not work with sharded weights.
-
-    Raises:
-        UsageError: says what to give instead.
-    """
+    """Raise `UsageError` for options that do not work with sharded weights."""
     needed = {
         "--model.ema null": getattr(task, "ema", None) is not None,
         "--model.average null": getattr(task, "average", None) is not None,
@@ -131,15 +121,12 @@ def check_options(task: Any) -> None:
     if any(needed.values()):
         options = " ".join(option for option, found in needed.items() if found)
         raise UsageError(
-            "sharded weights (--trainer.strategy fsdp) are not averaged nor compiled: give "
-            f"{options}"
+            f"--trainer.strategy fsdp cannot average or compile weights: give {options}"
         )
 
 
 def shard(net: nn.Module, mesh: DeviceMesh) -> None:
-    """Shard each block and what is around them over the processes of `mesh`; gradients are summed
-    in 32 bits.
-    """
+    """Shard each block and the rest of the network over `mesh`; gradients are summed in 32 bits."""
     blocks = [module for module in net.modules() if isinstance(module, Block)]
     for part in [*blocks, net]:
         fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))

@@ -2,11 +2,6 @@
 
 import sys
 
-if __name__ == "__main__":
-    from tasks.cli.signals import SIGNALS
-
-    SIGNALS.install()  # before anything slow is imported
-
 from tasks.cli.app import App
 from tasks.cli.main import main
 
@@ -15,10 +10,10 @@ APP = App(
     title="Tessera LM: language models, from raw text to generated text",
     task="tasks.lm.task:LMTask",
     data="datamodules.corpus:CorpusData",
-    presets="tasks.lm.architectures:presets",
+    presets="modules.models.gpt:DECODER_PRESETS",
+    sizes_of_data=("max_length",),
     pretrained="tasks.lm.architectures:pretrained_options",
     default_config="configs/lm/reference.yaml",
-    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     epochs=10,
     trainer_commands=("fit", "validate", "test"),
     extra_commands={
@@ -41,7 +36,6 @@ APP = App(
         'generate --ckpt_path {best} --prompt "The"',
         "score --ckpt_path {best} --data.path FILE",
         "export --ckpt_path {best} --format safetensors",
-        "fit --resume {folder} --trainer.max_epochs N",
     ),
 )
 

@@ -8,102 +8,70 @@ from typing import Any, NamedTuple
 from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.tokenizers import BoundaryTokens, Tokenizer, TokenizerConfig
-from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
+from modules.models.gpt import Decoder, DecoderConfig
 from modules.pretrained.decoder import FAMILIES
 from modules.pretrained.weights import load_weights
 from tasks.checkpoints.generation_config import FolderGeneration, read_generation
 from tasks.checkpoints.pretrained import (
     CKPT_PATH,
+    ModelFolder,
     checkpoint_options,
-    folder_config,
-    folder_weights,
-    model_folder,
     model_options,
     pretrained_weights,
-    read_settings,
 )
 from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
 from tasks.checkpoints.weights import OPTION
-from tasks.cli.parsing import Options, merged
 from tasks.errors import UsageError, usage_errors
+from tasks.options import Options, merged
 from tasks.text import fill_vocabulary
 
 TASKS = ("lm",)  # whose checkpoints hold a decoder
 DEFAULT_LENGTH = 256  # tokens of a row of the data
 
 
-def presets() -> dict[str, Options]:
-    """Returns the named sizes as options; tokens and context come from the data."""
-    return {
-        name: asdict(replace(config, max_length=None)) for name, config in DECODER_PRESETS.items()
-    }
-
-
 def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderConfig:
-    """Returns a config with `vocabulary` and `max_length`, in tokens, of the data.
-
-    A context that is given grows to that of the data, if positions are not learned.
-
-    Raises:
-        UsageError: The tokenizer has more tokens than the network, or rows are longer than its
-            learned positions or its sliding window.
-    """
+    """Returns a config with the vocabulary and at least the `max_length` of the data, in tokens."""
     config = fill_vocabulary(config, metadata)
     length = metadata["max_length"]
     window = config.sliding_window
     if window is not None and length > window:
         raise UsageError(
-            f"--data.max_length {length} is more than the {window} tokens that the weights attend "
-            "to (sliding_window), and there is no attention within a window here: lower it to "
-            f"{window}"
+            f"--data.max_length {length} exceeds the sliding_window of the weights, {window} "
+            f"tokens, and there is no attention within a window here: lower it to {window}"
         )
     return replace(config, max_length=max(config.max_length or 0, length))
 
 
 def pretrained_options(source: str) -> Options:
-    """Returns network and tokenizer of a pretrained model, and rows for a short context.
+    """Returns the network and the tokenizer of `--model.pretrained SOURCE` as options.
 
-    Args:
-        source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.
-
-    Raises:
-        UsageError: There is no such model, or it is no decoder of ours.
-        DataError: The hub cannot be reached.
+    A context that is shorter than the default rows of data also shortens the rows.
     """
     if source.endswith(".ckpt"):
         options = checkpoint_options(source, TASKS)
     else:
-        folder = model_folder(source)
-        options = model_options(folder, asdict(read_config(source, folder)))
+        folder = open_folder(source)
+        options = model_options(folder.path, asdict(folder.config))
     context = options["model"]["net"]["max_length"]
     if context and context < DEFAULT_LENGTH:
         return merged(options, {"data": {"max_length": context}})
     return options
 
 
-def read_config(source: str, folder: Path, option: str = OPTION) -> DecoderConfig:
-    """Returns the config of the model in a folder; says if its window makes the context shorter."""
-    _, config = folder_config(folder, FAMILIES, option)
-    positions = read_settings(folder, option).get("max_position_embeddings") or 0
-    if positions > config.max_length:
+def open_folder(source: str, option: str = OPTION) -> ModelFolder:
+    """Opens a model of Hugging Face; says if its window makes the context shorter."""
+    folder = ModelFolder(source, FAMILIES, option)
+    context = folder.config.max_length
+    positions = folder.settings.get("max_position_embeddings") or 0
+    if positions > context:
         rank_zero_only(print)(
-            f"{source}: its attention looks back {config.max_length} tokens, so that is the "
-            f"context, not {positions}"
+            f"{source}: its context is its sliding_window of {context} tokens, not {positions}"
         )
-    return config
+    return folder
 
 
 def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, Any]) -> Decoder:
-    """Builds a decoder with pretrained weights, once they fit their own config.
-
-    Args:
-        config: Of the decoder.
-        source: As in `pretrained_options`.
-        metadata: Of the data, with their `tokenizer`.
-
-    Raises:
-        UsageError: The weights do not fit the network, or its tokenizer is another one.
-    """
+    """Builds a decoder with pretrained weights; refuses those of another size or tokenizer."""
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     net = Decoder(config)
     with usage_errors(f"{OPTION} {source}"):
@@ -112,47 +80,31 @@ def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, A
 
 
 class LanguageModel(NamedTuple):
-    """A language model to use.
-
-    Args:
-        net: The network, in evaluation mode.
-        tokenizer: Its tokenizer.
-        metadata: Of the data that it was trained on.
-        folder: Of Hugging Face that it comes from; None: it is one of ours.
-    """
+    """A language model in evaluation mode; `folder` is None if it is a checkpoint of ours."""
 
     net: Decoder
     tokenizer: Tokenizer
     metadata: dict[str, Any]
-    folder: Path | None = None
+    folder: ModelFolder | None = None
 
     @property
     def boundary_tokens(self) -> BoundaryTokens:
-        """Special tokens that it saw around documents."""
+        """Special tokens around documents in its training data."""
         return (
             self.tokenizer.boundary_tokens if self.metadata["marks_documents"] else BoundaryTokens()
         )
 
     def generation(self) -> FolderGeneration | None:
-        """Returns the generation settings of its folder.
-
-        Raises:
-            UsageError: They are wrong.
-        """
+        """Returns the generation settings of its folder, if it has one."""
         if self.folder is None:
             return None
-        settings = read_settings(self.folder, CKPT_PATH)
         forced = ("forced_bos_token_id", "forced_eos_token_id")
-        return read_generation(self.folder, settings, self.net.vocabulary, forced)
+        path, settings = self.folder.path, self.folder.settings
+        return read_generation(path, settings, self.net.vocabulary, forced)
 
 
 def load_model(source: str) -> LanguageModel:
-    """Loads the language model of a checkpoint of `fit`, of `hf/<model>`, or of a folder.
-
-    Raises:
-        UsageError: There is no such model, or it is no language model.
-        RunError, DataError: It is damaged, or the hub cannot be reached.
-    """
+    """Loads the language model of a checkpoint of `fit`, of `hf/<model>`, or of a folder."""
     if source.startswith("hf/") or Path(source).is_dir():
         return load_folder(source)
     checkpoint = read_checkpoint(source, "lm")
@@ -164,28 +116,23 @@ def load_model(source: str) -> LanguageModel:
 
 
 def load_folder(source: str) -> LanguageModel:
-    """Loads a language model of Hugging Face; errors as in `load_model`."""
-    folder = model_folder(source, CKPT_PATH)
-    config = read_config(source, folder, CKPT_PATH)
-    tokenizer = Tokenizer.from_file(folder)
+    folder = open_folder(source, CKPT_PATH)
+    tokenizer = Tokenizer.from_file(folder.path)
     with usage_errors(f"{CKPT_PATH} {source}"):
-        if tokenizer.vocab_size > (config.vocabulary or 0):
+        if tokenizer.vocab_size > (folder.config.vocabulary or 0):
             raise UsageError(
-                f"its tokenizer has {tokenizer.vocab_size} tokens, but its config.json "
-                f"{config.vocabulary}"
+                f"its tokenizer has {tokenizer.vocab_size} tokens, its config.json fewer"
             )
-        state = folder_weights(folder, FAMILIES, CKPT_PATH)
-        net = Decoder(config)
-        load_weights(net, state)
-    settings = read_settings(folder, CKPT_PATH)
+        net = Decoder(folder.config)
+        load_weights(net, folder.weights())
     # A config.json that has null for both says that the model saw neither.
-    has_ends = any(settings.get(f"{role}_token_id", 0) is not None for role in ("bos", "eos"))
+    ends = [folder.settings.get(f"{role}_token_id", 0) for role in ("bos", "eos")]
     metadata = {
         "tokenizer": tokenizer.to_json(),
-        "tokenizer_options": asdict(TokenizerConfig(file=str(folder))),
+        "tokenizer_options": asdict(TokenizerConfig(file=str(folder.path))),
         "vocabulary": tokenizer.vocab_size,
         "padding": 0,
-        "max_length": config.max_length,
-        "marks_documents": has_ends or tokenizer.boundary_tokens.bos is not None,
+        "max_length": folder.config.max_length,
+        "marks_documents": ends != [None, None] or tokenizer.boundary_tokens.bos is not None,
     }
     return LanguageModel(net.eval(), tokenizer, metadata, folder)

@@ -8,25 +8,22 @@ from typing import Any
 
 from modules.config import require
 from modules.generation.beam_search import beam_search
-from modules.generation.quantized import QuantizationName
 from modules.generation.sampling import GenerationConfig
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.cli.text_io import json_line, read_lines
 from tasks.errors import UsageError
+from tasks.inference import InferenceOptions, prepared
 from tasks.lm.architectures import LanguageModel, load_model
 from tasks.lm.streaming import StreamBatch, TextStream, end_tokens, prompt_tokens, stream_texts
-from tasks.training.devices import DeviceName, prepared
 
 MAX_SAMPLES = 10_000  # for each prompt, all generated at the same time
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(GenerationConfig):
+class GenerateOptions(GenerationConfig, InferenceOptions):
     """Write texts that continue prompts.
 
     Args:
-        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout,
-            whose generation_config.json then has the defaults.
         prompt: Beginning of the text; may be given several times. Without any, a document begins.
         prompt_file: File with a prompt on each line; - is standard input.
         num_samples: Texts for each prompt: the first with `seed`, the next with `seed` + 1, ...; in
@@ -36,20 +33,14 @@ class GenerateOptions(GenerationConfig):
             sample, number of new tokens, how it ended (length, end of the document, stop string,
             or, in beam search, context), and its score in beam search.
         strict: Refuse a prompt that does not fit into the context instead of reading its last part.
-        quantize: int8: weights in a quarter of the memory, on a CPU, slightly less exact; null: as
-            they are.
-        device: Where to compute; auto: on a GPU if there is one.
     """
 
-    ckpt_path: str
     prompt: list[str] = field(default_factory=list)
     prompt_file: str | None = None
     num_samples: int = 1
     stop: list[str] = field(default_factory=list)
     json: bool = False
     strict: bool = False
-    quantize: QuantizationName | None = None
-    device: DeviceName = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,8 +51,7 @@ class GenerateOptions(GenerationConfig):
         )
         require(
             self.num_samples == 1 or self.beams > 1 or self.temperature > 0,
-            f"{samples}, but at temperature 0 all are the same text; raise temperature, or leave "
-            "num_samples out.",
+            f"{samples}, but at temperature 0 all are the same text; raise temperature.",
         )
         require(
             self.beams == 1 or self.num_samples <= self.beams,
@@ -69,22 +59,13 @@ class GenerateOptions(GenerationConfig):
         )
         require("" not in self.stop, "a stop string is empty; leave it out.")
         require(
-            not self.stop or self.beams == 1,
-            "beam search ranks whole texts, which a stop string would cut; leave stop or beams "
-            "out.",
+            not self.stop or self.beams == 1, "stop is not for beam search; leave it or beams out."
         )
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The text after a prompt, which may still grow.
-
-    Args:
-        prompt: The prompt.
-        stream: The text.
-        batch: All texts that grow together with this one.
-        score: In beam search.
-    """
+    """The text after a prompt, which may still grow with others; `score` is of beam search."""
 
     prompt: str
     stream: TextStream
@@ -102,20 +83,14 @@ class Completion:
             self.batch.advance()
 
 
-def generate(options: GenerateOptions, typed: Collection[str] = ()) -> None:
-    """Write texts that continue prompts; a single one is printed token by token.
-
-    Args:
-        options: Of the command.
-        typed: Names of those on the command line, which override the settings of the model's
-            folder.
-    """
+def generate(options: GenerateOptions, on_command_line: Collection[str] = ()) -> None:
+    """Write texts that continue prompts, token by token."""
     prompts = read_prompts(options)
     model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
     tokens = [prompt_tokens(model, prompt) for prompt in prompts]
     generation = model.generation()
     if generation:
-        options = generation.apply_to(options, typed, max(map(len, tokens)))
+        options = generation.apply_to(options, on_command_line, max(map(len, tokens)))
     tokens = [truncate(model, ids, number, options) for number, ids in enumerate(tokens, 1)]
     start = time.perf_counter()
     complete = beam_completions if options.beams > 1 else sampled_completions
@@ -129,13 +104,13 @@ def generate(options: GenerateOptions, typed: Collection[str] = ()) -> None:
         names += [f"sample {sample}"] if options.num_samples > 1 else []
         if names:
             print(f"{'--- ' + ', '.join(names) + ' ':-<80}")
-        print_text(completion)
+        print(completion.prompt, end="", flush=True)
+        for chunk in completion.chunks():
+            print(chunk, end="", flush=True)
+        print(flush=True)
     if any(completion.stream.ended == "context" for completion in completions):
-        print(
-            f"texts ended at the context of {model.net.max_length} tokens, the limit of beam "
-            "search",
-            file=sys.stderr,
-        )
+        limit = f"the context of {model.net.max_length} tokens, the limit of beam search"
+        print(f"texts ended at {limit}", file=sys.stderr)
     count = sum(completion.stream.tokens for completion in completions)
     seconds = time.perf_counter() - start
     print(f"{count} tokens in {seconds:.1f} s ({count / seconds:.0f} tokens/s)", file=sys.stderr)
@@ -200,19 +175,15 @@ def truncate(
     """Returns the last tokens of a prompt that fit into the context; prints a note if it cuts.
 
     Beam search cannot exceed the context, and reserves up to half of it for new tokens.
-
-    Raises:
-        UsageError: The prompt would be cut and the options are strict, or the text would be longer
-            than the sliding window of the weights.
     """
     context = model.net.max_length
     window = model.net.config.sliding_window
     size = len(tokens) + options.max_new_tokens - 1  # the last one is not read
     if window is not None and size > window:
         raise UsageError(
-            f"prompt {number} has {len(tokens)} tokens, and with --max_new_tokens "
-            f"{options.max_new_tokens} the text exceeds the sliding_window of the weights, "
-            f"{window} tokens: lower --max_new_tokens, or shorten the prompt"
+            f"prompt {number} has {len(tokens)} tokens, which with --max_new_tokens "
+            f"{options.max_new_tokens} exceed the sliding_window of {window}: lower it, or "
+            "shorten the prompt"
         )
     limit = context
     if options.beams > 1:
@@ -226,14 +197,6 @@ def truncate(
         raise UsageError(f"{reason}: shorten it, or leave --strict out to read its last part")
     print(f"{reason}: its last {limit} are read", file=sys.stderr)
     return tokens[-limit:]
-
-
-def print_text(completion: Completion) -> None:
-    """Prints prompt and text as it grows."""
-    print(completion.prompt, end="", flush=True)
-    for chunk in completion.chunks():
-        print(chunk, end="", flush=True)
-    print(flush=True)
 
 
 def print_json(completion: Completion, sample: int) -> None:

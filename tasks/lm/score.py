@@ -18,9 +18,9 @@ from modules.generation.quantized import QuantizationName
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder
 from tasks.errors import UsageError
+from tasks.inference import DeviceName, prepared
 from tasks.lm.architectures import load_model
 from tasks.tracking.report import table
-from tasks.training.devices import DeviceName, prepared
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,7 @@ def score(
         raise UsageError(f"--batch_size {batch_size} must be at least 1")
     file = load_tokens(data, model.metadata)
     if len(file.tokens) < 2:
-        raise UsageError(
-            f"{data.path} has only one token, so there is nothing to predict: give a longer text"
-        )
+        raise UsageError(f"{data.path} has only one token, nothing to predict: give a longer text")
     loss, correct, tokens = total_loss(model.net, file.tokens, stride, batch_size)
     num_bytes = int(file.bytes[-1] - file.bytes_before(np.array(1)))  # without the first token
     scores = {

@@ -20,9 +20,6 @@ def prompt_tokens(model: LanguageModel, prompt: str) -> list[int]:
     """Encodes a prompt as in training: after the token that begins a document, if there is one.
 
     An empty prompt begins a document, or a line if the model has no such token.
-
-    Raises:
-        UsageError: A character is not in the vocabulary, or there is no token to begin with.
     """
     tokenizer = model.tokenizer
     boundary = model.boundary_tokens
@@ -30,7 +27,7 @@ def prompt_tokens(model: LanguageModel, prompt: str) -> list[int]:
     if letter is not None:
         raise UsageError(
             f"the prompt has the character {letter!r} (U+{ord(letter):04X}), which is not in the "
-            f"vocabulary of {tokenizer.vocab_size} tokens: leave it out"
+            "vocabulary: leave it out"
         )
     special = [boundary.bos] if prompt else [boundary.bos, boundary.prefix]
     begin = [token for token in special if token is not None]
@@ -91,12 +88,10 @@ class TextStream:
             self._append(new, None)
 
     def finish(self, ended: str = "length") -> None:
-        """Ends the text for this reason."""
         if not self.ended:
             self._append(self._new_text(), ended)
 
     def _new_text(self) -> str:
-        """Returns the text of the tokens that are not decoded yet."""
         before = self.tokenizer.decode(self._ids[self._first : self._decoded])
         return self.tokenizer.decode(self._ids[self._first :])[len(before) :]
 
@@ -121,12 +116,7 @@ class TextStream:
 
 @dataclass
 class StreamBatch:
-    """Texts that are generated together, one token of each at a time.
-
-    Args:
-        streams: The texts.
-        steps: Yields the next token of each, (streams,).
-    """
+    """Texts that are generated together; `steps` yields the next token of each, (streams,)."""
 
     streams: list[TextStream]
     steps: Iterator[torch.Tensor]
@@ -156,10 +146,9 @@ def stream_texts(
     seeds: Sequence[int] | None = None,
     generation: FolderGeneration | None = None,
 ) -> StreamBatch:
-    """Starts texts after prompts.
+    """Starts texts after prompts; arguments as of `modules.generation.generate.generate`.
 
     Args:
-        model, prompts, config, seeds: As in `modules.generation.generate.generate`.
         stop: Strings that end a text.
         generation: Settings of the model's folder.
     """

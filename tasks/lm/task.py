@@ -21,7 +21,6 @@ from tasks.lm.architectures import LanguageModel, fit_to_data, load_pretrained
 from tasks.lm.streaming import prompt_tokens, stream_texts
 from tasks.text import MeanOf, TextTask
 from tasks.tracking.samples import Sample, Samples, write_samples
-from tasks.training.optim import OptimConfig
 from tasks.training.throughput import TokenCount, flops_per_token, matmul_peak
 
 
@@ -43,10 +42,7 @@ class SampleConfig:
         every = self.every
         require(every is None or every >= 1, f"samples.every is {every}; it must be at least 1.")
         require(bool(self.prompts), "samples.prompts is empty; leave it out, or give one.")
-        require(
-            self.generation.beams == 1,
-            "samples are not searched; leave samples.generation.beams out.",
-        )
+        require(self.generation.beams == 1, "samples have no beam search; leave beams out.")
 
 
 class LMTask(TextTask):
@@ -54,60 +50,50 @@ class LMTask(TextTask):
 
     Args:
         net: The network. Null `vocabulary` and `max_length` come from the data.
-        optimizer: Optimizer, schedule and clipping.
-        z_loss: Coefficient, in training, of the z-loss: the mean of logsumexp(logits)^2
-            (Chowdhery 2022, there 1e-4).
+        z_loss: Coefficient of the z-loss in training, the mean of logsumexp(logits)^2 (Chowdhery
+            2022, there 1e-4). `train/loss` includes it, so only evaluation logs perplexity then.
         samples: Texts that the model generates during training.
-        pretrained: Weights and tokenizer to start from: a checkpoint of `python -m tasks.lm`,
-            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null: random
-            weights.
-        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
-            0.999, which is evaluated and saved; null: none.
-        compile: Compile the network with torch.compile, in place.
+        kwargs: As of `TextTask`.
     """
 
     name = "lm"
-    train_names = (*TextTask.train_names, "perplexity", "bits_per_byte", "tokens_per_s", "mfu")
+    train_metrics = (*TextTask.train_metrics, "tokens_per_s", "mfu")
     peak = 0.0  # FLOP/s of one device
 
     def __init__(
         self,
         net: DecoderConfig = DecoderConfig(),
-        optimizer: OptimConfig = OptimConfig(),
         z_loss: float = 0.0,
         samples: SampleConfig = SampleConfig(),
-        pretrained: str | None = None,
-        ema: float | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, ema, compile)
+        super().__init__(**kwargs)
         if z_loss < 0:
             raise ValueError(f"z_loss {z_loss} must not be negative")
         self.net_config = net
         self.z_loss = z_loss
+        if z_loss == 0:
+            self.train_metrics = (*self.train_metrics, "perplexity", "bits_per_byte")
         self.sample_config = samples
-        self.pretrained = pretrained
-        self.trained = TokenCount()
+        self.token_count = TokenCount()
 
     def build(self, metadata: Mapping[str, Any]) -> Decoder:
-        """Builds a decoder for the data's tokens and context."""
         config = fit_to_data(self.net_config, metadata)
-        if self.pretrained is None or self.restored is not None:
+        if self.pretrained is None:
             return Decoder(config)
         return load_pretrained(config, self.pretrained, metadata)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Adds the samples of text."""
         callbacks = super().configure_callbacks()
         every = self.sample_config.every
         return callbacks if every is None else [*callbacks, Samples(every)]
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Returns the accuracy of predicted tokens, and the bytes of text per token."""
+        """Accuracy of predicted tokens, and bytes of text per token."""
         return {name: MeanOf(name) for name in ("acc", "bytes_per_token")}
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Returns perplexity, and bits per byte of text, which do not depend on the tokenizer."""
+        """Perplexity, and bits per byte of text, which do not depend on the tokenizer."""
         loss = values[f"{split}/loss"]
         bits_per_byte = loss / values[f"{split}/bytes_per_token"] / math.log(2)
         return {f"{split}/perplexity": loss.exp(), f"{split}/bits_per_byte": bits_per_byte}
@@ -122,27 +108,26 @@ class LMTask(TextTask):
         count = (targets != IGNORE_INDEX).sum()
         means = {"bytes_per_token": batch["bytes"].sum() / count.clamp(min=1)}
         if training:
-            self.trained.add(count, len(targets))
+            self.token_count.add(count, len(targets))
             return StepOutput(loss, count, None, None, extra_metrics=means)
         means["acc"] = correct / count.clamp(min=1)
         return StepOutput(loss, count, means, dict.fromkeys(means, count))
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
-        """Logs also perplexity and bits per byte; in them the loss includes the z-loss."""
+        """Logs also perplexity and bits per byte, unless the loss includes a z-loss."""
         super().log_step(means)
-        values = {f"train/{name}": value for name, value in means.items()}
-        self.log_dict(self.derived(values, "train"))
+        if self.z_loss == 0:
+            values = {f"train/{name}": value for name, value in means.items()}
+            self.log_dict(self.derived(values, "train"))
 
     # Rates ----------------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
-        """Measures the device's FLOP/s."""
         self.peak = matmul_peak(self.device, str(self.trainer.precision))
         self.flops = flops_per_token(self.net, self.metadata["max_length"])
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
-        """Returns tokens/s without padding, and model FLOPs utilisation (MFU)."""
-        tokens = samples_per_s * self.trained.per_sample()
+        tokens = samples_per_s * self.token_count.per_sample()
         return {
             "train/tokens_per_s": tokens,
             "train/mfu": tokens * self.flops / self.peak / self.trainer.world_size,
@@ -151,7 +136,6 @@ class LMTask(TextTask):
     # Samples --------------------------------------------------------------------------------------
 
     def sample_texts(self) -> list[Sample]:
-        """Returns each prompt with a text that the network generates."""
         config = self.sample_config
         training = self.net.training
         model = LanguageModel(

@@ -2,11 +2,6 @@
 
 import sys
 
-if __name__ == "__main__":
-    from tasks.cli.signals import SIGNALS
-
-    SIGNALS.install()  # before anything slow is imported
-
 from tasks.cli.app import App
 from tasks.cli.main import main
 
@@ -15,10 +10,9 @@ APP = App(
     title="Tessera MLM: pretraining of a Transformer encoder by predicting masked tokens",
     task="tasks.mlm.task:MaskedLMTask",
     data="datamodules.masked_text:MaskedTextData",
-    presets="tasks.bert.architectures:presets",
+    presets="modules.models.bert:BERT_PRESETS",
     pretrained="tasks.bert.architectures:pretrained_options",
     default_config="configs/mlm/reference.yaml",
-    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     trainer_commands=("fit", "validate", "test"),
     extra_commands={
         "export": (
@@ -33,10 +27,7 @@ APP = App(
         "fit --resume runs/mlm/latest",
         "export --ckpt_path runs/mlm/latest/checkpoints/best.ckpt --format hf",
     ),
-    next_commands=(
-        "export --ckpt_path {best} --format safetensors",
-        "fit --resume {folder} --trainer.max_epochs N",
-    ),
+    next_commands=("export --ckpt_path {best} --format safetensors",),
 )
 
 if __name__ == "__main__":

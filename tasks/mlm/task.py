@@ -15,7 +15,6 @@ from modules.models.bert import BertConfig, BertMaskedLM
 from tasks.base import Batch, StepOutput
 from tasks.bert.architectures import fit_to_data, load_pretrained
 from tasks.text import MeanOf, TextTask
-from tasks.training.optim import OptimConfig
 from tasks.training.seeds import position_seed, run_seed
 
 
@@ -24,41 +23,27 @@ class MaskedLMTask(TextTask):
 
     Args:
         net: The network. A null number of tokens comes from the data.
-        optimizer: Optimizer, schedule and clipping.
         mask: Which tokens are masked: others in each epoch, always the same in evaluation.
-        pretrained: Weights and tokenizer to start from: a checkpoint of `python -m tasks.mlm`,
-            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null: random
-            weights.
-        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
-            0.999, which is evaluated and saved; null: none.
-        compile: Compile the network with torch.compile, in place.
+        kwargs: As of `TextTask`.
     """
 
     name = "mlm"
 
     def __init__(
-        self,
-        net: BertConfig = BertConfig(),
-        optimizer: OptimConfig = OptimConfig(),
-        mask: MaskConfig = MaskConfig(),
-        pretrained: str | None = None,
-        ema: float | None = None,
-        compile: bool = False,
+        self, net: BertConfig = BertConfig(), mask: MaskConfig = MaskConfig(), **kwargs: Any
     ) -> None:
-        super().__init__(optimizer, ema, compile)
+        super().__init__(**kwargs)
         self.net_config = net
         self.mask = mask
-        self.pretrained = pretrained
 
     def build(self, metadata: Mapping[str, Any]) -> BertMaskedLM:
-        """Builds an encoder with heads for masked tokens and, with pairs, for the next sentence."""
         tokenizer = Tokenizer.from_json(metadata["tokenizer"])
         self.masker = Masker(
             self.mask, tokenizer.special_ids, tokenizer.vocab_size, tokenizer.starts_word
         )
         config = fit_to_data(self.net_config, metadata, self.pretrained)
         build = partial(BertMaskedLM, replace(config, next_sentence=metadata["next_sentence"]))
-        if self.pretrained is None or self.restored is not None:
+        if self.pretrained is None:
             return build()
         return load_pretrained(build, self.pretrained, metadata)
 
@@ -67,12 +52,12 @@ class MaskedLMTask(TextTask):
         return [self.net.encoder]
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Returns the accuracy of masked tokens; with pairs, also that of the next sentence."""
+        """Accuracy of masked tokens; with sentence pairs, also that of the next sentence."""
         names = ("acc", "token_loss", "next_acc") if self.metadata["next_sentence"] else ("acc",)
         return {name: MeanOf(name) for name in names}
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Returns the perplexity of masked tokens."""
+        """Perplexity of masked tokens."""
         token_loss = values.get(f"{split}/token_loss", values[f"{split}/loss"])
         return {f"{split}/perplexity": token_loss.exp()}
 

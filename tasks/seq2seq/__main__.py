@@ -2,11 +2,6 @@
 
 import sys
 
-if __name__ == "__main__":
-    from tasks.cli.signals import SIGNALS
-
-    SIGNALS.install()  # before anything slow is imported
-
 from tasks.cli.app import App
 from tasks.cli.main import main
 
@@ -15,10 +10,9 @@ APP = App(
     title="Tessera seq2seq: translation with an encoder-decoder",
     task="tasks.seq2seq.task:Seq2SeqTask",
     data="datamodules.translation:TranslationData",
-    presets="tasks.seq2seq.architectures:presets",
-    pretrained="tasks.seq2seq.pretrained:pretrained_options",
+    presets="modules.models.seq2seq:SEQ2SEQ_PRESETS",
+    pretrained="tasks.seq2seq.architectures:pretrained_options",
     default_config="configs/seq2seq/dates.yaml",
-    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     epochs=10,
     trainer_commands=("fit", "validate", "test"),
     extra_commands={
@@ -44,7 +38,6 @@ APP = App(
         'translate --ckpt_path {best} --text "..."',
         'attend --ckpt_path {best} --text "..." --out attention.png',
         "export --ckpt_path {best} --format safetensors",
-        "fit --resume {folder} --trainer.max_epochs N",
     ),
 )
 

@@ -1,40 +1,49 @@
-"""Which encoder-decoder to build: presets, and sizes that fit the data."""
+"""Which encoder-decoder to build or load: sizes that fit the data, pretrained weights."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from datamodules.tokenizers.pairs import PairTokenizer
-from modules.models.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
-from tasks.cli.parsing import Options
-from tasks.errors import UsageError
+from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer
+from datamodules.utils.files import read_object
+from modules.models.seq2seq import ARCHITECTURES, Seq2Seq, Seq2SeqConfig
+from modules.pretrained.seq2seq import FAMILIES
+from modules.pretrained.weights import load_weights
+from tasks.checkpoints.generation_config import FolderGeneration
+from tasks.checkpoints.pretrained import (
+    CKPT_PATH,
+    ModelFolder,
+    check_tokenizer,
+    read_task_checkpoint,
+    tokenizer_file,
+    without_dropout,
+)
+from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
+from tasks.checkpoints.weights import OPTION
+from tasks.errors import UsageError, usage_errors
+from tasks.options import Options
+from tasks.seq2seq.decoding import DecodingTokens, decoder_start, decoding_tokens, folder_generation
 from tasks.text import fill_vocabulary
 
-
-def presets() -> dict[str, Options]:
-    """Returns the named sizes as options; tokens and lengths come from the data."""
-    return {name: asdict(config) for name, config in SEQ2SEQ_PRESETS.items()}
+TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder
+SIDES = ("source", "target")
+LEARNED_OPTIONS = ("start", "begin", "prompt")  # of tokenizers, that a network has learned
+SENTENCEPIECE = "spiece.model"  # T5's tokenizer if there is no tokenizer.json
+TARGET_FOLDER = "target_tokenizer"  # of an export with two tokenizers
 
 
 def fit_to_data(config: Seq2SeqConfig, metadata: Mapping[str, Any]) -> Seq2SeqConfig:
-    """Returns a config with the vocabularies and `max_length`, in tokens, of the data.
-
-    A length that is given grows to that of the data, if positions are not learned.
-
-    Raises:
-        UsageError: A tokenizer has more tokens than the network, texts are longer than its learned
-            positions, or two different tokenizers are to share one table.
-        ValueError: Vocabularies of two sizes are to share one table.
-    """
+    """Returns a config with the vocabularies and at least the `max_length` (tokens) of the data."""
     config = fill_vocabulary(config, metadata, "source_vocabulary")
     config = fill_vocabulary(config, metadata, "target_vocabulary")
     tokenizer = PairTokenizer.from_metadata(metadata)
     same = tokenizer.source.vocab == tokenizer.target.vocab
     if config.tying in ("all", "inputs") and not same:
         raise UsageError(
-            f"--model.net.tying {config.tying} shares one table between source and target, whose "
-            "tokenizers number their tokens differently: set --model.net.tying target, or use one "
-            "tokenizer for both (--data.tokenizer.joint true)"
+            f"--model.net.tying {config.tying} shares one table between two tokenizers: set it to "
+            "target, or use one tokenizer for both (--data.tokenizer.joint true)"
         )
     return replace(config, max_length=max(config.max_length or 0, metadata["max_length"]))
 
@@ -42,3 +51,129 @@ def fit_to_data(config: Seq2SeqConfig, metadata: Mapping[str, Any]) -> Seq2SeqCo
 def build_seq2seq(config: Seq2SeqConfig) -> Seq2Seq:
     """Builds the network of a config whose sizes are filled in."""
     return ARCHITECTURES[config.architecture](config)
+
+
+def pretrained_options(source: str) -> Options:
+    """Returns the network and the tokenizers of `--model.pretrained SOURCE` as options."""
+    if source.endswith(".ckpt"):
+        saved = read_task_checkpoint(source, TASKS)[KEY]
+        metadata = saved["metadata"]
+        net = without_dropout(saved["net"])
+        paths = [tokenizer_file(source, metadata[f"{side}_tokenizer"]) for side in SIDES]
+        tokenizer = {name: metadata["tokenizer_options"][name] for name in LEARNED_OPTIONS}
+        tokenizer |= file_options(*paths)
+    else:
+        folder = ModelFolder(source, FAMILIES)
+        tokenizer_config = folder_tokenizers(folder)
+        net = asdict(folder.config)
+        names = ("file", "target_file", *LEARNED_OPTIONS)
+        tokenizer = {name: getattr(tokenizer_config, name) for name in names}
+    return {"model": {"net": net}, "data": {"tokenizer": tokenizer}}
+
+
+def file_options(source: Path, target: Path) -> Options:
+    return {"file": str(source), "target_file": None if target == source else str(target)}
+
+
+def folder_tokenizers(model: ModelFolder) -> PairTokenizerConfig:
+    folder = model.path
+    # Older files of BART and T5 do not name the start token.
+    default = "eos_token_id" if model.family == "bart" else "pad_token_id"
+    start = decoder_start(folder, model.settings, model.settings.get(default))
+    begin = False
+    if (folder / "source.spm").is_file():
+        files = file_options(folder / "source.spm", folder / "target.spm")
+    elif (folder / SENTENCEPIECE).is_file() and not (folder / "tokenizer.json").is_file():
+        files = file_options(folder / SENTENCEPIECE, folder / SENTENCEPIECE)
+    else:
+        has_target = (folder / TARGET_FOLDER).is_dir()
+        files = file_options(folder, folder / TARGET_FOLDER if has_target else folder)
+        begin = adds_bos(Tokenizer.from_file(folder))
+    return PairTokenizerConfig(**files, start=start, begin=begin)
+
+
+def adds_bos(tokenizer: Tokenizer) -> bool:
+    """Tells whether a tokenizer's file puts [BOS] before a text."""
+    from tokenizers import Tokenizer as Backend
+
+    content = json.loads(tokenizer.to_json())
+    content.pop("special_tokens", None)
+    ids = Backend.from_str(json.dumps(content)).encode("").ids
+    return bool(ids[:1] == [tokenizer.special_ids.bos])
+
+
+def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, Any]) -> Seq2Seq:
+    """Builds a network with pretrained weights; refuses those of another size or tokenizer."""
+    if source.endswith(".ckpt"):
+        checkpoint = read_task_checkpoint(source, TASKS)
+        theirs = PairTokenizer.from_metadata(checkpoint[KEY]["metadata"])
+        state = net_weights(checkpoint)
+    else:
+        folder = ModelFolder(source, FAMILIES)
+        theirs = PairTokenizer.load_or_train(list, list, folder_tokenizers(folder))
+        state = folder.weights()
+    for side in SIDES:
+        check_tokenizer(source, getattr(theirs, side), metadata[f"{side}_tokenizer"])
+    net = build_seq2seq(config)
+    with usage_errors(f"{OPTION} {source}"):
+        load_weights(net, state)
+    return net
+
+
+def read_languages(folder: Path) -> list[str]:
+    """Returns the languages of a Marian model, such as [en, de]; [] if its files do not say."""
+    file = folder / "tokenizer_config.json"
+    try:
+        settings = read_object(file) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read ({error}): download the model again") from error
+    pair = settings.get("source_lang"), settings.get("target_lang")
+    names = [name for name in pair if isinstance(name, str)]
+    return names if len(names) == 2 else []
+
+
+class TranslationModel(NamedTuple):
+    """A translation model in evaluation mode; `generation` are settings of its folder, if any."""
+
+    net: Seq2Seq
+    tokenizer: PairTokenizer
+    metadata: dict[str, Any]
+    tokens: DecodingTokens
+    generation: FolderGeneration | None = None
+
+    @classmethod
+    def of(
+        cls, net: Seq2Seq, metadata: dict[str, Any], generation: FolderGeneration | None = None
+    ) -> "TranslationModel":
+        """Returns a network with the tokenizers of its metadata, and the settings of its folder."""
+        tokenizer = PairTokenizer.from_metadata(metadata)
+        tokens = decoding_tokens(tokenizer, generation)
+        return cls(net.eval(), tokenizer, metadata, tokens, generation)
+
+
+def load_model(source: str) -> TranslationModel:
+    """Loads a checkpoint of `fit`, `hf/<model>`, or a folder of Hugging Face's layout."""
+    if source.startswith("hf/") or Path(source).is_dir():
+        return load_folder(source)
+    checkpoint = read_checkpoint(source, "seq2seq")
+    saved = checkpoint[KEY]
+    net = build_seq2seq(load_config(Seq2SeqConfig, saved["net"]))
+    net.load_state_dict(net_weights(checkpoint))
+    return TranslationModel.of(net, saved["metadata"])
+
+
+def load_folder(source: str) -> TranslationModel:
+    folder = ModelFolder(source, FAMILIES, CKPT_PATH)
+    tokenizer_config = folder_tokenizers(folder)
+    metadata = {
+        **PairTokenizer.load_or_train(list, list, tokenizer_config).metadata(),
+        "tokenizer_options": asdict(tokenizer_config),
+        "max_length": folder.config.max_length,
+        "languages": read_languages(folder.path),
+    }
+    weights = folder.weights()
+    with usage_errors(source):
+        net = build_seq2seq(fit_to_data(folder.config, metadata))
+        load_weights(net, weights)
+    generation = folder_generation(folder.path, folder.settings, net.vocabulary)
+    return TranslationModel.of(net, metadata, generation)

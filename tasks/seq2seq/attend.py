@@ -14,8 +14,8 @@ from modules.record import AttentionRecord
 from tasks.checkpoints.exporting import new_file
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError, usage_errors
-from tasks.seq2seq.translator import TranslationModel, load_model
-from tasks.training.devices import DeviceName, prepared
+from tasks.inference import DeviceName, prepared
+from tasks.seq2seq.architectures import TranslationModel, load_model
 
 FORMATS = ("pdf", "png", "svg")
 TOKEN_SIZE = 0.2  # inches
@@ -48,26 +48,18 @@ def attend(
         raise UsageError(f"--beams {beams} must be at least 1")
     format = Path(out).suffix.removeprefix(".").lower() or "png"
     if format not in FORMATS:
-        raise UsageError(
-            f"--out {out} ends in .{format}, which is not supported: give .png, .pdf or .svg"
-        )
+        raise UsageError(f"--out {out}: give a name that ends in .pdf, .png or .svg")
     model = prepared(load_model(ckpt_path), device)
     (source,), (cut,) = model.tokenizer.encode_sources([text], model.net.max_length)
     if cut:
-        print(
-            f"the text is longer than the {len(source)} tokens that the model reads: the rest is "
-            "not drawn"
-        )
+        print(f"the text is longer than the {len(source)} tokens that the model reads")
     finished = True
     if target is None:
         tokens, _, finished = translate_text(model, source, beams)
     else:
         tokens, cut = encode_translation(model, target)
         if cut:
-            print(
-                f"--target is longer than the {model.net.max_length} tokens that the model "
-                "generates: the rest is not drawn"
-            )
+            print(f"--target is longer than the {model.net.max_length} tokens of the model")
     weights = cross_attention_weights(model, source, tokens)
     sources = token_labels(model.tokenizer.source, source)
     targets = token_labels(model.tokenizer.target, tokens)
@@ -78,7 +70,6 @@ def attend(
 
 
 def translate_text(model: TranslationModel, source: list[int], beams: int) -> Translation:
-    """Returns the model's own translation."""
     config = GenerationConfig(
         model.net.max_length, temperature=0.0, beams=beams, early_stopping="likely"
     )
@@ -118,9 +109,7 @@ def cross_attention_weights(
 
 
 def token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each token, spaces as ␣; special and incomplete ones as written in the
-    vocabulary.
-    """
+    """Returns the text of each token, spaces as ␣; special ones as in the vocabulary."""
     labels = []
     for token_id, token in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
         text = tokenizer.decode([token_id])

@@ -31,9 +31,6 @@ def decoding_tokens(
         tokenizer: Of the model.
         generation: Settings of its folder, followed as `generate` of transformers does; None: it is
             a checkpoint of ours, for which only padding is banned.
-
-    Raises:
-        UsageError: The folder bans phrases, or names tokens that the model does not have.
     """
     if generation is None:
         stop = [tokenizer.eos_id]
@@ -52,13 +49,12 @@ def decoding_tokens(
 
 
 def folder_generation(folder: Path, config: Settings, vocabulary: int = 0) -> FolderGeneration:
-    """Returns the generation settings of a folder; arguments and errors as in `read_generation`."""
+    """Returns the generation settings of a folder; arguments as of `read_generation`."""
     forced = FORCED_EOS.get(str(config.get("model_type")))
     return read_generation(folder, config, vocabulary, forced_eos_token_id=forced)
 
 
 def decoder_start(folder: Path, config: Settings, default: int | None) -> int | None:
-    """Returns the token that a decoder starts with."""
     start = folder_generation(folder, config).settings.decoder_start_token_id
     if start is None:
         start = config.get("decoder_start_token_id")

@@ -15,9 +15,8 @@ from tasks.checkpoints.exporting import (
     save_tokenizer,
     set_special_tokens,
 )
+from tasks.seq2seq.architectures import TARGET_FOLDER, load_model
 from tasks.seq2seq.decoding import generation_settings
-from tasks.seq2seq.pretrained import TARGET_FOLDER
-from tasks.seq2seq.translator import load_model
 
 
 def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:

@@ -51,12 +51,11 @@ class TranslationScores(Metric):
         self.reset()
 
     def reset(self) -> None:
-        """Removes all texts but an empty one, so that ranks without any can be gathered."""
+        """Removes all texts; an empty one stays, so that ranks without any can be gathered."""
         super().reset()
         self.texts.append(torch.zeros(0, dtype=torch.uint8, device=self.device))
 
     def update(self, outputs: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
-        """Adds the `texts` of a batch with their `index`, sources and references."""
         rows = zip(
             targets["index"],
             targets["sources"],
@@ -70,7 +69,6 @@ class TranslationScores(Metric):
         self.texts.append(content.to(self.device))
 
     def compute(self) -> dict[str, Tensor]:
-        """Returns the scores by name."""
         lines = dim_zero_cat(self.texts).cpu().numpy().tobytes().decode().splitlines()
         self.found = sorted(ScoredTranslation(*json.loads(line)) for line in lines)
         scores = dict.fromkeys(self.names, 0.0)
@@ -89,7 +87,6 @@ class TranslationScores(Metric):
         return sum(not row.finished for row in self.found)
 
     def signatures(self) -> dict[str, str]:
-        """Returns the options of sacrebleu."""
         for metric in (self.bleu, self.chrf):
             metric.corpus_score(["a"], [["a"]])  # tells it the number of references
         return {

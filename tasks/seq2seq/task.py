@@ -19,16 +19,18 @@ from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.base import Batch, StepOutput
 from tasks.cli.text_io import printed
 from tasks.errors import UsageError
-from tasks.seq2seq.architectures import build_seq2seq, fit_to_data
+from tasks.seq2seq.architectures import (
+    TranslationModel,
+    build_seq2seq,
+    fit_to_data,
+    load_pretrained,
+)
 from tasks.seq2seq.attend import cross_attention_weights, draw, encode_translation, token_labels
 from tasks.seq2seq.decoding import decoding_tokens
-from tasks.seq2seq.pretrained import load_pretrained
 from tasks.seq2seq.scores import TranslationScores, table
-from tasks.seq2seq.translator import TranslationModel
 from tasks.text import MeanOf, TextTask
-from tasks.tracking.media import MediaTask, Picture, Table, rendered
+from tasks.tracking.media import Picture, Table, rendered
 from tasks.training.averaging import LastWeights
-from tasks.training.optim import OptimConfig
 from tasks.training.throughput import TokenCount
 
 PRINTED = 3  # translations of the test that a run prints at its end
@@ -71,88 +73,72 @@ class DecodingConfig:
         )
 
 
-class Seq2SeqTask(MediaTask, TextTask):
+class Seq2SeqTask(TextTask):
     """Translation with an encoder-decoder (Vaswani 2017).
 
     Args:
         net: The network. Null numbers of tokens and lengths come from the data.
-        optimizer: Optimizer, schedule and clipping.
         label_smoothing: Probability mass spread evenly over all tokens (Szegedy 2016), from 0 to
             below 1.
         decoding: How evaluation translates.
-        pretrained: Weights and tokenizers to start from: a checkpoint of `python -m tasks.seq2seq`,
-            `hf/<model>` of the Hugging Face hub (Marian, BART, T5), or a local folder of its
-            layout; null: random weights.
         average: Evaluate and save the mean of the weights at this many last validations (Vaswani
             2017), all of which a checkpoint holds; null: none.
-        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
-            0.999, which is evaluated and saved; null: none.
-        compile: Compile the network with torch.compile, in place.
+        kwargs: As of `TextTask`.
     """
 
     name = "seq2seq"
     monitor = "val/bleu"
     monitor_mode = "max"
-    train_names = (*TextTask.train_names, "tokens_per_s")
+    train_metrics = (*TextTask.train_metrics, "tokens_per_s")
 
     def __init__(
         self,
         net: Seq2SeqConfig = SEQ2SEQ_PRESETS["tiny"],
-        optimizer: OptimConfig = OptimConfig(),
         label_smoothing: float = 0.1,
         decoding: DecodingConfig = DecodingConfig(),
-        pretrained: str | None = None,
         average: int | None = None,
-        ema: float | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, ema, compile)
+        super().__init__(**kwargs)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing {label_smoothing} must be from 0 to below 1")
-        if average is not None and ema is not None:
-            raise UsageError(
-                f"--model.average {average} and --model.ema {ema} exclude each other: leave one out"
-            )
+        if average is not None and self.ema is not None:
+            raise UsageError("--model.average and --model.ema exclude each other: leave one out")
         if average is not None and average < 2:
             raise UsageError(f"--model.average {average} must be at least 2 validations")
         self.net_config = net
         self.label_smoothing = label_smoothing
         self.decoding = decoding
-        self.pretrained = pretrained
         self.average = average
-        self.trained = TokenCount()
+        self.token_count = TokenCount()
         self.collected: dict[str, Picture] = {}
 
     def build(self, metadata: Mapping[str, Any]) -> Seq2Seq:
-        """Builds an encoder-decoder for the data's tokens and lengths."""
         config = fit_to_data(self.net_config, metadata)
-        if self.pretrained is None or self.restored is not None:
+        if self.pretrained is None:
             return build_seq2seq(config)
         return load_pretrained(config, self.pretrained, metadata)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Adds the mean of the last weights."""
         callbacks = super().configure_callbacks()
         return callbacks if self.average is None else [*callbacks, LastWeights(self.average)]
 
     def configure_model(self) -> None:
-        """Builds also the tokenizers."""
         super().configure_model()
         self.tokenizer = PairTokenizer.from_metadata(self.metadata)
 
     @property
     def language(self) -> str:
-        """Language of translations, such as "de"."""
         return str(self.metadata["languages"][1])
 
     # Training and evaluation ----------------------------------------------------------------------
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Returns the accuracy of next tokens; BLEU, chrF and exact matches of translations."""
+        """Accuracy of next tokens; BLEU, chrF and exact matches of translations."""
         return {"acc": MeanOf("acc"), "scores": TranslationScores(self.language)}
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Returns the perplexity of the references."""
+        """Perplexity of the references."""
         return {f"{split}/perplexity": values[f"{split}/loss"].exp()}
 
     def step(self, batch: Batch, training: bool) -> StepOutput:
@@ -162,7 +148,7 @@ class Seq2SeqTask(MediaTask, TextTask):
         loss, correct = self.net.loss(hidden, targets, self.label_smoothing if training else 0.0)
         count = (targets != IGNORE_INDEX).sum()
         if training:
-            self.trained.add(count, len(targets))
+            self.token_count.add(count, len(targets))
             return StepOutput(loss, count, {}, {})
         texts, finished = self.translations(batch)
         outputs = {"acc": correct / count.clamp(min=1), "texts": texts, "finished": finished}
@@ -187,8 +173,8 @@ class Seq2SeqTask(MediaTask, TextTask):
         return texts, [translation.finished for translation in best]
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
-        """Returns target tokens/s, without padding."""
-        return {"train/tokens_per_s": samples_per_s * self.trained.per_sample()}
+        """Target tokens/s, without padding."""
+        return {"train/tokens_per_s": samples_per_s * self.token_count.per_sample()}
 
     def collect_media(self, batch: Batch, outputs: dict[str, Any]) -> None:
         """Keeps the cross-attention of the first translation."""
@@ -210,7 +196,6 @@ class Seq2SeqTask(MediaTask, TextTask):
         )
 
     def media(self, split: str) -> dict[str, Table | Picture]:
-        """Returns translations, and what `collect_media` kept."""
         media: dict[str, Table | Picture] = {**self.collected}
         self.collected = {}
         rows = [row[1:4] for row in self.metrics[split]["scores"].found[:LOGGED]]
@@ -227,8 +212,7 @@ class Seq2SeqTask(MediaTask, TextTask):
         unfinished = next((metric.unfinished for metric in scores if metric.found), 0)
         return signatures | {"unfinished": unfinished} if unfinished else signatures
 
-    def keep_files(self, folder: Path) -> None:
-        """Writes `source.tokenizer.json` and `target.tokenizer.json`, or one `tokenizer.json`."""
+    def save_files(self, folder: Path) -> None:
         source = self.metadata["source_tokenizer"]
         target = self.metadata["target_tokenizer"]
         if source == target:
@@ -237,12 +221,10 @@ class Seq2SeqTask(MediaTask, TextTask):
             write_text(folder / "source.tokenizer.json", source)
             write_text(folder / "target.tokenizer.json", target)
 
-    def draw_results(self, folder: Path) -> None:
-        """Writes the test's translations and references, `translations.tsv`."""
+    def save_results(self, folder: Path) -> None:
         write_text(folder / "translations.tsv", table(self.metrics["test"]["scores"].found))
 
     def closing_texts(self, folder: Path) -> dict[str, str]:
-        """Returns some translations of the test."""
         rows = self.metrics["test"]["scores"].found[:PRINTED]
         lines = (
             f"{row.source}\n"

@@ -7,22 +7,19 @@ from dataclasses import dataclass, field
 
 from datamodules.utils.progress import progress_bar
 from modules.config import require
-from modules.generation.quantized import QuantizationName
 from modules.generation.sampling import GenerationConfig, StoppingName
 from modules.generation.translation import Translation
 from modules.generation.translation import translate as search
 from tasks.cli.text_io import json_line, printed, read_lines
-from tasks.seq2seq.translator import TranslationModel, load_model
-from tasks.training.devices import DeviceName, prepared
+from tasks.inference import InferenceOptions, prepared
+from tasks.seq2seq.architectures import TranslationModel, load_model
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateOptions(GenerationConfig):
+class TranslateOptions(GenerationConfig, InferenceOptions):
     """Translate texts, one sentence per line, in their order; empty lines stay empty.
 
     Args:
-        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout,
-            whose generation_config.json then has the defaults.
         text: Sentence to translate; may be given several times.
         file: File with one sentence per line; - is standard input, which is also read if there is
             neither a file nor a text.
@@ -41,12 +38,8 @@ class TranslateOptions(GenerationConfig):
         json: Print one JSON object per line for each translation: line, source, translation, rank,
             score, number of tokens, and whether it is finished; without it, [...] marks an
             unfinished one.
-        quantize: int8: weights in a quarter of the memory, on a CPU, slightly less exact; null: as
-            they are.
-        device: Where to compute; auto: on a GPU if there is one.
     """
 
-    ckpt_path: str
     text: list[str] = field(default_factory=list)
     file: str | None = None
     beams: int = 5
@@ -56,8 +49,6 @@ class TranslateOptions(GenerationConfig):
     nbest: int = 1
     batch_size: int = 32
     json: bool = False
-    quantize: QuantizationName | None = None
-    device: DeviceName = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,35 +56,28 @@ class TranslateOptions(GenerationConfig):
         require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be at least 1.")
         require(
             self.temperature == 0 or self.beams == self.nbest == 1,
-            f"temperature is {self.temperature}, but only one translation of each sentence can be "
-            "sampled; set beams and nbest to 1, or leave temperature out.",
+            f"temperature is {self.temperature}, but sampling gives one text; set beams and nbest "
+            "to 1.",
         )
         require(
             self.nbest <= self.beams,
-            f"nbest is {self.nbest}, but {self.beams} beams end with {self.beams} translations; "
-            "raise beams.",
+            f"nbest is {self.nbest}, with only {self.beams} beams; raise beams.",
         )
         require(
             self.temperature > 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None),
-            "top_k, top_p and min_p restrict sampling; give a temperature, such as 1, or leave "
-            "them out.",
+            "top_k, top_p and min_p are for sampling; give a temperature, such as 1.",
         )
 
 
-def translate(options: TranslateOptions, typed: Collection[str] = ()) -> None:
-    """Translate texts, a sentence a line.
-
-    Args:
-        options: What to translate, and how.
-        typed: Names of those on the command line, which override the settings of the model's
-            folder.
-    """
+def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) -> None:
+    """Translate texts, a sentence a line."""
     lines = list(options.text)
     if options.file is not None or not lines:
         lines += read_lines(options.file or "-", "--file", "sentences")
     model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
     if model.generation:
-        options = model.generation.apply_to(options, typed, prompt_length=1)  # the start token
+        # The prompt is the start token.
+        options = model.generation.apply_to(options, on_command_line, prompt_length=1)
     start = time.perf_counter()
     found = [best[: options.nbest] for best in translations(model, lines, options)]
     seconds = time.perf_counter() - start
@@ -115,8 +99,7 @@ def translate(options: TranslateOptions, typed: Collection[str] = ()) -> None:
     unfinished = sum(not translation.finished for best in found for translation in best)
     if unfinished:
         print(
-            f"{unfinished} translations were not finished at the length limit: raise "
-            "--max_new_tokens if the model can generate more",
+            f"{unfinished} translations reached the length limit: raise --max_new_tokens",
             file=sys.stderr,
         )
 
@@ -131,8 +114,8 @@ def translations(
     rows, cut = model.tokenizer.encode_sources(texts, model.net.max_length)
     if any(cut):
         print(
-            f"{sum(cut)} of {len(lines)} sentences are longer than the {model.net.max_length} "
-            "tokens that the model reads: the rest is not translated",
+            f"{sum(cut)} of {len(lines)} sentences exceed the {model.net.max_length} tokens that "
+            "the model reads: the rest is not translated",
             file=sys.stderr,
         )
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
@@ -149,7 +132,6 @@ def translations(
 
 
 def print_json(line: int, source: str, rank: int, translation: Translation, text: str) -> None:
-    """Prints one translation as a JSON object."""
     entry = {
         "line": line,
         "source": source,

@@ -47,7 +47,6 @@ class WandbLogger(loggers.WandbLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log a row at an optimizer step; W&B takes none that is before its latest."""
         run = self.experiment
         if step is None:
             run.log(dict(metrics))

@@ -18,26 +18,10 @@ Picture = Tensor  # uint8 (C, H, W), grey or RGB
 
 @dataclass(frozen=True)
 class Table:
-    """Rows to show.
-
-    Args:
-        columns: Their names.
-        rows: Numbers, texts, or pictures of one size, one for each column.
-    """
+    """Rows to show: numbers, texts, or pictures of one size, one for each column."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
-
-
-class MediaTask:
-    """A task with tables and pictures, for the loggers that can show them."""
-
-    def collect_media(self, batch: dict[str, Any], outputs: Any) -> None:
-        """Keep what `media` needs of an evaluated batch."""
-
-    def media(self, split: str) -> dict[str, Table | Picture]:
-        """Tables and pictures of an evaluation by name; `split` is "val" or "test"."""
-        return {}
 
 
 class MediaLogger(Callback):
@@ -46,38 +30,36 @@ class MediaLogger(Callback):
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Show the task a batch of the validation."""
-        if shows_media(trainer, pl_module):
+        if media_loggers(trainer):
             pl_module.collect_media(batch, outputs)  # type: ignore[operator]
 
     def on_test_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Show the task a batch of the test."""
         self.on_validation_batch_end(trainer, pl_module, outputs, batch)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the task's tables and pictures."""
-        if shows_media(trainer, pl_module):
+        if media_loggers(trainer):
             split = "test" if trainer.testing else "val"
             media = pl_module.media(split)  # type: ignore[operator]
             log_media(trainer, {f"{split}/{name}": shown for name, shown in media.items()})
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the task's tables and pictures."""
         self.on_validation_end(trainer, pl_module)
 
 
-def shows_media(trainer: pl.Trainer, task: pl.LightningModule) -> bool:
-    """Whether this process logs tables and pictures of this task now."""
-    return (
-        isinstance(task, MediaTask) and not trainer.sanity_checking and bool(media_loggers(trainer))
-    )
+def media_loggers(trainer: pl.Trainer) -> list[Logger]:
+    """This process's loggers that can show tables and pictures; none in a sanity check."""
+    if trainer.sanity_checking or not trainer.is_global_zero:
+        return []
+    kinds = (WandbLogger, TensorBoardLogger)
+    return [logger for logger in trainer.loggers if isinstance(logger, kinds)]
 
 
 def log_media(trainer: pl.Trainer, media: Mapping[str, Table | Picture]) -> None:
     """Log tables and pictures by name, at the step of the metrics that are logged now."""
-    for logger, log in media_loggers(trainer):
+    for logger in media_loggers(trainer):
+        log = to_wandb if isinstance(logger, WandbLogger) else to_tensorboard
         for name, shown in media.items():
             log(logger, name, shown, logged_step(trainer))
 
@@ -94,7 +76,6 @@ def rendered(draw: Callable[[BinaryIO], None]) -> Picture:
 
 
 def to_wandb(logger: Any, name: str, shown: Table | Picture, step: int) -> None:
-    """Log a table, or an image."""
     import wandb
 
     def value(cell: Any) -> Any:
@@ -108,7 +89,7 @@ def to_wandb(logger: Any, name: str, shown: Table | Picture, step: int) -> None:
 
 
 def to_tensorboard(logger: Any, name: str, shown: Table | Picture, step: int) -> None:
-    """Log images as such and texts as they are, each below the name of its column."""
+    """Log pictures as images and other cells as text, each below the name of its column."""
     if not isinstance(shown, Table):
         logger.experiment.add_image(name, shown, step)
         return
@@ -123,21 +104,3 @@ def to_tensorboard(logger: Any, name: str, shown: Table | Picture, step: int) ->
                 lines = "\n".join("    " + line for line in str(cell).splitlines())
                 texts.append(f"{number}. {column}\n\n{lines}")
     logger.experiment.add_text(name, "\n\n".join(texts), step)
-
-
-LogMedia = Callable[[Any, str, Table | Picture, int], None]
-LOG_FUNCTIONS: dict[type[Logger], LogMedia] = {
-    WandbLogger: to_wandb,
-    TensorBoardLogger: to_tensorboard,
-}
-
-
-def media_loggers(trainer: pl.Trainer) -> list[tuple[Logger, LogMedia]]:
-    """This process's loggers that can show tables and pictures, each with how."""
-    loggers = trainer.loggers if trainer.is_global_zero else []
-    return [
-        (logger, log)
-        for logger in loggers
-        for kind, log in LOG_FUNCTIONS.items()
-        if isinstance(logger, kind)
-    ]

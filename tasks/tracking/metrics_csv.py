@@ -20,12 +20,7 @@ ROWS_BEFORE_WRITE = 50
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a `metrics.csv`, without empty cells and without an unfinished last row.
-
-    Raises:
-        RunError: It is something else.
-        OSError: It is no regular file, or cannot be read.
-    """
+    """The rows of a `metrics.csv`, without empty cells and without an unfinished last row."""
     try:
         content = read_bytes(path)
     except FileNotFoundError:
@@ -41,18 +36,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
             for value in row.values():
                 float(value)  # raises ValueError
     except (csv.Error, KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"{path} is damaged: move it away, and the run continues without its earlier rows"
-        ) from error
+        raise RunError(f"{path} is damaged: move it away, and its rows are lost") from error
     return rows
 
 
 class LoggedRows:
-    """Which earlier rows a resumed run keeps: those that it does not log again.
-
-    Args:
-        checkpoint: That it resumes from; None for a new run.
-    """
+    """Which rows a run that resumes from a checkpoint keeps: those that it does not log again."""
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
         self.last_step = (checkpoint["global_step"] if checkpoint else 0) - 1
@@ -62,7 +51,7 @@ class LoggedRows:
         self.ends_epoch = epochs["completed"] < epochs["ready"]
 
     def keeps(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row stays."""
+        """Whether a row stays; the last step may still validate or end its epoch."""
         step = int(row["step"])
         if step != self.last_step or "train/grad_norm" in row:
             return step <= self.last_step
@@ -74,11 +63,8 @@ class LoggedRows:
 class MetricsCSV(Logger):
     """Writes `metrics.csv`: one row per step, one column per metric; new metrics add columns.
 
-    Lightning's CSVLogger deletes the file of an earlier process.
-
-    Args:
-        folder: Run folder.
-        earlier: Which rows of an earlier process are kept.
+    Lightning's CSVLogger deletes the file of an earlier process. `earlier` says which rows of one
+    are kept.
     """
 
     def __init__(self, folder: Path, earlier: LoggedRows) -> None:
@@ -90,19 +76,17 @@ class MetricsCSV(Logger):
         self.waiting: list[dict[str, Any]] = []
         self.opened = False
 
+    # Lightning would put folders with a name and a version into the run folder.
     @property
     def name(self) -> str:
-        """Empty: Lightning puts no folder of this name into the run folder."""
         return ""
 
     @property
     def version(self) -> str:
-        """Empty, as the name."""
         return ""
 
     @property
     def log_dir(self) -> str:
-        """The run folder."""
         return str(self.folder)
 
     @rank_zero_only
@@ -111,7 +95,7 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add a row; before the first one, remove earlier rows that come again."""
+        """Add a row; the first one removes earlier rows that a resumed run logs again."""
         if not self.opened and self.path.exists():
             rows = [row for row in read_rows(self.path) if self.earlier.keeps(row)]
             self.columns = sorted({"step"}.union(*rows))
@@ -146,6 +130,6 @@ class MetricsCSV(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the waiting rows, if possible, also of a run that failed."""
+        """Write the waiting rows; if the run failed, a full disk must not hide why."""
         with suppress(OSError) if status == "failed" else nullcontext():
             self.save()

@@ -17,18 +17,13 @@ def progress_bar(wanted: bool | None) -> list[Callback]:
 
 
 class ProgressLines(Callback):
-    """One line after each validation, at most one every `seconds`, for logs and pipes.
-
-    Args:
-        seconds: Shortest time between two lines.
-    """
+    """One line after each validation, at most one every `seconds`, for logs and pipes."""
 
     def __init__(self, seconds: float = 5.0) -> None:
         self.seconds = seconds
         self.last = 0.0
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Print the epoch, the step and the latest scalar metrics."""
         if trainer.sanity_checking or not trainer.is_global_zero or trainer.state.fn != "fit":
             return
         is_last_epoch = trainer.current_epoch + 1 == trainer.max_epochs

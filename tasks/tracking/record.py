@@ -1,5 +1,6 @@
 """The record of a run: its config, throughput, summary and pictures."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,22 +8,18 @@ from typing import Any, BinaryIO
 
 import pytorch_lightning as pl
 import torch
+import yaml
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.trainer.states import TrainerFn
 
 from datamodules.utils.files import write_text
+from tasks import __version__
 from tasks.base import Task
 from tasks.lightning_patches import is_accumulating
 from tasks.options import flat
 from tasks.tracking.metrics_csv import MetricsCSV, read_rows
 from tasks.tracking.report import draw_curves
-from tasks.tracking.run_folder import (
-    code_version,
-    create_run_folder,
-    lock,
-    write_config,
-    write_summary,
-)
+from tasks.tracking.run_folder import create_run_folder, git_commit, lock, versions
 from tasks.training.trainer_options import check_monitors
 
 
@@ -61,7 +58,7 @@ class RunRecord(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Count on from a resumed run; the test after a fit loads a checkpoint, too."""
+        """Continue the counts of a resumed run; the test after a fit loads a checkpoint, too."""
         if self.finished:
             return
         self.samples = state_dict["samples"]
@@ -69,16 +66,16 @@ class RunRecord(Callback):
         self.earlier_seconds = state_dict["elapsed"]
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the options to the task, which keeps them in its checkpoints."""
+        """Give the options to the task, which stores them in its checkpoints."""
         assert isinstance(pl_module, Task)
         pl_module.run_config = self.options
         if trainer.is_global_zero and not self.code:
-            self.code = code_version()
+            self.code = {"tessera": __version__, "git_commit": git_commit()}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write `config.yaml`, now that the data are known and the checkpoint is restored."""
         assert isinstance(pl_module, Task)
-        check_monitors(trainer, pl_module.logged())
+        check_monitors(trainer, pl_module.logged_metrics())
         self.start_clock(pl_module)  # a resumed run may start within an epoch
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -86,9 +83,10 @@ class RunRecord(Callback):
         self.lock = lock(self.folder)
         for change in self.changes:
             print(f"changed for the rest of the run: {change}")
-        config = pl_module.resolved()
-        write_config(self.folder, config)
-        pl_module.keep_files(self.folder)
+        config = pl_module.resolved_config()
+        text = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=120)
+        write_text(self.folder / "config.yaml", text)
+        pl_module.save_files(self.folder)
         others = [logger for logger in trainer.loggers if not isinstance(logger, MetricsCSV)]
         hyperparameters = flat(config) | pl_module.notes() | self.code if others else {}
         for logger in others:
@@ -97,15 +95,12 @@ class RunRecord(Callback):
                 write_text(self.folder / "wandb_id", str(logger.version))
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop counting."""
         self.finished = True
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock."""
         self.start_clock(pl_module)
 
     def start_clock(self, task: Any) -> None:
-        """Count samples and seconds from now on."""
         self.clock_start = time.perf_counter()
         self.new_samples = 0
         task.untimed_seconds = 0.0
@@ -114,21 +109,13 @@ class RunRecord(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Log the learning rate of each parameter group, if they differ."""
-        rates = dict[str, float]()
-        for group in optimizer.param_groups:
-            rates[group["name"]] = max(group["lr"], rates.get(group["name"], 0.0))
+        rates = {f"train/lr_{group['name']}": group["lr"] for group in optimizer.param_groups}
         if len(set(rates.values())) > 1:
-            pl_module.log_dict({f"train/lr_{name}": rate for name, rate in rates.items()})
+            pl_module.log_dict(rates)
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Count samples; log samples/s when the loggers log."""
         assert isinstance(pl_module, Task)
         samples = pl_module.num_samples(batch) * trainer.world_size
         self.new_samples += samples
@@ -140,7 +127,7 @@ class RunRecord(Callback):
             pl_module.log_dict({"train/samples_per_s": rate} | pl_module.rates(rate))
 
     def add_up(self, task: Task) -> float:
-        """Add what was counted to the totals, start the clock again, and return samples/s."""
+        """Add the counts to the totals, start the clock again, and return samples/s."""
         samples = self.new_samples
         seconds = time.perf_counter() - self.clock_start - task.untimed_seconds
         self.samples += samples
@@ -149,13 +136,11 @@ class RunRecord(Callback):
         return samples / seconds
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop the clock: validation is not counted."""
         assert isinstance(pl_module, Task)
         if self.new_samples:
             self.add_up(pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock again."""
         self.start_clock(pl_module)
 
     def finish(
@@ -165,8 +150,8 @@ class RunRecord(Callback):
 
         Args:
             trainer: After its test, or after training if there was none.
-            task: The task that it trained.
-            metrics: Final metrics by their logged names, and notes on them.
+            task: The trained task.
+            metrics: Final metrics by name, and notes on them.
             seconds: Since this process began.
 
         Returns:
@@ -177,7 +162,7 @@ class RunRecord(Callback):
             logger.save()
         draw_curves(read_rows(self.folder / "metrics.csv"), self.folder / "curves.png")
         if trainer.state.fn == TrainerFn.TESTING:
-            task.draw_results(self.folder)
+            task.save_results(self.folder)
         texts = task.closing_texts(self.folder)
         rates = task.rates(rate) if rate else {}
         summary: dict[str, Any] = {
@@ -195,7 +180,8 @@ class RunRecord(Callback):
             "data": task.datamodule.origin,
             "steps": trainer.global_step,
         }
-        write_summary(self.folder, summary)
+        summary["versions"] = versions()
+        write_text(self.folder / "summary.json", json.dumps(summary, indent=2))
         if self.lock:
             self.lock.close()
         return texts

@@ -13,7 +13,6 @@ from datamodules.utils.files import replacing
 
 
 def table(title: str, rows: Mapping[str, Any]) -> None:
-    """Print names and values as a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -34,13 +33,7 @@ def skipped_samples(datamodule: Any) -> dict[str, int]:
 def print_results(
     metrics: Mapping[str, Any], folder: Path | None = None, next_commands: Sequence[str] = ()
 ) -> None:
-    """Print the metrics and, after a fit, where its files are and what to do next.
-
-    Args:
-        metrics: By their logged names, and notes on them.
-        folder: Run folder of a fit.
-        next_commands: Commands to try, as in `App`.
-    """
+    """Print the metrics and, after a fit, its files and commands to try next."""
     rows: dict[str, Any] = {**metrics}
     best: Path | None = None
     if folder is not None:
@@ -57,18 +50,12 @@ def print_results(
 
 
 def print_texts(texts: Mapping[str, str]) -> None:
-    """Print texts with their names, indented."""
     for name, text in texts.items():
         print(f"{name}:", textwrap.indent(text, "  ", lambda line: True).rstrip(), "", sep="\n")
 
 
 def draw_curves(rows: Sequence[Mapping[str, str]], path: Path) -> None:
-    """Draw loss and accuracy over steps, one panel for each.
-
-    Args:
-        rows: Of `metrics.csv`: `step` and logged values.
-        path: PNG to write.
-    """
+    """Draw the rows of `metrics.csv` over steps: loss, learning rate and each validation metric."""
     import matplotlib.figure
 
     names = [name for name in sorted(set().union(*rows)) if name.startswith(("train/", "val/"))]
@@ -90,13 +77,7 @@ def draw_curves(rows: Sequence[Mapping[str, str]], path: Path) -> None:
 
 
 def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) -> None:
-    """Draw a confusion matrix, fractions of rows as colour; up to 20 classes, counts as text.
-
-    Args:
-        counts: (K, K), true class by predicted class.
-        names: the K class names.
-        path: PNG to write, or a file to write it to.
-    """
+    """Draw a confusion matrix (K, K), true class by predicted class; few classes have counts."""
     import matplotlib.figure
 
     size = min(3 + 0.35 * len(names), 14)

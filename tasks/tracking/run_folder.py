@@ -1,7 +1,6 @@
 """The run folder, with a run's configuration, metrics, checkpoints, pictures and summary."""
 
 import errno
-import json
 import os
 import platform
 import shutil
@@ -13,11 +12,9 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import yaml
-
-from datamodules.utils.files import open_regular, write_text
+from datamodules.utils.files import open_regular
 from tasks import __version__
 from tasks.checkpoints.exporting import made_parents
 from tasks.distributed.environment import by_slurm, by_torchrun, torchrun_store
@@ -27,14 +24,11 @@ PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy"
 
 
 def choose_run_folder(task: str, chosen: str | None) -> Path:
-    """The folder of this run, absolute: as chosen, else `runs/TASK/<time>`.
+    """The folder of this run, absolute: as chosen, or else `runs/TASK/<time>`.
 
-    All processes of a run get the same folder. Those that Lightning launches inherit it. Those of
-    torchrun get it from their first, also after a restart. Those of SLURM know it from the number
-    of their job and from their command line, since a job may have several.
-
-    Raises:
-        UsageError: The chosen folder is a file, cannot be created, or holds a run already.
+    All processes of a run get the same folder: those that Lightning launches inherit it, those of
+    torchrun get it from their first, also after a restart, and those of SLURM derive it from the
+    job number and their command line, since a job may have several runs.
     """
     inherited = os.environ.get("TESSERA_RUN_DIR")
     if by_torchrun():
@@ -53,30 +47,23 @@ def choose_run_folder(task: str, chosen: str | None) -> Path:
 
 
 def new_run_folder(task: str, chosen: str | None, is_restart: bool = False) -> Path:
-    """The folder of a new run; only a restart may use one that holds a run already.
-
-    Raises:
-        UsageError: As of `choose_run_folder`.
-    """
+    """The folder of a new run; only a restart may use one that holds a run already."""
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # runs may start together
     folder = Path(chosen or Path("runs", task, now)).resolve()
     check_writable(folder)
     if (folder / "config.yaml").exists() and not is_restart:
         raise UsageError(
-            f"--run_dir {folder} holds a run already: choose another folder, or resume that run "
-            f"with --resume {folder}"
+            f"--run_dir {folder} holds a run: give another folder, or --resume {folder}"
         )
     return folder
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be created or written with a `UsageError`, before any work."""
+    """Raise `UsageError` if a folder cannot be created or written."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:  # a name that is too long, a folder that may not be read
-        raise UsageError(
-            f"--run_dir {folder} cannot be used ({error.strerror}): give another folder"
-        ) from error
+        raise UsageError(f"--run_dir {folder} ({error.strerror}): give another folder") from error
     if not existing.is_dir():
         raise UsageError(f"--run_dir {folder}: {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -84,22 +71,16 @@ def check_writable(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder, and those above it; raises `UsageError` if that fails."""
+    """Create a folder and those above it; raise `UsageError` if that fails."""
     try:
         with made_parents(folder):
             folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise UsageError(
-            f"--run_dir {folder} cannot be created ({error.strerror}): give another folder"
-        ) from error
+        raise UsageError(f"--run_dir {folder} ({error.strerror}): give another folder") from error
 
 
 def create_run_folder(folder: Path, task: str) -> None:
-    """Create the folder; if it is in `runs/TASK`, point `latest` beside it to it.
-
-    Raises:
-        UsageError: It cannot be created.
-    """
+    """Create the folder; if it is in `runs/TASK`, let the link `latest` beside it point to it."""
     make_folder(folder)
     link = folder.parent / "latest"
     partial = folder.parent / f".latest.{os.getpid()}"
@@ -113,18 +94,12 @@ def lock(folder: Path) -> BinaryIO:
     """Reserve the folder for this process, until it closes the file or ends.
 
     The file stays in the folder: a process that removed it could remove the lock of the next one.
-
-    Raises:
-        UsageError: Another process has the folder.
-        RunError: The file is a link, or no regular file.
     """
     path = folder / ".lock"
     try:
         file = open_regular(path, follow=False, append=True)
     except OSError as error:
-        raise RunError(
-            f"{path} cannot be opened ({error.strerror}): remove it, or make it writable"
-        ) from error
+        raise RunError(f"{path} cannot be opened ({error.strerror}): remove it") from error
     with suppress(ImportError):  # not on Windows
         import fcntl
 
@@ -133,7 +108,7 @@ def lock(folder: Path) -> BinaryIO:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):  # others are of disks without locks
                 raise UsageError(
-                    f"another process is training in {folder}: wait until it ends, or stop it"
+                    f"another process is training in {folder}: stop it first"
                 ) from error
     return file
 
@@ -157,25 +132,9 @@ def remove_unless_started(folder: Path) -> Iterator[None]:
         raise
 
 
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write `config.yaml`, which `fit --config` takes back."""
-    write_text(
-        folder / "config.yaml",
-        yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=120),
-    )
-
-
-def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Writes `summary.json`, with the versions of Python and packages."""
-    versions = {"tessera": __version__, "python": platform.python_version()}
-    versions |= {name: version(name) for name in PACKAGES}
-    text = json.dumps(summary | {"versions": versions}, indent=2)
-    write_text(folder / "summary.json", text)
-
-
-def code_version() -> dict[str, str | None]:
-    """Version and commit of this program."""
-    return {"tessera": __version__, "git_commit": git_commit()}
+def versions() -> dict[str, str]:
+    own = {"tessera": __version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in PACKAGES}
 
 
 def git_commit() -> str | None:

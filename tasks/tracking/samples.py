@@ -15,13 +15,10 @@ Sample = tuple[str, str]  # prompt, continuation
 
 
 class Samples(Callback):
-    """Writes `samples/step_N.txt` every so many steps, and logs its texts.
+    """Writes `samples/step_N.txt` every `every` optimizer steps, and logs the texts.
 
-    The task's `sample_texts` generates them on the first rank, or on all ranks if they hold sharded
-    weights. The time does not count as training time.
-
-    Args:
-        every: Number of optimizer steps.
+    The task's `sample_texts` generates them on the first rank, or on all ranks if weights are
+    sharded. The time does not count as training time.
     """
 
     def __init__(self, every: int) -> None:
@@ -29,13 +26,11 @@ class Samples(Callback):
         self.latest = 0  # step whose samples were written last
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A resumed run does not repeat the samples of its first step."""
         self.latest = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
     ) -> None:
-        """Write samples if it is time."""
         step = trainer.global_step
         if step % self.every or step == self.latest or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -56,7 +51,7 @@ class Samples(Callback):
 
 
 def write_samples(folder: Path, name: str, samples: list[Sample]) -> None:
-    """Write `samples/NAME.txt` in a run folder: each text with its prompt, dashes in between."""
+    """Write `samples/NAME.txt` in a run folder: each prompt with its text, dashes in between."""
     (folder / "samples").mkdir(exist_ok=True)
     texts = [prompt + text for prompt, text in samples]
     write_text(folder / "samples" / f"{name}.txt", f"\n{'-' * 80}\n".join(texts) + "\n")

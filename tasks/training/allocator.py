@@ -1,6 +1,4 @@
-"""How this process uses memory. Imports nothing heavy, so that it can be called before torch is
-loaded.
-"""
+"""How this process allocates memory. Imports nothing heavy: it runs before torch is loaded."""
 
 import ctypes
 import platform
@@ -11,11 +9,11 @@ OLDER_LIMIT = 1 << 25  # the most that older versions of glibc accept as M_MMAP_
 
 
 def tune_allocator() -> bool:
-    """Makes glibc keep freed memory up to 1 GiB instead of giving it back after each training step.
+    """Makes glibc keep up to 1 GiB of freed memory instead of returning it after each step.
 
     A step allocates and frees the same large tensors every time; fresh pages from the kernel must
-    be zeroed and mapped. What that costs depends on the kernel: `python -m
-    tests.benchmarks.vit_step` measures it. Call it before the first large tensor.
+    be zeroed and mapped. `python -m tests.benchmarks.vit_step` measures what that costs. Call it
+    before the first large tensor.
 
     Returns:
         Whether anything was changed: True on Linux with glibc, False elsewhere.

@@ -1,4 +1,4 @@
-"""Averages of the weights: what is validated, saved and used is smoother than what is trained."""
+"""Averages of the weights: smoother than the trained weights, used in validation and saved."""
 
 from functools import partial
 from typing import Any
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from modules.config import require
-from tasks.checkpoints.contents import check_tensor, read_count
+from modules.schema import checked
+from tasks.checkpoints.reading import check_tensor
 from tasks.errors import UsageError
 
 State = dict[str, Tensor]
 
 
 class Averaging(Callback):
-    """Keeps an average of the weights and shows it to everyone but the optimizer; subclasses say of
-    which weights.
+    """Keeps an average of the weights and shows it to everyone but the optimizer.
 
     Validation sees the averaged weights, and so does whoever uses the task after `fit`, however
-    that ended. A checkpoint's `state_dict` holds them under the usual names; the weights in
-    training are in this callback's own state there, and a resumed run continues from those, bit by
-    bit. Only parameters are averaged; buffers stay as they are.
+    that ended. A checkpoint's `state_dict` holds them under the usual names; the trained weights
+    are in this callback's own state there, and a resumed run continues from those, bit for bit.
+    Only parameters are averaged, not buffers. Subclasses say of which weights.
 
     Lightning 2.6's `WeightAveraging` is not exact: it mixes up the two sets of weights in a
     checkpoint that is written when training ends or when validation is interrupted, saves the wrong
@@ -35,7 +35,6 @@ class Averaging(Callback):
         self.reset()
 
     def reset(self) -> None:
-        """Drops the average and all that belongs to it."""
         self.names: dict[nn.Parameter, str] = {}
         # the averages; or the trained weights, while the parameters are the averages
         self.swapped_out: dict[nn.Parameter, Tensor] = {}
@@ -43,7 +42,7 @@ class Averaging(Callback):
         self.loaded: dict[str, Any] = {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores what else a checkpoint has of this callback, after the trained weights."""
+        """Restores what a subclass has saved, after the trained weights."""
 
     @property
     def ready(self) -> bool:
@@ -66,17 +65,12 @@ class Averaging(Callback):
             state.update({prefix + name: self.swapped_out[parameter] for name, parameter in shared})
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Starts every `fit` afresh, from the weights the task has then."""
         if stage == TrainerFn.FITTING:
             self.reset()
 
     @torch.no_grad()
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the average at the present weights, which after a resume are the saved average.
-
-        Raises:
-            ValueError: In the checkpoint a weight is missing, of another shape, or not finite.
-        """
+        """Starts the average at the present weights, which after a resume are the saved average."""
         self.names = {parameter: name for name, parameter in pl_module.named_parameters()}
         self.swapped_out = {parameter: parameter.detach().clone() for parameter in self.names}
         # torch marks the hook with an attribute, which a bound method cannot take but a partial can
@@ -89,9 +83,7 @@ class Averaging(Callback):
             self.restore(self.loaded)
             self.loaded = {}
         elif trainer.ckpt_path is not None:
-            rank_zero_only(print)(
-                "the checkpoint has no average of the weights: it starts from the present ones"
-            )
+            rank_zero_only(print)("the checkpoint has no average of the weights: it starts now")
 
     def _check(self, weights: State) -> None:
         own = f"callbacks.{self.state_key}"
@@ -102,12 +94,10 @@ class Averaging(Callback):
             require(finite, f"{own}: {name} holds NaN or infinity.")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Puts the averaged weights in."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._swap()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Puts the trained weights back."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._swap()
 
@@ -133,19 +123,17 @@ class Averaging(Callback):
         return {"trained": trained} if trained else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the saved state until `fit` starts."""
         self.loaded = state_dict
 
 
 class EMA(Averaging):
-    """Shows the EMA of the weights (Polyak & Juditsky 1992).
+    """The EMA of the weights (Polyak & Juditsky 1992).
 
     After optimizer step t, `average = d * average + (1 - d) * weights` with `d = min(decay, (1 + t)
     / (10 + t))`, so that short runs are not dominated by the first weights.
 
     Args:
-        decay: Decay of the average in each step, above 0 and below 1; 0.999 averages some 1,000
-            steps.
+        decay: Decay per step, above 0 and below 1; 0.999 averages some 1,000 steps.
     """
 
     def __init__(self, decay: float = 0.999) -> None:
@@ -153,26 +141,19 @@ class EMA(Averaging):
         super().__init__()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Starts every `fit` afresh.
-
-        Raises:
-            UsageError: The weights have 16 bits, too few for the small steps of an average.
-        """
+        """Refuses weights of 16 bits, too few for the small steps of an average."""
         super().setup(trainer, pl_module, stage)
         if stage == TrainerFn.FITTING and str(trainer.precision).endswith("16-true"):
-            raise UsageError(
-                f"--model.ema needs more digits than --trainer.precision {trainer.precision} has: "
-                "use bf16-mixed"
-            )
+            raise UsageError(f"--model.ema needs more than {trainer.precision}: give bf16-mixed")
 
     def reset(self) -> None:
-        """As in the base class."""
         super().reset()
         self.step = 0  # optimizer step of the latest update
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores the number of steps."""
-        self.step = read_count(state, f"callbacks.{self.state_key}", "step")
+        name = f"callbacks.{self.state_key}.step"
+        require("step" in state, f"{name} is missing.")
+        self.step = checked(int, state["step"], name)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Updates the average if the batch completed an optimizer step."""
@@ -183,20 +164,18 @@ class EMA(Averaging):
             get_ema_multi_avg_fn(decay)(averages, list(self.swapped_out), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """As in the base class, and the step of the latest update."""
         state = super().state_dict()
         return state | {"step": self.step} if state else {}
 
 
 class LastWeights(Averaging):
-    """Shows the mean of the weights at the latest validations (Vaswani 2017, 6.1: of the last 5 or
-    20 checkpoints).
+    """The mean of the weights at the latest validations (Vaswani 2017, 6.1: 5 or 20 checkpoints).
 
-    Each validation first takes its own weights into the mean. Memory and checkpoints hold the
-    network once for each.
+    Each validation first adds its own weights to the mean. Memory and checkpoints hold the network
+    once for each.
 
     Args:
-        count: Number of validations, at least 2; before that many, of all there were.
+        count: Number of validations, at least 2; the mean of all while there are fewer.
     """
 
     def __init__(self, count: int) -> None:
@@ -204,21 +183,18 @@ class LastWeights(Averaging):
         super().__init__()
 
     def reset(self) -> None:
-        """As in the base class."""
         super().reset()
         self.last: list[State] = []  # the oldest first
         self.in_validation = False  # the newest is of a validation that has not ended
 
     @property
     def ready(self) -> bool:
-        """As in the base class."""
         return bool(self.last)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores the weights of the latest validations."""
         self.last = [
-            {name: one[name].to(parameter.device) for parameter, name in self.names.items()}
-            for one in state["last"][-self.count :]
+            {name: saved[name].to(parameter.device) for parameter, name in self.names.items()}
+            for saved in state["last"][-self.count :]
         ]
         if self.last:
             self._average()
@@ -227,11 +203,10 @@ class LastWeights(Averaging):
     def _average(self) -> None:
         last = self.last[-self.count :]
         for parameter, name in self.names.items():
-            mean = sum(one[name] / len(last) for one in last)
+            mean = sum(weights[name] / len(last) for weights in last)
             self.swapped_out[parameter].copy_(mean)  # type: ignore[arg-type]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes the present weights into the mean and puts it in."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             now = {name: parameter.detach().clone() for parameter, name in self.names.items()}
             self.last = [*self.last, now]
@@ -240,15 +215,12 @@ class LastWeights(Averaging):
         super().on_validation_start(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Puts the trained weights back."""
         self.last = self.last[-self.count :]
         self.in_validation = False
         super().on_validation_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """As in the base class, and the weights of the latest validations; one that has not ended
-        will be done again.
-        """
+        """Leaves out the weights of a validation that has not ended: it will be done again."""
         state = super().state_dict()
         if state:
             state["last"] = self.last[:-1] if self.in_validation else self.last

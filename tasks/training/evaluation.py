@@ -1,29 +1,32 @@
-"""Updating metrics on ranks that may have one batch less than others."""
+"""Metrics on ranks of which some have one batch less than others."""
 
 from typing import Any
 
 from torchmetrics import Metric
 
 
-def count(metric: Metric, batch: tuple[Any, ...], counts: bool) -> None:
-    """Update a metric.
+def update_metric(metric: Metric, arguments: tuple[Any, ...], counts: bool) -> None:
+    """Calls `metric.update`.
 
     Args:
-        metric: of one rank.
-        batch: what its `update` takes.
-        counts: False for a batch that another rank counts. It adds nothing then, but states get the
-            batch's shapes: all ranks must have the same to put their states together.
+        metric: Of this rank.
+        arguments: Of `update`.
+        counts: False for a batch that another rank counts. Its values are removed again, but list
+            states keep empty tensors of its shapes, which gathering needs on every rank.
     """
-    before = {} if counts else {name: size(state) for name, state in metric.metric_state.items()}
-    metric.update(*batch)
-    for name, state in before.items():
-        if isinstance(state, int):
-            batches = getattr(metric, name)
-            batches[state:] = [batch[:0] for batch in batches[state:]]
+    if counts:
+        metric.update(*arguments)
+        return
+    lengths = {}
+    copies = {}
+    for name, state in metric.metric_state.items():
+        if isinstance(state, list):
+            lengths[name] = len(state)
         else:
-            setattr(metric, name, state)
-
-
-def size(state: Any) -> Any:
-    """Length of a state that grows, or a copy of one that does not."""
-    return len(state) if isinstance(state, list) else state.clone()
+            copies[name] = state.clone()
+    metric.update(*arguments)
+    for name, length in lengths.items():
+        values = getattr(metric, name)
+        values[length:] = [value[:0] for value in values[length:]]
+    for name, state in copies.items():
+        setattr(metric, name, state)

@@ -1,6 +1,4 @@
-"""Ends a training run at SIGTERM or Ctrl-C, to any of its processes, with a checkpoint to resume
-from.
-"""
+"""Ends training at SIGTERM or Ctrl-C, to any of its processes, with a checkpoint to resume from."""
 
 from typing import Any
 
@@ -14,14 +12,9 @@ from tasks.lightning_patches import RunCheckpoint
 
 
 class Interruption(Callback):
-    """Stops all ranks after an optimizer step, or a batch of a validation, if one of them got a
-    signal.
+    """Stops all ranks after an optimizer step or a validation batch if one of them got a signal.
 
-    They save the latest optimizer step. In a validation that is the step before it, and the
-    validation is done again.
-
-    Args:
-        last: saves the checkpoint.
+    All save the latest optimizer step; a validation that has not ended is done again.
     """
 
     def __init__(self, last: RunCheckpoint) -> None:
@@ -29,16 +22,14 @@ class Interruption(Callback):
         self.group: Any = None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let ranks that compute on GPUs agree without waiting for the GPUs."""
+        """Let ranks on GPUs exchange signals over CPUs, without waiting for the GPUs."""
         if trainer.world_size > 1 and dist.get_backend() != "gloo":
             self.group = dist.new_group(backend="gloo")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """From now on a signal waits for the end of a step."""
         SIGNALS.mode = "defer"
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop if a signal came after the last step."""
         SIGNALS.mode = "raise"
         number = self.agreed_signal(trainer)
         SIGNALS.received = 0
@@ -57,11 +48,7 @@ class Interruption(Callback):
         return int(number)
 
     def after_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save and stop if a rank got a signal.
-
-        Raises:
-            Stopped: on every rank.
-        """
+        """Save and raise `Stopped` on every rank if one got a signal."""
         if number := self.agreed_signal(trainer):
             SIGNALS.received = number  # torchrun sends SIGTERM to the ranks that end later
             self.last.save_now(trainer)
@@ -70,5 +57,5 @@ class Interruption(Callback):
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
-        """The same after a batch of a validation, of which all ranks have as many."""
+        """All ranks have equally many validation batches."""
         self.after_step(trainer, pl_module)

@@ -1,4 +1,4 @@
-"""The loss of an optimizer step: its mean over all targets of the micro-batches on all ranks."""
+"""The loss of an optimizer step: the mean over all targets of its micro-batches on all ranks."""
 
 from collections.abc import Mapping
 
@@ -10,8 +10,7 @@ SCALE = 1024.0  # divides the weights of losses in a backward pass; a power of t
 
 
 class LossWeighting:
-    """Weights every target of an optimizer step alike, however many are in each micro-batch and on
-    each rank.
+    """Gives each target of an optimizer step the same weight, in any micro-batch and rank.
 
     Lightning averages the losses of micro-batches, and DDP the gradients of ranks, as if all had as
     many targets. Here a loss is multiplied by its number of targets before the backward pass, and
@@ -30,16 +29,13 @@ class LossWeighting:
         count: Tensor | int,
         extra_metrics: Mapping[str, Tensor],
     ) -> Tensor:
-        """Add a micro-batch.
+        """Adds a micro-batch, and returns the loss () to call `backward` on.
 
         Args:
-            trainer: of the run.
-            loss: mean over the targets, ().
-            count: number of targets.
-            extra_metrics: further means over the targets, by name, () each.
-
-        Returns:
-            The loss to call `backward` on, ().
+            trainer: Of the run.
+            loss: Mean over the targets, ().
+            count: Number of targets.
+            extra_metrics: Other means over the targets, by name, () each.
         """
         count = torch.as_tensor(count, dtype=torch.float32, device=loss.device)
         means = {"loss": loss.detach().float(), **extra_metrics}
@@ -49,11 +45,11 @@ class LossWeighting:
         return loss if self._is_single(trainer) else loss * (count / SCALE)
 
     def finish(self, trainer: Trainer, gradients: list[Tensor]) -> dict[str, Tensor]:
-        """Make the gradients those of the mean over all targets since the last call, in place.
+        """Scales the gradients to those of the mean over all targets since the last call, in place.
 
         Args:
-            trainer: of the run.
-            gradients: of all parameters, as Lightning and the strategy left them.
+            trainer: Of the run.
+            gradients: Of all parameters, after Lightning's and the strategy's averaging.
 
         Returns:
             The means over the same targets: "loss" and the extra metrics by name, () each.

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from datamodules.utils.errors import UsageError
 from modules.config import require
 from modules.parameter_groups import parameter_depths, parameter_roles
-from tasks.checkpoints.contents import check_tensor
+from tasks.checkpoints.reading import check_tensor
 from tasks.lightning_patches import clippable
 
 Group = dict[str, Any]
@@ -81,8 +81,7 @@ class OptimConfig:
                 require(right, f"{name} must be {words}, but is {given}.")
         require(
             self.warmup <= 1 or self.warmup % 1 == 0,
-            f"warmup is {self.warmup}: give a fraction of all steps (below 1) or a whole number of "
-            "steps.",
+            f"warmup is {self.warmup}: give a fraction below 1, or a whole number of steps.",
         )
 
 
@@ -90,17 +89,10 @@ class OptimConfig:
 
 
 def freeze(net: nn.Module, layers: int) -> None:
-    """Keeps the parameters of the lowest `layers` layers from being trained.
-
-    Raises:
-        ValueError: no layer would be left.
-    """
+    """Freezes the lowest `layers` layers; raises `ValueError` if none would be left."""
     depths = parameter_depths(net)
     top = max(depths.values())
-    require(
-        layers <= top,
-        f"freeze is {layers}, but must leave one of the network's {top + 1} layers to train.",
-    )
+    require(layers <= top, f"freeze is {layers}, but the network has {top + 1} layers; lower it.")
     for name, parameter in net.named_parameters():
         if depths[name] < layers:
             parameter.requires_grad_(False)
@@ -146,28 +138,21 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
 
 
 class MuonAdamW(Optimizer):
-    """Muon for some groups and AdamW for the others, as one optimizer: Lightning steps, schedules
-    and saves one.
+    """Muon for some groups and AdamW for the others, as one optimizer for Lightning.
 
-    It only holds the groups and the state. The arithmetic is `torch.optim`'s: a Muon and an AdamW
-    that work on the very same group dicts and state, so a schedule that sets `lr` here sets it
-    there.
-
-    Args:
-        groups: Parameter groups, each with `kind`, "muon" (its parameters must be 2-D) or "adamw";
-            other keys are options of that optimizer.
+    It only holds the groups and the state: a `torch.optim.Muon` and an AdamW work on the very same
+    group dicts and state, so a schedule that sets `lr` here sets it there. The `kind` of a group is
+    "muon" (2-D parameters) or "adamw".
     """
 
     def __init__(self, groups: Iterable[Group]) -> None:
         super().__init__(groups, {})
 
     def add_param_group(self, param_group: Group) -> None:
-        """Adds one group, which says its `kind`."""
         super().add_param_group(param_group)
         self._link()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes over loaded groups and state (`load_state_dict` ends here too)."""
         super().__setstate__(state)
         self._link()
 
@@ -181,9 +166,6 @@ class MuonAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes one step in every group; returns what `closure` (forward and backward pass)
-        returned.
-        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -241,7 +223,6 @@ def wsd(t: float, total: float, warmup: int, config: OptimConfig) -> float:
 
 
 def constant(t: float, total: float, warmup: int, config: OptimConfig) -> float:
-    """1 at each step."""
     return 1.0
 
 
@@ -250,12 +231,9 @@ ENDLESS = ("noam", "constant")  # do not depend on the number of all steps
 
 
 def lr_factor(t: int, total: float, config: OptimConfig) -> float:
-    """Learning rate of optimizer step `t`, from 1 on, as a fraction of the peak.
+    """Learning rate of optimizer step t = 1, ..., total as a fraction of the peak.
 
-    Args:
-        t: Step; one after the last has the learning rate of the last.
-        total: Number of all steps; infinity if there is no end.
-        config: Schedule and warm-up.
+    After the last step it stays that of the last; `total` is infinity if training has no end.
     """
     warmup = int(config.warmup)
     if 0 < config.warmup < 1:
@@ -268,12 +246,9 @@ def lr_factor(t: int, total: float, config: OptimConfig) -> float:
 
 
 class StepSchedule(LambdaLR):
-    """`lr_factor` as a scheduler that resumes at the saved step, but with the peaks and the shape
-    set now.
-    """
+    """`lr_factor` as a scheduler that resumes at the saved step with the options given now."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over the number of steps done and sets the learning rate that belongs to it."""
         done = {name: state_dict[name] for name in ("last_epoch", "_step_count")}
         super().load_state_dict({**done, "lr_lambdas": [None for _ in self.lr_lambdas]})
         groups = self.optimizer.param_groups
@@ -286,11 +261,9 @@ class StepSchedule(LambdaLR):
 
 
 def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Checks each tensor against its parameter: fused kernels write wherever the parameter's shape
-    leads them.
+    """Raises `ValueError` if a saved tensor does not fit its parameter.
 
-    Raises:
-        ValueError: One is missing, no dense tensor, or of another shape or type, by name.
+    Fused kernels write as far as the parameter's shape says.
     """
     for old, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         names = STATE_NAMES[own["kind"]]
@@ -310,15 +283,12 @@ def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 
 def _with_own_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Lets a resumed run take the state from the checkpoint, and the options (weight decay, ...)
-    from the user.
-    """
+    """The saved state of an optimizer with the options (weight decay, ...) of this run."""
     old = _describe(saved["param_groups"])
     own = _describe(optimizer.param_groups)
     if old != own:
         raise UsageError(
-            f"The checkpoint was trained with optimizer groups {old}, not {own}: resume it with "
-            "its own."
+            f"the checkpoint has optimizer groups {old}, not {own}: resume it with its own"
         )
     _check_state(optimizer, saved)
     groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
@@ -335,16 +305,13 @@ def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, 
     Args:
         net: The network, with its final parameters (on any device).
         config: The choices.
-        total_steps: Number of optimizer steps of the whole run; infinity if it has no end.
-
-    Raises:
-        UsageError: The schedule depends on the number of steps, and there is none.
+        total_steps: Optimizer steps of the whole run; infinity if it has no end.
     """
     needs_end = config.schedule not in ENDLESS or 0 < config.warmup < 1
     if total_steps < 1 or (needs_end and total_steps == math.inf):
         raise UsageError(
-            f"The schedule {config.schedule} with warmup {config.warmup} needs the number of "
-            "training steps: set the trainer's max_epochs or max_steps."
+            f"the schedule {config.schedule} with warmup {config.warmup} needs the number of "
+            "steps: set --trainer.max_epochs or --trainer.max_steps"
         )
     groups = parameter_groups(net, config)
     optimizer = MuonAdamW(groups) if config.optimizer == "muon" else _adamw(groups)

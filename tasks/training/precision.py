@@ -12,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 @contextmanager
 def float32_by_default() -> Iterator[None]:
-    """New tensors have 32 bits at least: Lightning would make them in 16, too few for random
-    numbers and coordinates. Also a decorator.
+    """New tensors have 32 bits at least; also a decorator.
+
+    With bf16-true Lightning would make them in 16, too few for random numbers and coordinates.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.promote_types(before, torch.float32))
@@ -26,7 +27,7 @@ def float32_by_default() -> Iterator[None]:
 def sum_in_float32(model: Any) -> None:
     """Let DDP sum gradients of 16 bits over processes in 32, as FSDP does."""
     if isinstance(model, DistributedDataParallel) and any(
-        one.dtype.itemsize < 4 for one in model.parameters()
+        parameter.dtype.itemsize < 4 for parameter in model.parameters()
     ):
         model.register_comm_hook(None, _float32_mean)
 

@@ -1,4 +1,4 @@
-"""Seeds that follow from the run's own and from the position in training; states of generators."""
+"""Seeds that follow from the run's seed and the position in training; states of generators."""
 
 import os
 import random
@@ -22,9 +22,7 @@ def position_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
 
 
 def random_states(device: torch.device) -> States:
-    """The states of Python's, NumPy's and PyTorch's global generators, as primitives and tensors;
-    that of the GPU if `device` is one.
-    """
+    """The states of Python's, NumPy's and PyTorch's global generators, and of the run's GPU."""
     state: Any = np.random.get_state()
     kind, numbers, *rest = state
     states = {
@@ -38,11 +36,7 @@ def random_states(device: torch.device) -> States:
 
 
 def set_random_states(states: States, device: torch.device) -> None:
-    """Let the generators continue from such states.
-
-    Raises:
-        ValueError: they are none.
-    """
+    """Let the generators continue from such states; raises `ValueError` if they are none."""
     try:
         random.setstate(states["python"])
         np.random.set_state(states["numpy"])

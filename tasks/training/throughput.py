@@ -1,4 +1,4 @@
-"""Throughput of training: tokens, and the fraction of the machine's peak FLOP/s (Chowdhery 2022).
+"""Throughput of training: tokens/s, and model FLOP/s utilisation (MFU, Chowdhery 2022).
 
 Lightning's ThroughputMonitor counts padding, knows no peak of CPUs, and waits for a GPU at each
 step.
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from modules.kernels.linear import linear
 
-# by how a precision's name begins
+# By the first letters of Lightning's precision.
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
 CPU_ROWS, GPU_ROWS = 2048, 8192  # of the matrices that are multiplied
 
 
 class TokenCount(nn.Module):
-    """Counts the tokens of training samples without padding, on the device, which does not wait."""
+    """Counts the tokens of training samples without padding, without waiting for the device."""
 
     sums: Tensor
 
@@ -28,23 +28,19 @@ class TokenCount(nn.Module):
         self.register_buffer("sums", sums, persistent=False)
 
     def add(self, tokens: Tensor, samples: int) -> None:
-        """Count a batch of so many tokens, ()."""
         self.sums += torch.stack((tokens, torch.full_like(tokens, samples)))
 
     def per_sample(self) -> float:
-        """Tokens that a sample has on average."""
         tokens, samples = self.sums.tolist()
         return tokens / max(samples, 1)
 
 
 def flops_per_token(net: Any, length: int) -> int:
-    """FLOP that training needs for a token, forward and backward: 6 N + 12 L H D T (Chowdhery 2022,
-    appendix B).
+    """FLOP per token, forward and backward: 6 N + 12 L H D T (Chowdhery 2022, appendix B).
 
-    N are the weights that a token is multiplied with: those of linear layers and of the output
-    layer; looking up an embedding multiplies nothing. L blocks of H heads of size D compare the
-    token with all T of a row, as if attention saw later ones, too. What activation checkpointing
-    computes again does not count.
+    N are the weights that a token is multiplied with: of linear layers and of the output layer, not
+    of embeddings. L blocks of H heads of size D compare the token with all T of a row, as if
+    attention saw later ones, too. What activation checkpointing computes again does not count.
 
     Args:
         net: A `Decoder`.
@@ -57,13 +53,7 @@ def flops_per_token(net: Any, length: int) -> int:
 
 
 def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> float:
-    """FLOP/s of a large matrix product on this device, the best of some.
-
-    Args:
-        device: That of the run.
-        precision: Lightning's name of the run's, such as "bf16-mixed".
-        seconds: How long to try.
-    """
+    """FLOP/s of a large matrix product, the best of some, in a precision such as "bf16-mixed"."""
     dtype = torch.float32
     for name, other in DTYPES.items():
         if precision.startswith(name):
@@ -84,6 +74,5 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> f
 
 
 def _wait(device: torch.device) -> None:
-    """Wait until the device has done its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

@@ -1,4 +1,4 @@
-"""Options of the Trainer: those that are decided here, numbers that make sense, and defaults."""
+"""Options of the Trainer: those that cannot be changed, limits of numbers, and defaults."""
 
 import os
 import uuid
@@ -13,16 +13,17 @@ from pytorch_lightning.callbacks import ModelCheckpoint, Timer
 from datamodules.utils.files import read_bytes
 from tasks.errors import UsageError
 from tasks.lightning_patches import RunCheckpoint
+from tasks.options import as_list
 from tasks.tracking.metrics_csv import LoggedRows
 
 NO_LOGS = {"logger": ((None,), "only `fit` writes logs")}
 ONE_PROCESS = "several processes would each label a part, so predict runs in one"
 CLIP = "give --model.optimizer.gradient_clip"
-# By command, and for all: options that are decided here, the values that change nothing, and why.
-DECIDED: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
+# Options that cannot be changed, by command: the values that are accepted, and the reason.
+FIXED: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
     "all": {
         "enable_checkpointing": ((None,), "the run folder holds the checkpoints; see --checkpoint"),
-        "use_distributed_sampler": ((True,), "the samplers here share out the data themselves"),
+        "use_distributed_sampler": ((True,), "the samplers distribute the data themselves"),
         "default_root_dir": ((None,), "give --run_dir"),
         "barebones": ((False,), "it switches off what a run folder records"),
         "gradient_clip_val": ((None,), CLIP),
@@ -46,17 +47,13 @@ MINIMUM = {  # of the Trainer's numbers; -1 often means all, or no end
 }
 MAXIMUM = 2**63 - 1  # PyTorch's largest integer
 NOT_ZERO = ("accumulate_grad_batches", "limit_train_batches", "max_epochs", "max_steps")
-# In place of Lightning's.
+# These replace Lightning's.
 LOGGERS = {name: f"tasks.tracking.loggers.{name}" for name in ("WandbLogger", "TensorBoardLogger")}
-BEST = "best"  # name of the checkpoint that the task's own monitor finds best
+BEST = "best"  # name of the checkpoint with the best value of the task's monitor
 
 
 def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
-    """Refuse Trainer options that a command would overrule, or that are no sensible numbers.
-
-    Raises:
-        UsageError: names the option, and what to do instead.
-    """
+    """Refuse Trainer options that a command would override, and numbers that make no sense."""
     for name, minimum in MINIMUM.items():
         value = options[name]
         if not isinstance(value, int | float):
@@ -64,64 +61,24 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
         if command == "fit" and name in NOT_ZERO and (value == 0 or value < minimum):
             raise UsageError(f"--trainer.{name} is {value}, which trains nothing: give at least 1")
         if name == "val_check_interval" and value == 0:
-            raise UsageError(
-                f"--trainer.{name} is 0: to validate never give --trainer.limit_val_batches 0"
-            )
+            raise UsageError(f"--trainer.{name} is 0: give --trainer.limit_val_batches 0 instead")
         if not minimum <= value <= MAXIMUM:
-            raise UsageError(
-                f"--trainer.{name} is {value}: give a number from {minimum} to {MAXIMUM}"
-            )
-    if command == "fit":
-        check_time(options["max_time"])
-    for name, (accepted, reason) in (DECIDED["all"] | DECIDED.get(command, {})).items():
+            raise UsageError(f"--trainer.{name} {value}: give a number from {minimum} to {MAXIMUM}")
+    for name, (accepted, reason) in (FIXED["all"] | FIXED.get(command, {})).items():
         if options[name] not in accepted:
             raise UsageError(f"--trainer.{name} cannot be changed: {reason}")
-
-
-def check_time(limit: Any) -> None:
-    """Refuse a `max_time` that is no time, or zero."""
-    try:
-        remaining = Timer(limit).time_remaining()
-    except Exception:  # of many kinds
-        remaining = 0
-    if remaining is not None and remaining <= 0:
-        raise UsageError(
-            f"--trainer.max_time {limit}: give days, hours, minutes and seconds, as in 00:01:30:00"
-        )
-
-
-def check_cpu_processes(devices: Any) -> None:
-    """Refuse a number of processes that a machine without GPUs cannot run."""
-    maximum = max(16, os.cpu_count() or 1)
-    if devices != "auto" and str(devices) not in map(str, range(1, maximum + 1)):
-        raise UsageError(
-            f"--trainer.devices {devices}: without GPUs it is a number from 1 to {maximum}"
-        )
-
-
-def best_checkpoint(folder: str, task: Any) -> RunCheckpoint:
-    """Saves `best.ckpt` after the validations that the task's `monitor` finds best."""
-    return RunCheckpoint(
-        folder,
-        BEST,
-        monitor=task.monitor,
-        mode=task.monitor_mode,
-        enable_version_counter=False,
-        save_on_train_epoch_end=False,  # training may end without a validation
-    )
+    if command == "fit":
+        limit = options["max_time"]
+        try:
+            remaining = Timer(limit).time_remaining()
+        except Exception:  # of many kinds
+            remaining = 0
+        if remaining is not None and remaining <= 0:
+            raise UsageError(f"--trainer.max_time {limit}: give DAYS:HOURS:MINUTES:SECONDS")
 
 
 def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
-    """Refuse callbacks that monitor what is not logged: they would do nothing, or keep no best
-    checkpoint.
-
-    Args:
-        trainer: about to train.
-        names: of all that training and validation log.
-
-    Raises:
-        UsageError: names the callback's option, and what is logged.
-    """
+    """Refuse callbacks that monitor a metric that is not logged."""
     validates = trainer.limit_val_batches != 0
     logged = [name for name in names if validates or not name.startswith("val/")]
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -133,22 +90,16 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
             if callback.filename == BEST:
                 continue
         if monitor is not None and monitor not in known:
-            raise UsageError(
-                f"{what} {monitor}: nothing of that name is logged; there is {', '.join(known)}"
-            )
+            raise UsageError(f"{what} {monitor}, which is not logged: there is {', '.join(known)}")
 
 
 def set_defaults(options: Any, epochs: int) -> None:
-    """Set the precision and an end of training if nobody gave them; of loggers of one class, keep
-    the last.
+    """Set defaults of precision and length of training; of loggers of one class, keep the last.
 
-    A resumed run that is given the configuration of its logger once more has it twice.
+    A resumed run that is given the config of its logger once more has it twice.
     """
-    plugins = as_list(options.plugins)
-    has_precision = any(
-        str(getattr(plugin, "class_path", "")).endswith("Precision") for plugin in plugins
-    )
-    if options.precision is None and not has_precision:
+    plugins = [str(getattr(plugin, "class_path", "")) for plugin in as_list(options.plugins)]
+    if options.precision is None and not any(path.endswith("Precision") for path in plugins):
         options.precision = default_precision(options.accelerator)
     if options.max_epochs is None and options.max_steps == -1 and options.max_time is None:
         options.max_epochs = epochs
@@ -165,15 +116,6 @@ def default_precision(accelerator: str) -> str:
     return "32-true"
 
 
-def as_list(value: Any) -> list[Any]:
-    """None as no element, one value as one, several as they are."""
-    if value is None:
-        return []
-    if isinstance(value, Iterable) and not isinstance(value, str | dict):
-        return list(value)
-    return [value]
-
-
 # Loggers ------------------------------------------------------------------------------------------
 
 
@@ -186,12 +128,9 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
     """Let loggers write into the run folder, and resume there.
 
     Args:
-        loggers: options of each, which are changed.
-        folder: run folder.
-        earlier: what they have of a resumed run.
-
-    Raises:
-        UsageError: another folder was asked for, or for W&B's run another id than it has.
+        loggers: Options of each, which are changed.
+        folder: Run folder.
+        earlier: Rows that a resumed run keeps.
     """
     is_new = not (folder / "config.yaml").exists()
     for logger in loggers:
@@ -204,8 +143,7 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
         is_ours = name in ("WandbLogger", "TensorBoardLogger")
         if is_ours and is_new and asked not in (".", str(folder)):
             raise UsageError(
-                f"{name} cannot have the save_dir {asked}: logs go into the run folder, see "
-                "--run_dir"
+                f"{name} with save_dir {asked}: logs go into the run folder (--run_dir)"
             )
         options["save_dir"] = str(folder)
         if name == "WandbLogger":
@@ -217,16 +155,9 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
 
 
 def wandb_id(folder: Path, chosen: str | None) -> str:
-    """The id of a run in W&B: that of the run so far, or as chosen, or from the agent of a sweep,
-    or a new one.
-
-    Raises:
-        UsageError: the run has another id than that chosen.
-    """
+    """The id of a run in W&B: its own, or as chosen, or of a sweep's agent, or a new one."""
     file = folder / "wandb_id"
     saved = read_bytes(file).decode(errors="replace") if file.exists() else None
     if saved and chosen and saved != chosen:
-        raise UsageError(
-            f"the run in {folder} is {saved} in W&B and continues there: leave the id {chosen} out"
-        )
+        raise UsageError(f"the run in {folder} is {saved} in W&B: leave the id {chosen} out")
     return saved or chosen or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:8]

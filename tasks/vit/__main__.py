@@ -2,11 +2,6 @@
 
 import sys
 
-if __name__ == "__main__":
-    from tasks.cli.signals import SIGNALS
-
-    SIGNALS.install()  # before anything slow is imported
-
 from tasks.cli.app import App
 from tasks.cli.main import main
 
@@ -15,14 +10,14 @@ APP = App(
     title="Tessera ViT: image classification with a Vision Transformer",
     task="tasks.vit.task:ViTTask",
     data="datamodules.images:ImageData",
-    presets="tasks.vit.architectures:presets",
+    presets="modules.models.vit:VIT_PRESETS",
+    sizes_of_data=("num_classes", "channels"),
     pretrained="tasks.vit.architectures:pretrained_options",
     links={
         "model.net.image_size": "data.image_size",
         "model.net.channels": "data.dataset.channels",
     },
     default_config="configs/vit/digits.yaml",
-    trainer={"log_every_n_steps": 10, "num_sanity_val_steps": 0},
     extra_commands={
         "export": (
             "write a checkpoint's weights for timm, ONNX or safetensors",
@@ -39,7 +34,6 @@ APP = App(
     next_commands=(
         "predict --ckpt_path {best} --data.predict_path FILE_OR_FOLDER",
         "export --ckpt_path {best} --format onnx",
-        "fit --resume {folder} --trainer.max_epochs N",
     ),
 )
 

@@ -10,17 +10,13 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from datamodules.utils.files import parse_object, read_object
 from modules.config import StackConfig, require
-from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
-from modules.pretrained.timm import (
-    NOT_IN_SHAPES,
-    config_from_timm_model,
-    config_from_timm_state,
-)
+from modules.models.vit import ViT, ViTConfig
+from modules.pretrained.timm import NOT_IN_SHAPES, config_from_timm_model, config_from_timm_state
 from modules.pretrained.vit import TIMM
 from modules.schema import checked, from_dict
 from tasks.checkpoints.weights import OPTION, State, match_classes, read_header, read_weights
-from tasks.cli.parsing import Options, flat
 from tasks.errors import DataError, UsageError, unknown_name, usage_errors
+from tasks.options import Options, flat
 
 # Arguments of timm that shapes tell, or that weights do not depend on.
 SIZE_ARGUMENTS = {"img_size", "in_chans", "num_classes", "dynamic_img_size"}
@@ -28,14 +24,14 @@ SIZE_ARGUMENTS = {"img_size", "in_chans", "num_classes", "dynamic_img_size"}
 
 @dataclass(frozen=True)
 class KnownModel:
-    """What is known of weights beside their shapes.
+    """What is known about a file of weights besides its shapes.
 
     Args:
-        config: Shapes decide the rest.
-        name: Name in timm, if the weights must have the sizes of that model.
+        config: Of the model; its sizes are replaced by those of the weights.
+        name: Model in timm whose sizes the weights must have; None: any sizes.
         prefix_positions: Whether pos_embed has rows for class and register tokens.
         class_names: Class of each row of the classifier; None: not known.
-        data: Options of the data that go with it.
+        data: Options of the data that come with it.
     """
 
     config: ViTConfig
@@ -45,23 +41,8 @@ class KnownModel:
     data: Options = field(default_factory=dict)
 
 
-def presets() -> dict[str, Options]:
-    """Returns the named sizes as options; classes and channels come from the data."""
-    return {
-        name: asdict(replace(config, num_classes=None, channels=None))
-        for name, config in VIT_PRESETS.items()
-    }
-
-
 def pretrained_options(source: str) -> Options:
-    """Returns the network and, if it is known, the normalisation of pretrained weights as options.
-
-    Args:
-        source: `timm/<model name>`, or a local .safetensors or .pth file with timm's names.
-
-    Raises:
-        UsageError: There is no such model or file, or it is no plain ViT.
-    """
+    """Returns the network and, if known, the normalisation of `--model.pretrained SOURCE`."""
     known = known_model(source)
     if source.startswith("timm/"):
         assert known is not None
@@ -74,9 +55,9 @@ def pretrained_options(source: str) -> Options:
     with usage_errors(f"{OPTION} {source}"):
         config = config_from_timm_state(weights, base.config, base.prefix_positions)
         if base.name is not None:
-            check_sizes(base.name, base.config, config)
+            check_sizes(base.name, config, base.config)
     net = asdict(replace(config, num_classes=None))
-    if known is None:  # the user says the rest
+    if known is None:  # other options describe the rest
         net["class_token"] = config.has_class_token
         del net["pool"]
         for name in NOT_IN_SHAPES:
@@ -84,52 +65,32 @@ def pretrained_options(source: str) -> Options:
     return {"model": {"net": net}, "data": {}}
 
 
-def check_sizes(name: str, wanted: ViTConfig, config: ViTConfig) -> None:
+def check_sizes(model: str, config: ViTConfig, model_config: ViTConfig) -> None:
     """Raises `ValueError` if weights do not have the sizes of a timm model."""
-    wanted = replace(
-        wanted,
-        image_size=config.image_size,
-        channels=config.channels,
-        num_classes=config.num_classes,
-    )
-    had = flat(asdict(config))
+    free_sizes = {name: getattr(config, name) for name in ("image_size", "channels", "num_classes")}
+    expected = flat(asdict(replace(model_config, **free_sizes)))
     differ = [
-        f"{option} is {had[option]}, not {value}"
-        for option, value in flat(asdict(wanted)).items()
-        if had[option] != value
+        f"{name} is {value}, not {expected[name]}"
+        for name, value in flat(asdict(config)).items()
+        if value != expected[name]
     ]
-    require(not differ, f"these are not weights of {name}: {', '.join(differ)}.")
+    require(not differ, f"these are not weights of {model}: {', '.join(differ)}.")
 
 
-def check_described(source: str, named: Collection[str]) -> None:
-    """Refuses a file of weights whose model is not known, unless options describe it.
-
-    Args:
-        source: As in `pretrained_options`.
-        named: Options on the command line or in a config.
-
-    Raises:
-        UsageError: Names the missing options.
-    """
+def check_described(source: str, given: Collection[str]) -> None:
+    """Refuses a file of an unknown model, unless the options in `given` describe the model."""
     needed = ["--model.net.pool", *(f"--model.net.stack.{name}" for name in NOT_IN_SHAPES)]
-    missing = [name for name in needed if name not in named]
+    missing = [name for name in needed if name not in given]
     if missing and not source.startswith("timm/") and known_model(source) is None:
         raise UsageError(
-            f"{OPTION} {source}: the shapes of its weights do not say which timm model it is: add "
+            f"{OPTION} {source}: its shapes do not say which timm model it is: add "
             f"{', '.join(missing)}, or name the file like the model "
-            "(vit_base_patch16_224.safetensors), or put its config.json beside it"
+            "(vit_base_patch16_224.safetensors)"
         )
 
 
 def known_model(source: str) -> KnownModel | None:
-    """Returns what is known of weights: of timm's model, our export, or a file with timm's name.
-
-    Args:
-        source: As in `pretrained_options`.
-
-    Raises:
-        UsageError: There is no such model, or it is no plain ViT.
-    """
+    """Returns what timm, the header of our export, or the name of a file says about weights."""
     if source.startswith("timm/"):
         model = timm_model(source, device="meta")
         data = {"dataset": {name: list(model.pretrained_cfg[name]) for name in ("mean", "std")}}
@@ -149,13 +110,9 @@ def known_model(source: str) -> KnownModel | None:
 
 
 def model_by_name(source: str) -> KnownModel | None:
-    """Returns the timm model that a config.json beside a file names, or the file's own name.
+    """Returns the timm model that a config.json beside a file names, or else the file's own name.
 
-    Returns:
-        None if neither names one, they differ, or the config.json changes more than sizes.
-
-    Raises:
-        UsageError: The model is no plain ViT, or the config.json cannot be read.
+    None if neither names one, they differ, or the config.json changes more than sizes.
     """
     import timm
 
@@ -168,9 +125,7 @@ def model_by_name(source: str) -> KnownModel | None:
             arguments = checked(Options, settings.get("model_args") or {}, "model_args")
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
-            raise UsageError(
-                f"{OPTION} {source}: {file} cannot be read ({reason}): repair or move it"
-            ) from error
+            raise UsageError(f"{OPTION} {source}: {file} ({reason}): repair or move it") from error
         if arguments.keys() - SIZE_ARGUMENTS:
             return None
     name = str(settings.get("architecture", own))
@@ -183,11 +138,7 @@ def model_by_name(source: str) -> KnownModel | None:
 
 
 def from_timm(source: str, model: Any, **known: Any) -> KnownModel:
-    """Returns what a model of timm says, and what else is known.
-
-    Raises:
-        UsageError: It is no plain ViT.
-    """
+    """Returns what a model of timm says; raises `UsageError` if it is no plain ViT."""
     with usage_errors(f"{OPTION} {source}"):
         config = config_from_timm_model(model)
     return KnownModel(config, prefix_positions=not model.no_embed_class, **known)
@@ -202,12 +153,7 @@ def imagenet_names(model: Any) -> list[str] | None:
 
 
 def load_pretrained(net: ViT, source: str, metadata: Mapping[str, Any]) -> None:
-    """Loads pretrained weights into `net`, positions resized; says if the head is initialised anew.
-
-    Args:
-        net: The network.
-        source: As in `pretrained_options`.
-        metadata: Of the data, with their `class_names`.
+    """Loads weights into `net`, positions resized; says if the classifier is initialised anew.
 
     Raises:
         UsageError: The weights do not fit the network.
@@ -228,22 +174,17 @@ def load_pretrained(net: ViT, source: str, metadata: Mapping[str, Any]) -> None:
 
 
 def timm_weights(source: str) -> State:
-    """Downloads weights of timm; raises `DataError` if that fails."""
     try:
         return timm_model(source, pretrained=True).state_dict()
     except Exception as error:  # of urllib, huggingface_hub, timm
         raise DataError(
-            f"the weights of {source} could not be downloaded ({type(error).__name__}): fetch the "
-            f"file elsewhere and give it as {OPTION} FILE.safetensors"
+            f"{source} could not be downloaded ({type(error).__name__}): give its file as "
+            f"{OPTION} FILE"
         ) from error
 
 
 def timm_model(source: str, pretrained: bool = False, device: str = "cpu") -> Any:
-    """Builds timm's model for `timm/<name>`.
-
-    Raises:
-        UsageError: timm has no such model.
-    """
+    """Builds timm's model for `timm/<name>`; raises `UsageError` if timm has no such model."""
     import timm
 
     name = source.removeprefix("timm/")

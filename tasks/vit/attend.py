@@ -17,7 +17,7 @@ def rollout(net: ViT, pixels: Tensor) -> Tensor:
     Averages heads, adds the residual connection of each block, and multiplies over blocks.
 
     Args:
-        net: The network, in evaluation mode.
+        net: In evaluation mode.
         pixels: Normalised images (B, C, H, W).
 
     Returns:
@@ -39,14 +39,7 @@ def rollout(net: ViT, pixels: Tensor) -> Tensor:
 
 
 def draw(images: Tensor, attention: Tensor, titles: Sequence[str], file: BinaryIO) -> None:
-    """Draws a row of images, and below each the same image with its attention.
-
-    Args:
-        images: uint8 (B, C, H, W).
-        attention: (B, rows, columns), as of `rollout`.
-        titles: One per image.
-        file: PNG to write.
-    """
+    """Draws images, uint8 (B, C, H, W), and below each its attention (B, rows, columns)."""
     import matplotlib.figure
 
     count, channels, height, width = images.shape

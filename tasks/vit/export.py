@@ -48,20 +48,15 @@ def write_timm(net: ViT, metadata: dict[str, Any], path: Path) -> str:
         name, options = timm_call(net.config)
         state = TIMM.weights_to_external(net.state_dict(), net.config)
     except ValueError as error:
-        raise UsageError(
-            f"timm has no such model ({str(error).rstrip('.')}): export to onnx or safetensors"
-        ) from error
+        reason = str(error).rstrip(".")
+        raise UsageError(f"timm has no such model ({reason}): use onnx or safetensors") from error
     save_weights(state, path, config=json.dumps(asdict(net.config)), metadata=json.dumps(metadata))
     arguments = "".join(f", {key}={value!r}" for key, value in options.items())
     return f"timm.create_model('{name}', checkpoint_path='{{file}}'{arguments})"
 
 
 def timm_call(config: ViTConfig) -> tuple[str, dict[str, Any]]:
-    """Returns the name and arguments with which `timm.create_model` builds the same model.
-
-    Raises:
-        ValueError: There is none; names the option.
-    """
+    """Returns the name and arguments with which `timm.create_model` builds the same model."""
     stack = config.stack
     require(stack.norm_eps == 1e-6, f"its models have norm_eps 1e-06, this one {stack.norm_eps}")
     defaults = timm_arguments(ViTConfig(stack=StackConfig(768, 12, 12)))

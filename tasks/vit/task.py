@@ -18,7 +18,6 @@ from tasks.base import Batch, StepOutput
 from tasks.checkpoints.weights import fill_config
 from tasks.classification import ClassifierTask
 from tasks.tracking.media import Picture, Table, rendered
-from tasks.training.optim import OptimConfig
 from tasks.vit.attend import draw, rollout
 
 MAX_ROLLOUTS = 6  # images with attention that an evaluation logs
@@ -30,16 +29,11 @@ class ViTTask(ClassifierTask):
 
     Args:
         net: The network. Null numbers of classes and channels come from the data.
-        optimizer: Optimizer, schedule and clipping.
         augment: Random augmentation of training images.
-        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), from 0 to
-            below 1.
         pretrained: Weights to start from: `timm/<model name>`, downloaded by timm, or a
             .safetensors or .pth file with timm's names that is named after timm's model, has its
             config.json beside it, or is our export; null: random weights.
-        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
-            0.999, which is evaluated and saved; null: none.
-        compile: Compile the network with torch.compile, in place.
+        kwargs: As of `ClassifierTask`.
     """
 
     name = "vit"
@@ -48,14 +42,11 @@ class ViTTask(ClassifierTask):
     def __init__(
         self,
         net: ViTConfig = replace(VIT_PRESETS["tiny"], channels=None, num_classes=None),
-        optimizer: OptimConfig = OptimConfig(),
         augment: AugmentConfig = AugmentConfig(),
-        label_smoothing: float = 0.0,
         pretrained: str | None = None,
-        ema: float | None = None,
-        compile: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer, label_smoothing, ema, compile)
+        super().__init__(**kwargs)
         self.net_config = net
         self.pretrained = pretrained
         self.augment = Augment(augment)
@@ -63,18 +54,19 @@ class ViTTask(ClassifierTask):
         self.mistakes: list[tuple[Any, ...]] = []
 
     @staticmethod
-    def check_options(options: Any, typed: Collection[str], named: Collection[str]) -> None:
+    def check_options(
+        options: Any, on_command_line: Collection[str], given: Collection[str]
+    ) -> None:
         """Refuses a file of weights whose architecture is not known, unless options describe it."""
         if options.model.pretrained is not None:
             from tasks.vit.architectures import check_described
 
-            check_described(options.model.pretrained, named)
+            check_described(options.model.pretrained, given)
 
     def build(self, metadata: Mapping[str, Any]) -> ViT:
-        """Builds a ViT for the data's classes and channels."""
         sizes = {"num_classes": len(metadata["class_names"]), "channels": metadata["channels"]}
         net = ViT(fill_config(self.net_config, sizes))
-        if self.pretrained is not None and self.restored is None:
+        if self.pretrained is not None:
             from tasks.vit.architectures import load_pretrained
 
             load_pretrained(net, self.pretrained, metadata)
@@ -93,7 +85,7 @@ class ViTTask(ClassifierTask):
         return StepOutput(loss, len(labels), logits, labels)
 
     def collect_media(self, batch: Batch, outputs: Tensor) -> None:
-        """Keeps the first misclassified images, and the attention rollout of the first images."""
+        """Keeps misclassified images, and draws the attention rollout of the first images."""
         if self.collected and len(self.mistakes) >= MAX_MISTAKES:
             return
         images = batch["image"]
@@ -120,7 +112,6 @@ class ViTTask(ClassifierTask):
             self.mistakes.append((images[i].cpu(), *names[i], float(confidence[i])))
 
     def media(self, split: str) -> dict[str, Table | Picture]:
-        """Returns also what `collect_media` kept."""
         media = super().media(split) | self.collected
         if self.mistakes:
             columns = ("image", "label", "prediction", "probability")
@@ -138,7 +129,6 @@ class ViTTask(ClassifierTask):
         return batch["path"], self.net(self.normalised(batch["image"])).softmax(-1)
 
     def write_predictions(self, trainer: pl.Trainer, datamodule: ImageData, folder: Path) -> None:
-        """Writes `predictions.csv`: path, label and the probability of each class."""
         batches: Any = trainer.predict(self, datamodule=datamodule)
         paths, probabilities = (list(chain(*parts)) for parts in zip(*batches, strict=True))
         self.save_predictions(folder, "path", paths, probabilities)

@@ -25,8 +25,7 @@ SIDE = 1024
 
 def checkpoint(millions: int) -> dict:
     """A checkpoint with so many million parameters."""
-    from tasks.checkpoints.contents import VERSION
-    from tasks.checkpoints.reading import KEY
+    from tasks.checkpoints.reading import KEY, VERSION
 
     names = [f"net.{number}" for number in range(millions * 10**6 // SIDE**2 + 1)]
     weights = {name: torch.randn(SIDE, SIDE) for name in names}

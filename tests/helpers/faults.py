@@ -16,7 +16,7 @@ from pytorch_lightning.plugins import MixedPrecision
 
 from tasks.base import Task
 from tasks.checkpoints import writing
-from tasks.cli import lightning_cli
+from tasks.distributed import launch
 from tasks.training import trainer_options
 
 Act = Callable[..., Any]
@@ -121,4 +121,4 @@ def scale_gradients(put: Act = setattr, **options: float) -> None:
     scaler: Any = torch.amp.GradScaler
     put(trainer_options, "default_precision", lambda _: None)
     plugins = [MixedPrecision("16-mixed", "cpu", scaler("cpu", **options))]
-    put(lightning_cli, "slurm_plugins", lambda: plugins)
+    put(launch, "slurm_plugins", lambda: plugins)

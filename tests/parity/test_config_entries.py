@@ -17,7 +17,7 @@ import transformers
 
 from modules.models.bert import BertConfig
 from modules.pretrained.weights import load_weights
-from tasks.checkpoints.pretrained import folder_config, folder_weights
+from tasks.checkpoints.pretrained import ModelFolder
 from tasks.errors import UsageError
 from tests.parity.families import (
     CASES,
@@ -134,15 +134,15 @@ def save(case: Case, settings: Settings) -> None:
 
 def load_ours(case: Case) -> tuple[Any, list[str]]:
     """Our network with the folder's weights, and the names of those that it did not give."""
-    folder = Path("model")
-    family, config = folder_config(folder, FAMILIES)
+    folder = ModelFolder("model", FAMILIES)
+    config = folder.config
     if isinstance(config, BertConfig):
         config = config.__class__(
             **{**vars(config), "num_classes": min(config.num_classes or 3, 9)}
         )
-    state = folder_weights(folder, FAMILIES)  # which refuses sizes that the weights do not have
+    state = folder.weights()  # which refuses sizes that the weights do not have
     net = network(case.architecture, config)
-    return net, load_weights(net, state, FAMILIES[family].optional)
+    return net, load_weights(net, state, FAMILIES[folder.family].optional)
 
 
 def outcome(case: Case) -> str:

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.checkpoints.contents import KEY, VERSION
-from tasks.checkpoints.reading import read_checkpoint
+from tasks.checkpoints.reading import KEY, VERSION, read_checkpoint
 from tasks.checkpoints.writing import AtomicCheckpointIO, newest_checkpoint
 from tasks.errors import RunError
 from tests.tasks.command import SHORT, Malicious, checkpoint, metrics, run, same

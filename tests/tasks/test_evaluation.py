@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatr
 from tasks.base import Task
 from tasks.bert.task import CalibrationError
 from tasks.text import MeanOf
-from tasks.training.evaluation import count
+from tasks.training.evaluation import update_metric
 from tasks.training.optim import OptimConfig
 from tests.tasks.command import (
     PAIRS,
@@ -125,6 +125,6 @@ def test_batch_that_does_not_count_adds_nothing(kind: type[Metric]) -> None:
     probabilities = torch.randn(9, 3).softmax(-1)
     labels = torch.randint(3, (9,))
     ours.update(probabilities[:5], labels[:5])
-    count(theirs, (probabilities[:5], labels[:5]), True)
-    count(theirs, (probabilities[5:], labels[5:]), False)
+    update_metric(theirs, (probabilities[:5], labels[:5]), True)
+    update_metric(theirs, (probabilities[5:], labels[5:]), False)
     assert torch.equal(ours.compute(), theirs.compute())

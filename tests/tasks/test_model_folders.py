@@ -226,7 +226,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_older_files_are_downloaded_if_there_are_no_others(
     downloads: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tasks.seq2seq.translator import load_model
+    from tasks.seq2seq.architectures import load_model
 
     state = marian_folder(Path("hub")).state_dict()
     expected = load_model("hub").net.state_dict()

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
+from modules.pretrained.seq2seq import FAMILIES
+from tasks.checkpoints.pretrained import ModelFolder
+from tasks.seq2seq.architectures import TranslationModel, folder_tokenizers, load_model
 from tasks.seq2seq.decoding import decoding_tokens
-from tasks.seq2seq.pretrained import load_folder, read_folder
-from tasks.seq2seq.translator import TranslationModel, load_model
 from tests.datamodules.test_sentencepiece import ENGLISH, train
 from tests.helpers.model_folders import (
     NUMBERS,
@@ -65,9 +66,10 @@ def test_hugging_face_and_back(
 ) -> None:
     write_pairs(Path("pairs"))
     model = TRANSLATORS[family](Path("theirs"))
-    config, options = read_folder(Path("theirs"))
-    assert (options.start, options.begin) == (start % (config.target_vocabulary or 0), begin)
-    net, metadata, _ = load_folder("theirs")
+    folder = ModelFolder("theirs", FAMILIES)
+    options = folder_tokenizers(folder)
+    assert (options.start, options.begin) == (start % folder.config.target_vocabulary, begin)
+    net, _, metadata, *_ = load_model("theirs")
     assert metadata["languages"] == (["en", "de"] if family == "marian" else [])
     assert run(f"fit {LINE} {STILL} --model.pretrained theirs --run_dir r", "seq2seq") == 0
     kept = checkpoint("r", "best")

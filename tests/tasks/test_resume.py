@@ -102,6 +102,12 @@ def test_overfitting_repeats_the_same_batches(seen: list[list[int]]) -> None:
     assert len(seen) == 6 and seen[0:2] == seen[2:4] == seen[4:6] and seen[0] != seen[1]
 
 
+def test_overfitting_resumes_in_mid_epoch(seen: list[list[int]]) -> None:
+    assert run(f"fit {SHORT} --trainer.overfit_batches 2 --trainer.max_steps 3 --run_dir r") == 0
+    assert run("fit --resume r --trainer.max_steps 4") == 0
+    assert len(seen) == 4 and seen[0:2] == seen[2:4] and seen[0] != seen[1]
+
+
 # Kills --------------------------------------------------------------------------------------------
 
 

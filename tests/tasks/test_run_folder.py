@@ -172,7 +172,7 @@ def test_evaluation_builds_no_loggers(best: Path, monkeypatch: pytest.MonkeyPatc
         raise AssertionError
 
     monkeypatch.setattr(TaskCLI, "fit_callbacks", refuse)
-    monkeypatch.setattr(TaskCLI, "loggers", refuse)
+    monkeypatch.setattr("tasks.cli.lightning_cli.MetricsCSV", refuse)
     assert run(f"test --ckpt_path {best} --trainer.limit_test_batches 1") == 0
     assert list(Path().iterdir()) == []
 

@@ -14,8 +14,8 @@ from datamodules.tokenizers import PairTokenizerConfig
 from datamodules.translation import TranslationData
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
+from tasks.seq2seq.architectures import TranslationModel, load_model
 from tasks.seq2seq.scores import ScoredTranslation, TranslationScores, table
-from tasks.seq2seq.translator import TranslationModel, load_model
 from tests.helpers.task_runs import NO_UPDATES, printed, summary
 from tests.tasks.command import PAIRS, SMALL_S2S, metrics, run, write_pairs
 

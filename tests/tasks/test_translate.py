@@ -12,8 +12,8 @@ from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from tasks.cli.text_io import UNFINISHED
+from tasks.seq2seq.architectures import TranslationModel, load_model
 from tasks.seq2seq.attend import cross_attention_weights, draw, token_labels, translate_text
-from tasks.seq2seq.translator import TranslationModel, load_model
 from tests.helpers.task_runs import printed, printed_objects
 from tests.tasks.command import PAIRS, SMALL_S2S, run, write_pairs
 
