@@ -42,11 +42,7 @@ T = TypeVar("T")
 
 
 def find_source(sources: Mapping[str, T], name: str) -> T:
-    """The entry of that name.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """The entry of that name. Raises `UsageError` if there is none."""
     if name not in sources:
         raise UsageError(f"source is {name}, but must be one of {', '.join(sources)}.")
     return sources[name]
@@ -55,8 +51,7 @@ def find_source(sources: Mapping[str, T], name: str) -> T:
 def require_same(option: str, given: Any, stored: Any) -> None:
     """Compares an option, None if it was not set, with that of a checkpoint.
 
-    Raises:
-        UsageError: They differ.
+    Raises `UsageError` if they differ.
     """
     if given not in (None, stored):
         raise UsageError(
@@ -272,8 +267,7 @@ class ResumableDataModule(pl.LightningDataModule):
     def _start(self, world_size: int) -> tuple[int, int]:
         """(epoch, batch) to start from; a checkpoint counts once.
 
-        Raises:
-            UsageError: The checkpoint was written with other batches.
+        Raises `UsageError` if the checkpoint was written with other batches.
         """
         state = self._resume_state
         self._resume_state = None

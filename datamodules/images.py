@@ -125,8 +125,7 @@ class ImageData(ResumableDataModule):
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Uses the metadata of a checkpoint: prediction then needs no data set.
 
-        Raises:
-            UsageError: The options name other values.
+        Raises `UsageError` if the options name other values.
         """
         require_same("image_size", self.image_size, metadata["image_size"])
         for name in ("class_names", "mean", "std"):

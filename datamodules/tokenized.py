@@ -104,8 +104,7 @@ class TokenizedData(ResumableDataModule):
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Uses the metadata of a checkpoint: prediction then needs no data set.
 
-        Raises:
-            UsageError: The options name another length or another tokenizer.
+        Raises `UsageError` if the options name another length or another tokenizer.
         """
         require_same("max_length", self.max_length, metadata["max_length"])
         options = asdict(self.tokenizer_config)

@@ -105,8 +105,7 @@ class Source(Generic[S]):
     def prepare(self) -> None:
         """Downloads what is missing; called on one process only.
 
-        Raises:
-            UsageError: A path is named, but these data come with the program.
+        Raises `UsageError` if a path is named, but these data come with the program.
         """
         if self.embedded and self.path is not None:
             others = ", ".join(dict.fromkeys(self.sources_by_suffix.values()))
@@ -132,10 +131,8 @@ class Source(Generic[S]):
         """The samples of "train", "val" or "test".
 
         Without a validation split, it is `val_fraction` of each class of the training split;
-        without a test split, the validation split is tested, with a warning.
-
-        Raises:
-            UsageError: There is no training split, or it is too small to hold samples out.
+        without a test split, the validation split is tested, with a warning. Raises `UsageError` if
+        there is no training split, or it is too small to hold samples out.
         """
         found = self.records(split)
         if found is not None and (split != "train" or self.has("val")):
@@ -159,8 +156,7 @@ class Source(Generic[S]):
     def reject(self, name: str, fault: str) -> None:
         """Counts a sample that cannot be used.
 
-        Raises:
-            DataError: Bad samples are not to be skipped.
+        Raises `DataError` if bad samples are not to be skipped.
         """
         if not self.skip_bad:
             advice = "fix or remove it, or skip such data with --data.skip_bad true"
@@ -190,11 +186,7 @@ class Source(Generic[S]):
         return given
 
     def require_classes(self, expected: list[str]) -> None:
-        """Compares the classes with those of a checkpoint.
-
-        Raises:
-            UsageError: They differ.
-        """
+        """Compares the classes with those of a checkpoint. Raises `UsageError` if they differ."""
         names = self.checked_class_names()
         if names != expected:
             raise UsageError(

@@ -177,9 +177,8 @@ class DocumentFiles(DocumentSource):
     def files(self) -> dict[str, list[Path]]:
         """The files of each split.
 
-        Raises:
-            UsageError: There are none.
-            DataError: Some are of another kind, and bad ones are not to be skipped.
+        Raises `UsageError` if there are none; `DataError` if some are of another kind, and bad ones
+        are not to be skipped.
         """
         wanted = f"a file or a folder of {FORMATS} (text also as {' or '.join(COMPRESSION)})"
         root = self.require_path(wanted)
@@ -224,11 +223,7 @@ class DocumentFiles(DocumentSource):
         return sum(path.stat().st_size for path in self.files.get(split, []))
 
     def read(self, split: str) -> Iterator[Piece]:
-        """The documents of a split.
-
-        Raises:
-            DataError: A file is damaged; or see `reject`.
-        """
+        """The documents of a split. Raises `DataError` if a file is damaged; or see `reject`."""
         for path in self.files[split]:
             reader = reader_of(path)
             assert reader is not None
@@ -308,8 +303,7 @@ def document_source(
     """The source of this name. Instead of files, `path` may name a data set of the hub, and
     instead of one of the hub the files of a copy.
 
-    Raises:
-        UsageError: There is no such source.
+    Raises `UsageError` if there is no such source.
     """
     if source not in DOCUMENTS:
         raise UsageError(f"source is {source}, but must be one of {', '.join(DOCUMENTS)}.")

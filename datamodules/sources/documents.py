@@ -159,8 +159,7 @@ class DocumentSource(Source[Any]):
     def statistics(self, split: str) -> TextStatistics:
         """What a split that the data have holds; kept on disk as long as its files do not change.
 
-        Raises:
-            DataError: There is no text in it, or the cache cannot be written.
+        Raises `DataError` if there is no text in it, or the cache cannot be written.
         """
         if split not in self._statistics:
             self._statistics[split] = self._find_statistics(split)
@@ -207,9 +206,7 @@ class DocumentSource(Source[Any]):
     def split(self, split: str) -> Documents:
         """The text of "train", "val" or "test".
 
-        Raises:
-            UsageError: There is no training split.
-            DataError: There is no text in it.
+        Raises `UsageError` if there is no training split; `DataError` if there is no text in it.
         """
         if self.has(split) and (split != "train" or self.has("val")):
             return Documents(partial(self.read, split), self.statistics(split))
@@ -228,8 +225,7 @@ class DocumentSource(Source[Any]):
     def whole(self) -> Documents:
         """The text to measure a model with: the test split if there is one, else everything.
 
-        Raises:
-            DataError: There is no text in it.
+        Raises `DataError` if there is no text in it.
         """
         splits = ("test",) if self.has("test") else ("train", "val")
         parts = [

@@ -118,8 +118,7 @@ class Dates(ParallelSource):
     def prepare(self) -> None:
         """As in the base class.
 
-        Raises:
-            UsageError: The languages are others than those of these texts.
+        Raises `UsageError` if the languages are others than those of these texts.
         """
         super().prepare()
         if set(self.languages) != {"en", "fr"}:

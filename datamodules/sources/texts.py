@@ -141,9 +141,8 @@ class TextSource(Source[TextSamples]):
     def records(self, split: str) -> TextSamples | None:
         """The usable samples of a split; None if the data have no such split.
 
-        Raises:
-            DataError: A text is bad, and bad ones are not to be skipped; or none are left.
-            UsageError: A class is missing from the training split.
+        Raises `DataError` if a text is bad, and bad ones are not to be skipped; or none are left;
+        `UsageError` if a class is missing from the training split.
         """
         if not self.has(split):
             return None
@@ -175,8 +174,7 @@ class TextSource(Source[TextSamples]):
     def usable(self, samples: TextSamples, split: str) -> TextSamples:
         """The samples whose texts are UTF-8, not empty, and without a word that is too long.
 
-        Raises:
-            DataError: There are none; or one is bad, and bad ones are not to be skipped.
+        Raises `DataError` if there are none; or one is bad, and bad ones are not to be skipped.
         """
         found = self.without(self.decodable(samples), is_empty, "holds no text")
         if len(found) == 0:

@@ -69,8 +69,7 @@ class PairTokenizer:
     def from_metadata(cls, metadata: Mapping[str, Any]) -> "PairTokenizer":
         """From the metadata of `datamodules.translation.TranslationData`, which a checkpoint keeps.
 
-        Raises:
-            DataError: They hold no tokenizer.
+        Raises `DataError` if they hold no tokenizer.
         """
         config = PairTokenizerConfig(**metadata["tokenizer_options"])
         source = target = Tokenizer.from_json(metadata["source_tokenizer"], config.truncate)
@@ -141,8 +140,7 @@ class PairTokenizer:
     ) -> tuple[list[list[int]], list[bool]]:
         """Ids of texts to translate, with special tokens, and whether each was truncated.
 
-        Raises:
-            UsageError: A text has lone surrogates.
+        Raises `UsageError` if a text has lone surrogates.
         """
         lists = self.source.encode_batch([self.config.prompt + text for text in texts])
         sources = [self.build_source(ids, max_length) for ids in lists]

@@ -91,11 +91,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _convert(convert: Callable[..., Any], path: Path, *more: Any) -> Any:
-    """What `convert` makes of a file or folder.
-
-    Raises:
-        DataError: It fails.
-    """
+    """What `convert` makes of a file or folder. Raises `DataError` if it fails."""
     try:
         return convert(path, *more)
     except (DataError, UsageError):

@@ -79,9 +79,8 @@ class Tokenizer:
     def train(cls, texts: Texts, config: TokenizerConfig) -> "Tokenizer":
         """Trains a new one, without the cache; the special tokens have the ids 0 to 6.
 
-        Raises:
-            UsageError: The texts are empty, or hold more characters than the vocabulary has room
-                for.
+        Raises `UsageError` if the texts are empty, or hold more characters than the vocabulary has
+        room for.
         """
         return cls(train_tokenizer(texts, config), config.truncate)
 
@@ -89,9 +88,8 @@ class Tokenizer:
     def load_or_train(cls, texts: Texts, config: TokenizerConfig) -> "Tokenizer":
         """That of `config.file`, if given; else one trained from these texts, or cached before.
 
-        Raises:
-            UsageError: As in `train` and `from_file`.
-            DataError: As in `from_file`, or the cache cannot be written.
+        Raises `UsageError` as in `train` and `from_file`; `DataError` as in `from_file`, or the
+        cache cannot be written.
         """
         if config.file is not None:
             return cls.from_file(config.file, config.truncate)
@@ -133,11 +131,7 @@ class Tokenizer:
         return BoundaryTokens.from_ids(self.special_ids, added)
 
     def special_id(self, role: str) -> int:
-        """Id of a special token, such as "mask".
-
-        Raises:
-            UsageError: The tokenizer lacks it.
-        """
+        """Id of a special token, such as "mask". Raises `UsageError` if the tokenizer lacks it."""
         token_id = getattr(self.special_ids, role)
         if token_id is None:
             raise UsageError(
@@ -244,10 +238,8 @@ class Tokenizer:
     ) -> ModelInputs:
         """[CLS] a [SEP], or for a pair [CLS] a [SEP] b [SEP], truncated to `max_length` tokens.
 
-        Of a pair that is too long, the longer text is truncated first (Devlin 2019).
-
-        Raises:
-            UsageError: There is no room for text, or the tokenizer lacks one of the special tokens.
+        Of a pair that is too long, the longer text is truncated first (Devlin 2019). Raises
+        `UsageError` if there is no room for text, or the tokenizer lacks one of the special tokens.
         """
         cls = self.special_id("cls")
         sep = self.special_id("sep")

@@ -89,8 +89,7 @@ def apply_settings(content: dict[str, Any], settings: Settings, name: str, folde
 def flag(settings: Settings, name: str, default: bool | None, folder: Path) -> bool | None:
     """A setting that is true or false; `default` if it is missing or null.
 
-    Raises:
-        DataError: It is something else.
+    Raises `DataError` if it is something else.
     """
     value = settings.get(name)
     if value is None:

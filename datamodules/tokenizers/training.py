@@ -162,9 +162,7 @@ def train_tokenizer(texts: Texts, config: TokenizerConfig) -> str:
 def cached_tokenizer(texts: Texts, config: TokenizerConfig) -> str:
     """As `train_tokenizer`, from the cache if there is one of the same texts, options and library.
 
-    Raises:
-        UsageError: As in `train_tokenizer`.
-        DataError: The cache cannot be written.
+    Raises `UsageError` as in `train_tokenizer`; `DataError` if the cache cannot be written.
     """
     from tokenizers import __version__
 
@@ -192,11 +190,7 @@ def _read_cached(path: Path) -> str | None:
 
 
 def _batches(texts: Texts, advance: Callable[[int], None]) -> Iterator[list[str]]:
-    """The texts for a trainer.
-
-    Raises:
-        UsageError: All of them are empty.
-    """
+    """The texts for a trainer. Raises `UsageError` if all of them are empty."""
     empty = True
     for batch in chunks(texts):
         empty = empty and not any(text.strip() for text in batch)

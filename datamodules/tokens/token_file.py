@@ -95,8 +95,7 @@ class TokenFile:
     def __getitem__(self, i: int) -> Any:
         """Tokens of document i: numpy, uint16 or uint32 (length,), read-only.
 
-        Raises:
-            IndexError: There is no such document.
+        Raises `IndexError` if there is no such document.
         """
         if not 0 <= i < len(self):
             raise IndexError(f"document {i} of {len(self)}")

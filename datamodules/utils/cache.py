@@ -22,8 +22,7 @@ class Texts(Protocol):
 def cache_folder(kind: str) -> Path:
     """`$TESSERA_CACHE/KIND`, by default `~/.cache/tessera/KIND`, which is safe to delete.
 
-    Raises:
-        DataError: It cannot be made.
+    Raises `DataError` if it cannot be made.
     """
     root = os.environ.get("TESSERA_CACHE") or Path("~/.cache/tessera").expanduser()
     folder = Path(root, kind)

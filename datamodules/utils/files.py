@@ -114,9 +114,7 @@ def name_fault(path: str | os.PathLike) -> str | None:
 def read_object(path: str | os.PathLike) -> dict[str, Any]:
     """The object in a JSON file.
 
-    Raises:
-        OSError: As of `open_regular`.
-        ValueError: As of `parse_object`.
+    Raises `OSError` as of `open_regular`; `ValueError` as of `parse_object`.
     """
     return parse_object(read_bytes(path).decode("utf-8"))
 
@@ -124,8 +122,7 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
 def parse_object(text: str) -> dict[str, Any]:
     """The object in a JSON text.
 
-    Raises:
-        ValueError: It is not JSON, not an object, or nested too deep.
+    Raises `ValueError` if it is not JSON, not an object, or nested too deep.
     """
     try:
         found = json.loads(text)
@@ -141,10 +138,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary file to write, which replaces `path` at the end, or is removed after an error.
 
     A symbolic link at `path` is replaced, not followed. Temporary files of processes that were
-    killed are removed.
-
-    Raises:
-        OSError: The folder is missing or cannot be written; what was at `path` stays.
+    killed are removed. Raises `OSError` if the folder is missing or cannot be written; what was at
+    `path` stays.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with suppress(OSError):  # another process may be quicker

@@ -53,9 +53,8 @@ class Records:
     def image_of_size(self, i: int, channels: int, size: int, resize: bool = True) -> Tensor:
         """Decoded image i, uint8 (C, size, size).
 
-        Raises:
-            DataError: The file is corrupt, missing or not an image; the sentence names it.
-            UsageError: It has another size and may not be resized.
+        Raises `DataError` if the file is corrupt, missing or not an image; the sentence names it;
+        `UsageError` if it has another size and may not be resized.
         """
         try:
             image = self.image(i, channels)
@@ -77,9 +76,7 @@ class Records:
     def common_size(self, channels: int, skip_bad: bool) -> int:
         """Side of the first readable image, for data whose images all have one size.
 
-        Raises:
-            UsageError: It is not square.
-            DataError: It is unreadable, or all are.
+        Raises `UsageError` if it is not square; `DataError` if it is unreadable, or all are.
         """
         for i in range(len(self)):
             try:

@@ -75,8 +75,7 @@ class BeamCache(StackCache):
     ) -> TokenPositions:
         """Makes room for the next token of each sequence, (B K, 1), which is no padding.
 
-        Raises:
-            ValueError: There is not enough room.
+        Raises `ValueError` if there is not enough room.
         """
         batch, beams = self.slots.shape[:2]
         assert padding_mask is None and positions is None

@@ -79,11 +79,8 @@ class PromptDecoder(IncrementalDecoder):
     Rows of different lengths are padded on the left. A row that gets longer than `max_length` is
     run again from its last `max_length` / 2 tokens.
 
-    Arguments as in `beam_search`, with the number of beams.
-
-    Raises:
-        ValueError: A prompt is empty, longer than `max_length`, or has unknown tokens; or a banned
-            one is unknown.
+    Arguments as in `beam_search`, with the number of beams. Raises `ValueError` if a prompt is
+    empty, longer than `max_length`, or has unknown tokens; or a banned one is unknown.
     """
 
     def __init__(

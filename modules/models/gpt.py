@@ -131,8 +131,7 @@ class Decoder(LanguageModel):
     def make_cache(self, batch: int, length: int) -> KVCache:
         """A cache for `batch` rows of up to `length` tokens, on the device of the weights.
 
-        Raises:
-            ValueError: `length` is more than there are learned positions.
+        Raises `ValueError` if `length` is more than there are learned positions.
         """
         self.position.check_length(length)
         return KVCache.like(self.embed.weight, self.config.stack, batch, length)

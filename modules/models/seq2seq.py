@@ -173,8 +173,7 @@ class Seq2Seq(LanguageModel):
     def make_cache(self, context: Context, length: int) -> KVCache:
         """A cache for targets of up to `length` tokens, one for each source.
 
-        Raises:
-            ValueError: `length` is more than there are learned positions.
+        Raises `ValueError` if `length` is more than there are learned positions.
         """
         length += self.prefix_length(context)
         self.decoder.position.check_length(length)

@@ -221,8 +221,7 @@ def write_rotary(config: DecoderConfig) -> Settings:
 def matching_family(config: DecoderConfig) -> DecoderFamily:
     """Returns the first family with a model that equals ours.
 
-    Raises:
-        ValueError: None has one; with the reason of the nearest.
+    Raises `ValueError` if none has one; with the reason of the nearest.
     """
     nearest = "qwen3" if config.stack.qk_norm else "llama"
     return first_matching(config, FAMILIES, "gpt2" if config.position == "learned" else nearest)

@@ -130,8 +130,7 @@ class T5Family(Seq2SeqFamily):
 def matching_family(config: Seq2SeqConfig) -> Seq2SeqFamily:
     """Returns the first family with a model that equals ours.
 
-    Raises:
-        ValueError: None has one; with the reason of the nearest.
+    Raises `ValueError` if none has one; with the reason of the nearest.
     """
     nearest = {"learned": "bart", "t5": "t5"}.get(config.position)
     return first_matching(config, FAMILIES, nearest)

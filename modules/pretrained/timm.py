@@ -125,8 +125,7 @@ def config_from_timm_state(
 def timm_arguments(config: ViTConfig) -> dict[str, Any]:
     """Returns the arguments of timm's `VisionTransformer` for the same model, but eps of norms.
 
-    Raises:
-        ValueError: There is no such model, with the option.
+    Raises `ValueError` if there is no such model, with the option.
     """
     stack = config.stack
     check_options("timm", config, COMMON)
@@ -163,8 +162,7 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
 def config_from_timm_model(model: nn.Module) -> ViTConfig:
     """Returns the config of a timm `VisionTransformer`.
 
-    Raises:
-        ValueError: The model has parts that ours lacks, by name.
+    Raises `ValueError` if the model has parts that ours lacks, by name.
     """
     timm: Any = model
     check_part(

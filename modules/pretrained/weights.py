@@ -129,9 +129,8 @@ def drop_other_classifier(state: State, num_classes: int | None) -> State:
 def build_on_meta(build: Callable[[], Built]) -> Built:
     """Builds networks on the meta device, without memory for their weights.
 
-    Raises:
-        ValueError: Its config describes no network, such as one with sizes beyond those of any
-            tensor.
+    Raises `ValueError` if its config describes no network, such as one with sizes beyond those of
+    any tensor.
     """
     try:
         with torch.device("meta"):

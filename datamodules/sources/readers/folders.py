@@ -73,10 +73,9 @@ class ClassFolders(Source[S]):
     def labelled_files(self, folder: Path) -> tuple[list[Path], Tensor]:
         """The files of a split's folder, class by class, and their labels (S,).
 
-        Raises:
-            UsageError: There are no files, or a folder that is no class; in the training split, a
-                class without files.
-            DataError: A file is of another kind, unless bad files are skipped.
+        Raises `UsageError` if there are no files, or a folder that is no class; in the training
+        split, a class without files; `DataError` if a file is of another kind, unless bad files are
+        skipped.
         """
         names = self.class_names
         unknown = [name for name in self._class_folders(folder) if name not in names]

@@ -160,8 +160,7 @@ def row_fault(cells: list[str]) -> tuple[int, str | None]:
 def read_json_lines(path: Path, reject: Reject) -> Iterator[Row]:
     """The objects of a JSON Lines file; lines that hold none are rejected.
 
-    Raises:
-        DataError: The file is damaged.
+    Raises `DataError` if the file is damaged.
     """
     with read_errors(path), open_decompressed(path) as file:
         for number, line in enumerate(read_lines(file, path, reject), 1):
@@ -193,8 +192,7 @@ def parse_object(line: str) -> dict[str, Any] | str:
 def read_table(path: Path) -> pa.Table:
     """An Arrow table from a Parquet or Arrow file; Arrow files are mapped into memory.
 
-    Raises:
-        DataError: It is damaged, or no regular file.
+    Raises `DataError` if it is damaged, or no regular file.
     """
 
     from pyarrow import parquet

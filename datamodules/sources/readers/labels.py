@@ -49,8 +49,7 @@ class LabelledTables(TableSource[S]):
     def labels(self, split: str) -> Tensor:
         """(S,) int64: the class of each row.
 
-        Raises:
-            DataError: The split is empty, or a row has no label or one outside the classes.
+        Raises `DataError` if the split is empty, or a row has no label or one outside the classes.
         """
         table = self.tables.load(split)
         indices = self.class_indices(split)
@@ -90,8 +89,7 @@ class LabelledTables(TableSource[S]):
     def _label_texts(self, split: str) -> pa.ChunkedArray:
         """(S,) strings: the labels without spaces around them; null if there is none.
 
-        Raises:
-            DataError: One is not UTF-8.
+        Raises `DataError` if one is not UTF-8.
         """
 
         import pyarrow.compute as pc

@@ -74,8 +74,7 @@ class Tables:
     def files(self) -> dict[str, list[Path]]:
         """The files of each split, a single file is the training split; none if downloaded.
 
-        Raises:
-            UsageError: There are none, or too many.
+        Raises `UsageError` if there are none, or too many.
         """
         source = self.source
         if self.in_arrow and source.local_path is None:
@@ -112,8 +111,7 @@ class Tables:
     def load(self, split: str) -> Table:
         """A split that the data have, read once.
 
-        Raises:
-            DataError: A file is damaged or empty, or has other columns than another.
+        Raises `DataError` if a file is damaged or empty, or has other columns than another.
         """
         if split not in self._loaded:
             if self.in_arrow:
@@ -242,8 +240,7 @@ def flattened(row: dict[str, Any]) -> dict[str, Any]:
 def features_of(schema: pa.Schema) -> dict[str, Any]:
     """The hub's description of each column; empty if there is none.
 
-    Raises:
-        DataError: It is damaged.
+    Raises `DataError` if it is damaged.
     """
     description = (schema.metadata or {}).get(b"huggingface")
     if not description:
@@ -260,8 +257,7 @@ def features_of(schema: pa.Schema) -> dict[str, Any]:
 def download(options: Any) -> dict[str, pa.Table]:
     """The splits of a data set of the hub, by our names of splits.
 
-    Raises:
-        DataError: The hub cannot be reached, or does not have it.
+    Raises `DataError` if the hub cannot be reached, or does not have it.
     """
     from datasets import load_dataset
 
