@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.cache import NO_ATTENTION_CACHE, AttentionCache, ScoreFunction
 from modules.config import StackConfig, require
 from modules.kernels.dropout import dropout as fast_dropout
 from modules.kernels.linear import Linear
@@ -14,6 +13,8 @@ from modules.kernels.upcast import upcast
 from modules.masks import NO_MASK, Mask
 from modules.norm import norm_factory
 from modules.rotation import Rotation
+
+ScoreFunction = Callable[[Tensor, Tensor], Tensor]  # (B, H, N, D), (B, H, M, D) -> (B, H, N, M)
 
 
 def attention(
@@ -57,15 +58,34 @@ def attention(
     return fast_dropout(weights.to(v.dtype), dropout) @ v
 
 
+class AttentionCache:
+    """What one attention layer keeps between forward passes; the base class keeps nothing."""
+
+    on_weights: Callable[[Tensor], None] | None = None  # called with weights, (B, H, N, M)
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """New keys and values, (B, G, N, D) each -> all that are attended to, (B, G, M, D) each."""
+        return k, v
+
+    def cached_context(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of a context that was projected before, (B, G, M, D); None: none."""
+        return None
+
+    def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor | None:
+        """Attention of queries (B, H, N, D) to what is kept; None: use `attention`."""
+        return None
+
+
+NO_ATTENTION_CACHE = AttentionCache()
+
+
 class MultiHeadAttention(nn.Module):
     """Multi-head attention, self or cross (Vaswani 2017), with G key/value heads (Ainslie 2023).
 
     Args:
-        config: Of a stack of blocks: width E of the queries' vectors and of the result, number H
-            and size D of heads, number G of key/value heads, biases, norm of queries and keys
-            (Dehghani 2023), dropout of weights.
-        context_width: Size of the vectors of keys and values; makes it cross-attention. None:
-            self-attention.
+        config: Width E of tokens, number H and size D of heads, number G of key/value heads,
+            biases, norm of queries and keys (Dehghani 2023), dropout of weights.
+        context_width: Size of the context's vectors in cross-attention; None: self-attention.
     """
 
     score_fn: ScoreFunction | None = None  # dot products
@@ -98,18 +118,15 @@ class MultiHeadAttention(nn.Module):
         rotary: Rotation | None = None,
         cache: AttentionCache = NO_ATTENTION_CACHE,
     ) -> Tensor:
-        """Attends: each token's new vector is a weighted mean of values.
+        """Each token's new vector is a weighted mean of values: (B, N, E) -> (B, N, E).
 
         Args:
-            x: (B, N, E), becomes the queries.
+            x: Becomes the queries.
             context: (B, M, context width), becomes the keys and values of cross-attention; None in
                 self-attention.
             mask: Who may attend to whom.
             rotary: Rotates queries and keys; None: no rotary positions.
             cache: Keeps keys and values of earlier tokens, or of the context.
-
-        Returns:
-            (B, N, E).
         """
         q, k, v = self.project(x, context, cache)  # (B, H, N, D), (B, G, M, D), (B, G, M, D)
         if rotary is not None:
@@ -136,7 +153,7 @@ class MultiHeadAttention(nn.Module):
             q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
             return self.q_norm(q), self.k_norm(k), v
         q = self.q_norm(self.split_heads(self.query(x)))
-        cached = cache.context()
+        cached = cache.cached_context()
         if cached is not None:
             return q, *cached
         k, v = self.split_heads(self.key_value(context)).chunk(2, dim=1)

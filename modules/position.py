@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.config import StackConfig, require
+from modules.config import StackConfig, default, require
 from modules.masks import is_cheap_to_read
 from modules.rotary_scaling import SCALINGS, RotaryScaling
 from modules.rotation import Rotation
@@ -180,25 +180,26 @@ class Rotary(Position):
     Images row by row.
 
     Args:
-        base: Of the frequencies, base^(-2i / width).
+        base: Of the frequencies, base^(-2i / width); None: `default_base`.
         fraction: Part of each head's channels that is rotated, above 0 up to 1.
         scaling: Lower frequencies, for longer sequences; None: as they are.
     """
 
     is_rotary = True
     axes: ClassVar[int] = 1  # between which channels are split
+    default_base: ClassVar[float] = 10000.0
 
     def __init__(
         self,
         stack: StackConfig,
         grid: tuple[int, ...],
-        base: float = 10000.0,
+        base: float | None = None,
         fraction: float = 1.0,
         scaling: RotaryScaling | None = None,
     ) -> None:
         super().__init__(stack, grid)
         require(0 < fraction <= 1, f"The rotated fraction is {fraction}; give a number up to 1.")
-        self.base = base
+        self.base = default(base, self.default_base)
         self.scaling = scaling
         self.rotary_dim = round(stack.resolved.head_dim * fraction)  # R, channels that are rotated
         require(
@@ -225,16 +226,7 @@ class Rotary2D(Rotary):
 
     dims = (2,)
     axes = 2
-
-    def __init__(
-        self,
-        stack: StackConfig,
-        grid: tuple[int, ...],
-        base: float = 100.0,
-        fraction: float = 1.0,
-        scaling: RotaryScaling | None = None,
-    ) -> None:
-        super().__init__(stack, grid, base, fraction, scaling)
+    default_base = 100.0
 
 
 class ALiBi(Position):

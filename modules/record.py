@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from modules.cache import AttentionCache, BlockCache, StackCache
+from modules.attention import AttentionCache
+from modules.cache import BlockCache, StackCache
 
 
 class WeightRecorder(AttentionCache):

@@ -19,7 +19,7 @@ from modules.rotation import Rotation
 
 
 class Context(NamedTuple):
-    """What cross-attention attends to: vectors (B, M, context width), and who may see which."""
+    """What cross-attention attends to: vectors (B, M, context width), and their mask."""
 
     states: Tensor
     mask: Mask = NO_MASK
@@ -69,7 +69,7 @@ class DropPath(nn.Module):
 
 
 def residual_branch(config: StackConfig, drop_path: float) -> nn.Module:
-    """What is done to a sub-layer's result before it is added: dropout, scale, drop path."""
+    """Dropout, layer scale and drop path of a sub-layer's result, before the residual sum."""
     parts: dict[str, nn.Module] = {}
     if config.dropout:
         parts["dropout"] = Dropout(config.dropout)
@@ -182,7 +182,7 @@ class Stack(nn.Module):
             context: What cross-attention attends to.
             cache: Keys and values of earlier tokens; or a record of attention weights.
         """
-        if self.config.causal and x.shape[1] > 1:  # a single last token sees everything
+        if self.config.causal and x.shape[1] > 1:  # a single new token has no later ones
             mask = mask & cache.causal_mask(x.shape[1], x.device)
         recompute = self.config.checkpoint_activations and torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):

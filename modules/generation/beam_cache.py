@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modules.attention import attention
-from modules.cache import AttentionCache, BlockCache, ScoreFunction, StackCache, TokenPositions
+from modules.attention import AttentionCache, ScoreFunction, attention
+from modules.cache import BlockCache, StackCache, TokenPositions
 from modules.config import StackConfig, require
 from modules.kernels.upcast import upcast
 from modules.kv_cache import ContextCache, KVCache
@@ -101,7 +101,7 @@ class BeamCache(StackCache):
 
     def share(self, context: ContextCache) -> ContextCache:
         """The cache of a context that K sequences attend to."""
-        pair = context.context()
+        pair = context.cached_context()
         if pair is None:
             return context
         if self.use_embedding_bag:

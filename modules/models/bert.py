@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from modules.cache import NO_CACHE, StackCache
 from modules.config import PoolerName, PoolName, StackConfig, check_rates, check_sizes, require
-from modules.embedding import TokenEmbedding
+from modules.embedding import TokenDropout, TokenEmbedding
 from modules.feedforward import ACTIVATIONS
 from modules.heads import POOLERS, ClassifierHead
 from modules.init import initialise
 from modules.kernels.cross_entropy import chunked_cross_entropy
-from modules.kernels.dropout import Dropout, TokenDropout
+from modules.kernels.dropout import Dropout
 from modules.lm_heads import MaskedLMHead
-from modules.masks import none_if_no_padding, padding
+from modules.masks import padding
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS
 from modules.position import build_position, check_position, grid_positions
@@ -133,7 +133,7 @@ class Encoder(nn.Module):
         """
         positions = grid_positions(tokens.shape[1:], tokens.device)  # (1, N, 1)
         bias = self.position.bias(positions, positions)
-        mask = padding(none_if_no_padding(padding_mask)).with_bias(bias)
+        mask = padding(padding_mask).with_bias(bias)
         x = self.token_dropout(self.embed(tokens))  # (B, N, E)
         x = self.position.embed(self.add_segments(x, segments))
         x = self.dropout(self.norm(x))

@@ -12,7 +12,7 @@ from modules.init import initialise
 from modules.kernels.dropout import Dropout
 from modules.kv_cache import KVCache
 from modules.lm_heads import LanguageModel, TokenHead
-from modules.masks import Mask, none_if_no_padding, padding, prefix
+from modules.masks import Mask, padding, prefix
 from modules.models.seq2seq_config import SEQ2SEQ_PRESETS, Seq2SeqConfig
 from modules.norm import norm_factory
 from modules.position import build_position
@@ -133,7 +133,7 @@ class Seq2Seq(LanguageModel):
         Raises:
             ValueError: More tokens than learned positions.
         """
-        mask = padding(none_if_no_padding(padding_mask))
+        mask = padding(padding_mask)
         positions = NO_CACHE.add_tokens(source, None, None)
         states = self.encoder(self.embed_source(source), positions, mask, cache=record)
         return Context(states, mask)
@@ -203,7 +203,7 @@ class PrefixLM(Seq2Seq):
         self, source: Tensor, padding_mask: Tensor | None = None, record: StackCache = NO_CACHE
     ) -> Context:
         """Embeds the source only; `decode` puts the embeddings before those of the target."""
-        return Context(self.embed_source(source), padding(none_if_no_padding(padding_mask)))
+        return Context(self.embed_source(source), padding(padding_mask))
 
     def decode(
         self,

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modules.attention import ATTENTIONS, MultiHeadAttention
-from modules.cache import AttentionCache
+from modules.attention import ATTENTIONS, AttentionCache, MultiHeadAttention
 from modules.config import StackConfig
 from modules.embedding import TokenEmbedding
 from modules.feedforward import FEEDFORWARDS
