@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 
-from datamodules.base import BatchedDataset, ResumableDataModule, find_source, require_same
-from datamodules.sources import SOURCES, DatasetOptions, Source
+from datamodules.base import BatchedDataset, ResumableDataModule, require_same
+from datamodules.sources import SOURCES, DatasetOptions, Source, find_source
 from datamodules.sources.readers.folders import files_below
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import path_fault
@@ -88,7 +88,7 @@ class ImageData(ResumableDataModule):
         self._records: dict[str, Records] = {}
         self._skipped: list[str] = []
 
-    # What the model must know of the data, measured or from a checkpoint.
+    # Metadata.
 
     @cached_property
     def _layout(self) -> dict[str, Any]:

@@ -4,8 +4,14 @@ from typing import Any, Literal
 
 import torch
 
-from datamodules.base import find_source, require_same
-from datamodules.sources import PARALLEL, ParallelOptions, ParallelSource, TextSamples
+from datamodules.base import require_same
+from datamodules.sources import (
+    PARALLEL,
+    ParallelOptions,
+    ParallelSource,
+    TextSamples,
+    find_source,
+)
 from datamodules.sources.parallel import language_pair
 from datamodules.text import Sequences, TextData, TextLoading, TokenRows
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
@@ -19,10 +25,9 @@ class PairTokens:
 
     Args:
         tables: Tokens of the sources and of the targets, without special tokens.
-        tokenizer: Puts special tokens around a text, and truncates it.
+        tokenizer, multiple: Of the datamodule.
         max_length: Tokens of either side at most.
-        multiple: See `TextLoading`.
-        texts: The pairs as they were read, to evaluate with.
+        texts: The pairs as they were read, for evaluation.
     """
 
     in_memory = True  # or mapped into it: no workers

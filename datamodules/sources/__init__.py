@@ -1,7 +1,7 @@
 """Where samples come from: a source is a class and an entry in its kind's dict."""
 
 from datamodules.sources.aligned_files import AlignedFiles
-from datamodules.sources.base import Source
+from datamodules.sources.base import Source, find_source
 from datamodules.sources.document_files import DOCUMENTS, document_source
 from datamodules.sources.documents import CorpusOptions, Documents, DocumentSource, Piece
 from datamodules.sources.images import DatasetOptions, Digits, ImageFolder, ImageHub
@@ -34,6 +34,7 @@ __all__ = [
     "TextSamples",
     "TextSource",
     "document_source",
+    "find_source",
 ]
 
 SOURCES: dict[str, type[Source[Records]]] = {

@@ -61,6 +61,14 @@ class Split(Protocol):
 
 
 S = TypeVar("S", bound=Split)
+T = TypeVar("T")
+
+
+def find_source(sources: Mapping[str, T], name: str) -> T:
+    """The entry of that name. Raises `UsageError` if there is none."""
+    if name not in sources:
+        raise UsageError(f"source is {name}, but must be one of {', '.join(sources)}.")
+    return sources[name]
 
 
 class Source(Generic[S]):

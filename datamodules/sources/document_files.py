@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pytorch_lightning.utilities import rank_zero_warn
 
-from datamodules.sources.base import Source, shortened
+from datamodules.sources.base import Source, find_source, shortened
 from datamodules.sources.documents import (
     CorpusOptions,
     DocumentSource,
@@ -305,9 +305,7 @@ def document_source(
 
     Raises `UsageError` if there is no such source.
     """
-    if source not in DOCUMENTS:
-        raise UsageError(f"source is {source}, but must be one of {', '.join(DOCUMENTS)}.")
-    unused_options = DOCUMENTS[source].unused_options
+    unused_options = find_source(DOCUMENTS, source).unused_options
     if path is not None and source in ("files", "hub"):
         source = "files"
         is_here = Path(path).parent.is_dir() or reader_of(Path(path)) is not None

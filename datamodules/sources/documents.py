@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.base import HubOptions, Source
-from datamodules.utils.cache import cache_folder, content_key, unwritable
+from datamodules.utils.cache import cache_folder, content_key, write_cached
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import read_bytes, replacing
+from datamodules.utils.files import read_bytes
 from datamodules.utils.progress import progress_bar
 
 PIECE_SIZE = 2**16  # characters of a document that are handled at once
@@ -176,11 +176,7 @@ class DocumentSource(Source[Any]):
             return TextStatistics(**json.loads(read_bytes(path)))
         except (OSError, TypeError, ValueError):
             statistics = self._measure(split)
-        try:
-            with replacing(path) as partial_path:
-                partial_path.write_text(json.dumps(asdict(statistics)))
-        except OSError as error:
-            raise unwritable(path, error) from error
+        write_cached(path, json.dumps(asdict(statistics)))
         return statistics
 
     def _measure(self, split: str) -> TextStatistics:

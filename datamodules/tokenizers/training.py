@@ -16,10 +16,9 @@ from datamodules.utils.cache import (
     chunks,
     content_key,
     text_digest,
-    unwritable,
+    write_cached,
 )
 from datamodules.utils.errors import UsageError
-from datamodules.utils.files import replacing
 from datamodules.utils.progress import progress_bar
 
 MAX_ALPHABET = 1000  # characters that WordPiece learns, the most frequent; others are [UNK]
@@ -172,11 +171,7 @@ def cached_tokenizer(texts: Texts, config: TokenizerConfig) -> str:
     text = _read_cached(path)
     if text is None:
         text = train_tokenizer(texts, config)
-        try:
-            with replacing(path) as partial:
-                partial.write_text(f"{content_key(text)}\n{text}", encoding="utf-8")
-        except OSError as error:
-            raise unwritable(path, error) from error
+        write_cached(path, f"{content_key(text)}\n{text}")
     return text
 
 

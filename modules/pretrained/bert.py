@@ -173,14 +173,9 @@ class BertFamily(TransformersFamily[BertConfig]):
     def config_to_external(
         self, config: BertConfig, class_names: list[str] | None = None
     ) -> Settings:
-        """Returns the config.json of a model of ours.
+        """Returns the config.json of a model of ours: a classifier, or None: a masked LM.
 
-        Args:
-            config: Our model.
-            class_names: One name per class; None: it is a masked language model.
-
-        Raises:
-            ValueError: No model of theirs can equal ours, with the reason.
+        Raises `ValueError` if no model of theirs can equal ours, with the reason.
         """
         self.check(config)
         settings = write_options(config, self.options, self.activations)

@@ -138,12 +138,8 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
     ) -> Settings:
         """Returns the config.json of a model of ours, without dropout rates that the family lacks.
 
-        Args:
-            config: Our model.
-            special_tokens: Ids of those of "bos", "eos" and "pad" that there are.
-
-        Raises:
-            ValueError: No model of theirs can equal ours, with the reason.
+        `special_tokens` are ids of "bos", "eos" and "pad", as far as there are any. Raises
+        `ValueError` if no model of theirs can equal ours, with the reason.
         """
         self.check(config)
         settings = write_options(config, self.options, self.activations) | self.only

@@ -163,12 +163,8 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
     ) -> Settings:
         """Returns the config.json of a model of ours, without dropout rates that the family lacks.
 
-        Args:
-            config: Our model.
-            special_tokens: Ids of those of "decoder_start", "bos", "eos" and "pad" that there are.
-
-        Raises:
-            ValueError: No model of theirs can equal ours, with the reason.
+        `special_tokens` are ids of "decoder_start", "bos", "eos" and "pad", as far as there are
+        any. Raises `ValueError` if no model of theirs can equal ours, with the reason.
         """
         self.check(config)
         settings = dict(self.only)
