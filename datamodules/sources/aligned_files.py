@@ -105,7 +105,7 @@ class AlignedFiles(ParallelSource):
         return stems
 
     def prepare(self) -> None:
-        """Nothing to download, but checks whether there are files."""
+        """Checks that there are files; nothing is downloaded."""
         _ = self.files
 
     def has(self, split: str) -> bool:

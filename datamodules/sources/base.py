@@ -50,7 +50,7 @@ class SourceOptions(HubOptions):
 
 
 class Split(Protocol):
-    """Samples of one split, not loaded yet, with a class for each."""
+    """Samples of one split with a class for each."""
 
     @property
     def labels(self) -> Tensor: ...
@@ -72,19 +72,19 @@ def find_source(sources: Mapping[str, T], name: str) -> T:
 
 
 class Source(Generic[S]):
-    """Base: a source knows its class names and gives the samples of a split.
+    """Base: reads the samples of a split, and the class names.
 
     Args:
-        path: File or folder that the user named, or None.
-        options: See `SourceOptions`; a kind of data adds its own.
+        path: File or folder that the user gave, or None.
+        options: A `SourceOptions`, or that of a kind of data.
         skip_bad: Skip files and rows that cannot be used, and count them.
     """
 
     noun = "images"  # what the samples are called in messages
-    unused_options: Set[str] = frozenset()  # options that mean nothing to this source
+    unused_options: Set[str] = frozenset()  # options that this source ignores
     embedded = False  # whether the samples come with the program
     suffixes: tuple[str, ...] = ()  # of the files that it reads, in lower case
-    sources_by_suffix: Mapping[str, str] = {}  # which source of this task reads which files
+    sources_by_suffix: Mapping[str, str] = {}  # the source of this task for other files
     option_prefix = "--data.dataset"  # of its options on the command line
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
@@ -101,7 +101,7 @@ class Source(Generic[S]):
 
     @property
     def local_path(self) -> Path | None:
-        """The path that the user named, else the folder with these data below TESSERA_DATA."""
+        """The path that the user gave, else the folder with these data below TESSERA_DATA."""
         if self.path is not None:
             return Path(self.path)
         root = os.environ.get("TESSERA_DATA")
@@ -205,14 +205,9 @@ class Source(Generic[S]):
     # Files and columns.
 
     def require_path(self, wanted: str, folder: bool = False) -> Path:
-        """What to read.
+        """The file or folder to read, or with `folder` only a folder.
 
-        Args:
-            wanted: What is expected there, for messages.
-            folder: Whether it must be a folder.
-
-        Raises:
-            UsageError: There is nothing to read.
+        Raises `UsageError` if there is none; it says that `wanted` is expected.
         """
         path = self.local_path
         if path is None:
@@ -226,7 +221,7 @@ class Source(Generic[S]):
         return path
 
     def suggest_source(self, path: Path) -> str:
-        """Which other source reads what lies at `path`, as the end of a sentence; else empty."""
+        """End of a sentence that names the source for the files at `path`; empty if none does."""
         for file in path.rglob("*.*") if path.is_dir() else [path]:
             if file.suffix in self.sources_by_suffix and file.suffix not in self.suffixes:
                 return f"; try --data.source {self.sources_by_suffix[file.suffix]}"
@@ -241,13 +236,13 @@ class Source(Generic[S]):
         content: str,
         advice: str = "",
     ) -> str:
-        """The first of some columns that a table has.
+        """The first of `candidates` that is a column of a table.
 
         Args:
-            schema: An Arrow schema of the table.
-            option: Name of the option that chooses the column.
-            candidates: The columns that may be meant; none if `fits` finds no column.
-            fits: Whether a column may have an Arrow type.
+            schema: Arrow schema of the table.
+            option: Name of the option that chooses the column, for messages.
+            candidates: Names of columns, the likeliest first.
+            fits: Whether the column may have an Arrow type.
             content: What it must hold, for messages.
             advice: What else may help if the column is missing.
 

@@ -70,7 +70,6 @@ def read_objects(source: Source[Any], path: Path) -> Parts:
 
 def read_rows(source: Source[Any], path: Path) -> Parts:
     """A table with a column of texts."""
-
     from pyarrow import parquet
 
     where = f"row {{}} of {path}"
@@ -148,7 +147,7 @@ FORMATS = ", ".join((*TEXT_READERS, *ARROW))
 
 
 def reader_of(path: Path) -> Reader | None:
-    """What reads a file of this name."""
+    """The reader of files of this name; None: there is none."""
     name = path.name.lower()
     return next((READERS[end] for end in READERS if name.endswith(end)), None)
 
@@ -206,7 +205,7 @@ class DocumentFiles(DocumentSource):
         return join_unlabelled(found)
 
     def prepare(self) -> None:
-        """Nothing to download, but checks whether there are files."""
+        """Checks that there are files; nothing is downloaded."""
         _ = self.files
 
     def has(self, split: str) -> bool:
@@ -260,7 +259,7 @@ class DocumentHub(DocumentFiles):
 
     @cached_property
     def splits(self) -> dict[str, list[str]]:
-        """Of each split, the names of those of the hub that are a part of it."""
+        """The hub's splits that are part of each split."""
         return join_unlabelled({name: [name] for name in self.tables.splits()})
 
     @cached_property
@@ -300,10 +299,9 @@ DOCUMENTS: dict[str, type[DocumentSource]] = {
 def document_source(
     source: str, path: str | None, options: CorpusOptions, skip_bad: bool = False
 ) -> DocumentSource:
-    """The source of this name. Instead of files, `path` may name a data set of the hub, and
-    instead of one of the hub the files of a copy.
+    """The source of this name; `UsageError` if there is none.
 
-    Raises `UsageError` if there is no such source.
+    For both "files" and "hub", `path` may be files or a data set of the hub.
     """
     unused_options = find_source(DOCUMENTS, source).unused_options
     if path is not None and source in ("files", "hub"):

@@ -52,13 +52,7 @@ class CorpusOptions(HubOptions):
 
 
 class Piece(NamedTuple):
-    """A stretch of text of one document.
-
-    Args:
-        text: Not empty.
-        opens: Whether the document begins with it.
-        closes: Whether the document ends with it.
-    """
+    """Some text of one document; whether the document begins with it, and ends with it."""
 
     text: str
     opens: bool = True
@@ -67,13 +61,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class TextStatistics:
-    """What reading a split once has shown.
-
-    Args:
-        digest: Hash of its text, and of where documents begin.
-        documents: How many it has.
-        characters: How many it has.
-    """
+    """Numbers of documents and characters; hash of the text, and of where documents begin."""
 
     digest: str
     documents: int
@@ -82,12 +70,12 @@ class TextStatistics:
 
 @dataclass(frozen=True)
 class Documents:
-    """The text of one split: iterating over it reads it anew, piece by piece.
+    """The text of one split; iterating over it reads it again, piece by piece.
 
     Args:
-        read: Begins to read the text that the split is a part of.
+        read: Reads the text that the split is a part of.
         statistics: Of that text.
-        start: First character that belongs to the split. A document that is cut there begins there.
+        start: First character of the split. A document that is cut there begins there.
         stop: First character after the split; None: the end. A document that is cut there does not
             end there.
     """
@@ -124,13 +112,13 @@ class Documents:
                 return
 
     def sample(self, characters: int) -> list[str]:
-        """So many characters from the beginning, as texts."""
+        """The first `characters`, as texts."""
         stop = self.start + min(characters, self.characters)
         return [piece.text for piece in replace(self, stop=stop)]
 
 
 class DocumentSource(Source[Any]):
-    """Base of the sources of documents: subclasses read a split, here it is measured and split.
+    """Base of the sources of documents: subclasses read a split, this class measures and cuts it.
 
     Without a validation split, it is the end of the training text: exactly `val_fraction` of the
     characters, as is the custom for tiny Shakespeare (Karpathy 2015), even if that cuts a document.
@@ -153,11 +141,11 @@ class DocumentSource(Source[Any]):
         return None
 
     def size(self, split: str) -> int:
-        """About how many bytes have to be read for a split; 0 if that is unknown."""
+        """About how many bytes a split has; 0 if that is unknown."""
         return 0
 
     def statistics(self, split: str) -> TextStatistics:
-        """What a split that the data have holds; kept on disk as long as its files do not change.
+        """Of a split that the data have; cached on disk as long as its files do not change.
 
         Raises `DataError` if there is no text in it, or the cache cannot be written.
         """
@@ -257,9 +245,7 @@ class ReferenceDocuments(DocumentSource):
 def split_pieces(parts: Iterable[tuple[str, bool]], size: int = PIECE_SIZE) -> Iterator[Piece]:
     """Documents in pieces of at most `size` characters, without short ones of only space.
 
-    Args:
-        parts: Text, of any length, and whether a document ends with it.
-        size: Of a piece.
+    `parts` are text, of any length, and whether a document ends with it.
     """
     text = ""
     opens = True

@@ -117,7 +117,6 @@ def holds_images(kind: pa.DataType) -> bool:
 
 def encoded_images(images: pa.ChunkedArray) -> pa.ChunkedArray:
     """Only the bytes of images, which are read ten times as fast, unless some have only a path."""
-
     import pyarrow.compute as pc
 
     if not pa.types.is_struct(images.type):

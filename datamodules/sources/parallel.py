@@ -54,11 +54,7 @@ def language_pair(languages: list[str]) -> str:
 class ParallelSource(TextSource):
     """Base of the sources of pairs: a sample has two columns, source and target.
 
-    Args:
-        path: File or folder that the user named, or None.
-        options: What the files do not say.
-        languages: Names of the source and of the target language, as files or columns call them.
-        skip_bad: Skip pairs that are not UTF-8, and count them.
+    `languages` are the names of both in files or columns; other arguments as `Source`.
     """
 
     noun = "pairs"

@@ -35,8 +35,8 @@ class TextSamples:
     Args:
         columns: Arrow strings (S,) each: the texts; or the source and the target texts.
         labels: (S,) int64; 0 if the texts have no classes.
-        rows: (S,) int64: the number of each in what it was read from.
-        where: What that is: "line {} of reviews.csv", or the files that `rows` counts.
+        rows: (S,) int64, the number of each sample in its file or table.
+        where: Names of samples for messages: "line {} of reviews.csv", or files by number.
     """
 
     columns: tuple[pa.ChunkedArray, ...]
@@ -65,7 +65,7 @@ class TextSamples:
         return torch.stack([test(column) for column in self.columns]).any(0)
 
     def name(self, i: int) -> str:
-        """What to call sample i in a message."""
+        """The name of sample i in a message."""
         row = int(self.rows[i])
         if isinstance(self.where, str):
             return self.where.replace("{}", str(row), 1)
@@ -95,7 +95,6 @@ def arrow_strings(texts: Any) -> pa.ChunkedArray:
 
 def has_long_word(column: pa.ChunkedArray) -> Tensor:
     """(S,) bool: which of some Arrow strings hold a word of more than MAX_WORD characters."""
-
     import pyarrow.compute as pc
 
     sizes = pc.binary_length(column).fill_null(0).to_numpy()
@@ -107,7 +106,6 @@ def has_long_word(column: pa.ChunkedArray) -> Tensor:
 
 def is_empty(column: pa.ChunkedArray) -> Tensor:
     """(S,) bool: which of some Arrow strings are null or hold nothing but spaces."""
-
     import pyarrow.compute as pc
 
     sizes = pc.binary_length(pc.utf8_trim_whitespace(column)).fill_null(0)
@@ -115,10 +113,10 @@ def is_empty(column: pa.ChunkedArray) -> Tensor:
 
 
 class TextSource(Source[TextSamples]):
-    """Base of the sources of texts: subclasses read a split, here it is checked, once.
+    """Base of the sources of texts: subclasses read a split, this class checks it, once.
 
-    If `labelled` is False, for texts to pretrain on, classes only decide which validation texts
-    are held out, and may be missing.
+    If `labelled` is False, for texts to pretrain on, classes may be missing: they only decide which
+    validation texts are held out.
     """
 
     noun = "texts"

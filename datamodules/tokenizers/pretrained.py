@@ -30,14 +30,9 @@ MAX_GAPS = 1000  # ids without a token, besides as many as there are tokens
 def read_tokenizer(path: Path) -> str:
     """Content of a `tokenizer.json`, with the special tokens of other files under its own key.
 
-    Args:
-        path: The file, or a folder that holds it or the files in use before it: `vocab.txt` of
-            BERT, `vocab.json` and `merges.txt` of RoBERTa. Or a SentencePiece model, such as
-            Marian's `source.spm`.
-
-    Raises:
-        UsageError: It does not exist, or the folder holds no tokenizer.
-        DataError: It cannot be read.
+    `path` is that file, or a SentencePiece model, such as Marian's `source.spm`, or a folder with a
+    `tokenizer.json` or the older files: `vocab.txt` of BERT, `vocab.json` and `merges.txt` of
+    RoBERTa. Raises `UsageError` if there is none, `DataError` if it cannot be read.
     """
     if not path.exists():
         raise UsageError(f"{path} does not exist: give a tokenizer.json, or a folder with one.")
@@ -91,7 +86,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _convert(convert: Callable[..., Any], path: Path, *more: Any) -> Any:
-    """What `convert` makes of a file or folder. Raises `DataError` if it fails."""
+    """Calls `convert` with a file or folder. Raises `DataError` if it fails."""
     try:
         return convert(path, *more)
     except (DataError, UsageError):
@@ -160,12 +155,11 @@ def parse_tokenizer(text: str, origin: str) -> tuple[Any, dict[str, Any], dict[s
     """The tokenizer of the package `tokenizers`, tried on a text.
 
     Args:
-        text: What `read_tokenizer` returned.
+        text: Result of `read_tokenizer`.
         origin: Where it is from, for errors.
 
     Returns:
-        The tokenizer, the content of its file, and the special tokens that other files name (role:
-        token).
+        The tokenizer, the content of its file, and the special tokens of other files (role: token).
 
     Raises:
         DataError: It is not a tokenizer, or the ids of its tokens are impossible.
@@ -192,15 +186,7 @@ def parse_tokenizer(text: str, origin: str) -> tuple[Any, dict[str, Any], dict[s
 
 
 def check_ids(vocab: Mapping[str, int], added: Sequence[Mapping[str, Any]]) -> None:
-    """Checks that ids are unique, with few gaps, and those that added tokens name.
-
-    Args:
-        vocab: Token: id.
-        added: Entries of a `tokenizer.json`.
-
-    Raises:
-        ValueError: They are not.
-    """
+    """Raises `ValueError` unless ids are unique, with few gaps, and those of the added tokens."""
     if not vocab or len(set(vocab.values())) < len(vocab):
         raise ValueError("it has no tokens, or two with the same id")
     last = max(vocab.values())

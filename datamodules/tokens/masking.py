@@ -44,14 +44,8 @@ class MaskConfig:
 class Masker:
     """Selects and replaces tokens, never special ones, with new random numbers at each call.
 
-    Args:
-        config: Which and how.
-        special_ids: Ids of the special tokens.
-        vocab_size: Number of tokens V.
-        starts_word: Whether each of the V tokens begins a word (`Tokenizer.starts_word`).
-
-    Raises:
-        UsageError: The tokenizer has no [MASK], or nothing but special tokens.
+    `starts_word` is that of a `Tokenizer`, for each of the V tokens. Raises `UsageError` if there
+    is no [MASK], or nothing but special tokens.
     """
 
     def __init__(

@@ -16,16 +16,10 @@ STALE_AFTER = 3600  # seconds without a write: then a process that was killed le
 
 
 def open_regular(path: str | os.PathLike, follow: bool = True, append: bool = False) -> BinaryIO:
-    """Opens a regular file to read bytes; never waits for a pipe, and never reads a device.
+    """Opens a regular file to read bytes, or to append (it may then be missing).
 
-    Args:
-        path: The file.
-        follow: Whether the file may be a symbolic link.
-        append: Open it to append bytes instead; it is created if it is missing.
-
-    Raises:
-        OSError: It is missing, cannot be read, is a link although `follow` is False, or is not a
-            regular file.
+    Never waits for a pipe, and never reads a device. Raises `OSError` if it is not a regular file,
+    or with `follow` False a symbolic link.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if append else os.O_RDONLY
     for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY", *([] if follow else ["O_NOFOLLOW"])):
@@ -76,11 +70,8 @@ def regular_files(
 ) -> list[Path]:
     """All regular files below a folder at any depth, and links to them, sorted; no hidden ones.
 
-    Args:
-        folder: Where to look.
-        reject: Called with a name and what is wrong with it, for folders that cannot be read, links
-            to folders, wanted files that are not regular, and names that are not UTF-8.
-        wanted: Whether a file at a path is wanted.
+    `reject` is called with a name and what is wrong with it, for folders that cannot be read, links
+    to folders, wanted files that are not regular, and names that are not UTF-8.
     """
     files = []
     faults = []

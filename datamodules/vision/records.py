@@ -39,7 +39,7 @@ class Records:
         return replace(self, labels=self.labels[keep], rows=self.rows[keep])
 
     def name(self, i: int) -> str:
-        """What to call sample i in a message."""
+        """The name of sample i in a message."""
         return printable(self.items[int(self.rows[i])])
 
     def read(self, i: int) -> bytes:

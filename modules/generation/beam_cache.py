@@ -1,8 +1,8 @@
 """The cache of beam search: tokens that sequences share are kept once.
 
-No key or value moves when beams do: each sequence has a list of the slots of its tokens. On CPUs,
-scores and results of attention are weighted sums of table rows by `torch.embedding_bag`, which is
-faster than batched matrix products with one query each.
+Keys and values are not copied when beams are reordered: each sequence has a list of the slots of
+its tokens. On CPUs, scores and results of attention are weighted sums of table rows by
+`torch.embedding_bag`, which is faster than batched matrix products with one query each.
 """
 
 from copy import copy
@@ -23,14 +23,9 @@ SLOT_STEP = 64  # slots by which tables of keys grow; a multiple of what a vecto
 
 
 class BeamCache(StackCache):
-    """K sequences that continue each row of a cache.
+    """K = `beams` sequences that continue each of the B rows of a cache: B x K rows for the model.
 
-    To the model they are rows of their own, B x K.
-
-    Args:
-        cache: B rows of tokens, and the context of each.
-        beams: Number K.
-        max_new_tokens: Number of tokens that there is room for in each sequence.
+    There is room for `max_new_tokens` tokens in each sequence.
     """
 
     def __init__(self, cache: KVCache, beams: int, max_new_tokens: int) -> None:
@@ -73,9 +68,9 @@ class BeamCache(StackCache):
     def add_tokens(
         self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
     ) -> TokenPositions:
-        """Makes room for the next token of each sequence, (B K, 1), which is no padding.
+        """Makes room for the next token of each sequence, (B K, 1); `ValueError` if there is none.
 
-        Raises `ValueError` if there is not enough room.
+        Padding and positions are not supported.
         """
         batch, beams = self.slots.shape[:2]
         assert padding_mask is None and positions is None
@@ -133,13 +128,12 @@ def prefers_embedding_bag(device: torch.device, config: StackConfig) -> bool:
 
 
 class BagIndex:
-    """Rows of the tables that have the keys and values of each sequence.
+    """Which rows of the tables of keys and values each sequence attends to.
 
     Args:
-        slots: Those of each sequence's tokens, (B, K, M).
-        slot_count: Number of slots of each row.
+        slots: Slots of each sequence's tokens, (B, K, M), of `slot_count` in each row.
         config: Of the stack of blocks.
-        key_bags: Those of an index of the same batch, to use again; None: they are made.
+        key_bags: Of an index of the same batch, to be reused; None: new ones.
     """
 
     def __init__(

@@ -251,7 +251,7 @@ class BertMaskedLM(nn.Module):
             where: The positions, as in `forward`.
             smoothing: Label smoothing.
         """
-        vectors = self.head.vectors(select(hidden, where))  # (S, E)
+        vectors = self.head.transform(select(hidden, where))  # (S, E)
         tokens = self.head.tokens
         return chunked_cross_entropy(vectors, tokens.weight, tokens.bias, targets, smoothing)
 

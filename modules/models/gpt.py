@@ -23,8 +23,8 @@ class DecoderConfig:
 
     Args:
         vocabulary: Number V of tokens; null: to be filled in from the tokenizer.
-        max_length: Longest sequence, in tokens: number of learned positions, and how far generation
-            looks back; null: to be filled in from the data.
+        max_length: Longest sequence, in tokens: number of learned positions, and context of
+            generation; null: to be filled in from the data.
         position: Position encoding: none, learned, sinusoidal, rotary, alibi or t5.
         position_options: Options of that encoding, such as {base: 500000}.
         sliding_window: Window of attention that the weights were trained with, in tokens (Jiang
@@ -101,12 +101,11 @@ class Decoder(LanguageModel):
 
         Args:
             tokens: Integers (B, N).
-            padding_mask: Boolean (B, N), False at padding, on the left; None: there
-                is none.
+            padding_mask: Boolean (B, N), False at padding, on the left; None: there is none.
             positions: Integers (B, N); None: they count from 0 at the first token that is no
                 padding, or on from those in the cache.
-            documents: Integers (B, N), the same number for tokens of the same document, which see
-                only each other; None: all tokens of a row belong together.
+            documents: Integers (B, N), the same number for tokens of the same document, which
+                attend only to each other; None: a row is one document.
             cache: Made by `make_cache`: the tokens also attend to those in it, and are appended.
 
         Returns:

@@ -79,10 +79,7 @@ class Seq2Seq(LanguageModel):
         self.build_stacks(self.max_length)
 
     def make_embedding(self, vocabulary: int, scale: bool) -> TokenEmbedding:
-        """A table of vectors, with std 1 / sqrt(E) if the model scales embeddings.
-
-        So scaled vectors and logits start with variance 1.
-        """
+        """An embedding; with std 1 / sqrt(E) if scaled, so that vectors start with variance 1."""
         stack = self.config.decoder
         embedding = TokenEmbedding(vocabulary, stack.width, scale)
         if self.config.scale_embedding:
@@ -92,7 +89,7 @@ class Seq2Seq(LanguageModel):
         return embedding
 
     def build_stacks(self, length: int) -> None:
-        """Makes what takes embedded tokens, for texts of up to `length` of them."""
+        """Makes encoder and decoder, with `length` learned positions each."""
         self.encoder = TextStack(self.config, self.config.encoder, length)
         self.decoder = TextStack(self.config, self.config.decoder, length)
 
@@ -123,12 +120,11 @@ class Seq2Seq(LanguageModel):
 
         Args:
             source: Integers (B, M).
-            padding_mask: Boolean (B, M), False at padding, on the right; None: there
-                is none.
+            padding_mask: Boolean (B, M), False at padding, on the right; None: there is none.
             record: Collects the attention weights of each block.
 
         Returns:
-            What `decode` attends to: states (B, M, E), and who may see which.
+            What `decode` attends to: states (B, M, E), and their mask.
 
         Raises:
             ValueError: More tokens than learned positions.
@@ -156,7 +152,7 @@ class Seq2Seq(LanguageModel):
             tokens: Integers (B, N), beginning with the start token unless they continue a cache.
             context: Made by `encode`.
             padding_mask: Boolean (B, N), False at padding, which does not count as a position;
-                None: there is none, or it is on the right, and no token sees it.
+                None: there is none, or only on the right, where no token attends to it.
             cache: Made by `make_cache`: the tokens also attend to those in it, and are appended.
                 Or a record of attention weights.
 
@@ -188,12 +184,12 @@ class Seq2Seq(LanguageModel):
 class PrefixLM(Seq2Seq):
     """One stack for the source, then the target (Raffel 2020, section 3.2.1).
 
-    Source tokens see each other, target tokens the source and what came before. Arguments and
-    methods as `Seq2Seq`; `encode` embeds only.
+    Source tokens attend to each other, target tokens to the source and to earlier ones. Arguments
+    and methods as `Seq2Seq`; `encode` embeds only.
     """
 
     def build_stacks(self, length: int) -> None:
-        """Makes what takes embedded tokens: both texts in one row, up to `length` tokens each."""
+        """Makes one stack for both texts in a row, of up to `length` tokens each."""
         stack = replace(
             self.config.decoder, causal=False, cross_attention=False, context_width=None
         )
@@ -223,7 +219,7 @@ class PrefixLM(Seq2Seq):
         mask = positions.mask(padding_mask)
         if first:
             mask = mask & prefix(first, x.shape[1], x.device)
-        elif x.shape[1] > 1:  # a single last token sees everything
+        elif x.shape[1] > 1:  # a single new token has no later ones
             mask = mask & cache.causal_mask(x.shape[1], x.device)
         return self.decoder(x, positions, mask, cache=cache)[:, first:]
 

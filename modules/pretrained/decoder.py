@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from modules.config import StackConfig, require
 from modules.models.gpt import Decoder, DecoderConfig
-from modules.pretrained.family import TransformersFamily
-from modules.pretrained.family import matching_family as first_matching
+from modules.pretrained.family import TransformersFamily, first_match
 from modules.pretrained.settings import (
     ACTIVATIONS,
     GATED_ACTIVATIONS,
@@ -220,7 +219,7 @@ def matching_family(config: DecoderConfig) -> DecoderFamily:
     Raises `ValueError` if none has one; with the reason of the nearest.
     """
     nearest = "qwen3" if config.stack.qk_norm else "llama"
-    return first_matching(config, FAMILIES, "gpt2" if config.position == "learned" else nearest)
+    return first_match(config, FAMILIES, "gpt2" if config.position == "learned" else nearest)
 
 
 # Names --------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def config_from_huggingface(
     return name, families[name].config_from_external(settings)
 
 
-def matching_family(
+def first_match(
     config: Any, families: Mapping[str, FamilyType], nearest: str | None = None
 ) -> FamilyType:
     """Returns the first family with a model that equals ours.

@@ -12,7 +12,7 @@ from torch import Tensor
 from modules.config import GATED
 from modules.init import RESIDUAL
 from modules.models.seq2seq import Seq2SeqConfig
-from modules.pretrained.family import matching_family as first_matching
+from modules.pretrained.family import first_match
 from modules.pretrained.seq2seq_family import BIAS, SIDES, Seq2SeqFamily
 from modules.pretrained.settings import (
     ACTIVATIONS,
@@ -133,7 +133,7 @@ def matching_family(config: Seq2SeqConfig) -> Seq2SeqFamily:
     Raises `ValueError` if none has one; with the reason of the nearest.
     """
     nearest = {"learned": "bart", "t5": "t5"}.get(config.position)
-    return first_matching(config, FAMILIES, nearest)
+    return first_match(config, FAMILIES, nearest)
 
 
 # Names --------------------------------------------------------------------------------------------

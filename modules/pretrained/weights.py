@@ -13,7 +13,7 @@ State = dict[str, Tensor]
 Layers = dict[str, str | tuple[str, ...]]
 Names = dict[str, tuple[str, ...]]
 Built = TypeVar("Built")
-NO_NETWORK = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)
+BUILD_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)
 
 
 def weight_names(layers: Layers, depth: int, tensors: Mapping[str, str] | None = None) -> Names:
@@ -109,7 +109,7 @@ def build_on_meta(build: Callable[[], Built]) -> Built:
     try:
         with torch.device("meta"):
             return build()
-    except NO_NETWORK as error:
+    except BUILD_ERRORS as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"The config describes no network ({reason}).") from error
 

@@ -104,12 +104,9 @@ class ClassFolders(Source[S]):
 
 
 def files_below(folder: Path, suffixes: tuple[str, ...], reject: Reject) -> list[Path]:
-    """All files with these suffixes below a folder at any depth, sorted, except hidden ones.
+    """All files with these suffixes (in lower case) below a folder at any depth, sorted.
 
-    Args:
-        folder: Where to look.
-        suffixes: In lower case, such as (".txt", ".txt.gz").
-        reject: Told the name of whatever else there is, and what is wrong with it.
+    Hidden ones are ignored; `reject` is called for all others.
     """
     files = []
     for path in regular_files(folder, reject):

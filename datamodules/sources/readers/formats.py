@@ -20,7 +20,7 @@ MAX_CELL = 2**27  # characters of a cell of CSV
 BLOCK_SIZE = 2**18  # bytes that are decompressed at a time
 NOT_UTF8 = "holds bytes that are not UTF-8"
 
-Reject = Callable[[str, str], None]  # takes the name of a sample and what is wrong with it
+Reject = Callable[[str, str], None]  # called with a sample's name and what is wrong with it
 Row = tuple[int, dict[str, Any]]  # number of its line, cells by column
 
 
@@ -83,8 +83,9 @@ def open_decompressed(path: Path) -> IO[bytes]:
 
 
 def read_lines(file: IO[bytes], name: object, reject: Reject) -> Iterator[str | None]:
-    """The lines of an open file without their line ends; None for one that is rejected because it
-    is not UTF-8. Messages call the file `name`.
+    """The lines of an open file without line ends; None for one that is not UTF-8.
+
+    `reject` is called for such lines, with the file's `name`.
     """
     for number, line in enumerate(file, 1):
         try:
@@ -103,9 +104,9 @@ def read_csv(
 
     Args:
         path: The file.
-        reject: Told of rows that are not UTF-8 or have too many or too few cells.
+        reject: Called for rows that are not UTF-8 or have too many or too few cells.
         header: Whether the first row names the columns; else they are called 1, 2, ...
-        quoted_tsv: Whether quotes have a meaning in TSV files.
+        quoted_tsv: Whether cells of TSV files may be quoted.
 
     Raises:
         DataError: The file is damaged, quotes are not balanced, or a column is there twice.

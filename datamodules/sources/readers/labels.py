@@ -79,7 +79,6 @@ class LabelledTables(TableSource[S]):
 
     def class_indices(self, split: str) -> Tensor:
         """(S,) int64: the class of each row; the number of classes for a label that is none."""
-
         import pyarrow.compute as pc
 
         values = pa.array(self._class_values, pa.string())

@@ -28,7 +28,7 @@ from datamodules.utils.splits import split_of
 CSV = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 ARROW: tuple[str, ...] = (".parquet", ".arrow")
-CellTypes = dict[tuple[str, ...], tuple[type, ...]]  # what JSON may hold, by names of a column
+CellTypes = dict[tuple[str, ...], tuple[type, ...]]  # types of JSON by names of a column
 ROWS_AT_ONCE = 10_000  # rows that exist as Python objects at a time
 
 
@@ -37,9 +37,9 @@ class Table:
     """The rows of one split.
 
     Args:
-        columns: What they hold.
-        rows: (S,) int64: the number of each row in what it was read from.
-        where: What that is: "line {} of reviews.csv".
+        columns: Arrow columns of S rows.
+        rows: (S,) int64, the number of each row in its file.
+        where: Names of rows for messages: "line {} of reviews.csv".
     """
 
     columns: pa.Table
@@ -47,7 +47,7 @@ class Table:
     where: str
 
     def name(self, i: int) -> str:
-        """What to call row i in a message."""
+        """The name of row i in a message."""
         return self.where.replace("{}", str(int(self.rows[i])), 1)
 
 
@@ -55,10 +55,7 @@ class Tables:
     """The tables of a source, one for each split: in files, or downloaded from the hub.
 
     Downloaded ones, and those in Parquet and Arrow files, keep the hub's description of the columns
-    in their schema.
-
-    Args:
-        source: Says where they are and what they hold, and is told of rows that cannot be used.
+    in their schema. `source` is a `TableSource`, or a `DocumentHub`.
     """
 
     def __init__(self, source: Any) -> None:
@@ -171,11 +168,11 @@ class TableSource(Source[S]):
 
     suffixes = ARROW
     kind = "Parquet or Arrow"  # what the files are called in messages
-    quoted_tsv = True  # whether quotes have a meaning in TSV files
+    quoted_tsv = True  # whether cells of TSV files may be quoted
 
     @property
     def cell_types(self) -> CellTypes:
-        """What cells of JSON may hold beside null."""
+        """Types of cells of JSON, which may also be null."""
         return {}
 
     @cached_property
