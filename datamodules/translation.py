@@ -15,7 +15,7 @@ from datamodules.sources import (
 from datamodules.sources.parallel import language_pair
 from datamodules.text import Sequences, TextData, TextLoading, TokenRows
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
-from datamodules.tokens.packing import IGNORED
+from datamodules.tokens.packing import IGNORE_INDEX
 from datamodules.tokens.token_cache import tokenised
 from datamodules.utils.errors import UsageError
 
@@ -66,7 +66,7 @@ class PairTokens:
             "source": source["tokens"],
             "source_padding_mask": source["padding_mask"],
             "tokens": self._target.pad(index, [row[:-1] for row in targets]),
-            "targets": self._target.pad(index, [row[1:] for row in targets], IGNORED),
+            "targets": self._target.pad(index, [row[1:] for row in targets], IGNORE_INDEX),
             "index": index,
         }
         if self.texts is not None:

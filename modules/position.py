@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from modules.config import StackConfig, default, require
 from modules.masks import is_cheap_to_read
-from modules.rotary_scaling import SCALINGS, RotaryScaling
+from modules.rotary_scaling import RotaryScaling
 from modules.rotation import Rotation
 from modules.schema import checked
 
@@ -214,7 +214,7 @@ class Rotary(Position):
             positions = self.flat_index(positions)[..., None]  # (B, N, 1)
         frequency = frequencies(self.rotary_dim // self.axes, self.base, positions.device)
         if self.scaling is not None:
-            frequency = SCALINGS[self.scaling.kind](frequency, self.scaling)
+            frequency = self.scaling.scale(frequency)
         sin, cos = sin_cos(positions, frequency)  # (B, N, axes, R / 2 / axes)
         sin = sin.flatten(-2)[:, None]  # (B, 1, N, R / 2)
         cos = cos.flatten(-2)[:, None]  # (B, 1, N, R / 2)

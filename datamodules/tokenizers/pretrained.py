@@ -1,7 +1,8 @@
 """Reading tokenizers from elsewhere: a `tokenizer.json`, or a folder in Hugging Face's layout."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from datamodules.tokenizers.tokenizer_config import (
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import read_object
 
-SPECIAL_TOKENS_KEY = "special_tokens"  # what we add to a tokenizer.json: role: token
+SPECIAL_TOKENS_KEY = "special_tokens"  # our own key in a tokenizer.json: role: token
 PROBE = "a \U00012000"  # to try a tokenizer with; hardly any vocabulary has the second character
-MAX_GAPS = 1000  # ids without a token, besides as many as there are tokens
+MAX_GAPS = 1000  # ids without a token, in addition to as many as there are tokens
 
 
 def read_tokenizer(path: Path) -> str:
@@ -42,25 +43,22 @@ def read_tokenizer(path: Path) -> str:
     config = _settings(folder / CONFIG)
     settings = {**_settings(folder / "special_tokens_map.json"), **config}
     if is_sentencepiece:
-        content = json.loads(_convert(convert_sentencepiece, file))
+        with _errors_naming(file):
+            content = json.loads(convert_sentencepiece(file))
         name = MARIAN
     else:
         content = _object(file) if file.exists() else json.loads(_older_files(folder, settings))
         name = tokenizer_class(config, _object(folder / "config.json"), content)
 
     if not (is_sentencepiece and file.name.startswith("target")):  # the settings are the source's
-        content = _convert(_with_settings, folder, content, settings, name)
+        with _errors_naming(folder):
+            apply_settings(content, settings, name, folder)
+            older = _object(folder / "added_tokens.json")
+            content = add_tokens(content, settings, older, name, folder)
     named = named_special_tokens(settings)
     if named:
         content[SPECIAL_TOKENS_KEY] = named
     return json.dumps(content, ensure_ascii=False)
-
-
-def _with_settings(
-    folder: Path, content: dict[str, Any], settings: dict[str, Any], name: str
-) -> dict[str, Any]:
-    apply_settings(content, settings, name, folder)
-    return add_tokens(content, settings, _object(folder / "added_tokens.json"), name, folder)
 
 
 def _settings(file: Path) -> dict[str, Any]:
@@ -85,10 +83,11 @@ def _object(file: Path) -> dict[str, Any]:
         raise DataError(message) from error
 
 
-def _convert(convert: Callable[..., Any], path: Path, *more: Any) -> Any:
-    """Calls `convert` with a file or folder. Raises `DataError` if it fails."""
+@contextmanager
+def _errors_naming(path: Path) -> Iterator[None]:
+    """Turns errors of the libraries into a `DataError` that names a file or folder."""
     try:
-        return convert(path, *more)
+        yield
     except (DataError, UsageError):
         raise
     except Exception as error:  # the libraries raise nothing more specific
@@ -99,10 +98,12 @@ def _convert(convert: Callable[..., Any], path: Path, *more: Any) -> Any:
 def _older_files(folder: Path, settings: dict[str, Any]) -> str:
     """A tokenizer from the files that were in use before `tokenizer.json`."""
     if (folder / "vocab.txt").is_file():
-        backend = _convert(_bert, folder, settings)
+        with _errors_naming(folder):
+            backend = _bert(folder, settings)
         names = set(SPECIAL_TOKENS.values())
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        backend = _convert(_byte_level, folder, settings)
+        with _errors_naming(folder):
+            backend = _byte_level(folder, settings)
         names = {name for alternatives in ALTERNATIVE_NAMES.values() for name in alternatives}
     else:
         raise UsageError(

@@ -9,7 +9,7 @@ from torch import Tensor
 from datamodules.tokens.token_file import TokenFile
 from datamodules.utils.batching import ResumableBatchSampler
 
-IGNORED = -100  # the target of a position without a loss
+IGNORE_INDEX = -100  # the target of a position without a loss
 
 
 class Spans(NamedTuple):
@@ -56,7 +56,7 @@ class Rows:
         row_bytes = np.bincount(row, ends[1] - ends[0], len(indices))  # (B,)
         batch = {
             "tokens": padded(self.file.gather(index, len(row)), self.pad_id),
-            "targets": padded(self.file.gather(index + 1, len(row)), IGNORED),
+            "targets": padded(self.file.gather(index + 1, len(row)), IGNORE_INDEX),
             "bytes": torch.from_numpy(row_bytes.astype(np.int64)),
         }
         if self.separates_documents:

@@ -167,14 +167,14 @@ def read_json_lines(path: Path, reject: Reject) -> Iterator[Row]:
         for number, line in enumerate(read_lines(file, path, reject), 1):
             if not line or line.isspace():
                 continue
-            row = parse_object(line)
+            row = parse_line(line)
             if isinstance(row, str):
                 reject(f"line {number} of {path}", row)
             else:
                 yield number, row
 
 
-def parse_object(line: str) -> dict[str, Any] | str:
+def parse_line(line: str) -> dict[str, Any] | str:
     """The object on a line of JSON, or what is wrong with it."""
     try:
         row = json.loads(line)
