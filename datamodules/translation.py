@@ -5,13 +5,7 @@ from typing import Any, Literal
 import torch
 
 from datamodules.base import require_same
-from datamodules.sources import (
-    PARALLEL,
-    ParallelOptions,
-    ParallelSource,
-    TextSamples,
-    find_source,
-)
+from datamodules.sources import PARALLEL, ParallelOptions, ParallelSource, TextSamples, find_source
 from datamodules.sources.parallel import language_pair
 from datamodules.text import Sequences, TextData, TextLoading, TokenRows
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig

@@ -264,11 +264,7 @@ class T5Bias(Position):
     """
 
     def __init__(
-        self,
-        stack: StackConfig,
-        grid: tuple[int, ...],
-        buckets: int = 32,
-        max_distance: int = 128,
+        self, stack: StackConfig, grid: tuple[int, ...], buckets: int = 32, max_distance: int = 128
     ) -> None:
         super().__init__(stack, grid)
         require(

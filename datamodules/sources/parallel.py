@@ -8,13 +8,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.base import HubOptions
 from datamodules.sources.readers.labels import is_text
-from datamodules.sources.readers.tables import (
-    ARROW,
-    CSV,
-    JSON_LINES,
-    CellTypes,
-    TableSource,
-)
+from datamodules.sources.readers.tables import ARROW, CSV, JSON_LINES, CellTypes, TableSource
 from datamodules.sources.texts import TextSamples, TextSource, is_empty, text_samples
 from datamodules.utils.errors import DataError, UsageError
 

@@ -244,11 +244,7 @@ class BagContextCache(SharedContextCache):
     """The same for `attention_by_embedding_bag`, with the key bags of the sequences' index."""
 
     def __init__(
-        self,
-        pair: tuple[Tensor, Tensor],
-        beams: int,
-        config: StackConfig,
-        key_bags: EmbeddingBag,
+        self, pair: tuple[Tensor, Tensor], beams: int, config: StackConfig, key_bags: EmbeddingBag
     ) -> None:
         super().__init__(pair, beams)
         k, v = pair

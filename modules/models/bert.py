@@ -230,10 +230,7 @@ class BertMaskedLM(nn.Module):
         return self.head(select(self.hidden(tokens, padding_mask, segments), where))
 
     def hidden(
-        self,
-        tokens: Tensor,
-        padding_mask: Tensor | None = None,
-        segments: Tensor | None = None,
+        self, tokens: Tensor, padding_mask: Tensor | None = None, segments: Tensor | None = None
     ) -> Tensor:
         """(B, N) -> vectors (B, N, E), for `loss` and `sentence_logits`."""
         return self.encoder(tokens, padding_mask, segments)

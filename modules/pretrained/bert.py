@@ -248,11 +248,7 @@ def bert_blocks(block: str) -> Layers:
     """Returns the layers of a block of BERT and RoBERTa; `block` is their name of it."""
     attention = f"{block}.attention.self"
     return {
-        f"{BLOCK}.attention.qkv": (
-            f"{attention}.query",
-            f"{attention}.key",
-            f"{attention}.value",
-        ),
+        f"{BLOCK}.attention.qkv": (f"{attention}.query", f"{attention}.key", f"{attention}.value"),
         f"{BLOCK}.attention.output": f"{block}.attention.output.dense",
         f"{BLOCK}.norm1": f"{block}.attention.output.LayerNorm",
         f"{BLOCK}.feedforward.up": f"{block}.intermediate.dense",

@@ -29,12 +29,7 @@ from modules.schema import checked, from_dict
 
 HEAD = "lm_head"
 # What all models of these families have.
-COMMON = {
-    "order": "pre",
-    "final_norm": True,
-    "attention": "dot",
-    "layer_scale": None,
-}
+COMMON = {"order": "pre", "final_norm": True, "attention": "dot", "layer_scale": None}
 WINDOW = 4096  # tokens, if files of Mistral and Qwen do not say
 FIRST_WINDOW_LAYER = 28  # if files of Qwen do not say
 ROPE = ("rope_scaling", "rope_parameters")  # the first counts if both are given

@@ -14,11 +14,7 @@ from modules.init import RESIDUAL
 from modules.models.seq2seq import Seq2SeqConfig
 from modules.pretrained.family import first_match
 from modules.pretrained.seq2seq_family import BIAS, SIDES, Seq2SeqFamily
-from modules.pretrained.settings import (
-    ACTIVATIONS,
-    Settings,
-    check_settings,
-)
+from modules.pretrained.settings import ACTIVATIONS, Settings, check_settings
 from modules.pretrained.weights import Layers, Names
 from modules.schema import checked
 
@@ -278,10 +274,7 @@ T5 = T5Family(
         "layer_norm_epsilon": "norm_eps",
         "dropout_rate": "dropout",
     },
-    side_options={
-        "encoder": {"num_layers": "depth"},
-        "decoder": {"num_decoder_layers": "depth"},
-    },
+    side_options={"encoder": {"num_layers": "depth"}, "decoder": {"num_decoder_layers": "depth"}},
     defaults={
         "max_length": 512,
         "head_dim": 64,

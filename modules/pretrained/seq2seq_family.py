@@ -28,10 +28,7 @@ from modules.schema import checked
 
 HEAD = "lm_head"
 BIAS = "final_logits_bias"
-SIDES: dict[str, Settings] = {
-    "encoder": {},
-    "decoder": {"causal": True, "cross_attention": True},
-}
+SIDES: dict[str, Settings] = {"encoder": {}, "decoder": {"causal": True, "cross_attention": True}}
 POSITION_OPTIONS = {"base": 10000, "buckets": 32, "max_distance": 128}
 DROPOUTS = ("dropout", "attention_dropout", "mlp_dropout")
 MODEL_OPTIONS = {field.name for field in fields(Seq2SeqConfig)}
