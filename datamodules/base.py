@@ -66,16 +66,14 @@ class ResumableDataModule(pl.LightningDataModule):
     """Builds loaders whose batches depend on (seed, epoch, batch number) only.
 
     Subclasses set `source` and define `load`. The Trainer must be built with
-    `use_distributed_sampler=False`: the samplers here shard by rank.
+    `use_distributed_sampler=False`: the samplers here shard by rank. Datamodules raise `UsageError`
+    if an option is out of range or there are no such data, `DataError` if data cannot be used.
 
     Args:
         batch_size: Training samples per batch and device.
         eval_batch_size: Samples per batch in validation, test and prediction.
         num_workers: Processes that prepare batches of a data set that is not in memory.
         seed: Of the order of the samples.
-
-    Raises:
-        UsageError: A size is below 1, or there are fewer workers than 0.
     """
 
     source: Source[Any]

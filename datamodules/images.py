@@ -58,10 +58,6 @@ class ImageData(ResumableDataModule):
             first.
         dataset: What the files do not say: hub id, columns, validation fraction.
         loading: Sizes of evaluation batches, workers, memory, seed of the order.
-
-    Raises:
-        UsageError: An option is out of range, or the data are not found.
-        DataError: A file is corrupt, or the hub cannot be reached.
     """
 
     def __init__(

@@ -121,10 +121,6 @@ class MaskedTextData(TextData):
             split).
         next_sentence: Pairs of spans instead of chunks of one document; in half of them the second
             follows the first.
-
-    Raises:
-        UsageError: An option is out of range, or the data are not found.
-        DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 
     def __init__(

@@ -62,10 +62,6 @@ class ReviewData(TextData):
             validation.
         predict_path: File with a text on each line to classify with `predict`; - reads standard
             input.
-
-    Raises:
-        UsageError: An option is out of range, or the data are not found.
-        DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 
     def __init__(

@@ -75,9 +75,6 @@ class TextData(TokenizedData):
         dataset: What the files do not say: hub id, columns, validation fraction.
         tokenizer: How to train one from the training texts, or a file of one.
         loading: Sizes of evaluation batches, batches by tokens, seed of the order.
-
-    Raises:
-        UsageError: An option is out of range.
     """
 
     source: TextSource

@@ -96,10 +96,6 @@ class TranslationData(TextData):
         dataset: What the files do not say: hub id, columns, validation fraction.
         tokenizer: How to train them from the training texts, or files of tokenizers.
         loading: Sizes of evaluation batches, batches by tokens, seed of the order.
-
-    Raises:
-        UsageError: An option is out of range, or the data are not found.
-        DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 
     source: ParallelSource

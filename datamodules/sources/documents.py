@@ -32,9 +32,6 @@ class CorpusOptions(HubOptions):
         blank_lines: Split plain text into documents at blank lines; else each file is a document.
         sample: Millions of characters, from the beginning of the training text, that a tokenizer
             is trained from.
-
-    Raises:
-        UsageError: An option is out of range.
     """
 
     text_column: str | None = None

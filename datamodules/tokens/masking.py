@@ -19,9 +19,6 @@ class MaskConfig:
         random: Fraction of the selected tokens that become a random token; the rest are not
             changed.
         whole_words: Select words, with all of their pieces, instead of tokens.
-
-    Raises:
-        UsageError: An option is out of range.
     """
 
     share: float = 0.15

@@ -27,9 +27,6 @@ class AugmentConfig:
         erase: Probability that a rectangle is set to the mean colour (Zhong 2020).
         mixup: Alpha of the Beta distribution of the mixing weight (Zhang 2018); 0.2 to 1.
         cutmix: The same for pasted rectangles (Yun 2019); with both on, each image takes one.
-
-    Raises:
-        UsageError: A value is out of its range.
     """
 
     resized_crop: float = 0.0
