@@ -76,7 +76,7 @@ class ResumableDataModule(pl.LightningDataModule):
         seed: Of the order of the samples.
     """
 
-    source: Source[Any]
+    source: Source
 
     def __init__(self, batch_size: int, eval_batch_size: int, num_workers: int, seed: int) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from datamodules.base import BatchedDataset, ResumableDataModule, require_same
-from datamodules.sources import SOURCES, DatasetOptions, Source, find_source
+from datamodules.sources import SOURCES, DatasetOptions, LabelledSource, find_source
 from datamodules.sources.readers.folders import files_below
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import path_fault
@@ -80,7 +80,7 @@ class ImageData(ResumableDataModule):
         self.skip_bad = skip_bad
         self.options = dataset
         self.loading = loading
-        self.source: Source[Records] = find_source(SOURCES, source)(path, dataset, skip_bad)
+        self.source: LabelledSource[Records] = find_source(SOURCES, source)(path, dataset, skip_bad)
         self._records: dict[str, Records] = {}
         self._skipped: list[str] = []
 

@@ -5,6 +5,7 @@ from datamodules.sources.base import Source, find_source
 from datamodules.sources.document_files import DOCUMENTS, document_source
 from datamodules.sources.documents import CorpusOptions, Documents, DocumentSource, Piece
 from datamodules.sources.images import DatasetOptions, Digits, ImageFolder, ImageHub
+from datamodules.sources.labelled import LabelledSource
 from datamodules.sources.parallel import Dates, PairHub, PairTables, ParallelOptions, ParallelSource
 from datamodules.sources.text_files import CsvTexts, JsonTexts, PlainTexts, TextFolder, TextHub
 from datamodules.sources.texts import (
@@ -29,6 +30,7 @@ __all__ = [
     "ParallelOptions",
     "ParallelSource",
     "Piece",
+    "LabelledSource",
     "Source",
     "TextDatasetOptions",
     "TextSamples",
@@ -37,7 +39,7 @@ __all__ = [
     "find_source",
 ]
 
-SOURCES: dict[str, type[Source[Records]]] = {
+SOURCES: dict[str, type[LabelledSource[Records]]] = {
     "digits": Digits,
     "hub": ImageHub,
     "folder": ImageFolder,

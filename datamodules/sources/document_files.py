@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 from pytorch_lightning.utilities import rank_zero_warn
@@ -42,10 +42,10 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 T = TypeVar("T")
 
 Parts = Iterator[tuple[str, bool]]  # text, and whether a document ends with it
-Reader = Callable[[Source[Any], Path], Parts]
+Reader = Callable[[Source, Path], Parts]
 
 
-def read_plain(source: Source[Any], path: Path) -> Parts:
+def read_plain(source: Source, path: Path) -> Parts:
     """Plain text: one document, or several between blank lines."""
     blocks = read_blocks(source, path)
     if source.options.blank_lines:
@@ -55,7 +55,7 @@ def read_plain(source: Source[Any], path: Path) -> Parts:
         yield "", True
 
 
-def read_objects(source: Source[Any], path: Path) -> Parts:
+def read_objects(source: Source, path: Path) -> Parts:
     """A JSON object with a text on each line."""
     name = None
     for line, row in read_json_lines(path, source.reject):
@@ -68,7 +68,7 @@ def read_objects(source: Source[Any], path: Path) -> Parts:
             source.reject(f"line {line} of {path}", fault)
 
 
-def read_rows(source: Source[Any], path: Path) -> Parts:
+def read_rows(source: Source, path: Path) -> Parts:
     """A table with a column of texts."""
     from pyarrow import parquet
 
@@ -83,13 +83,13 @@ def read_rows(source: Source[Any], path: Path) -> Parts:
     yield from read_cells(source, batches, where)
 
 
-def read_column(source: Source[Any], table: pa.Table, where: str) -> Parts:
+def read_column(source: Source, table: pa.Table, where: str) -> Parts:
     """The column of texts of a table in memory, or mapped into it."""
     column = table.select([text_column(source, table.schema)])
     yield from read_cells(source, column.to_batches(TABLE_ROWS), where)
 
 
-def read_cells(source: Source[Any], batches: Iterable[pa.RecordBatch], where: str) -> Parts:
+def read_cells(source: Source, batches: Iterable[pa.RecordBatch], where: str) -> Parts:
     """The texts in batches of one column, each a document, without those that are not UTF-8."""
     row = 0
     for batch in batches:
@@ -101,7 +101,7 @@ def read_cells(source: Source[Any], batches: Iterable[pa.RecordBatch], where: st
             row += 1
 
 
-def read_blocks(source: Source[Any], path: Path) -> Iterator[str]:
+def read_blocks(source: Source, path: Path) -> Iterator[str]:
     """The text of a file, in blocks, up to the first bytes that are not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     line = 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytorch_lightning.utilities import rank_zero_warn
 
@@ -114,7 +114,7 @@ class Documents:
         return [piece.text for piece in replace(self, stop=stop)]
 
 
-class DocumentSource(Source[Any]):
+class DocumentSource(Source):
     """Base of the sources of documents: subclasses read a split, this class measures and cuts it.
 
     Without a validation split, it is the end of the training text: exactly `val_fraction` of the

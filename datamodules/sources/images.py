@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
-from datamodules.sources.base import Source, SourceOptions
+from datamodules.sources.labelled import LabelledSource, SourceOptions
 from datamodules.sources.readers.folders import ClassFolders
 from datamodules.sources.readers.labels import LabelledTables
 from datamodules.sources.readers.tables import ARROW, features_of
@@ -33,7 +33,7 @@ class DatasetOptions(SourceOptions):
     std: list[float] | None = None
 
 
-class Digits(Source[Records]):
+class Digits(LabelledSource[Records]):
     """The 1,797 handwritten digits of scikit-learn, 8 x 8 grey; a fixed 20 % is test."""
 
     noun = "digits"

@@ -133,7 +133,7 @@ class Dates(ParallelSource):
         return text_samples(source, torch.arange(len(source)), where, targets=target)
 
 
-class PairHub(TableSource[TextSamples], ParallelSource):
+class PairHub(TableSource, ParallelSource):
     """Pairs in two columns of a data set of the Hugging Face hub, or of a local copy.
 
     The columns are called as the languages, or translation.en and so on, or as the options say.

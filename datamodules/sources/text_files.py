@@ -27,7 +27,7 @@ def text_columns(options: Any) -> tuple[str, ...]:
     return ("text", "review", "sentence", "content", "document")
 
 
-def text_column(source: Source[Any], schema: pa.Schema) -> str:
+def text_column(source: Source, schema: pa.Schema) -> str:
     """Name of the column of texts of a source; raises as `find_column`."""
     candidates = text_columns(source.options)
     return source.find_column(schema, "text_column", candidates, is_text, "text")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import Source, SourceOptions
+from datamodules.sources.labelled import LabelledSource, SourceOptions
 from datamodules.sources.readers.formats import NOT_UTF8
 from datamodules.sources.readers.labels import is_not_utf8
 from datamodules.utils.errors import DataError, UsageError
@@ -112,7 +112,7 @@ def is_empty(column: pa.ChunkedArray) -> Tensor:
     return torch.from_numpy(sizes.to_numpy() == 0)
 
 
-class TextSource(Source[TextSamples]):
+class TextSource(LabelledSource[TextSamples]):
     """Base of the sources of texts: subclasses read a split, this class checks it, once.
 
     If `labelled` is False, for texts to pretrain on, classes may be missing: they only decide which

@@ -56,7 +56,7 @@ class Tokenizer:
         self._backend.encode_special_tokens = True  # as text
         self.truncation = truncation
         self.kind: TokenizerName | None = kind_of(content)
-        self._spelling = (content.get("decoder") or content["model"]).get("type")
+        self._decoder = (content.get("decoder") or content["model"]).get("type")
         self._maps_characters = (  # each by itself, without normalisation
             content.get("normalizer") is None and content.get("pre_tokenizer") == CHARACTER_SPLIT
         )
@@ -269,7 +269,7 @@ class Tokenizer:
         character that is not a letter or digit. Characters: all but letters, digits and accents, so
         that a word includes the space before it. All whole words and special tokens.
         """
-        starts_word = WORD_STARTS.get(self._spelling, lambda token: True)
+        starts_word = WORD_STARTS.get(self._decoder, lambda token: True)
         special = set(self.special_ids.known().values())
         starts = [True] * self.vocab_size
         for token, token_id in self.vocab.items():
@@ -294,7 +294,7 @@ def _character_starts_word(token: str) -> bool:
     return not token.isalnum() and not unicodedata.combining(token[:1] or " ")
 
 
-# By the decoder that a tokenizer.json names, or else its model.
+# By the type of a tokenizer's decoder, or of its model if it has none.
 WORD_STARTS: dict[str | None, Callable[[str], bool]] = {
     "WordPiece": lambda token: not token.startswith("##"),
     "ByteLevel": _byte_level_starts_word,

@@ -111,11 +111,11 @@ def kind_of(content: dict[str, Any]) -> TokenizerName | None:
         "ByteLevel": "bpe",
         "Fuse": "character",
     }
-    spelling = (content.get("decoder") or content["model"]).get("type")
-    if spelling == "WordLevel":
-        spelling = (content.get("pre_tokenizer") or {}).get("type")
+    part = (content.get("decoder") or content["model"]).get("type")
+    if part == "WordLevel":
+        part = (content.get("pre_tokenizer") or {}).get("type")
         kinds = {"Whitespace": "word", "Sequence": "whitespace"}
-    return kinds.get(spelling)
+    return kinds.get(part)
 
 
 def train_tokenizer(texts: Texts, config: TokenizerConfig) -> str:

@@ -177,18 +177,9 @@ class BertClassifier(nn.Module):
         record: StackCache = NO_CACHE,
     ) -> Tensor:
         """(B, N) -> logits (B, classes); arguments as in `Encoder.forward`."""
-        return self.head(self.features(tokens, padding_mask, segments, record))
-
-    def features(
-        self,
-        tokens: Tensor,
-        padding_mask: Tensor | None = None,
-        segments: Tensor | None = None,
-        record: StackCache = NO_CACHE,
-    ) -> Tensor:
-        """(B, N) -> pooled vectors (B, E), what the classifier sees."""
         x = self.encoder(tokens, padding_mask, segments, record)  # (B, N, E)
-        return self.pooler(self.pool(x, padding_mask))
+        x = self.pool(x, padding_mask)  # (B, E)
+        return self.head(self.pooler(x))
 
 
 class BertMaskedLM(nn.Module):

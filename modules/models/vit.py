@@ -145,7 +145,7 @@ class ViT(nn.Module):
         return self.head(self.features(images, record))
 
     def features(self, images: Tensor, record: StackCache = NO_CACHE) -> Tensor:
-        """(B, C, H, W) -> pooled vectors (B, E), what the classifier sees."""
+        """(B, C, H, W) -> pooled vectors (B, E), the input of the classifier."""
         prefix = self.config.prefix_tokens
         images = images.to(next(self.embed.parameters()).dtype)
         positions = grid_positions(self.config.grid, images.device)  # (1, N, 2)

@@ -8,14 +8,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import S, Source, shortened
+from datamodules.sources.base import shortened
+from datamodules.sources.labelled import LabelledSource, S
 from datamodules.sources.readers.formats import Reject
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import name_fault, path_fault, printable, regular_files
 from datamodules.utils.splits import SPLITS
 
 
-class ClassFolders(Source[S]):
+class ClassFolders(LabelledSource[S]):
     """Base of sources that are files in `train/CLASS/`, at any depth; likewise val/ and test/."""
 
     example: str  # of a file, for messages

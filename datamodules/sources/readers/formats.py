@@ -149,7 +149,7 @@ def read_csv(
 
 
 def row_fault(cells: list[str]) -> tuple[int, str | None]:
-    """What is wrong with the text of a row, and how many lines after its first."""
+    """In which line of a row, from 0, its text is wrong, and how."""
     text = ",".join(cells)
     try:
         text.encode()

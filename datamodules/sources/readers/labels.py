@@ -7,15 +7,16 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import S, shortened
+from datamodules.sources.base import shortened
+from datamodules.sources.labelled import LabelledSource, S
 from datamodules.sources.readers.formats import NOT_UTF8
 from datamodules.sources.readers.tables import TableSource, features_of
 from datamodules.utils.errors import DataError, UsageError
 
-MAX_CLASS = 10**6  # whole numbers from here on are no classes
+MAX_CLASS = 10**6  # whole numbers below this are taken for classes
 
 
-class LabelledTables(TableSource[S]):
+class LabelledTables(TableSource, LabelledSource[S]):
     """Base of sources that are tables with a column of classes.
 
     The classes are those of the hub's description; else the values that the column holds in the

@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import S, Source
+from datamodules.sources.base import Source
 from datamodules.sources.readers.formats import (
     Row,
     read_csv,
@@ -163,7 +163,7 @@ class Tables:
                 source.reject(f"line {line} of {path}", fault)
 
 
-class TableSource(Source[S]):
+class TableSource(Source):
     """Base of the sources that are tables: those of the hub, or files with other suffixes."""
 
     suffixes = ARROW
@@ -191,7 +191,7 @@ class TableSource(Source[S]):
         return split in self.tables.splits()
 
 
-def files_by_split(source: Source[Any], path: Path) -> dict[str, list[Path]]:
+def files_by_split(source: Source, path: Path) -> dict[str, list[Path]]:
     """The files of each split in a folder; a single file is the training split."""
 
     def is_wanted(file: Path) -> bool:
