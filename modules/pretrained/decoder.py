@@ -50,18 +50,17 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
     """One of the families; arguments as `TransformersFamily`, and:
 
     Args:
-        prefix: Of all names but those of the output layer; files of bare models leave it out.
         embed: Their table of tokens.
         transposed: Ends of our names of layers whose matrices they keep as (inputs, outputs).
         window: Whether attention looks back over a window only: never, always, or in "some" layers
             of some models.
     """
 
-    prefix: str
     embed: str
     transposed: tuple[str, ...] = ()
     window: Literal["never", "always", "some"] = "never"
     unused: str = r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$"  # buffers of old files
+    heads: tuple[str, ...] = (f"{HEAD}.",)
 
     # Weights --------------------------------------------------------------------------------------
 
@@ -80,11 +79,6 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
         sizes = config.stack.resolved
         shared = sizes.kv_heads * sizes.head_dim
         return config.stack.heads * sizes.head_dim, shared, shared
-
-    def full_name(self, name: str) -> str:
-        """Adds the prefix of a bare model."""
-        full = name.startswith((self.prefix, f"{HEAD}."))
-        return name if full else self.prefix + name
 
     def import_tensor(self, name: str, value: Tensor, config: DecoderConfig) -> Tensor:
         """Transposes matrices of `transposed` layers, in either direction."""

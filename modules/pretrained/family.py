@@ -133,6 +133,8 @@ class TransformersFamily(Family[Config]):
         fixed: Options of ours that all models of the family have.
         only: Options of theirs that are supported at one value only.
         activations: Their name of an activation -> ours.
+        prefix: Of the names of most weights; files of bare models leave it out.
+        heads: Beginnings of names without this prefix, those of output layers.
     """
 
     architecture: str
@@ -142,6 +144,12 @@ class TransformersFamily(Family[Config]):
     fixed: dict[str, Any] = field(default_factory=dict)
     only: dict[str, Any] = field(default_factory=dict)
     activations: Activations
+    prefix: str = ""
+    heads: tuple[str, ...] = ()
+
+    def full_name(self, name: str) -> str:
+        """Adds the prefix of a bare model."""
+        return name if name.startswith((self.prefix, *self.heads)) else self.prefix + name
 
     def read(self, settings: Settings, *kinds: type) -> dict[str, Any]:
         """Returns the options of a config.json, under our names, with defaults.

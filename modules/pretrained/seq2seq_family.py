@@ -39,7 +39,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
     """One of the families; arguments as `TransformersFamily`, `layers` outside of blocks, and:
 
     Args:
-        prefix: Of all names but those of the output layer; files of bare models leave it out.
         block: Their name of a block; "{side}" stands for encoder or decoder.
         blocks: "encoder" and "decoder" -> names of layers in a block.
         side_options: "encoder" and "decoder" -> their option -> ours, if the two may differ.
@@ -49,7 +48,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
         tying_defaults: Values of those if the file does not say.
     """
 
-    prefix: str
     block: str
     blocks: dict[str, Layers]
     side_options: dict[str, dict[str, str]]
@@ -59,6 +57,7 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
     tying_defaults: dict[str, bool] = field(default_factory=dict)
     required: tuple[str, ...] = ("source_vocabulary", "width", "heads", "mlp_width")
     unused: str = r"\.version$"
+    heads: tuple[str, ...] = (HEAD, BIAS)
 
     # Weights --------------------------------------------------------------------------------------
 
@@ -98,11 +97,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
 
     def networks(self, config: Seq2SeqConfig) -> list[nn.Module]:
         return [Seq2Seq(config)]
-
-    def full_name(self, name: str) -> str:
-        """Adds the prefix of a bare model."""
-        full = name.startswith((self.prefix, HEAD, BIAS))
-        return name if full else self.prefix + name
 
     def complete(self, rest: State, config: Seq2SeqConfig) -> None:
         """Adds an output layer that the file has as the table of tokens, and a bias of zeros."""
