@@ -9,7 +9,7 @@ import torch
 from datamodules.sources.labelled import LabelledSource, SourceOptions
 from datamodules.sources.readers.folders import ClassFolders
 from datamodules.sources.readers.labels import LabelledTables
-from datamodules.sources.readers.tables import ARROW, features_of
+from datamodules.sources.readers.tables import ARROW, described_columns
 from datamodules.utils.splits import stratified_split
 from datamodules.vision.records import IMAGE_ENDINGS, PixelRecords, Records, TableRecords
 
@@ -83,13 +83,9 @@ class ImageHub(LabelledTables[Records]):
         return tuple(Path(folder) for folder in folders)
 
     def _image_column(self, schema: pa.Schema) -> str:
-        features = features_of(schema)
-        described = [
-            name for name in schema.names if features.get(name, {}).get("_type") == "Image"
-        ]
-        fitting = [field.name for field in schema if holds_images(field.type)]
         given = self.options.image_column
-        candidates = [given] if given else described + fitting
+        fitting = [field.name for field in schema if holds_images(field.type)]
+        candidates = [given] if given else described_columns(schema, "Image") + fitting
         return self.find_column(schema, "image_column", candidates, holds_images, "images")
 
 

@@ -31,11 +31,10 @@ from datamodules.utils.progress import progress_bar
 
 
 class ModelInputs(NamedTuple):
-    """Token ids, their segments (0, and 1 in the second text), and whether text was truncated."""
+    """Token ids, and their segments: 0, and 1 in the second text."""
 
     ids: list[int]
     segments: list[int]
-    truncated: bool
 
 
 class Tokenizer:
@@ -232,14 +231,13 @@ class Tokenizer:
             )
         if pair is None:
             first = self.truncate(ids, room)
-            return ModelInputs([cls, *first, sep], [0] * (len(first) + 2), len(first) < len(ids))
+            return ModelInputs([cls, *first, sep], [0] * (len(first) + 2))
         first = self.truncate(ids, max(room - len(pair), (room + 1) // 2))
         second = self.truncate(pair, room - len(first))
         end = [*[sep] * (self._separators - 1), *second, sep]
         segment = 2 - self._separators  # RoBERTa has no second segment
         segments = [0] * (len(first) + 2) + [segment] * len(end)
-        truncated = len(first) < len(ids) or len(second) < len(pair)
-        return ModelInputs([cls, *first, sep, *end], segments, truncated)
+        return ModelInputs([cls, *first, sep, *end], segments)
 
     def truncate(self, ids: Sequence[int], length: int) -> list[int]:
         """At most `length` of these ids: the part that `truncation` names."""

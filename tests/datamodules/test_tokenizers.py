@@ -152,7 +152,6 @@ def test_the_longer_text_of_a_pair_is_truncated(first: int, second: int, room: i
             b -= 1
     assert built.ids == [2, *[100] * a, 3, *[200] * b, 3]
     assert built.segments == [0] * (a + 2) + [1] * (b + 1)
-    assert built.truncated == (first + second > room)
 
 
 def test_inputs_without_room_for_text_are_refused() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from datamodules.sources.base import shortened
 from datamodules.sources.labelled import LabelledSource, S
 from datamodules.sources.readers.formats import NOT_UTF8
-from datamodules.sources.readers.tables import TableSource, features_of
+from datamodules.sources.readers.tables import TableSource, described_columns, features_of
 from datamodules.utils.errors import DataError, UsageError
 
 MAX_CLASS = 10**6  # whole numbers below this are taken for classes
@@ -34,11 +34,7 @@ class LabelledTables(TableSource, LabelledSource[S]):
 
     def label_candidates(self, schema: pa.Schema) -> list[str]:
         """Columns that may hold the classes if no option says which; the likeliest first."""
-        features = features_of(schema)
-        described = [
-            name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"
-        ]
-        return ["label", "labels", *described]
+        return ["label", "labels", *described_columns(schema, "ClassLabel")]
 
     def label_column(self, schema: pa.Schema) -> str:
         """Name of the column of classes; raises as `find_column`."""
@@ -57,10 +53,10 @@ class LabelledTables(TableSource, LabelledSource[S]):
         if len(indices) == 0:
             raise DataError(f"the {split} split of {self.origin} has no rows.")
         values = self._class_values
-        given = self.options.class_names or self._described_classes(split)
-        names_are_values = not given and self.has("train")
-        for index, value in enumerate(values):
-            if names_are_values and is_no_class(value) and index in indices:
+        named = self.options.class_names or self._described_classes(split)
+        checked = [] if named or not self.has("train") else values
+        for index, value in enumerate(checked):
+            if is_no_class(value) and index in indices:
                 row = int((indices == index).nonzero()[0])
                 raise DataError(
                     f"{table.name(row)} has the label {value[:40]}, but classes are words or whole "
@@ -91,7 +87,6 @@ class LabelledTables(TableSource, LabelledSource[S]):
 
         Raises `DataError` if one is not UTF-8.
         """
-
         import pyarrow.compute as pc
 
         table = self.tables.load(split)
@@ -111,7 +106,7 @@ class LabelledTables(TableSource, LabelledSource[S]):
 
     @cached_property
     def _class_values(self) -> list[str]:
-        """What the column holds for class 0, 1, ..., as text."""
+        """The value of class 0, 1, ... in the column, as text."""
         has_train = self.has("train")
         split = "train" if has_train else self.tables.splits()[0]
         described = self._described_classes(split)

@@ -251,6 +251,12 @@ def features_of(schema: pa.Schema) -> dict[str, Any]:
         ) from error
 
 
+def described_columns(schema: pa.Schema, kind: str) -> list[str]:
+    """Columns of this type, such as "Image", in the hub's description."""
+    features = features_of(schema)
+    return [name for name in schema.names if features.get(name, {}).get("_type") == kind]
+
+
 def download(options: Any) -> dict[str, pa.Table]:
     """The splits of a data set of the hub, by our names of splits.
 
