@@ -28,7 +28,7 @@ from datamodules.sources.readers.formats import (
     read_json_lines,
     read_table,
 )
-from datamodules.sources.readers.tables import ARROW, Tables, TableSource, type_fault
+from datamodules.sources.readers.tables import ARROW, TableSource, type_fault
 from datamodules.sources.text_files import text_column
 from datamodules.utils.cache import content_key
 from datamodules.utils.errors import UsageError
@@ -240,7 +240,7 @@ class DocumentFiles(DocumentSource):
         return self._is_utf8[path]
 
 
-class DocumentHub(DocumentFiles):
+class DocumentHub(TableSource, DocumentFiles):
     """A data set of the Hugging Face hub with a column of texts.
 
     That is its files below the folder that TESSERA_DATA names, or those of a download, which are
@@ -248,28 +248,17 @@ class DocumentHub(DocumentFiles):
     """
 
     noun = "data set"
-    suffixes = ARROW
-    kind = TableSource.kind
     unused_options = set[str]()
-
-    @cached_property
-    def tables(self) -> Tables:
-        """The data set by split."""
-        return Tables(self)
 
     @cached_property
     def splits(self) -> dict[str, list[str]]:
         """The hub's splits that are part of each split."""
-        return join_unlabelled({name: [name] for name in self.tables.splits()})
+        return join_unlabelled({name: [name] for name in self.table_splits()})
 
     @cached_property
     def files(self) -> dict[str, list[Path]]:
         """The local files of each split; none if the data set was downloaded."""
-        return join_unlabelled(self.tables.files)
-
-    @property
-    def origin(self) -> str:
-        return self.tables.origin
+        return join_unlabelled(self.table_files)
 
     def prepare(self) -> None:
         _ = self.splits
@@ -285,7 +274,7 @@ class DocumentHub(DocumentFiles):
             yield from super().read(split)
             return
         for name in self.splits[split]:
-            table = self.tables.load(name)
+            table = self.table(name)
             yield from split_pieces(read_column(self, table.columns, table.where))
 
 

@@ -67,7 +67,7 @@ class ImageHub(LabelledTables[Records]):
     def records(self, split: str) -> Records | None:
         if not self.has(split):
             return None
-        table = self.tables.load(split)
+        table = self.table(split)
         images = encoded_images(table.columns.column(self._image_column(table.columns.schema)))
         where = f"the {split} split of {self.origin}"
         return TableRecords(images, self.labels(split), table.rows, where, self._roots())

@@ -149,7 +149,7 @@ class PairHub(TableSource, ParallelSource):
         return (name, f"translation.{name}", *numbers)
 
     def read(self, split: str) -> TextSamples:
-        table = self.tables.load(split)
+        table = self.table(split)
         columns = table.columns.flatten()  # structs become columns
         texts = []
         for side, option in enumerate(("source_column", "target_column")):

@@ -28,7 +28,7 @@ class LabelledTables(TableSource, LabelledSource[S]):
         if not self.has("train"):
             if self.checkpoint_classes:
                 return self.checkpoint_classes
-            splits = ", ".join(self.tables.splits())
+            splits = ", ".join(self.table_splits())
             raise UsageError(f"{self.origin} has no train split, only {splits}.")
         return self._described_classes("train") or self._class_values
 
@@ -48,7 +48,7 @@ class LabelledTables(TableSource, LabelledSource[S]):
 
         Raises `DataError` if the split is empty, or a row has no label or one outside the classes.
         """
-        table = self.tables.load(split)
+        table = self.table(split)
         indices = self.class_indices(split)
         if len(indices) == 0:
             raise DataError(f"the {split} split of {self.origin} has no rows.")
@@ -89,7 +89,7 @@ class LabelledTables(TableSource, LabelledSource[S]):
         """
         import pyarrow.compute as pc
 
-        table = self.tables.load(split)
+        table = self.table(split)
         labels = table.columns.column(self.label_column(table.columns.schema)).cast(pa.string())
         invalid = is_not_utf8(labels).nonzero().flatten().tolist()
         if invalid:
@@ -100,7 +100,7 @@ class LabelledTables(TableSource, LabelledSource[S]):
 
     def _described_classes(self, split: str) -> list[str]:
         """The class names in the hub's description; none if it says nothing."""
-        schema = self.tables.load(split).columns.schema
+        schema = self.table(split).columns.schema
         feature = features_of(schema).get(self.label_column(schema), {})
         return [str(name) for name in feature.get("names") or ()]
 
@@ -108,7 +108,7 @@ class LabelledTables(TableSource, LabelledSource[S]):
     def _class_values(self) -> list[str]:
         """The value of class 0, 1, ... in the column, as text."""
         has_train = self.has("train")
-        split = "train" if has_train else self.tables.splits()[0]
+        split = "train" if has_train else self.table_splits()[0]
         described = self._described_classes(split)
         if described:
             return [str(i) for i in range(len(described))]
