@@ -1,17 +1,16 @@
 """Dot-product and additive attention, and the multi-head layers."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.config import StackConfig, require
 from modules.kernels.dropout import dropout as fast_dropout
 from modules.kernels.linear import Linear
 from modules.kernels.upcast import upcast
 from modules.masks import NO_MASK, Mask
-from modules.norm import norm_factory
 from modules.rotation import Rotation
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]  # (B, H, N, D), (B, H, M, D) -> (B, H, N, M)
@@ -83,32 +82,47 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention, self or cross (Vaswani 2017), with G key/value heads (Ainslie 2023).
 
     Args:
-        config: Width E of tokens, number H and size D of heads, number G of key/value heads,
-            biases, norm of queries and keys (Dehghani 2023), dropout of weights.
+        width: Size E of the tokens' vectors.
+        heads: Number H of heads.
+        kv_heads: Number G of key/value heads; None: H.
+        head_dim: Size D of a head; None: E / H.
         context_width: Size of the context's vectors in cross-attention; None: self-attention.
+        qkv_bias: Biases of queries, keys and values.
+        bias: A bias of the output.
+        qk_norm: Makes the norms of queries and keys (Dehghani 2023).
+        dropout: Probability of dropping a weight.
     """
 
     score_fn: ScoreFunction | None = None  # dot products
 
-    def __init__(self, config: StackConfig, context_width: int | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        context_width: int | None = None,
+        qkv_bias: bool = True,
+        bias: bool = True,
+        qk_norm: Callable[[int], nn.Module] = nn.Identity,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        sizes = config.resolved
-        self.heads = config.heads
-        self.kv_heads = sizes.kv_heads
-        self.head_dim = sizes.head_dim
-        self.dropout = config.attention_dropout
+        self.heads = heads
+        self.kv_heads = heads if kv_heads is None else kv_heads
+        self.head_dim = width // heads if head_dim is None else head_dim
+        self.dropout = dropout
         self.is_cross = context_width is not None
         inner = self.heads * self.head_dim
         kv_inner = 2 * self.kv_heads * self.head_dim
         if context_width is None:
-            self.qkv = Linear(config.width, inner + kv_inner, bias=config.qkv_bias)
+            self.qkv = Linear(width, inner + kv_inner, bias=qkv_bias)
         else:
-            self.query = Linear(config.width, inner, bias=config.qkv_bias)
-            self.key_value = Linear(context_width, kv_inner, bias=config.qkv_bias)
-        norm = norm_factory(config)
-        self.q_norm = norm(self.head_dim) if config.qk_norm else nn.Identity()
-        self.k_norm = norm(self.head_dim) if config.qk_norm else nn.Identity()
-        self.output = Linear(inner, config.width, bias=config.bias)
+            self.query = Linear(width, inner, bias=qkv_bias)
+            self.key_value = Linear(context_width, kv_inner, bias=qkv_bias)
+        self.q_norm = qk_norm(self.head_dim)
+        self.k_norm = qk_norm(self.head_dim)
+        self.output = Linear(inner, width, bias=bias)
 
     def forward(
         self,
@@ -144,10 +158,10 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, context: Tensor | None, cache: AttentionCache
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, N, D), keys and values (B, G, M, D) each; arguments as `forward`."""
-        require(
-            (context is not None) == self.is_cross,
-            "Cross-attention needs a context and self-attention takes none; see context_width.",
-        )
+        if (context is not None) != self.is_cross:
+            raise ValueError(
+                "Cross-attention needs a context and self-attention takes none; see context_width."
+            )
         if context is None:
             heads = self.split_heads(self.qkv(x))  # (B, H + G + G, N, D)
             q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
@@ -167,11 +181,12 @@ class MultiHeadAttention(nn.Module):
 class AdditiveAttention(MultiHeadAttention):
     """Attention with scores w . tanh(q + k), one vector w per head (Bahdanau 2015).
 
-    Takes N x M x D memory. Rotary positions have no meaning here; `build_position` refuses them.
+    Arguments as `MultiHeadAttention`. Takes N x M x D memory. Rotary positions have no meaning
+    here; `build_position` refuses them.
     """
 
-    def __init__(self, config: StackConfig, context_width: int | None = None) -> None:
-        super().__init__(config, context_width)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.score = nn.Parameter(torch.randn(self.heads, self.head_dim) * self.head_dim**-0.5)
 
     def score_fn(self, q: Tensor, k: Tensor) -> Tensor:

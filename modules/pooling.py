@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from modules.attention import MultiHeadAttention
-from modules.config import StackConfig
 from modules.masks import padding
 
 
@@ -55,7 +54,7 @@ class AttentionPooling(Pooling):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads)
         self.query = nn.Parameter(torch.randn(1, 1, width) * width**-0.5)
-        self.attention = MultiHeadAttention(StackConfig(width, heads=heads), context_width=width)
+        self.attention = MultiHeadAttention(width, heads, context_width=width)
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""

@@ -1,6 +1,7 @@
 """Blocks (attention, feed-forward, norms, residual sums) and stacks of them."""
 
 from collections import OrderedDict
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -90,14 +91,25 @@ class Block(nn.Module):
         super().__init__()
         sizes = config.resolved
         norm = norm_factory(config)
-        attention = ATTENTIONS[config.attention]
+        attention = partial(
+            ATTENTIONS[config.attention],
+            config.width,
+            config.heads,
+            sizes.kv_heads,
+            sizes.head_dim,
+            qkv_bias=config.qkv_bias,
+            bias=config.bias,
+            qk_norm=norm if config.qk_norm else nn.Identity,
+            dropout=config.attention_dropout,
+        )
         self.has_cross = config.cross_attention
         self.norm1 = norm(config.width)
-        self.attention = attention(config)
+        self.attention = attention()
         self.residual1 = residual_branch(config, drop_path)
         if config.cross_attention:
             self.cross_norm = norm(config.width)
-            self.cross_attention = attention(config, default(config.context_width, config.width))
+            context_width = default(config.context_width, config.width)
+            self.cross_attention = attention(context_width=context_width)
             self.cross_residual = residual_branch(config, drop_path)
         self.norm2 = norm(config.width)
         self.feedforward = FEEDFORWARDS[config.feedforward](
