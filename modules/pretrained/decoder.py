@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from modules.config import StackConfig, require
+from modules.config import StackConfig, default, require
 from modules.models.gpt import Decoder, DecoderConfig
+from modules.position import Rotary
 from modules.pretrained.family import TransformersFamily, first_match
 from modules.pretrained.settings import (
     ACTIVATIONS,
@@ -112,8 +113,8 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
         used = checked(bool | None, settings.get("use_sliding_window"), "use_sliding_window")
         first = settings.get("max_window_layers", FIRST_WINDOW_LAYER)
         has_window = checked(int, first, "max_window_layers") < depth
-        default = "sliding_attention" if has_window else "full_attention"
-        kinds = checked(list[str] | None, settings.get("layer_types"), "layer_types") or [default]
+        kind = "sliding_attention" if has_window else "full_attention"
+        kinds = checked(list[str] | None, settings.get("layer_types"), "layer_types") or [kind]
         unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
         require(
             not unknown,
@@ -179,7 +180,7 @@ def read_rotary(settings: Settings, length: int) -> Settings:
     base = rope.get("rope_theta")
     if base is None:
         base = settings.get("rope_theta")
-    base = float(checked(float, 10000.0 if base is None else base, "rope_theta"))
+    base = float(checked(float, default(base, Rotary.default_base), "rope_theta"))
     require(base > 0, f"rope_theta is {base}; it must be above 0.")
     if kind == "default":
         return {"position_options": {"base": base}}
@@ -192,7 +193,7 @@ def read_rotary(settings: Settings, length: int) -> Settings:
 
 def write_rotary(config: DecoderConfig) -> Settings:
     """Returns rotary positions as transformers writes them now and did before version 5."""
-    base = config.position_options.get("base", 10000.0)
+    base = default(config.position_options.get("base"), Rotary.default_base)
     found: Settings = {}
     if config.position_options.get("scaling") is not None:
         scaling = from_dict(RotaryScaling, config.position_options["scaling"])
