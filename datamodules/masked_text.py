@@ -72,8 +72,7 @@ class NextSentencePairs(Chunks):
         self.documents: list[int] = self.document.unique().tolist()  # those that are not empty
         if len(self.documents) < 2:
             raise UsageError(
-                "next_sentence needs two documents at least in each split: add some, or switch it "
-                "off."
+                "next_sentence needs two documents in each split: add some, or switch it off."
             )
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:

@@ -120,8 +120,7 @@ class ReviewData(TextData):
             return self._usable([self.predict_text], [1], "--text")
         if self.predict_path is None:
             raise UsageError(
-                "predict needs --data.predict_path: a file with a text on each line, or - to read "
-                "them."
+                "predict needs --data.predict_path: a file with a text on each line, or -."
             )
         if self.predict_path == "-":
             return self._usable(*self._lines(sys.stdin.buffer, "standard input"))

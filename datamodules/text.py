@@ -100,8 +100,7 @@ class TextData(TokenizedData):
             raise UsageError(f"multiple is {loading.multiple}, but must be at least 1.")
         if loading.batch_tokens is not None and loading.batch_tokens < max_length:
             raise UsageError(
-                f"batch_tokens is {loading.batch_tokens}, but must be at least max_length "
-                f"({max_length})."
+                f"batch_tokens is {loading.batch_tokens}, but max_length is {max_length}: raise it."
             )
         if loading.batch_tokens is not None and not loading.buckets:
             raise UsageError("batch_tokens needs texts of similar length: leave buckets on.")

@@ -37,8 +37,7 @@ class RotaryScaling:
         )
         require(
             self.original_max_length >= 1,
-            f"original_max_length of rotary scaling is {self.original_max_length}; it must be at "
-            "least 1.",
+            f"original_max_length of rotary scaling is {self.original_max_length}; give 1 or more.",
         )
 
     def scale(self, frequency: Tensor) -> Tensor:

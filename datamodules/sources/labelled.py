@@ -99,8 +99,7 @@ class LabelledSource(Source, Generic[S]):
             )
         if len(given) < 2:
             raise UsageError(
-                f"the data have one class only ({shortened(given)}): classification needs at least "
-                "two."
+                f"the data have one class only ({shortened(given)}): classification needs two."
             )
         return given
 

@@ -37,8 +37,7 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if self.file is None and None in (self.kind, self.min_frequency, self.lowercase):
             raise UsageError(
-                "the tokenizer's kind, min_frequency or lowercase is null: set it, or give a file "
-                "of a tokenizer."
+                "the tokenizer's kind, min_frequency or lowercase is null: set it, or give a file."
             )
         kinds = get_args(TokenizerName)
         if self.kind not in (None, *kinds):

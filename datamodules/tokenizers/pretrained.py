@@ -107,8 +107,7 @@ def _older_files(folder: Path, settings: dict[str, Any]) -> str:
         names = {name for alternatives in ALTERNATIVE_NAMES.values() for name in alternatives}
     else:
         raise UsageError(
-            f"{folder} holds no tokenizer: it needs tokenizer.json, vocab.txt, or vocab.json with "
-            "merges.txt."
+            f"{folder} holds no tokenizer.json, vocab.txt, or vocab.json with merges.txt."
         )
     names |= set(named_special_tokens(settings).values())
     backend.add_special_tokens(sorted(names & backend.get_vocab().keys()))

@@ -125,8 +125,7 @@ class Tokenizer:
         token_id = getattr(self.special_ids, role)
         if token_id is None:
             raise UsageError(
-                f"the tokenizer has no {SPECIAL_TOKENS[role]} token, which is needed here: use "
-                "another one."
+                f"the tokenizer has no {SPECIAL_TOKENS[role]} token: use one that does."
             )
         return token_id
 

@@ -149,8 +149,7 @@ def add_tokens(
         )
     if extra and name == MARIAN:
         raise DataError(
-            f"{origin}: {ascii(min(extra))} is added to SentencePiece, which is not supported: "
-            "leave it out."
+            f"{origin}: leave {ascii(min(extra))} out: SentencePiece takes no added tokens here."
         )
     changed = [
         entry

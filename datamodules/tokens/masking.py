@@ -54,8 +54,7 @@ class Masker:
     ) -> None:
         if special_ids.mask is None:
             raise UsageError(
-                "the tokenizer has no [MASK] token, which masked pretraining needs: use another "
-                "one."
+                "the tokenizer has no [MASK] token for masked pretraining: use another one."
             )
         self.config = config
         self.mask_id = special_ids.mask

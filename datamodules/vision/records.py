@@ -68,8 +68,7 @@ class Records:
         h, w = image.shape[-2:]
         if (h, w) != (size, size):
             raise UsageError(
-                f"{self.name(i)} is {w} x {h} pixels, but others are {size} x {size}: add "
-                "--data.image_size N."
+                f"{self.name(i)} is {w} x {h} pixels, not {size} x {size}: add --data.image_size N."
             )
         return image
 

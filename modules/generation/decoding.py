@@ -162,8 +162,7 @@ def check_prompts(
         )
         require(
             len(prompt) <= max_length,
-            f"{name} {number} has {len(prompt)} tokens, over the {max_length} of the model; "
-            "shorten it.",
+            f"{name} {number} has {len(prompt)} tokens, over the model's {max_length}; shorten it.",
         )
         require(
             min(prompt) >= 0 and max(prompt) < vocabulary,

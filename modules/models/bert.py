@@ -73,8 +73,7 @@ class BertConfig:
         )
         require(
             not (self.stack.causal or self.stack.cross_attention),
-            "An encoder sees the whole text and nothing else; leave stack.causal and "
-            "stack.cross_attention off.",
+            "An encoder needs stack.causal and stack.cross_attention off.",
         )
         require(
             not self.next_sentence or self.segments >= 2,

@@ -53,8 +53,7 @@ class DecoderConfig:
         )
         require(
             self.stack.causal and not self.stack.cross_attention,
-            "A decoder sees what came before and nothing else; set stack.causal and leave "
-            "stack.cross_attention off.",
+            "A decoder needs stack.causal on and stack.cross_attention off.",
         )
 
 
@@ -67,10 +66,7 @@ class Decoder(LanguageModel):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         if config.vocabulary is None or config.max_length is None:
-            raise ValueError(
-                "vocabulary or max_length is null; fill both in from the data before building a "
-                "decoder."
-            )
+            raise ValueError("vocabulary or max_length is null; fill both in from the data first.")
         self.config = config
         self.max_length = config.max_length
         self.vocabulary = config.vocabulary

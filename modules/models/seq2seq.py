@@ -59,10 +59,7 @@ class Seq2Seq(LanguageModel):
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         if None in (config.source_vocabulary, config.target_vocabulary, config.max_length):
-            raise ValueError(
-                "A vocabulary or max_length is null; fill all in from the data before building a "
-                "model."
-            )
+            raise ValueError("A vocabulary or max_length is null; fill all in from the data first.")
         self.config = config
         self.max_length: int = config.max_length  # type: ignore[assignment]
         self.source_vocabulary: int = config.source_vocabulary  # type: ignore[assignment]

@@ -154,8 +154,7 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
         if self.name == "llama":
             require(
                 stack.width % stack.heads == 0,
-                f"llama models have a width that heads divide, but {stack.heads} does not divide "
-                f"{stack.width}.",
+                f"llama models need heads that divide width {stack.width}, unlike {stack.heads}.",
             )
 
 
@@ -167,8 +166,7 @@ def read_rotary(settings: Settings, length: int) -> Settings:
     nested = any(isinstance(value, dict) for value in rope.values())
     require(
         not nested,
-        "rope_parameters that differ from layer to layer are not supported; choose a model without "
-        "them.",
+        "rope_parameters of each layer are not supported; choose a model without them.",
     )
     known = ("default", *SCALING)
     require(

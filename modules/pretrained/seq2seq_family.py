@@ -199,6 +199,5 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
             decoder = get_option(config.decoder, option)
             require(
                 encoder == decoder,
-                f"{name} models have the same {option} in encoder and decoder, not {encoder} and "
-                f"{decoder}.",
+                f"{name} models have one {option} for both stacks, not {encoder} and {decoder}.",
             )

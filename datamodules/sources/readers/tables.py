@@ -86,8 +86,7 @@ class TableSource(Source):
         if self.suffixes == ARROW and self.local_path is None:
             if self.options.name is None:
                 raise UsageError(
-                    "the source hub needs --data.dataset.name ID (uoft-cs/cifar10) or --data.path "
-                    "FOLDER."
+                    "the source hub needs --data.dataset.name ID or --data.path FOLDER."
                 )
             return {}
         example = f"train{self.suffixes[0]}"
