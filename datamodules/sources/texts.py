@@ -30,19 +30,12 @@ class TextDatasetOptions(SourceOptions):
 
 @dataclass(frozen=True)
 class TextSamples:
-    """Texts of one split with a class for each, or texts with their translations.
+    """The S texts of one split with a class for each, or texts with their translations."""
 
-    Args:
-        columns: Arrow strings (S,) each: the texts; or the source and the target texts.
-        labels: (S,) int64; 0 if the texts have no classes.
-        rows: (S,) int64, the number of each sample in its file or table.
-        where: Names of samples for messages: "line {} of reviews.csv", or files by number.
-    """
-
-    columns: tuple[pa.ChunkedArray, ...]
-    labels: Tensor
-    rows: Tensor
-    where: str | Sequence[Any]
+    columns: tuple[pa.ChunkedArray, ...]  # strings: the texts, or sources and targets
+    labels: Tensor  # (S,) int64; 0 if the texts have no classes
+    rows: Tensor  # (S,) int64, the number of each sample in its file or table
+    where: str | Sequence[Any]  # names for messages: "line {} of reviews.csv", or files by number
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -26,23 +26,13 @@ READ_AROUND = 2**21  # bytes that become resident at most when one is read
 
 
 class TokenChunk(NamedTuple):
-    """Some pieces of documents, in their order.
+    """P pieces of documents, in their order."""
 
-    Args:
-        tokens: (N,) integers of any type.
-        sizes: (P,) int64, tokens of each piece.
-        bytes: (P,) int64, UTF-8 bytes of each piece's text.
-        opens: (P,) bool, whether a document begins with the piece; else it continues the one
-            before.
-        first: (P,) int64, how many of those bytes are the first token's if a document begins; 0
-            for a special token.
-    """
-
-    tokens: np.ndarray
-    sizes: np.ndarray
-    bytes: np.ndarray
-    opens: np.ndarray
-    first: np.ndarray
+    tokens: np.ndarray  # (N,) integers of any type
+    sizes: np.ndarray  # (P,) int64, tokens of each piece
+    bytes: np.ndarray  # (P,) int64, UTF-8 bytes of each piece's text
+    opens: np.ndarray  # (P,) bool, whether a document begins with the piece
+    first: np.ndarray  # (P,) int64, of these bytes those of its first token; 0 if it is special
 
 
 class TokenFile:
@@ -97,7 +87,7 @@ class TokenFile:
         return TokenFile, (self.path,)
 
     def gather(self, index: np.ndarray, runs: int) -> np.ndarray:
-        """The tokens at `index`, of any shape, which is made of so many contiguous runs."""
+        """The tokens at `index`, any shape, which has `runs` contiguous parts (to bound memory)."""
         tokens = self.tokens[index]
         self._resident += runs * READ_AROUND
         if self._is_large and self._resident > LARGE and hasattr(self._map, "madvise"):

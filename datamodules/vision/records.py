@@ -17,19 +17,12 @@ IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tif
 
 @dataclass(frozen=True)
 class Records:
-    """One split, not decoded: sample i is `items[rows[i]]`, of class `labels[i]`.
+    """The S images of one split, not decoded: sample i is `items[rows[i]]`."""
 
-    Args:
-        items: All that the files hold.
-        labels: (S,) int64.
-        rows: (S,) int64, into `items`.
-        where: What the items are part of, for messages.
-    """
-
-    items: Any
-    labels: Tensor
-    rows: Tensor
-    where: str = ""
+    items: Any  # all images of the files
+    labels: Tensor  # (S,) int64
+    rows: Tensor  # (S,) int64, into `items`
+    where: str = ""  # name of the table in messages
 
     def __len__(self) -> int:
         return len(self.rows)

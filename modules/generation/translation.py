@@ -19,11 +19,11 @@ from modules.models.seq2seq import Seq2Seq
 
 
 class Translation(NamedTuple):
-    """A target text: its tokens, with the end token; its score; whether it has an end."""
+    """A target text."""
 
-    tokens: list[int]
+    tokens: list[int]  # with the end token
     score: float
-    finished: bool
+    finished: bool  # whether it has an end
 
 
 class DecodingRules(NamedTuple):

@@ -34,17 +34,11 @@ ROWS_AT_ONCE = 10_000  # rows that exist as Python objects at a time
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one split.
-
-    Args:
-        columns: Arrow columns of S rows.
-        rows: (S,) int64, the number of each row in its file.
-        where: Names of rows for messages: "line {} of reviews.csv".
-    """
+    """The S rows of one split."""
 
     columns: pa.Table
-    rows: Tensor
-    where: str
+    rows: Tensor  # (S,) int64, the number of each row in its file
+    where: str  # names of rows for messages: "line {} of reviews.csv"
 
     def name(self, i: int) -> str:
         """The name of row i in a message."""
