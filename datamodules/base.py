@@ -90,7 +90,7 @@ class ResumableDataModule(pl.LightningDataModule):
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
-        self.seed = seed
+        self.seed = int(seed)  # the command line gives a subclass, which checkpoints cannot hold
         self.drop_last = True  # the last training batches of an epoch, unless full on every rank
         self._metadata: dict[str, Any] = {}
         self._datasets: dict[str, Any] = {}
