@@ -31,10 +31,11 @@ from datamodules.utils.progress import progress_bar
 
 
 class ModelInputs(NamedTuple):
-    """Token ids, and their segments: 0, and 1 in the second text."""
+    """Token ids, their segments (0, and 1 in the second text), and whether text was truncated."""
 
     ids: list[int]
     segments: list[int]
+    truncated: bool
 
 
 class Tokenizer:
@@ -230,13 +231,14 @@ class Tokenizer:
             )
         if pair is None:
             first = self.truncate(ids, room)
-            return ModelInputs([cls, *first, sep], [0] * (len(first) + 2))
+            return ModelInputs([cls, *first, sep], [0] * (len(first) + 2), len(first) < len(ids))
         first = self.truncate(ids, max(room - len(pair), (room + 1) // 2))
         second = self.truncate(pair, room - len(first))
         end = [*[sep] * (self._separators - 1), *second, sep]
         segment = 2 - self._separators  # RoBERTa has no second segment
         segments = [0] * (len(first) + 2) + [segment] * len(end)
-        return ModelInputs([cls, *first, sep, *end], segments)
+        truncated = len(first) < len(ids) or len(second) < len(pair)
+        return ModelInputs([cls, *first, sep, *end], segments, truncated)
 
     def truncate(self, ids: Sequence[int], length: int) -> list[int]:
         """At most `length` of these ids: the part that `truncation` names."""

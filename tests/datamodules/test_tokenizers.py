@@ -133,7 +133,7 @@ def test_truncation(truncate: TruncateName) -> None:
                 ends = ids[: (room + 1) // 2] + ids[length - room // 2 :]
                 kept = {"head": ids[:room], "tail": ids[-room:], "both": ends}[truncate]
             built = tokenizer.build_inputs(np.array(ids, np.uint16), room + 2)
-            assert built == ([2, *kept, 3], [0] * (len(kept) + 2))
+            assert built == ([2, *kept, 3], [0] * (len(kept) + 2), length > room)
             assert all(type(i) is int for i in built.ids)
     assert pickle.loads(pickle.dumps(tokenizer)).truncation == truncate
 
@@ -152,6 +152,7 @@ def test_the_longer_text_of_a_pair_is_truncated(first: int, second: int, room: i
             b -= 1
     assert built.ids == [2, *[100] * a, 3, *[200] * b, 3]
     assert built.segments == [0] * (a + 2) + [1] * (b + 1)
+    assert built.truncated == (first + second > room)
 
 
 def test_inputs_without_room_for_text_are_refused() -> None:
