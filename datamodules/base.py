@@ -1,11 +1,9 @@
-"""What every datamodule shares: splits that are loaded once, batches in a fixed order, and
-resuming within an epoch."""
+"""Base of the datamodules: splits loaded once, batches in a fixed order, resuming in an epoch."""
 
 import signal
 import warnings
-from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import pytorch_lightning as pl
 from torch import Generator
@@ -15,11 +13,11 @@ from datamodules.sources import Source
 from datamodules.utils.batching import EvalBatchSampler, ResumableBatchSampler
 from datamodules.utils.errors import UsageError
 
-# Both are wrong here: data in memory need no workers, and the order of batches survives a resume.
+# Neither applies: data in memory need no workers, and the samplers here are resumable.
 for _message in (".*does not have many workers.*", ".*your dataloader is not resumable.*"):
     warnings.filterwarnings("ignore", _message)
 
-GRACE_SECONDS = 30  # that a worker continues after a SIGTERM
+GRACE_SECONDS = 30  # that a worker lives on after a SIGTERM
 SPLITS_OF_STAGE = {
     "fit": ("train", "val"),
     "validate": ("val",),
@@ -38,42 +36,24 @@ class BatchedDataset(Protocol):
     def __getitem__(self, indices: list[int]) -> dict[str, Any]: ...
 
 
-T = TypeVar("T")
-
-
-def find_source(sources: Mapping[str, T], name: str) -> T:
-    """The entry of that name.
-
-    Raises:
-        UsageError: There is none.
-    """
-    if name not in sources:
-        raise UsageError(f"source is {name}, but must be one of {', '.join(sources)}.")
-    return sources[name]
-
-
 def require_same(option: str, given: Any, stored: Any) -> None:
-    """Compares an option, None if it was not set, with that of a checkpoint.
-
-    Raises:
-        UsageError: They differ.
-    """
+    """Raises `UsageError` if an option is set (not None) and is not that of a checkpoint."""
     if given not in (None, stored):
         raise UsageError(
             f"{option} is {given}, the checkpoint was trained with {stored}: leave it out."
         )
 
 
-def ignore_signals(worker: int) -> None:
-    """Leaves signals to a worker's parent, which still needs batches for a while."""
+def outlive_signals(worker: int) -> None:
+    """Lets a worker outlive SIGINT, and SIGTERM for a while: its parent still needs batches."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_SECONDS))
 
 
 def training_position(trainer: pl.Trainer) -> tuple[int, int]:
-    """Where a run resumes that stops now: its epoch, and the batches of complete optimizer steps.
+    """The epoch, and its batches up to the last optimizer step: where a run resumes.
 
-    Gradients are not saved: those of an incomplete optimizer step are computed again.
+    Accumulated gradients are not saved: they are computed again.
     """
     loop = trainer.fit_loop
     batches: int = loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
@@ -83,22 +63,20 @@ def training_position(trainer: pl.Trainer) -> tuple[int, int]:
 
 
 class ResumableDataModule(pl.LightningDataModule):
-    """Builds loaders whose batches follow from (seed, epoch, batch number) only.
+    """Builds loaders whose batches depend on (seed, epoch, batch number) only.
 
-    Subclasses set `source` and load a split. The Trainer must be built with
-    `use_distributed_sampler=False`: the samplers here shard by rank.
+    Subclasses set `source` and define `load`. The Trainer must be built with
+    `use_distributed_sampler=False`: the samplers here shard by rank. Datamodules raise `UsageError`
+    if an option is out of range or there are no such data, `DataError` if data cannot be used.
 
     Args:
         batch_size: Training samples per batch and device.
         eval_batch_size: Samples per batch in validation, test and prediction.
         num_workers: Processes that prepare batches of a data set that is not in memory.
         seed: Of the order of the samples.
-
-    Raises:
-        UsageError: A size is below 1, or there are fewer workers than 0.
     """
 
-    source: Source[Any]
+    source: Source
 
     def __init__(self, batch_size: int, eval_batch_size: int, num_workers: int, seed: int) -> None:
         super().__init__()
@@ -112,7 +90,7 @@ class ResumableDataModule(pl.LightningDataModule):
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
-        self.seed = seed
+        self.seed = int(seed)  # the command line gives a subclass, which checkpoints cannot hold
         self.drop_last = True  # the last training batches of an epoch, unless full on every rank
         self._metadata: dict[str, Any] = {}
         self._datasets: dict[str, Any] = {}
@@ -132,7 +110,7 @@ class ResumableDataModule(pl.LightningDataModule):
         return self._datasets[split]
 
     def metadata(self) -> dict[str, Any]:
-        """What the model must know of the data: a checkpoint's, or measured once."""
+        """What a model must know of its data, such as class names: a checkpoint's, or measured."""
         if not self._metadata:
             self._metadata = self.measure_metadata()
         return self._metadata
@@ -200,7 +178,7 @@ class ResumableDataModule(pl.LightningDataModule):
         return ResumableBatchSampler(len(dataset), self.eval_batch_size)
 
     def train_loader(self, dataset: BatchedDataset) -> DataLoader:
-        """Shuffled batches, from the position in the epoch that a loaded checkpoint names."""
+        """Shuffled batches, from the position of a loaded checkpoint on."""
         self._samples = len(dataset)
         sampler = self.train_sampler(dataset)
         sampler.overfit = bool(getattr(self.trainer, "overfit_batches", 0))
@@ -216,11 +194,7 @@ class ResumableDataModule(pl.LightningDataModule):
         return self._loader(dataset, sampler)
 
     def train_ranks(self, dataset: BatchedDataset) -> tuple[int, int]:
-        """Number of processes that share the samples of training, and which this one is.
-
-        Raises:
-            UsageError: There are fewer samples: some processes would wait for the others forever.
-        """
+        """World size and rank; `UsageError` if some ranks had no sample, and would wait forever."""
         world_size, rank = self._ranks()
         if len(dataset) < world_size:
             raise UsageError(
@@ -243,7 +217,7 @@ class ResumableDataModule(pl.LightningDataModule):
             sampler=sampler,
             batch_size=None,  # the sampler yields whole batches
             num_workers=workers,
-            worker_init_fn=ignore_signals if workers else None,
+            worker_init_fn=outlive_signals if workers else None,
             persistent_workers=workers > 0,
             pin_memory=on_gpu,
             generator=Generator().manual_seed(self.seed),  # leaves the global generator alone
@@ -252,7 +226,7 @@ class ResumableDataModule(pl.LightningDataModule):
     # Resuming.
 
     def state_dict(self) -> dict[str, int]:
-        """The `epoch` and `batch` that come next, and what defines the number of a batch."""
+        """The `epoch` and `batch` that come next, and what decides which samples are in it."""
         if self.trainer is None or self.trainer.fit_loop._combined_loader is None:
             return {}
         epoch, batch = training_position(self.trainer)
@@ -262,24 +236,28 @@ class ResumableDataModule(pl.LightningDataModule):
         return {"epoch": epoch, "batch": batch, **self.batch_layout(self.trainer.world_size)}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Continues there when training asks for its loader; validation and test ignore it."""
+        """Training continues there; validation and test ignore it."""
         self._resume_state = state_dict
 
     def batch_layout(self, world_size: int) -> dict[str, int]:
-        """What defines the number of a batch; a run that resumes must agree with all of it."""
-        return {"batch_size": self.batch_size, "world_size": world_size, "samples": self._samples}
+        """What decides which samples are in a batch; a run that resumes must have the same."""
+        return {
+            "batch_size": self.batch_size,
+            "world_size": world_size,
+            "samples": self._samples,
+            "seed": self.seed,
+        }
 
     def _start(self, world_size: int) -> tuple[int, int]:
-        """(epoch, batch) to start from; a checkpoint counts once.
+        """(epoch, batch) to start from, those of a loaded checkpoint once.
 
-        Raises:
-            UsageError: The checkpoint was written with other batches.
+        Raises `UsageError` if it was written with other batches.
         """
         state = self._resume_state
         self._resume_state = None
         if not state:
             return (self.trainer.current_epoch if self.trainer else 0), 0
-        words = {
+        titles = {
             "batch_size": "batch size",
             "world_size": "number of devices",
             "samples": "number of training samples",
@@ -293,7 +271,7 @@ class ResumableDataModule(pl.LightningDataModule):
                     "it is as long: resume with that one, or start a new run."
                 )
             raise UsageError(
-                f"the checkpoint was written with {words.get(name, name)} {state[name]}, this run "
+                f"the checkpoint was written with {titles.get(name, name)} {state[name]}, this run "
                 f"has {value}: resume with the former, or start a new run."
             )
         return state["epoch"], state["batch"]

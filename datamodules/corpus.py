@@ -53,10 +53,6 @@ class CorpusData(TokenizedData):
         dataset: What the files do not say: hub id, column, validation fraction.
         tokenizer: How to train one from the beginning of the training text, or a file of one.
         loading: Size of evaluation batches, seed of the order.
-
-    Raises:
-        UsageError: An option is out of range, or the data are not found.
-        DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 
     source: DocumentSource

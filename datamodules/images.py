@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 
-from datamodules.base import BatchedDataset, ResumableDataModule, find_source, require_same
-from datamodules.sources import SOURCES, DatasetOptions, Source
+from datamodules.base import BatchedDataset, ResumableDataModule, require_same
+from datamodules.sources import SOURCES, DatasetOptions, LabelledSource, find_source
 from datamodules.sources.readers.folders import files_below
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import path_fault
@@ -58,10 +58,6 @@ class ImageData(ResumableDataModule):
             first.
         dataset: What the files do not say: hub id, columns, validation fraction.
         loading: Sizes of evaluation batches, workers, memory, seed of the order.
-
-    Raises:
-        UsageError: An option is out of range, or the data are not found.
-        DataError: A file is corrupt, or the hub cannot be reached.
     """
 
     def __init__(
@@ -84,11 +80,11 @@ class ImageData(ResumableDataModule):
         self.skip_bad = skip_bad
         self.options = dataset
         self.loading = loading
-        self.source: Source[Records] = find_source(SOURCES, source)(path, dataset, skip_bad)
+        self.source: LabelledSource[Records] = find_source(SOURCES, source)(path, dataset, skip_bad)
         self._records: dict[str, Records] = {}
         self._skipped: list[str] = []
 
-    # What the model must know of the data, measured or from a checkpoint.
+    # Metadata.
 
     @cached_property
     def _layout(self) -> dict[str, Any]:
@@ -125,8 +121,7 @@ class ImageData(ResumableDataModule):
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Uses the metadata of a checkpoint: prediction then needs no data set.
 
-        Raises:
-            UsageError: The options name other values.
+        Raises `UsageError` if the options name other values.
         """
         require_same("image_size", self.image_size, metadata["image_size"])
         for name in ("class_names", "mean", "std"):

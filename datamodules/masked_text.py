@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import torch
 
-from datamodules.base import find_source, require_same
-from datamodules.sources import CORPORA
+from datamodules.base import require_same
+from datamodules.sources import CORPORA, find_source
 from datamodules.text import Sequences, TextData, TokenRows
 from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.token_cache import tokenised
@@ -18,11 +18,7 @@ from datamodules.utils.errors import UsageError
 class Chunks(Sequences):
     """Documents split into chunks of `max_length` with special tokens; the last of each is shorter.
 
-    Args:
-        table: Tokens of the documents, without special tokens.
-        tokenizer: Puts special tokens around a chunk.
-        max_length: Tokens of a chunk at most.
-        multiple: See `TextLoading`.
+    `table` has the tokens of the documents without special tokens; `multiple` as `TextLoading`.
     """
 
     pair = False
@@ -37,13 +33,13 @@ class Chunks(Sequences):
                 f"max_length is {max_length}, which leaves no room for text between special tokens."
             )
         self.table = table
-        # chunks of each document: (D,)
+        # chunks of each document, (D,)
         counts = table.lengths.add(room - 1).div(room, rounding_mode="floor")
         self.document = torch.arange(len(counts)).repeat_interleave(counts)  # (S,)
         first_chunk = (counts.cumsum(0) - counts)[self.document]  # (D,) -> (S,)
         self.start = (torch.arange(len(first_chunk)) - first_chunk) * room
         self.size = (table.lengths[self.document] - self.start).clamp(max=room)
-        min_size = 2 if self.pair else 1  # a token at least in each span
+        min_size = 2 if self.pair else 1  # at least one token in each span
         super().__init__(
             tokenizer, self.size.clamp(min=min_size) + num_special, max_length, multiple
         )
@@ -63,10 +59,6 @@ class NextSentencePairs(Chunks):
 
     Half of the second spans are replaced by as many tokens of another document, or by all of a
     shorter one. The random choices depend on (seed, epoch, chunk) only.
-
-    Args:
-        table, tokenizer, max_length, multiple: See `Chunks`.
-        seed: Of the random choices.
     """
 
     pair = True
@@ -76,12 +68,11 @@ class NextSentencePairs(Chunks):
     ) -> None:
         super().__init__(table, tokenizer, max_length, multiple)
         self.seed = seed
-        self.sampler: ResumableBatchSampler | None = None  # tells the epoch; None: evaluation
+        self.sampler: ResumableBatchSampler | None = None  # has the epoch; None: evaluation
         self.documents: list[int] = self.document.unique().tolist()  # those that are not empty
         if len(self.documents) < 2:
             raise UsageError(
-                "next_sentence needs two documents at least in each split: add some, or switch it "
-                "off."
+                "next_sentence needs two documents in each split: add some, or switch it off."
             )
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
@@ -103,10 +94,9 @@ class NextSentencePairs(Chunks):
         split = rng.randint(1, max(1, len(tokens) - 1))
         if len(tokens) > 1 and rng.random() < 0.5:
             return tokens[:split], tokens[split:], True
-        # A random other document: they are sorted, so those from this one on move up by one.
-        place = rng.randrange(len(self.documents) - 1)
-        place += self.documents[place] >= int(self.document[i])
-        other = self.table[self.documents[place]]
+        index = rng.randrange(len(self.documents) - 1)
+        index += self.documents[index] >= int(self.document[i])  # skips this document
+        other = self.table[self.documents[index]]
         count = min(max(1, len(tokens) - split), len(other))
         start = rng.randint(0, len(other) - count)
         return tokens[:split], other[start : start + count], False
@@ -130,10 +120,6 @@ class MaskedTextData(TextData):
             split).
         next_sentence: Pairs of spans instead of chunks of one document; in half of them the second
             follows the first.
-
-    Raises:
-        UsageError: An option is out of range, or the data are not found.
-        DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 
     def __init__(

@@ -8,8 +8,8 @@ from typing import Any, BinaryIO, Literal
 import torch
 from torch import Tensor
 
-from datamodules.base import find_source, require_same
-from datamodules.sources import TEXT_SOURCES, TextSamples
+from datamodules.base import require_same
+from datamodules.sources import TEXT_SOURCES, TextSamples, find_source
 from datamodules.sources.readers.formats import read_lines
 from datamodules.sources.texts import text_samples
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
@@ -20,14 +20,9 @@ from datamodules.utils.files import open_regular, path_fault
 
 
 class LabelledTokens(Sequences):
-    """Tokenised texts with their labels.
+    """Tokenised texts with their labels, (S,) int64, or None for prediction.
 
-    Args:
-        table: Tokens of the texts, without special tokens.
-        labels: (S,) int64; None for prediction.
-        tokenizer: Puts special tokens around a text, and truncates it.
-        max_length: Tokens of a text at most.
-        multiple: See `TextLoading`.
+    `table` has their tokens without special tokens; `multiple` as in `TextLoading`.
     """
 
     def __init__(
@@ -67,10 +62,6 @@ class ReviewData(TextData):
             validation.
         predict_path: File with a text on each line to classify with `predict`; - reads standard
             input.
-
-    Raises:
-        UsageError: An option is out of range, or the data are not found.
-        DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 
     def __init__(
@@ -129,8 +120,7 @@ class ReviewData(TextData):
             return self._usable([self.predict_text], [1], "--text")
         if self.predict_path is None:
             raise UsageError(
-                "predict needs --data.predict_path: a file with a text on each line, or - to read "
-                "them."
+                "predict needs --data.predict_path: a file with a text on each line, or -."
             )
         if self.predict_path == "-":
             return self._usable(*self._lines(sys.stdin.buffer, "standard input"))

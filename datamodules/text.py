@@ -19,7 +19,7 @@ from datamodules.utils.batching import (
 )
 from datamodules.utils.errors import UsageError
 
-KEPT = {"head": "the head", "tail": "the tail", "both": "head and tail"}
+KEPT = {"head": "the head", "tail": "the tail", "both": "head and tail"}  # by `truncate`
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class TextLoading:
             texts; of pairs the tokens of the longer side.
         buckets: Put texts of similar length into a batch, so that there is little padding; else
             batches are formed from all texts.
-        multiple: Lengths are rounded up to a multiple of this many tokens, if `max_length` allows:
-            batches are padded to it, and texts of one rounded length meet in batches at random.
+        multiple: Batches are padded to a multiple of this many tokens, if `max_length` allows;
+            texts of one such length are mixed at random.
         seed: Of the order of the training texts.
     """
 
@@ -65,7 +65,7 @@ class TokenLists(list[list[int]]):
 
 
 class TextData(TokenizedData):
-    """Base of texts of any length: subclasses load a split as `Sequences`, or as pairs of them.
+    """Base of texts of any length; subclasses load a split as `Sequences`, or as pairs of them.
 
     Args:
         batch_size: Training samples per step and device; not used if `loading.batch_tokens` is set.
@@ -75,9 +75,6 @@ class TextData(TokenizedData):
         dataset: What the files do not say: hub id, columns, validation fraction.
         tokenizer: How to train one from the training texts, or a file of one.
         loading: Sizes of evaluation batches, batches by tokens, seed of the order.
-
-    Raises:
-        UsageError: An option is out of range.
     """
 
     source: TextSource
@@ -103,8 +100,7 @@ class TextData(TokenizedData):
             raise UsageError(f"multiple is {loading.multiple}, but must be at least 1.")
         if loading.batch_tokens is not None and loading.batch_tokens < max_length:
             raise UsageError(
-                f"batch_tokens is {loading.batch_tokens}, but must be at least max_length "
-                f"({max_length})."
+                f"batch_tokens is {loading.batch_tokens}, but max_length is {max_length}: raise it."
             )
         if loading.batch_tokens is not None and not loading.buckets:
             raise UsageError("batch_tokens needs texts of similar length: leave buckets on.")
@@ -173,9 +169,7 @@ class Sequences:
         self.tokenizer = tokenizer
         self.token_counts = token_counts
         self.max_length = max_length
-        self.lengths = round_up(
-            token_counts, multiple, max_length
-        )  # (S,) that samples are padded to
+        self.lengths = round_up(token_counts, multiple, max_length)  # (S,) with padding
         self.pad_id = tokenizer.special_id("pad")
 
     def __len__(self) -> int:

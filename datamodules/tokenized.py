@@ -10,7 +10,7 @@ from datamodules.utils.errors import UsageError
 
 
 class TokenizedData(ResumableDataModule):
-    """Base: subclasses set `source`, load a split, and say which texts the tokenizer learns from.
+    """Base: subclasses set `source`, and define `load`, `training_texts` and `count_tokens`.
 
     Args:
         batch_size: Training samples per step and device.
@@ -19,9 +19,6 @@ class TokenizedData(ResumableDataModule):
         eval_batch_size: Samples per batch in validation, test and prediction.
         seed: Of the order of the samples.
         skip_bad: Skip texts that cannot be used, and count them, instead of stopping at the first.
-
-    Raises:
-        UsageError: An option is out of range.
     """
 
     def __init__(
@@ -37,8 +34,6 @@ class TokenizedData(ResumableDataModule):
         self.max_length = max_length
         self.tokenizer_config = tokenizer
         self.skip_bad = skip_bad
-
-    # What subclasses say.
 
     def training_texts(self) -> Any:
         """The texts that the tokenizer is trained from."""
@@ -56,7 +51,7 @@ class TokenizedData(ResumableDataModule):
     def warn_truncated(self, datasets: list[Any]) -> None:
         """Warns of samples that were truncated in splits that were just loaded."""
 
-    # What the model must know of the data, and what a checkpoint may tell instead.
+    # Tokenizer and metadata.
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -104,8 +99,7 @@ class TokenizedData(ResumableDataModule):
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Uses the metadata of a checkpoint: prediction then needs no data set.
 
-        Raises:
-            UsageError: The options name another length or another tokenizer.
+        Raises `UsageError` if the options name another length or another tokenizer.
         """
         require_same("max_length", self.max_length, metadata["max_length"])
         options = asdict(self.tokenizer_config)

@@ -4,12 +4,12 @@ from typing import Any, Literal
 
 import torch
 
-from datamodules.base import find_source, require_same
-from datamodules.sources import PARALLEL, ParallelOptions, ParallelSource, TextSamples
+from datamodules.base import require_same
+from datamodules.sources import PARALLEL, ParallelOptions, ParallelSource, TextSamples, find_source
 from datamodules.sources.parallel import language_pair
 from datamodules.text import Sequences, TextData, TextLoading, TokenRows
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
-from datamodules.tokens.packing import IGNORED
+from datamodules.tokens.packing import IGNORE_INDEX
 from datamodules.tokens.token_cache import tokenised
 from datamodules.utils.errors import UsageError
 
@@ -19,10 +19,9 @@ class PairTokens:
 
     Args:
         tables: Tokens of the sources and of the targets, without special tokens.
-        tokenizer: Puts special tokens around a text, and truncates it.
+        tokenizer, multiple: Of the datamodule.
         max_length: Tokens of either side at most.
-        multiple: See `TextLoading`.
-        texts: The pairs as they were read, to evaluate with.
+        texts: The pairs as they were read, for evaluation.
     """
 
     in_memory = True  # or mapped into it: no workers
@@ -61,7 +60,7 @@ class PairTokens:
             "source": source["tokens"],
             "source_padding_mask": source["padding_mask"],
             "tokens": self._target.pad(index, [row[:-1] for row in targets]),
-            "targets": self._target.pad(index, [row[1:] for row in targets], IGNORED),
+            "targets": self._target.pad(index, [row[1:] for row in targets], IGNORE_INDEX),
             "index": index,
         }
         if self.texts is not None:
@@ -97,10 +96,6 @@ class TranslationData(TextData):
         dataset: What the files do not say: hub id, columns, validation fraction.
         tokenizer: How to train them from the training texts, or files of tokenizers.
         loading: Sizes of evaluation batches, batches by tokens, seed of the order.
-
-    Raises:
-        UsageError: An option is out of range, or the data are not found.
-        DataError: A text cannot be used, a file cannot be read, or the hub cannot be reached.
     """
 
     source: ParallelSource

@@ -1,19 +1,19 @@
 """Dot-product and additive attention, and the multi-head layers."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.cache import NO_ATTENTION_CACHE, AttentionCache, ScoreFunction
-from modules.config import StackConfig, require
 from modules.kernels.dropout import dropout as fast_dropout
 from modules.kernels.linear import Linear
 from modules.kernels.upcast import upcast
 from modules.masks import NO_MASK, Mask
-from modules.norm import norm_factory
 from modules.rotation import Rotation
+
+ScoreFunction = Callable[[Tensor, Tensor], Tensor]  # (B, H, N, D), (B, H, M, D) -> (B, H, N, M)
 
 
 def attention(
@@ -57,38 +57,72 @@ def attention(
     return fast_dropout(weights.to(v.dtype), dropout) @ v
 
 
+class AttentionCache:
+    """What one attention layer keeps between forward passes; the base class keeps nothing."""
+
+    on_weights: Callable[[Tensor], None] | None = None  # called with weights, (B, H, N, M)
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """New keys and values, (B, G, N, D) each -> all that are attended to, (B, G, M, D) each."""
+        return k, v
+
+    def cached_context(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values of a context that was projected before, (B, G, M, D); None: none."""
+        return None
+
+    def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor | None:
+        """Attention of queries (B, H, N, D) to what is kept; None: use `attention`."""
+        return None
+
+
+NO_ATTENTION_CACHE = AttentionCache()
+
+
 class MultiHeadAttention(nn.Module):
     """Multi-head attention, self or cross (Vaswani 2017), with G key/value heads (Ainslie 2023).
 
     Args:
-        config: Of a stack of blocks: width E of the queries' vectors and of the result, number H
-            and size D of heads, number G of key/value heads, biases, norm of queries and keys
-            (Dehghani 2023), dropout of weights.
-        context_width: Size of the vectors of keys and values; makes it cross-attention. None:
-            self-attention.
+        width: Size E of the tokens' vectors.
+        heads: Number H of heads.
+        kv_heads: Number G of key/value heads; None: H.
+        head_dim: Size D of a head; None: E / H.
+        context_width: Size of the context's vectors in cross-attention; None: self-attention.
+        qkv_bias: Biases of queries, keys and values.
+        bias: A bias of the output.
+        qk_norm: Makes the norms of queries and keys (Dehghani 2023).
+        dropout: Probability of dropping a weight.
     """
 
     score_fn: ScoreFunction | None = None  # dot products
 
-    def __init__(self, config: StackConfig, context_width: int | None = None) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        context_width: int | None = None,
+        qkv_bias: bool = True,
+        bias: bool = True,
+        qk_norm: Callable[[int], nn.Module] = nn.Identity,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        sizes = config.resolved
-        self.heads = config.heads
-        self.kv_heads = sizes.kv_heads
-        self.head_dim = sizes.head_dim
-        self.dropout = config.attention_dropout
+        self.heads = heads
+        self.kv_heads = heads if kv_heads is None else kv_heads
+        self.head_dim = width // heads if head_dim is None else head_dim
+        self.dropout = dropout
         self.is_cross = context_width is not None
         inner = self.heads * self.head_dim
         kv_inner = 2 * self.kv_heads * self.head_dim
         if context_width is None:
-            self.qkv = Linear(config.width, inner + kv_inner, bias=config.qkv_bias)
+            self.qkv = Linear(width, inner + kv_inner, bias=qkv_bias)
         else:
-            self.query = Linear(config.width, inner, bias=config.qkv_bias)
-            self.key_value = Linear(context_width, kv_inner, bias=config.qkv_bias)
-        norm = norm_factory(config)
-        self.q_norm = norm(self.head_dim) if config.qk_norm else nn.Identity()
-        self.k_norm = norm(self.head_dim) if config.qk_norm else nn.Identity()
-        self.output = Linear(inner, config.width, bias=config.bias)
+            self.query = Linear(width, inner, bias=qkv_bias)
+            self.key_value = Linear(context_width, kv_inner, bias=qkv_bias)
+        self.q_norm = qk_norm(self.head_dim)
+        self.k_norm = qk_norm(self.head_dim)
+        self.output = Linear(inner, width, bias=bias)
 
     def forward(
         self,
@@ -98,18 +132,15 @@ class MultiHeadAttention(nn.Module):
         rotary: Rotation | None = None,
         cache: AttentionCache = NO_ATTENTION_CACHE,
     ) -> Tensor:
-        """Attends: each token's new vector is a weighted mean of values.
+        """Each token's new vector is a weighted mean of values: (B, N, E) -> (B, N, E).
 
         Args:
-            x: (B, N, E), becomes the queries.
+            x: Becomes the queries.
             context: (B, M, context width), becomes the keys and values of cross-attention; None in
                 self-attention.
             mask: Who may attend to whom.
             rotary: Rotates queries and keys; None: no rotary positions.
             cache: Keeps keys and values of earlier tokens, or of the context.
-
-        Returns:
-            (B, N, E).
         """
         q, k, v = self.project(x, context, cache)  # (B, H, N, D), (B, G, M, D), (B, G, M, D)
         if rotary is not None:
@@ -127,16 +158,16 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, context: Tensor | None, cache: AttentionCache
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, N, D), keys and values (B, G, M, D) each; arguments as `forward`."""
-        require(
-            (context is not None) == self.is_cross,
-            "Cross-attention needs a context and self-attention takes none; see context_width.",
-        )
+        if (context is not None) != self.is_cross:
+            raise ValueError(
+                "Cross-attention needs a context and self-attention takes none; see context_width."
+            )
         if context is None:
             heads = self.split_heads(self.qkv(x))  # (B, H + G + G, N, D)
             q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
             return self.q_norm(q), self.k_norm(k), v
         q = self.q_norm(self.split_heads(self.query(x)))
-        cached = cache.context()
+        cached = cache.cached_context()
         if cached is not None:
             return q, *cached
         k, v = self.split_heads(self.key_value(context)).chunk(2, dim=1)
@@ -150,11 +181,12 @@ class MultiHeadAttention(nn.Module):
 class AdditiveAttention(MultiHeadAttention):
     """Attention with scores w . tanh(q + k), one vector w per head (Bahdanau 2015).
 
-    Takes N x M x D memory. Rotary positions have no meaning here; `build_position` refuses them.
+    Arguments as `MultiHeadAttention`. Takes N x M x D memory. Rotary positions have no meaning
+    here; `build_position` refuses them.
     """
 
-    def __init__(self, config: StackConfig, context_width: int | None = None) -> None:
-        super().__init__(config, context_width)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.score = nn.Parameter(torch.randn(self.heads, self.head_dim) * self.head_dim**-0.5)
 
     def score_fn(self, q: Tensor, k: Tensor) -> Tensor:

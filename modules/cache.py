@@ -1,39 +1,16 @@
-"""Interface of caches: what a stack of blocks keeps between forward passes. These keep nothing.
+"""Interface of the caches of a stack of blocks; the classes here keep nothing.
 
 `modules/kv_cache.py` keeps the keys and values of earlier tokens, `modules/record.py` attention
 weights.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from modules.attention import NO_ATTENTION_CACHE, AttentionCache
 from modules.masks import Mask, causal, none_if_no_padding, padding
-
-ScoreFunction = Callable[[Tensor, Tensor], Tensor]  # (B, H, N, D), (B, H, M, D) -> (B, H, N, M)
-
-
-class AttentionCache:
-    """Cache of one attention layer; the base class keeps nothing."""
-
-    on_weights: Callable[[Tensor], None] | None = None  # called with weights, (B, H, N, M)
-
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values, (B, G, N, D) each -> all that are attended to, (B, G, M, D) each."""
-        return k, v
-
-    def context(self) -> tuple[Tensor, Tensor] | None:
-        """Keys and values of a context that was projected before, (B, G, M, D); None: none."""
-        return None
-
-    def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor | None:
-        """Attention of queries (B, H, N, D) to what is kept; None: use `attention`."""
-        return None
-
-
-NO_ATTENTION_CACHE = AttentionCache()
 
 
 class BlockCache(NamedTuple):
@@ -56,10 +33,10 @@ class TokenPositions(NamedTuple):
     in_order: bool
 
     def mask(self, padding_mask: Tensor | None) -> Mask:
-        """Hides padding; `padding_mask` is that of the new tokens, as in `add_tokens`."""
+        """Mask of padding; `padding_mask` is that of the new tokens, as in `add_tokens`."""
         if self.padding_mask is None or padding_mask is not None:
             return padding(self.padding_mask)
-        return Mask(self.padding_mask[:, None, None])  # (B, 1, 1, M): new tokens see themselves
+        return Mask(self.padding_mask[:, None, None])  # (B, 1, 1, M): new tokens are allowed
 
 
 class StackCache:
@@ -93,7 +70,7 @@ class StackCache:
         return TokenPositions(positions, positions, padding_mask, in_order)
 
     def causal_mask(self, count: int, device: torch.device) -> Mask:
-        """Causal mask of `count` new tokens: each sees itself and all earlier ones."""
+        """Causal mask of `count` new tokens, after those that are kept."""
         return causal(count, self.past + count, device)
 
 

@@ -136,8 +136,7 @@ class StackConfig:
         )
         require(
             self.head_dim is not None or self.width % self.heads == 0,
-            f"width {self.width} cannot be split into {self.heads} heads; make width a multiple of "
-            "heads.",
+            f"width {self.width} is not a multiple of heads {self.heads}; change one of them.",
         )
         require(
             self.heads % self.resolved.kv_heads == 0,
@@ -146,8 +145,7 @@ class StackConfig:
         require(self.norm_eps > 0, f"norm_eps is {self.norm_eps}; it must be above 0.")
         require(
             self.context_width is None or self.cross_attention,
-            "context_width is set but cross_attention is off; switch it on or leave context_width "
-            "out.",
+            "context_width needs cross_attention; switch it on or leave context_width out.",
         )
         check_rates(self, "dropout", "mlp_dropout", "attention_dropout", "drop_path")
 

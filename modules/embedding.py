@@ -2,7 +2,10 @@
 
 import math
 
+import torch
 from torch import Tensor, nn
+
+from modules.kernels.dropout import Dropout, dropout
 
 
 class TokenEmbedding(nn.Embedding):
@@ -21,3 +24,13 @@ class TokenEmbedding(nn.Embedding):
         """(B, N) integers -> (B, N, E)."""
         vectors = super().forward(tokens)
         return vectors if self.scale == 1.0 else vectors * self.scale
+
+
+class TokenDropout(Dropout):
+    """Dropout of whole tokens: each vector becomes zero or is scaled up (Iyyer 2015)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, E) -> (B, N, E)."""
+        if not self.training:
+            return x
+        return x * dropout(torch.ones_like(x[..., :1]), self.p)

@@ -11,7 +11,10 @@ from modules.kernels.linear import Linear
 
 
 class FeedForward(nn.Module):
-    """down(dropout(activation(up(x)))): (B, N, E) -> (B, N, F) -> (B, N, E) (Vaswani 2017)."""
+    """down(dropout(activation(up(x)))): (B, N, E) -> (B, N, F) -> (B, N, E) (Vaswani 2017).
+
+    If gated: down(dropout(activation(gate(x)) * up(x))) (Shazeer 2020).
+    """
 
     def __init__(
         self,
@@ -20,35 +23,22 @@ class FeedForward(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         activation: Callable[[], nn.Module] = nn.GELU,
+        gated: bool = False,
     ) -> None:
         super().__init__()
         self.up = Linear(width, hidden, bias=bias)
         self.activation = activation()
         self.dropout = Dropout(dropout) if dropout else nn.Identity()
         self.down = Linear(hidden, width, bias=bias)
+        self.gate = Linear(width, hidden, bias=bias) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        return self.down(self.dropout(self.activation(self.up(x))))
-
-
-class GatedFeedForward(FeedForward):
-    """down(dropout(activation(gate(x)) * up(x))): (B, N, E) -> (B, N, E) (Shazeer 2020)."""
-
-    def __init__(
-        self,
-        width: int,
-        hidden: int,
-        bias: bool = True,
-        dropout: float = 0.0,
-        activation: Callable[[], nn.Module] = nn.SiLU,
-    ) -> None:
-        super().__init__(width, hidden, bias, dropout, activation)
-        self.gate = Linear(width, hidden, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, E) -> (B, N, E)."""
-        return self.down(self.dropout(self.activation(self.gate(x)) * self.up(x)))
+        if self.gate is None:
+            hidden = self.activation(self.up(x))  # (B, N, F)
+        else:
+            hidden = self.activation(self.gate(x)) * self.up(x)  # (B, N, F)
+        return self.down(self.dropout(hidden))
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -61,6 +51,6 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "geglu_tanh": partial(nn.GELU, approximate="tanh"),
 }
 FEEDFORWARDS: dict[str, Callable[..., FeedForward]] = {
-    name: partial(GatedFeedForward if name in GATED else FeedForward, activation=activation)
+    name: partial(FeedForward, activation=activation, gated=name in GATED)
     for name, activation in ACTIVATIONS.items()
 }

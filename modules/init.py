@@ -12,15 +12,15 @@ RESIDUAL = ("output", "down")  # layers whose results are added to the residual 
 
 
 @torch.no_grad()
-def cut_normal(weight: Tensor, std: float) -> None:
-    """Normal, cut at two std, many times faster than `nn.init.trunc_normal_`."""
+def truncated_normal(weight: Tensor, std: float) -> None:
+    """Normal, truncated at two std, many times faster than `nn.init.trunc_normal_`."""
     edge = math.erf(2 / math.sqrt(2))
     weight.uniform_(-edge, edge).erfinv_().mul_(std * math.sqrt(2))
 
 
 def trunc_normal(weight: Tensor, residual_scale: float) -> None:
-    """Normal with std 0.02, cut at two std (Dosovitskiy 2021)."""
-    cut_normal(weight, 0.02)
+    """Normal with std 0.02, truncated at two std (Dosovitskiy 2021)."""
+    truncated_normal(weight, 0.02)
 
 
 def xavier(weight: Tensor, residual_scale: float) -> None:
@@ -56,6 +56,6 @@ def initialise(net: nn.Module, name: InitName, depth: int) -> None:
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 nn.init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, nn.Conv2d):
-            cut_normal(module.weight, module.weight[0].numel() ** -0.5)
+            truncated_normal(module.weight, module.weight[0].numel() ** -0.5)
         if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from modules.cache import AttentionCache, BlockCache, StackCache, TokenPositions, count_tokens
+from modules.attention import AttentionCache
+from modules.cache import BlockCache, StackCache, TokenPositions, count_tokens
 from modules.config import StackConfig, require
 from modules.masks import none_if_no_padding
 
@@ -144,7 +145,7 @@ class ContextCache(AttentionCache):
     def __init__(self, pair: tuple[Tensor, Tensor] | None = None) -> None:
         self.pair = pair
 
-    def context(self) -> tuple[Tensor, Tensor] | None:
+    def cached_context(self) -> tuple[Tensor, Tensor] | None:
         """Keys and values; None: not projected yet."""
         return self.pair
 

@@ -73,10 +73,10 @@ class MaskedLMHead(nn.Module):
         self.norm = norm(width)
         self.tokens = TokenHead(embedding, bias=True)
 
-    def vectors(self, x: Tensor) -> Tensor:
+    def transform(self, x: Tensor) -> Tensor:
         """(S, E) -> (S, E), before the product with the table."""
         return self.norm(self.activation(self.dense(x)))
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, E) -> (S, V), logits."""
-        return self.tokens(self.vectors(x))
+        return self.tokens(self.transform(x))

@@ -8,14 +8,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which keys each query sees, and what is added to the scores.
+    """Which keys each query may attend to, and what is added to the scores.
 
     Args:
         allowed: Boolean, broadcastable to (B, H, N, M), True = attend; None: everything is allowed.
-        causal: Query i sees keys 0..i only (N = M); a flag, because SDPA has a fast path for it;
-            only if `allowed` is None.
-        fully_masked: Boolean, broadcastable to (B, H, N, 1): queries with no key at all;
-            attention gives zeros for them. None: there are none.
+        causal: Query i attends to keys 0..i only (N = M); a flag, because SDPA has a fast path for
+            it; only if `allowed` is None.
+        fully_masked: Boolean, broadcastable to (B, H, N, 1): queries with no key at all, whose
+            attention is zero. None: there are none.
         bias: Added to the scores, broadcastable to (B, H, N, M); None: nothing. Set by `with_bias`.
         bias_and_mask: `bias` with -inf where attention is not allowed. Set by `with_bias`.
     """
@@ -60,12 +60,16 @@ class Mask:
 
     def select(self, rows: Tensor) -> "Mask":
         """The same for some rows of the batch, (R,) of B."""
+
+        def pick(part: Tensor | None) -> Tensor | None:
+            return part if part is None or len(part) == 1 else part[rows]
+
         return Mask(
-            _select(self.allowed, rows),
+            pick(self.allowed),
             self.causal,
-            _select(self.fully_masked, rows),
-            _select(self.bias, rows),
-            _select(self.bias_and_mask, rows),
+            pick(self.fully_masked),
+            pick(self.bias),
+            pick(self.bias_and_mask),
         )
 
     @property
@@ -90,7 +94,7 @@ class Mask:
         return scores
 
     def zero_masked_rows(self, values: Tensor) -> Tensor:
-        """Values (B, H, N, ...) with zeros for the queries that see nothing."""
+        """Values (B, H, N, ...) with zeros for the queries that have no key."""
         if self.fully_masked is None:
             return values
         return values.masked_fill(self.fully_masked, 0.0)
@@ -99,18 +103,13 @@ class Mask:
 NO_MASK = Mask()
 
 
-def _select(part: Tensor | None, rows: Tensor) -> Tensor | None:
-    """Rows (R,) of B; all if there is one for the whole batch."""
-    return part if part is None or len(part) == 1 else part[rows]  # (R, H or 1, N or 1, M or 1)
-
-
 def _lower_triangle(queries: int, keys: int, device: torch.device) -> Tensor:
     """True on and below the diagonal that ends in the lower right corner: (N, M)."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def _unmask_empty_rows(allowed: Tensor) -> Mask:
-    """A mask whose rows without any key see everything, so that softmax stays finite."""
+    """A mask whose rows without any key have all of them, so that softmax stays finite."""
     fully_masked = ~allowed.any(-1, keepdim=True)
     if is_cheap_to_read(allowed) and not fully_masked.any():
         return Mask(allowed)
@@ -118,42 +117,40 @@ def _unmask_empty_rows(allowed: Tensor) -> Mask:
 
 
 def is_cheap_to_read(tensor: Tensor) -> bool:
-    """Whether reading values costs nothing: elsewhere Python would wait for the device."""
+    """Whether Python can read values without waiting for a device or breaking a compiled graph."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def none_if_no_padding(padding_mask: Tensor | None) -> Tensor | None:
-    """None if nothing is padding and looking is free: attention without a mask is faster."""
+    """None if nothing is padding, where that is cheap to check: without a mask SDPA is faster."""
     if padding_mask is None or (is_cheap_to_read(padding_mask) and bool(padding_mask.all())):
         return None
     return padding_mask
 
 
 def causal(queries: int, keys: int | None = None, device: torch.device | str = "cpu") -> Mask:
-    """Causal mask of N queries, which are the last of M keys (None: all): each sees what is before.
-
-    `device` is that of the mask, if it needs a tensor.
-    """
+    """Causal mask of N queries, which are the last of M keys (None: all, without a tensor)."""
     if keys is None or keys == queries:
         return Mask(causal=True)
     return Mask(_lower_triangle(queries, keys, torch.device(device))[None, None])  # (1, 1, N, M)
 
 
 def prefix(count: int, length: int, device: torch.device | str = "cpu") -> Mask:
-    """Causal mask of `length` tokens that also all see the first `count`."""
+    """Causal mask of `length` tokens that may also all attend to the first `count`."""
     allowed = _lower_triangle(length, length, torch.device(device))
     allowed[:, :count] = True
     return Mask(allowed[None, None])  # (1, 1, N, N)
 
 
 def padding(padding_mask: Tensor | None) -> Mask:
-    """Mask of padding, which nobody sees: boolean (B, M), False at padding; None: there is none."""
+    """Mask from a boolean padding mask (B, M), False at padding; None: there is none."""
+    padding_mask = none_if_no_padding(padding_mask)
     if padding_mask is None:
         return NO_MASK
     return _unmask_empty_rows(padding_mask[:, None, None, :])  # (B, 1, 1, M)
 
 
 def documents(ids: Tensor) -> Mask:
-    """Block-diagonal mask of packed documents: tokens (B, N) see those with the same id only."""
+    """Block-diagonal mask of packed documents: tokens attend to those with the same id (B, N)."""
     same = ids[:, :, None] == ids[:, None, :]  # (B, N, N)
-    return Mask(same[:, None])  # (B, 1, N, N): each token sees itself, so no row is fully masked
+    return Mask(same[:, None])  # (B, 1, N, N); the diagonal is True: no row is fully masked

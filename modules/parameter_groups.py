@@ -13,11 +13,11 @@ Role = Literal["matrix", "table", "scalar"]
 def parameter_roles(net: nn.Module) -> dict[str, Role]:
     """One role for each parameter of `net`, by name (shared ones under their first name).
 
-    - "matrix": weights of linear layers between vectors of the network; decayed, fit for Muon.
-    - "table": weights of convolutions, embeddings and heads, which touch pixels, tokens or classes;
-      decayed, AdamW.
-    - "scalar": biases, norms, scales, positions, class and register tokens, learned queries; never
-      decayed, AdamW.
+    - "matrix": weights of hidden linear layers; for Muon, with weight decay.
+    - "table": weights of input and output layers: convolutions, embeddings, classifiers; for AdamW,
+      with weight decay.
+    - "scalar": all others: biases, norms, scales, positions, class and register tokens, learned
+      queries; for AdamW, without weight decay.
     """
     heads = {
         id(part)

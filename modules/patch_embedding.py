@@ -1,6 +1,9 @@
 """From pixels to vectors."""
 
 import math
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -32,54 +35,38 @@ def channel_steps(channels: int, width: int, patch: int) -> list[int]:
 
 
 class ConvStem(nn.Module):
-    """3 x 3 convolutions of stride 2, then 1 x 1 (Xiao 2021), with GroupNorm and ReLU.
+    """3 x 3 convolutions with GroupNorm and ReLU, each of which halves the image.
 
-    Channels double at each step, up to E; `patch`, the pixels between tokens, is a power of two.
+    By stride 2, with a last 1 x 1 convolution (Xiao 2021), or with `pool` by 2 x 2 max pools
+    (Hassani 2021). Channels double at each step, up to E; `patch`, the pixels between tokens, is a
+    power of two.
     """
 
-    def __init__(self, channels: int, width: int, patch: int) -> None:
+    def __init__(self, channels: int, width: int, patch: int, pool: bool = False) -> None:
         super().__init__()
-        sizes = channel_steps(channels, width, patch)
+        self.pool = pool
         layers: list[nn.Module] = []
-        for before, after in zip(sizes, sizes[1:], strict=False):
-            layers += [
-                nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False),
-                nn.GroupNorm(1, after),
-                nn.ReLU(),
-            ]
-        self.layers = nn.Sequential(*layers, nn.Conv2d(sizes[-1], width, 1))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, N, E)."""
-        return self.layers(images).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
-
-
-class ConvPoolStem(nn.Module):
-    """3 x 3 convolutions, each with a 2 x 2 max pool (Hassani 2021), GroupNorm and ReLU.
-
-    Channels double at each step, up to E; `patch`, the pixels between tokens, is a power of two.
-    """
-
-    def __init__(self, channels: int, width: int, patch: int) -> None:
-        super().__init__()
-        sizes = channel_steps(channels, width, patch)
-        layers: list[nn.Module] = []
-        for before, after in zip(sizes, sizes[1:], strict=False):
-            layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.MaxPool2d(2)]
+        for before, after in pairwise(channel_steps(channels, width, patch)):
+            stride = 1 if pool else 2
+            layers.append(nn.Conv2d(before, after, 3, stride, padding=1, bias=False))
+            if pool:
+                layers.append(nn.MaxPool2d(2))
             layers += [nn.GroupNorm(1, after), nn.ReLU()]
+        if not pool:
+            layers.append(nn.Conv2d(after, width, 1))
         self.layers = nn.Sequential(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, N, E)."""
-        # channels last in memory halve the time on CPUs
-        maps = self.layers(images.contiguous(memory_format=torch.channels_last))  # (B, E, H', W')
-        return maps.flatten(2).mT  # (B, N, E)
+        if self.pool:  # channels last in memory halve the time on CPUs
+            images = images.contiguous(memory_format=torch.channels_last)
+        return self.layers(images).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
 
 
-STEMS: dict[str, type[PatchStem] | type[ConvStem] | type[ConvPoolStem]] = {
+STEMS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "patch": PatchStem,
     "conv": ConvStem,
-    "convpool": ConvPoolStem,
+    "convpool": partial(ConvStem, pool=True),
 }
 
 

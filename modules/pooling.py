@@ -4,27 +4,30 @@ import torch
 from torch import Tensor, nn
 
 from modules.attention import MultiHeadAttention
-from modules.config import StackConfig
 from modules.masks import padding
 
 
-class ClassTokenPooling(nn.Module):
-    """The first token's vector (Devlin 2019)."""
+class Pooling(nn.Module):
+    """Base of poolings of vectors of size `width`; `heads` is for attention."""
 
-    patches_only = False
+    patches_only = True  # in a ViT without class and register tokens
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
+
+
+class ClassTokenPooling(Pooling):
+    """The first token's vector (Devlin 2019)."""
+
+    patches_only = False
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""
         return x[:, 0]
 
 
-class MeanPooling(ClassTokenPooling):
+class MeanPooling(Pooling):
     """Mean of the vectors that are not padding; zeros if all are."""
-
-    patches_only = True
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""
@@ -34,10 +37,8 @@ class MeanPooling(ClassTokenPooling):
         return total / padding_mask.sum(1, keepdim=True).clamp(min=1)
 
 
-class MaxPooling(ClassTokenPooling):
+class MaxPooling(Pooling):
     """Largest value of each channel over what is not padding; zeros if all is."""
-
-    patches_only = True
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""
@@ -47,15 +48,13 @@ class MaxPooling(ClassTokenPooling):
         return largest.masked_fill(~padding_mask.any(1, keepdim=True), 0.0)
 
 
-class AttentionPooling(ClassTokenPooling):
+class AttentionPooling(Pooling):
     """Attention from one learned query to all vectors (Lee 2019)."""
-
-    patches_only = True
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads)
         self.query = nn.Parameter(torch.randn(1, 1, width) * width**-0.5)
-        self.attention = MultiHeadAttention(StackConfig(width, heads=heads), context_width=width)
+        self.attention = MultiHeadAttention(width, heads, context_width=width)
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""
@@ -63,7 +62,7 @@ class AttentionPooling(ClassTokenPooling):
         return self.attention(query, x, padding(padding_mask))[:, 0]  # (B, 1, E) -> (B, E)
 
 
-POOLINGS: dict[str, type[ClassTokenPooling]] = {
+POOLINGS: dict[str, type[Pooling]] = {
     "cls": ClassTokenPooling,
     "mean": MeanPooling,
     "max": MaxPooling,

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.config import StackConfig, require
+from modules.config import StackConfig, default, require
 from modules.masks import is_cheap_to_read
-from modules.rotary_scaling import SCALINGS, RotaryScaling
+from modules.rotary_scaling import RotaryScaling
 from modules.rotation import Rotation
 from modules.schema import checked
 
@@ -112,8 +112,7 @@ class Learned(Position):
         count = math.prod(self.grid)
         require(
             length <= count,
-            f"{length} tokens are more than the {count} learned positions; shorten them or resize "
-            "the table.",
+            f"{length} tokens are more than the {count} learned positions; shorten the text.",
         )
 
     def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -180,25 +179,26 @@ class Rotary(Position):
     Images row by row.
 
     Args:
-        base: Of the frequencies, base^(-2i / width).
+        base: Of the frequencies, base^(-2i / width); None: `default_base`.
         fraction: Part of each head's channels that is rotated, above 0 up to 1.
         scaling: Lower frequencies, for longer sequences; None: as they are.
     """
 
     is_rotary = True
     axes: ClassVar[int] = 1  # between which channels are split
+    default_base: ClassVar[float] = 10000.0
 
     def __init__(
         self,
         stack: StackConfig,
         grid: tuple[int, ...],
-        base: float = 10000.0,
+        base: float | None = None,
         fraction: float = 1.0,
         scaling: RotaryScaling | None = None,
     ) -> None:
         super().__init__(stack, grid)
         require(0 < fraction <= 1, f"The rotated fraction is {fraction}; give a number up to 1.")
-        self.base = base
+        self.base = default(base, self.default_base)
         self.scaling = scaling
         self.rotary_dim = round(stack.resolved.head_dim * fraction)  # R, channels that are rotated
         require(
@@ -213,7 +213,7 @@ class Rotary(Position):
             positions = self.flat_index(positions)[..., None]  # (B, N, 1)
         frequency = frequencies(self.rotary_dim // self.axes, self.base, positions.device)
         if self.scaling is not None:
-            frequency = SCALINGS[self.scaling.kind](frequency, self.scaling)
+            frequency = self.scaling.scale(frequency)
         sin, cos = sin_cos(positions, frequency)  # (B, N, axes, R / 2 / axes)
         sin = sin.flatten(-2)[:, None]  # (B, 1, N, R / 2)
         cos = cos.flatten(-2)[:, None]  # (B, 1, N, R / 2)
@@ -225,16 +225,7 @@ class Rotary2D(Rotary):
 
     dims = (2,)
     axes = 2
-
-    def __init__(
-        self,
-        stack: StackConfig,
-        grid: tuple[int, ...],
-        base: float = 100.0,
-        fraction: float = 1.0,
-        scaling: RotaryScaling | None = None,
-    ) -> None:
-        super().__init__(stack, grid, base, fraction, scaling)
+    default_base = 100.0
 
 
 class ALiBi(Position):
@@ -272,11 +263,7 @@ class T5Bias(Position):
     """
 
     def __init__(
-        self,
-        stack: StackConfig,
-        grid: tuple[int, ...],
-        buckets: int = 32,
-        max_distance: int = 128,
+        self, stack: StackConfig, grid: tuple[int, ...], buckets: int = 32, max_distance: int = 128
     ) -> None:
         super().__init__(stack, grid)
         require(

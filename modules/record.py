@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from modules.cache import AttentionCache, BlockCache, StackCache
+from modules.attention import AttentionCache
+from modules.cache import BlockCache, StackCache
 
 
 class WeightRecorder(AttentionCache):
@@ -16,7 +17,7 @@ class WeightRecorder(AttentionCache):
 
 @dataclass(frozen=True)
 class AttentionRecord(StackCache):
-    """Collects attention weights, one (B, H, N, M) tensor per block."""
+    """Collects attention weights, one (B, H, N, M) tensor per block, wherever a cache is taken."""
 
     self_attn: list[Tensor] = field(default_factory=list)
     cross_attn: list[Tensor] = field(default_factory=list)

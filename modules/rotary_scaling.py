@@ -1,7 +1,6 @@
 """Lower frequencies of rotary positions, for longer sequences than in the first training."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,29 +37,15 @@ class RotaryScaling:
         )
         require(
             self.original_max_length >= 1,
-            f"original_max_length of rotary scaling is {self.original_max_length}; it must be at "
-            "least 1.",
+            f"original_max_length of rotary scaling is {self.original_max_length}; give 1 or more.",
         )
 
-
-def linear_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Frequencies divided by the factor, as if positions were closer (Chen 2023).
-
-    Keeps the shape.
-    """
-    return frequency / scaling.factor
-
-
-def llama3_scaling(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Low frequencies divided by the factor, blended into high ones that stay. Keeps the shape."""
-    wavelength = 2 * math.pi / frequency
-    turns = scaling.original_max_length / wavelength  # within the first context
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    kept = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
-    return (1 - kept) * frequency / scaling.factor + kept * frequency
-
-
-SCALINGS: dict[str, Callable[[Tensor, RotaryScaling], Tensor]] = {
-    "linear": linear_scaling,
-    "llama3": llama3_scaling,
-}
+    def scale(self, frequency: Tensor) -> Tensor:
+        """Angles per position, lowered; keeps the shape."""
+        if self.kind == "linear":
+            return frequency / self.factor
+        wavelength = 2 * math.pi / frequency
+        turns = self.original_max_length / wavelength  # within the first context
+        span = self.high_freq_factor - self.low_freq_factor
+        kept = ((turns - self.low_freq_factor) / span).clamp(0, 1)
+        return (1 - kept) * frequency / self.factor + kept * frequency

@@ -1,6 +1,7 @@
 """Blocks (attention, feed-forward, norms, residual sums) and stacks of them."""
 
 from collections import OrderedDict
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from modules.rotation import Rotation
 
 
 class Context(NamedTuple):
-    """What cross-attention attends to: vectors (B, M, context width), and who may see which."""
+    """What cross-attention attends to: vectors (B, M, context width), and their mask."""
 
     states: Tensor
     mask: Mask = NO_MASK
@@ -69,7 +70,7 @@ class DropPath(nn.Module):
 
 
 def residual_branch(config: StackConfig, drop_path: float) -> nn.Module:
-    """What is done to a sub-layer's result before it is added: dropout, scale, drop path."""
+    """Dropout, layer scale and drop path of a sub-layer's result, before the residual sum."""
     parts: dict[str, nn.Module] = {}
     if config.dropout:
         parts["dropout"] = Dropout(config.dropout)
@@ -90,14 +91,25 @@ class Block(nn.Module):
         super().__init__()
         sizes = config.resolved
         norm = norm_factory(config)
-        attention = ATTENTIONS[config.attention]
+        attention = partial(
+            ATTENTIONS[config.attention],
+            config.width,
+            config.heads,
+            sizes.kv_heads,
+            sizes.head_dim,
+            qkv_bias=config.qkv_bias,
+            bias=config.bias,
+            qk_norm=norm if config.qk_norm else nn.Identity,
+            dropout=config.attention_dropout,
+        )
         self.has_cross = config.cross_attention
         self.norm1 = norm(config.width)
-        self.attention = attention(config)
+        self.attention = attention()
         self.residual1 = residual_branch(config, drop_path)
         if config.cross_attention:
             self.cross_norm = norm(config.width)
-            self.cross_attention = attention(config, default(config.context_width, config.width))
+            context_width = default(config.context_width, config.width)
+            self.cross_attention = attention(context_width=context_width)
             self.cross_residual = residual_branch(config, drop_path)
         self.norm2 = norm(config.width)
         self.feedforward = FEEDFORWARDS[config.feedforward](
@@ -182,7 +194,7 @@ class Stack(nn.Module):
             context: What cross-attention attends to.
             cache: Keys and values of earlier tokens; or a record of attention weights.
         """
-        if self.config.causal and x.shape[1] > 1:  # a single last token sees everything
+        if self.config.causal and x.shape[1] > 1:  # a single new token has no later ones
             mask = mask & cache.causal_mask(x.shape[1], x.device)
         recompute = self.config.checkpoint_activations and torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):

@@ -24,18 +24,10 @@ LANGUAGES = ("en", "fr")
 def generate(
     seed: int = 0, train: int = 8000, val: int = 500, test: int = 1000
 ) -> dict[str, tuple[list[str], list[str]]]:
-    """Generates pairs of texts. No day and no number occurs twice, not even in another split or
-    style.
+    """Generates splits of English texts, and the same in French; sizes are numbers of pairs.
 
-    Args:
-        seed: Of the random choices.
-        train: Number of training pairs.
-        val: Number of validation pairs.
-        test: Number of test pairs.
-
-    Returns:
-        "train", "val" and "test": English texts, and the same in French. They depend on the seed,
-        and on the versions of Babel (which brings the CLDR) and num2words.
+    No day and no number occurs twice, not even in another split or style. The texts depend on the
+    seed, and on the versions of Babel (which brings the CLDR) and num2words.
     """
     rng = Random(seed)
     seen: set[date | int] = set()

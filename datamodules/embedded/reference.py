@@ -10,20 +10,12 @@ MAX_REPEATED = 0.5  # of a topic that may stand in longer ones
 
 
 def documents() -> dict[str, list[str]]:
-    """One document per topic, the same for every call; about 350 kB, depending on the version of
-    Python.
+    """Splits of documents, one per topic; about 350 kB, depending on the version of Python.
 
-    Some topics repeat others ("if" is a part of "compound"). Of those the longest is kept: a topic
-    is left out if half of it or more stands in longer ones, else the test split would have been
-    read in training.
-
-    Returns:
-        "train", "val" and "test": the topics in an order that depends on their names, of which the
-        last 8 % of the characters are the test split, the 8 % before them the validation split.
-        Only trailing spaces are removed.
-
-    Raises:
-        DataError: This Python was installed without the text.
+    Some topics repeat others ("if" is a part of "compound"). A topic is left out if half of it or
+    more is in longer ones, so that the test split is not read in training. Topics are ordered by a
+    hash of their names; the last 8 % of the characters are the test split, the 8 % before them the
+    validation split. Raises `DataError` if this Python was installed without the text.
     """
     try:
         from pydoc_data.topics import topics

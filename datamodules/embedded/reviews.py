@@ -139,17 +139,10 @@ GRAMMARS = [_grammar(subject, tense) for subject in (_FILM, _LAPTOP) for tense i
 def generate(
     seed: int = 0, train: int = 8000, val: int = 1000, test: int = 1000
 ) -> dict[str, tuple[list[str], list[int]]]:
-    """Generates reviews of 5 to 40 words, no two alike, half of each label (one more positive where
-    a size is odd).
+    """Generates splits of reviews, and their labels as indices into `CLASS_NAMES`.
 
-    Args:
-        seed: Of the random choices; the same seed gives the same reviews on every machine.
-        train: Number of training reviews.
-        val: Number of validation reviews.
-        test: Number of test reviews.
-
-    Returns:
-        "train", "val" and "test": texts, and their labels as indices into `CLASS_NAMES`.
+    Reviews have 5 to 40 words; no two are equal, and half of each split are positive (one more if
+    its size is odd). The same seed gives the same reviews on every machine.
     """
     rng = random.Random(seed)
     seen: set[str] = set()

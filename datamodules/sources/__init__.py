@@ -1,10 +1,11 @@
 """Where samples come from: a source is a class and an entry in its kind's dict."""
 
 from datamodules.sources.aligned_files import AlignedFiles
-from datamodules.sources.base import Source
+from datamodules.sources.base import Source, find_source
 from datamodules.sources.document_files import DOCUMENTS, document_source
 from datamodules.sources.documents import CorpusOptions, Documents, DocumentSource, Piece
 from datamodules.sources.images import DatasetOptions, Digits, ImageFolder, ImageHub
+from datamodules.sources.labelled import LabelledSource
 from datamodules.sources.parallel import Dates, PairHub, PairTables, ParallelOptions, ParallelSource
 from datamodules.sources.text_files import CsvTexts, JsonTexts, PlainTexts, TextFolder, TextHub
 from datamodules.sources.texts import (
@@ -29,14 +30,16 @@ __all__ = [
     "ParallelOptions",
     "ParallelSource",
     "Piece",
+    "LabelledSource",
     "Source",
     "TextDatasetOptions",
     "TextSamples",
     "TextSource",
     "document_source",
+    "find_source",
 ]
 
-SOURCES: dict[str, type[Source[Records]]] = {
+SOURCES: dict[str, type[LabelledSource[Records]]] = {
     "digits": Digits,
     "hub": ImageHub,
     "folder": ImageFolder,

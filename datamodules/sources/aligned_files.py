@@ -46,8 +46,7 @@ class AlignedFiles(ParallelSource):
     def files(self) -> dict[str, tuple[Path, Path]]:
         """The source file and the target file of each split.
 
-        Raises:
-            UsageError: There are none; or one has no counterpart; or a split has several.
+        Raises `UsageError` if there are none; or one has no counterpart; or a split has several.
         """
         files: dict[str, tuple[Path, Path]] = {}
         found = self._files_by_stem()
@@ -89,8 +88,7 @@ class AlignedFiles(ParallelSource):
     def _files_by_stem(self) -> dict[str, dict[str, Path]]:
         """The files below the folder by their name without the language, and by the language.
 
-        Raises:
-            UsageError: One is there twice, plain and compressed.
+        Raises `UsageError` if one is there twice, plain and compressed.
         """
         stems: dict[str, dict[str, Path]] = {}
         for path in regular_files(self._folder, self.reject, lambda path: bool(path.suffix)):
@@ -107,7 +105,7 @@ class AlignedFiles(ParallelSource):
         return stems
 
     def prepare(self) -> None:
-        """Nothing to download, but checks whether there are files."""
+        """Checks that there are files; nothing is downloaded."""
         _ = self.files
 
     def has(self, split: str) -> bool:
@@ -116,8 +114,7 @@ class AlignedFiles(ParallelSource):
     def read(self, split: str) -> TextSamples:
         """The lines of a split's files.
 
-        Raises:
-            DataError: The files differ in their number of lines, are empty or damaged.
+        Raises `DataError` if the files differ in their number of lines, are empty or damaged.
         """
         first, second = self.files[split]
         source = self._read_column(first)

@@ -1,17 +1,13 @@
-"""What every source of samples offers, and the options that all of them share."""
+"""Base of all sources of data, and the options that they share."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
-
-from pytorch_lightning.utilities import rank_zero_warn
-from torch import Tensor
+from typing import Any, TypeVar
 
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import path_fault
-from datamodules.utils.splits import stratified_split
 
 
 @dataclass(frozen=True)
@@ -30,53 +26,30 @@ class HubOptions:
     local: str | None = None
 
 
-@dataclass(frozen=True)
-class SourceOptions(HubOptions):
-    """What to know about a data set that its files do not say.
+T = TypeVar("T")
+
+
+def find_source(sources: Mapping[str, T], name: str) -> T:
+    """The entry of that name. Raises `UsageError` if there is none."""
+    if name not in sources:
+        raise UsageError(f"source is {name}, but must be one of {', '.join(sources)}.")
+    return sources[name]
+
+
+class Source:
+    """Base: where data are read from, and what is wrong with them.
 
     Args:
-        label_column: Column with the classes; None: label, labels or the first of a class type.
-        val_fraction: Fraction of the training samples of each class that is held out if the data
-            have no validation split.
-        split_seed: Seed of that split; independent of the seed of training, so that runs can be
-            compared.
-        class_names: Names in the order of the labels; None: as the data say.
-    """
-
-    label_column: str | None = None
-    val_fraction: float = 0.1
-    split_seed: int = 0
-    class_names: list[str] | None = None
-
-
-class Split(Protocol):
-    """Samples of one split, not loaded yet, with a class for each."""
-
-    @property
-    def labels(self) -> Tensor: ...
-
-    def __len__(self) -> int: ...
-
-    def select(self, index: Any) -> Any: ...
-
-
-S = TypeVar("S", bound=Split)
-
-
-class Source(Generic[S]):
-    """Base: a source knows its class names and gives the samples of a split.
-
-    Args:
-        path: File or folder that the user named, or None.
-        options: See `SourceOptions`; a kind of data adds its own.
+        path: File or folder that the user gave, or None.
+        options: A `HubOptions`, or a class with more.
         skip_bad: Skip files and rows that cannot be used, and count them.
     """
 
     noun = "images"  # what the samples are called in messages
-    unused_options: Set[str] = frozenset()  # options that mean nothing to this source
+    unused_options: Set[str] = frozenset()  # options that this source ignores
     embedded = False  # whether the samples come with the program
     suffixes: tuple[str, ...] = ()  # of the files that it reads, in lower case
-    sources_by_suffix: Mapping[str, str] = {}  # which source of this task reads which files
+    sources_by_suffix: Mapping[str, str] = {}  # the source of this task for other files
     option_prefix = "--data.dataset"  # of its options on the command line
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
@@ -84,7 +57,6 @@ class Source(Generic[S]):
         self.options = options
         self.skip_bad = skip_bad
         self.skipped: list[str] = []  # names of the samples that were skipped
-        self.checkpoint_classes: list[str] | None = None  # used without a training split
 
     @property
     def origin(self) -> str:
@@ -93,7 +65,7 @@ class Source(Generic[S]):
 
     @property
     def local_path(self) -> Path | None:
-        """The path that the user named, else the folder with these data below TESSERA_DATA."""
+        """The path that the user gave, else the folder with these data below TESSERA_DATA."""
         if self.path is not None:
             return Path(self.path)
         root = os.environ.get("TESSERA_DATA")
@@ -105,8 +77,7 @@ class Source(Generic[S]):
     def prepare(self) -> None:
         """Downloads what is missing; called on one process only.
 
-        Raises:
-            UsageError: A path is named, but these data come with the program.
+        Raises `UsageError` if a path is named, but these data come with the program.
         """
         if self.embedded and self.path is not None:
             others = ", ".join(dict.fromkeys(self.sources_by_suffix.values()))
@@ -115,104 +86,28 @@ class Source(Generic[S]):
                 f"the source {self.noun} has no files, but --data.path is {self.path}{hint}."
             )
 
-    @property
-    def class_names(self) -> list[str]:
-        """Names in the order of the labels."""
-        raise NotImplementedError
-
     def has(self, split: str) -> bool:
         """Whether the data have this split of their own."""
         raise NotImplementedError
-
-    def records(self, split: str) -> S | None:
-        """Samples of "train", "val" or "test"; None if the data have no such split."""
-        raise NotImplementedError
-
-    def split(self, split: str) -> S:
-        """The samples of "train", "val" or "test".
-
-        Without a validation split, it is `val_fraction` of each class of the training split;
-        without a test split, the validation split is tested, with a warning.
-
-        Raises:
-            UsageError: There is no training split, or it is too small to hold samples out.
-        """
-        found = self.records(split)
-        if found is not None and (split != "train" or self.has("val")):
-            return found
-        if split == "test":
-            rank_zero_warn("The data have no test split: the validation split is tested instead.")
-            return self.split("val")
-        train = found if split == "train" else self.records("train")
-        if train is None:
-            raise UsageError(f"{self.origin} has no training split.")
-        options = self.options
-        first, second = stratified_split(train.labels, options.val_fraction, options.split_seed)
-        if len(second) == 0:
-            raise UsageError(
-                f"there are too few training {self.noun} to hold some out: add a validation split."
-            )
-        return train.select(first if split == "train" else second)
 
     # Samples that cannot be used.
 
     def reject(self, name: str, fault: str) -> None:
         """Counts a sample that cannot be used.
 
-        Raises:
-            DataError: Bad samples are not to be skipped.
+        Raises `DataError` if bad samples are not to be skipped.
         """
         if not self.skip_bad:
             advice = "fix or remove it, or skip such data with --data.skip_bad true"
             raise DataError(f"{name} {fault}: {advice}.")
         self.skipped.append(name)
 
-    # Classes.
-
-    def checked_class_names(self) -> list[str]:
-        """The class names as the options call them.
-
-        Raises:
-            UsageError: The options name another number of classes, or there are fewer than two.
-        """
-        names = self.class_names
-        given = self.options.class_names or names
-        if len(given) != len(names):
-            raise UsageError(
-                f"class_names lists {len(given)} classes, the data have {len(names)}: "
-                f"{shortened(names)}."
-            )
-        if len(given) < 2:
-            raise UsageError(
-                f"the data have one class only ({shortened(given)}): classification needs at least "
-                "two."
-            )
-        return given
-
-    def require_classes(self, expected: list[str]) -> None:
-        """Compares the classes with those of a checkpoint.
-
-        Raises:
-            UsageError: They differ.
-        """
-        names = self.checked_class_names()
-        if names != expected:
-            raise UsageError(
-                f"the data have {len(names)} classes ({shortened(names)}), the checkpoint "
-                f"{len(expected)} ({shortened(expected)}): use the data that it was trained for."
-            )
-
     # Files and columns.
 
     def require_path(self, wanted: str, folder: bool = False) -> Path:
-        """What to read.
+        """The file or folder to read, or with `folder` only a folder.
 
-        Args:
-            wanted: What is expected there, for messages.
-            folder: Whether it must be a folder.
-
-        Raises:
-            UsageError: There is nothing to read.
+        Raises `UsageError` if there is none; it says that `wanted` is expected.
         """
         path = self.local_path
         if path is None:
@@ -226,7 +121,7 @@ class Source(Generic[S]):
         return path
 
     def suggest_source(self, path: Path) -> str:
-        """Which other source reads what lies at `path`, as the end of a sentence; else empty."""
+        """End of a sentence that names the source for the files at `path`; empty if none does."""
         for file in path.rglob("*.*") if path.is_dir() else [path]:
             if file.suffix in self.sources_by_suffix and file.suffix not in self.suffixes:
                 return f"; try --data.source {self.sources_by_suffix[file.suffix]}"
@@ -241,13 +136,13 @@ class Source(Generic[S]):
         content: str,
         advice: str = "",
     ) -> str:
-        """The first of some columns that a table has.
+        """The first of `candidates` that is a column of a table.
 
         Args:
-            schema: An Arrow schema of the table.
-            option: Name of the option that chooses the column.
-            candidates: The columns that may be meant; none if `fits` finds no column.
-            fits: Whether a column may have an Arrow type.
+            schema: Arrow schema of the table.
+            option: Name of the option that chooses the column, for messages.
+            candidates: Names of columns, the likeliest first.
+            fits: Whether the column may have an Arrow type.
             content: What it must hold, for messages.
             advice: What else may help if the column is missing.
 

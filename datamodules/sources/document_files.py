@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 from pytorch_lightning.utilities import rank_zero_warn
 
-from datamodules.sources.base import Source, shortened
+from datamodules.sources.base import Source, find_source, shortened
 from datamodules.sources.documents import (
     CorpusOptions,
     DocumentSource,
@@ -28,7 +28,7 @@ from datamodules.sources.readers.formats import (
     read_json_lines,
     read_table,
 )
-from datamodules.sources.readers.tables import ARROW, Tables, TableSource, type_fault
+from datamodules.sources.readers.tables import ARROW, TableSource, type_fault
 from datamodules.sources.text_files import text_column
 from datamodules.utils.cache import content_key
 from datamodules.utils.errors import UsageError
@@ -42,10 +42,10 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 T = TypeVar("T")
 
 Parts = Iterator[tuple[str, bool]]  # text, and whether a document ends with it
-Reader = Callable[[Source[Any], Path], Parts]
+Reader = Callable[[Source, Path], Parts]
 
 
-def read_plain(source: Source[Any], path: Path) -> Parts:
+def read_plain(source: Source, path: Path) -> Parts:
     """Plain text: one document, or several between blank lines."""
     blocks = read_blocks(source, path)
     if source.options.blank_lines:
@@ -55,7 +55,7 @@ def read_plain(source: Source[Any], path: Path) -> Parts:
         yield "", True
 
 
-def read_objects(source: Source[Any], path: Path) -> Parts:
+def read_objects(source: Source, path: Path) -> Parts:
     """A JSON object with a text on each line."""
     name = None
     for line, row in read_json_lines(path, source.reject):
@@ -68,9 +68,8 @@ def read_objects(source: Source[Any], path: Path) -> Parts:
             source.reject(f"line {line} of {path}", fault)
 
 
-def read_rows(source: Source[Any], path: Path) -> Parts:
+def read_rows(source: Source, path: Path) -> Parts:
     """A table with a column of texts."""
-
     from pyarrow import parquet
 
     where = f"row {{}} of {path}"
@@ -84,13 +83,13 @@ def read_rows(source: Source[Any], path: Path) -> Parts:
     yield from read_cells(source, batches, where)
 
 
-def read_column(source: Source[Any], table: pa.Table, where: str) -> Parts:
+def read_column(source: Source, table: pa.Table, where: str) -> Parts:
     """The column of texts of a table in memory, or mapped into it."""
     column = table.select([text_column(source, table.schema)])
     yield from read_cells(source, column.to_batches(TABLE_ROWS), where)
 
 
-def read_cells(source: Source[Any], batches: Iterable[pa.RecordBatch], where: str) -> Parts:
+def read_cells(source: Source, batches: Iterable[pa.RecordBatch], where: str) -> Parts:
     """The texts in batches of one column, each a document, without those that are not UTF-8."""
     row = 0
     for batch in batches:
@@ -102,7 +101,7 @@ def read_cells(source: Source[Any], batches: Iterable[pa.RecordBatch], where: st
             row += 1
 
 
-def read_blocks(source: Source[Any], path: Path) -> Iterator[str]:
+def read_blocks(source: Source, path: Path) -> Iterator[str]:
     """The text of a file, in blocks, up to the first bytes that are not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     line = 1
@@ -148,7 +147,7 @@ FORMATS = ", ".join((*TEXT_READERS, *ARROW))
 
 
 def reader_of(path: Path) -> Reader | None:
-    """What reads a file of this name."""
+    """The reader of files of this name; None: there is none."""
     name = path.name.lower()
     return next((READERS[end] for end in READERS if name.endswith(end)), None)
 
@@ -177,9 +176,8 @@ class DocumentFiles(DocumentSource):
     def files(self) -> dict[str, list[Path]]:
         """The files of each split.
 
-        Raises:
-            UsageError: There are none.
-            DataError: Some are of another kind, and bad ones are not to be skipped.
+        Raises `UsageError` if there are none; `DataError` if some are of another kind, and bad ones
+        are not to be skipped.
         """
         wanted = f"a file or a folder of {FORMATS} (text also as {' or '.join(COMPRESSION)})"
         root = self.require_path(wanted)
@@ -207,7 +205,7 @@ class DocumentFiles(DocumentSource):
         return join_unlabelled(found)
 
     def prepare(self) -> None:
-        """Nothing to download, but checks whether there are files."""
+        """Checks that there are files; nothing is downloaded."""
         _ = self.files
 
     def has(self, split: str) -> bool:
@@ -224,11 +222,7 @@ class DocumentFiles(DocumentSource):
         return sum(path.stat().st_size for path in self.files.get(split, []))
 
     def read(self, split: str) -> Iterator[Piece]:
-        """The documents of a split.
-
-        Raises:
-            DataError: A file is damaged; or see `reject`.
-        """
+        """The documents of a split. Raises `DataError` if a file is damaged; or see `reject`."""
         for path in self.files[split]:
             reader = reader_of(path)
             assert reader is not None
@@ -246,7 +240,7 @@ class DocumentFiles(DocumentSource):
         return self._is_utf8[path]
 
 
-class DocumentHub(DocumentFiles):
+class DocumentHub(TableSource, DocumentFiles):
     """A data set of the Hugging Face hub with a column of texts.
 
     That is its files below the folder that TESSERA_DATA names, or those of a download, which are
@@ -254,28 +248,17 @@ class DocumentHub(DocumentFiles):
     """
 
     noun = "data set"
-    suffixes = ARROW
-    kind = TableSource.kind
     unused_options = set[str]()
 
     @cached_property
-    def tables(self) -> Tables:
-        """The data set by split."""
-        return Tables(self)
-
-    @cached_property
     def splits(self) -> dict[str, list[str]]:
-        """Of each split, the names of those of the hub that are a part of it."""
-        return join_unlabelled({name: [name] for name in self.tables.splits()})
+        """The hub's splits that are part of each split."""
+        return join_unlabelled({name: [name] for name in self.table_splits()})
 
     @cached_property
     def files(self) -> dict[str, list[Path]]:
         """The local files of each split; none if the data set was downloaded."""
-        return join_unlabelled(self.tables.files)
-
-    @property
-    def origin(self) -> str:
-        return self.tables.origin
+        return join_unlabelled(self.table_files)
 
     def prepare(self) -> None:
         _ = self.splits
@@ -291,7 +274,7 @@ class DocumentHub(DocumentFiles):
             yield from super().read(split)
             return
         for name in self.splits[split]:
-            table = self.tables.load(name)
+            table = self.table(name)
             yield from split_pieces(read_column(self, table.columns, table.where))
 
 
@@ -305,15 +288,11 @@ DOCUMENTS: dict[str, type[DocumentSource]] = {
 def document_source(
     source: str, path: str | None, options: CorpusOptions, skip_bad: bool = False
 ) -> DocumentSource:
-    """The source of this name. Instead of files, `path` may name a data set of the hub, and
-    instead of one of the hub the files of a copy.
+    """The source of this name; `UsageError` if there is none.
 
-    Raises:
-        UsageError: There is no such source.
+    For both "files" and "hub", `path` may be files or a data set of the hub.
     """
-    if source not in DOCUMENTS:
-        raise UsageError(f"source is {source}, but must be one of {', '.join(DOCUMENTS)}.")
-    unused_options = DOCUMENTS[source].unused_options
+    unused_options = find_source(DOCUMENTS, source).unused_options
     if path is not None and source in ("files", "hub"):
         source = "files"
         is_here = Path(path).parent.is_dir() or reader_of(Path(path)) is not None

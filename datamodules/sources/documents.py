@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.base import HubOptions, Source
-from datamodules.utils.cache import cache_folder, content_key, unwritable
+from datamodules.utils.cache import cache_folder, content_key, write_cached
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import read_bytes, replacing
+from datamodules.utils.files import read_bytes
 from datamodules.utils.progress import progress_bar
 
 PIECE_SIZE = 2**16  # characters of a document that are handled at once
@@ -32,9 +32,6 @@ class CorpusOptions(HubOptions):
         blank_lines: Split plain text into documents at blank lines; else each file is a document.
         sample: Millions of characters, from the beginning of the training text, that a tokenizer
             is trained from.
-
-    Raises:
-        UsageError: An option is out of range.
     """
 
     text_column: str | None = None
@@ -52,13 +49,7 @@ class CorpusOptions(HubOptions):
 
 
 class Piece(NamedTuple):
-    """A stretch of text of one document.
-
-    Args:
-        text: Not empty.
-        opens: Whether the document begins with it.
-        closes: Whether the document ends with it.
-    """
+    """Some text of one document; whether the document begins with it, and ends with it."""
 
     text: str
     opens: bool = True
@@ -67,13 +58,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class TextStatistics:
-    """What reading a split once has shown.
-
-    Args:
-        digest: Hash of its text, and of where documents begin.
-        documents: How many it has.
-        characters: How many it has.
-    """
+    """Numbers of documents and characters; hash of the text, and of where documents begin."""
 
     digest: str
     documents: int
@@ -82,12 +67,12 @@ class TextStatistics:
 
 @dataclass(frozen=True)
 class Documents:
-    """The text of one split: iterating over it reads it anew, piece by piece.
+    """The text of one split; iterating over it reads it again, piece by piece.
 
     Args:
-        read: Begins to read the text that the split is a part of.
+        read: Reads the text that the split is a part of.
         statistics: Of that text.
-        start: First character that belongs to the split. A document that is cut there begins there.
+        start: First character of the split. A document that is cut there begins there.
         stop: First character after the split; None: the end. A document that is cut there does not
             end there.
     """
@@ -124,13 +109,13 @@ class Documents:
                 return
 
     def sample(self, characters: int) -> list[str]:
-        """So many characters from the beginning, as texts."""
+        """The first `characters`, as texts."""
         stop = self.start + min(characters, self.characters)
         return [piece.text for piece in replace(self, stop=stop)]
 
 
-class DocumentSource(Source[Any]):
-    """Base of the sources of documents: subclasses read a split, here it is measured and split.
+class DocumentSource(Source):
+    """Base of the sources of documents: subclasses read a split, this class measures and cuts it.
 
     Without a validation split, it is the end of the training text: exactly `val_fraction` of the
     characters, as is the custom for tiny Shakespeare (Karpathy 2015), even if that cuts a document.
@@ -153,14 +138,13 @@ class DocumentSource(Source[Any]):
         return None
 
     def size(self, split: str) -> int:
-        """About how many bytes have to be read for a split; 0 if that is unknown."""
+        """About how many bytes a split has; 0 if that is unknown."""
         return 0
 
     def statistics(self, split: str) -> TextStatistics:
-        """What a split that the data have holds; kept on disk as long as its files do not change.
+        """Of a split that the data have; cached on disk as long as its files do not change.
 
-        Raises:
-            DataError: There is no text in it, or the cache cannot be written.
+        Raises `DataError` if there is no text in it, or the cache cannot be written.
         """
         if split not in self._statistics:
             self._statistics[split] = self._find_statistics(split)
@@ -177,11 +161,7 @@ class DocumentSource(Source[Any]):
             return TextStatistics(**json.loads(read_bytes(path)))
         except (OSError, TypeError, ValueError):
             statistics = self._measure(split)
-        try:
-            with replacing(path) as partial_path:
-                partial_path.write_text(json.dumps(asdict(statistics)))
-        except OSError as error:
-            raise unwritable(path, error) from error
+        write_cached(path, json.dumps(asdict(statistics)))
         return statistics
 
     def _measure(self, split: str) -> TextStatistics:
@@ -207,9 +187,7 @@ class DocumentSource(Source[Any]):
     def split(self, split: str) -> Documents:
         """The text of "train", "val" or "test".
 
-        Raises:
-            UsageError: There is no training split.
-            DataError: There is no text in it.
+        Raises `UsageError` if there is no training split; `DataError` if there is no text in it.
         """
         if self.has(split) and (split != "train" or self.has("val")):
             return Documents(partial(self.read, split), self.statistics(split))
@@ -228,8 +206,7 @@ class DocumentSource(Source[Any]):
     def whole(self) -> Documents:
         """The text to measure a model with: the test split if there is one, else everything.
 
-        Raises:
-            DataError: There is no text in it.
+        Raises `DataError` if there is no text in it.
         """
         splits = ("test",) if self.has("test") else ("train", "val")
         parts = [
@@ -265,9 +242,7 @@ class ReferenceDocuments(DocumentSource):
 def split_pieces(parts: Iterable[tuple[str, bool]], size: int = PIECE_SIZE) -> Iterator[Piece]:
     """Documents in pieces of at most `size` characters, without short ones of only space.
 
-    Args:
-        parts: Text, of any length, and whether a document ends with it.
-        size: Of a piece.
+    `parts` are text, of any length, and whether a document ends with it.
     """
     text = ""
     opens = True

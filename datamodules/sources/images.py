@@ -6,10 +6,10 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
-from datamodules.sources.base import Source, SourceOptions
+from datamodules.sources.labelled import LabelledSource, SourceOptions
 from datamodules.sources.readers.folders import ClassFolders
 from datamodules.sources.readers.labels import LabelledTables
-from datamodules.sources.readers.tables import ARROW, features_of
+from datamodules.sources.readers.tables import ARROW, described_columns
 from datamodules.utils.splits import stratified_split
 from datamodules.vision.records import IMAGE_ENDINGS, PixelRecords, Records, TableRecords
 
@@ -33,7 +33,7 @@ class DatasetOptions(SourceOptions):
     std: list[float] | None = None
 
 
-class Digits(Source[Records]):
+class Digits(LabelledSource[Records]):
     """The 1,797 handwritten digits of scikit-learn, 8 x 8 grey; a fixed 20 % is test."""
 
     noun = "digits"
@@ -67,7 +67,7 @@ class ImageHub(LabelledTables[Records]):
     def records(self, split: str) -> Records | None:
         if not self.has(split):
             return None
-        table = self.tables.load(split)
+        table = self.table(split)
         images = encoded_images(table.columns.column(self._image_column(table.columns.schema)))
         where = f"the {split} split of {self.origin}"
         return TableRecords(images, self.labels(split), table.rows, where, self._roots())
@@ -83,13 +83,9 @@ class ImageHub(LabelledTables[Records]):
         return tuple(Path(folder) for folder in folders)
 
     def _image_column(self, schema: pa.Schema) -> str:
-        features = features_of(schema)
-        described = [
-            name for name in schema.names if features.get(name, {}).get("_type") == "Image"
-        ]
-        fitting = [field.name for field in schema if holds_images(field.type)]
         given = self.options.image_column
-        candidates = [given] if given else described + fitting
+        fitting = [field.name for field in schema if holds_images(field.type)]
+        candidates = [given] if given else described_columns(schema, "Image") + fitting
         return self.find_column(schema, "image_column", candidates, holds_images, "images")
 
 
@@ -117,7 +113,6 @@ def holds_images(kind: pa.DataType) -> bool:
 
 def encoded_images(images: pa.ChunkedArray) -> pa.ChunkedArray:
     """Only the bytes of images, which are read ten times as fast, unless some have only a path."""
-
     import pyarrow.compute as pc
 
     if not pa.types.is_struct(images.type):

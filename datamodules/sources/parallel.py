@@ -8,13 +8,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.base import HubOptions
 from datamodules.sources.readers.labels import is_text
-from datamodules.sources.readers.tables import (
-    ARROW,
-    CSV,
-    JSON_LINES,
-    CellTypes,
-    TableSource,
-)
+from datamodules.sources.readers.tables import ARROW, CSV, JSON_LINES, CellTypes, TableSource
 from datamodules.sources.texts import TextSamples, TextSource, is_empty, text_samples
 from datamodules.utils.errors import DataError, UsageError
 
@@ -54,11 +48,7 @@ def language_pair(languages: list[str]) -> str:
 class ParallelSource(TextSource):
     """Base of the sources of pairs: a sample has two columns, source and target.
 
-    Args:
-        path: File or folder that the user named, or None.
-        options: What the files do not say.
-        languages: Names of the source and of the target language, as files or columns call them.
-        skip_bad: Skip pairs that are not UTF-8, and count them.
+    `languages` are the names of both in files or columns; other arguments as `Source`.
     """
 
     noun = "pairs"
@@ -118,8 +108,7 @@ class Dates(ParallelSource):
     def prepare(self) -> None:
         """As in the base class.
 
-        Raises:
-            UsageError: The languages are others than those of these texts.
+        Raises `UsageError` if the languages are others than those of these texts.
         """
         super().prepare()
         if set(self.languages) != {"en", "fr"}:
@@ -144,7 +133,7 @@ class Dates(ParallelSource):
         return text_samples(source, torch.arange(len(source)), where, targets=target)
 
 
-class PairHub(TableSource[TextSamples], ParallelSource):
+class PairHub(TableSource, ParallelSource):
     """Pairs in two columns of a data set of the Hugging Face hub, or of a local copy.
 
     The columns are called as the languages, or translation.en and so on, or as the options say.
@@ -160,7 +149,7 @@ class PairHub(TableSource[TextSamples], ParallelSource):
         return (name, f"translation.{name}", *numbers)
 
     def read(self, split: str) -> TextSamples:
-        table = self.tables.load(split)
+        table = self.table(split)
         columns = table.columns.flatten()  # structs become columns
         texts = []
         for side, option in enumerate(("source_column", "target_column")):

@@ -27,7 +27,7 @@ def text_columns(options: Any) -> tuple[str, ...]:
     return ("text", "review", "sentence", "content", "document")
 
 
-def text_column(source: Source[Any], schema: pa.Schema) -> str:
+def text_column(source: Source, schema: pa.Schema) -> str:
     """Name of the column of texts of a source; raises as `find_column`."""
     candidates = text_columns(source.options)
     return source.find_column(schema, "text_column", candidates, is_text, "text")
@@ -37,7 +37,7 @@ class TextHub(LabelledTables[TextSamples], TextSource):
     """Texts in a column of a data set of the hub or a local copy, their classes in another."""
 
     def read(self, split: str) -> TextSamples:
-        table = self.tables.load(split)
+        table = self.table(split)
         texts = table.columns.column(text_column(self, table.columns.schema))
         labels = None if split == "unlabelled" else self.labels(split)
         return text_samples(texts, table.rows, table.where, labels)
@@ -45,7 +45,7 @@ class TextHub(LabelledTables[TextSamples], TextSource):
     def labels(self, split: str) -> Tensor:
         if self.labelled:
             return super().labels(split)
-        columns = self.tables.load(split).columns
+        columns = self.table(split).columns
         names = [field.name for field in columns.schema if may_be_classes(field.type)]
         if self.options.label_column or set(names) & set(self.label_candidates(columns.schema)):
             return self.class_indices(split)

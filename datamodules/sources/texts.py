@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import Source, SourceOptions
+from datamodules.sources.labelled import LabelledSource, SourceOptions
 from datamodules.sources.readers.formats import NOT_UTF8
 from datamodules.sources.readers.labels import is_not_utf8
 from datamodules.utils.errors import DataError, UsageError
@@ -30,19 +30,12 @@ class TextDatasetOptions(SourceOptions):
 
 @dataclass(frozen=True)
 class TextSamples:
-    """Texts of one split with a class for each, or texts with their translations.
+    """The S texts of one split with a class for each, or texts with their translations."""
 
-    Args:
-        columns: Arrow strings (S,) each: the texts; or the source and the target texts.
-        labels: (S,) int64; 0 if the texts have no classes.
-        rows: (S,) int64: the number of each in what it was read from.
-        where: What that is: "line {} of reviews.csv", or the files that `rows` counts.
-    """
-
-    columns: tuple[pa.ChunkedArray, ...]
-    labels: Tensor
-    rows: Tensor
-    where: str | Sequence[Any]
+    columns: tuple[pa.ChunkedArray, ...]  # strings: the texts, or sources and targets
+    labels: Tensor  # (S,) int64; 0 if the texts have no classes
+    rows: Tensor  # (S,) int64, the number of each sample in its file or table
+    where: str | Sequence[Any]  # names for messages: "line {} of reviews.csv", or files by number
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -65,7 +58,7 @@ class TextSamples:
         return torch.stack([test(column) for column in self.columns]).any(0)
 
     def name(self, i: int) -> str:
-        """What to call sample i in a message."""
+        """The name of sample i in a message."""
         row = int(self.rows[i])
         if isinstance(self.where, str):
             return self.where.replace("{}", str(row), 1)
@@ -95,7 +88,6 @@ def arrow_strings(texts: Any) -> pa.ChunkedArray:
 
 def has_long_word(column: pa.ChunkedArray) -> Tensor:
     """(S,) bool: which of some Arrow strings hold a word of more than MAX_WORD characters."""
-
     import pyarrow.compute as pc
 
     sizes = pc.binary_length(column).fill_null(0).to_numpy()
@@ -107,18 +99,17 @@ def has_long_word(column: pa.ChunkedArray) -> Tensor:
 
 def is_empty(column: pa.ChunkedArray) -> Tensor:
     """(S,) bool: which of some Arrow strings are null or hold nothing but spaces."""
-
     import pyarrow.compute as pc
 
     sizes = pc.binary_length(pc.utf8_trim_whitespace(column)).fill_null(0)
     return torch.from_numpy(sizes.to_numpy() == 0)
 
 
-class TextSource(Source[TextSamples]):
-    """Base of the sources of texts: subclasses read a split, here it is checked, once.
+class TextSource(LabelledSource[TextSamples]):
+    """Base of the sources of texts: subclasses read a split, this class checks it, once.
 
-    If `labelled` is False, for texts to pretrain on, classes only decide which validation texts
-    are held out, and may be missing.
+    If `labelled` is False, for texts to pretrain on, classes may be missing: they only decide which
+    validation texts are held out.
     """
 
     noun = "texts"
@@ -141,9 +132,8 @@ class TextSource(Source[TextSamples]):
     def records(self, split: str) -> TextSamples | None:
         """The usable samples of a split; None if the data have no such split.
 
-        Raises:
-            DataError: A text is bad, and bad ones are not to be skipped; or none are left.
-            UsageError: A class is missing from the training split.
+        Raises `DataError` if a text is bad, and bad ones are not to be skipped; or none are left;
+        `UsageError` if a class is missing from the training split.
         """
         if not self.has(split):
             return None
@@ -175,8 +165,7 @@ class TextSource(Source[TextSamples]):
     def usable(self, samples: TextSamples, split: str) -> TextSamples:
         """The samples whose texts are UTF-8, not empty, and without a word that is too long.
 
-        Raises:
-            DataError: There are none; or one is bad, and bad ones are not to be skipped.
+        Raises `DataError` if there are none; or one is bad, and bad ones are not to be skipped.
         """
         found = self.without(self.decodable(samples), is_empty, "holds no text")
         if len(found) == 0:

@@ -25,9 +25,6 @@ class TokenizerConfig:
         file: A `tokenizer.json`, or a folder in Hugging Face's layout, to use instead of training
             one.
         truncate: What is kept of a text that is too long: its head, its tail, or half of each.
-
-    Raises:
-        UsageError: An option is out of range.
     """
 
     kind: TokenizerName | None = "wordpiece"
@@ -40,8 +37,7 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if self.file is None and None in (self.kind, self.min_frequency, self.lowercase):
             raise UsageError(
-                "the tokenizer's kind, min_frequency or lowercase is null: set it, or give a file "
-                "of a tokenizer."
+                "the tokenizer's kind, min_frequency or lowercase is null: set it, or give a file."
             )
         kinds = get_args(TokenizerName)
         if self.kind not in (None, *kinds):
@@ -73,9 +69,6 @@ class PairTokenizerConfig(TokenizerConfig):
         begin: Put [BOS] before each text, too, in source and target, as BART does.
         prompt: Text before each source that names the task, such as T5's "translate English to
             German: ".
-
-    Raises:
-        UsageError: An option is out of range.
     """
 
     kind: TokenizerName | None = "bpe"

@@ -13,14 +13,8 @@ class PairTokenizer:
     """The tokenizers of a source and a target language; one for both if they are joint.
 
     A source is `text [EOS]`, a target `start text [EOS]`, of which a decoder reads all but the last
-    token and predicts all but the first; with `begin` there is a [BOS] before both texts.
-
-    Args:
-        source, target: The two tokenizers.
-        config: Their options.
-
-    Raises:
-        UsageError: A tokenizer lacks a special token that is needed here.
+    token and predicts all but the first; with `begin` there is a [BOS] before both texts. Raises
+    `UsageError` if a tokenizer lacks one of these special tokens.
     """
 
     def __init__(self, source: Tokenizer, target: Tokenizer, config: PairTokenizerConfig) -> None:
@@ -45,15 +39,10 @@ class PairTokenizer:
         joined: Callable[[], Texts],
         config: PairTokenizerConfig,
     ) -> "PairTokenizer":
-        """Those of the files, if given; else trained from these texts, or cached before.
+        """From files, if given; else trained from these texts, or cached before.
 
-        Args:
-            sides: Returns the texts of the source and those of the target.
-            joined: Returns both as one.
-            config: What to train.
-
-        Raises:
-            UsageError, DataError: As `Tokenizer.load_or_train`.
+        `sides` returns the texts of the source and those of the target, `joined` both as one.
+        Raises as `Tokenizer.load_or_train`.
         """
         if config.file is not None:
             source = target = Tokenizer.from_file(config.file, config.truncate)
@@ -69,8 +58,7 @@ class PairTokenizer:
     def from_metadata(cls, metadata: Mapping[str, Any]) -> "PairTokenizer":
         """From the metadata of `datamodules.translation.TranslationData`, which a checkpoint keeps.
 
-        Raises:
-            DataError: They hold no tokenizer.
+        Raises `DataError` if they hold no tokenizer.
         """
         config = PairTokenizerConfig(**metadata["tokenizer_options"])
         source = target = Tokenizer.from_json(metadata["source_tokenizer"], config.truncate)
@@ -141,8 +129,7 @@ class PairTokenizer:
     ) -> tuple[list[list[int]], list[bool]]:
         """Ids of texts to translate, with special tokens, and whether each was truncated.
 
-        Raises:
-            UsageError: A text has lone surrogates.
+        Raises `UsageError` if a text has lone surrogates.
         """
         lists = self.source.encode_batch([self.config.prompt + text for text in texts])
         sources = [self.build_source(ids, max_length) for ids in lists]

@@ -1,7 +1,8 @@
 """Reading tokenizers from elsewhere: a `tokenizer.json`, or a folder in Hugging Face's layout."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,17 @@ from datamodules.tokenizers.tokenizer_config import (
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import read_object
 
-SPECIAL_TOKENS_KEY = "special_tokens"  # what we add to a tokenizer.json: role: token
+SPECIAL_TOKENS_KEY = "special_tokens"  # our own key in a tokenizer.json: role: token
 PROBE = "a \U00012000"  # to try a tokenizer with; hardly any vocabulary has the second character
-MAX_GAPS = 1000  # ids without a token, besides as many as there are tokens
+MAX_GAPS = 1000  # ids without a token, in addition to as many as there are tokens
 
 
 def read_tokenizer(path: Path) -> str:
     """Content of a `tokenizer.json`, with the special tokens of other files under its own key.
 
-    Args:
-        path: The file, or a folder that holds it or the files in use before it: `vocab.txt` of
-            BERT, `vocab.json` and `merges.txt` of RoBERTa. Or a SentencePiece model, such as
-            Marian's `source.spm`.
-
-    Raises:
-        UsageError: It does not exist, or the folder holds no tokenizer.
-        DataError: It cannot be read.
+    `path` is that file, or a SentencePiece model, such as Marian's `source.spm`, or a folder with a
+    `tokenizer.json` or the older files: `vocab.txt` of BERT, `vocab.json` and `merges.txt` of
+    RoBERTa. Raises `UsageError` if there is none, `DataError` if it cannot be read.
     """
     if not path.exists():
         raise UsageError(f"{path} does not exist: give a tokenizer.json, or a folder with one.")
@@ -47,25 +43,22 @@ def read_tokenizer(path: Path) -> str:
     config = _settings(folder / CONFIG)
     settings = {**_settings(folder / "special_tokens_map.json"), **config}
     if is_sentencepiece:
-        content = json.loads(_convert(convert_sentencepiece, file))
+        with _errors_naming(file):
+            content = json.loads(convert_sentencepiece(file))
         name = MARIAN
     else:
         content = _object(file) if file.exists() else json.loads(_older_files(folder, settings))
         name = tokenizer_class(config, _object(folder / "config.json"), content)
 
     if not (is_sentencepiece and file.name.startswith("target")):  # the settings are the source's
-        content = _convert(_with_settings, folder, content, settings, name)
+        with _errors_naming(folder):
+            apply_settings(content, settings, name, folder)
+            older = _object(folder / "added_tokens.json")
+            content = add_tokens(content, settings, older, name, folder)
     named = named_special_tokens(settings)
     if named:
         content[SPECIAL_TOKENS_KEY] = named
     return json.dumps(content, ensure_ascii=False)
-
-
-def _with_settings(
-    folder: Path, content: dict[str, Any], settings: dict[str, Any], name: str
-) -> dict[str, Any]:
-    apply_settings(content, settings, name, folder)
-    return add_tokens(content, settings, _object(folder / "added_tokens.json"), name, folder)
 
 
 def _settings(file: Path) -> dict[str, Any]:
@@ -90,14 +83,11 @@ def _object(file: Path) -> dict[str, Any]:
         raise DataError(message) from error
 
 
-def _convert(convert: Callable[..., Any], path: Path, *more: Any) -> Any:
-    """What `convert` makes of a file or folder.
-
-    Raises:
-        DataError: It fails.
-    """
+@contextmanager
+def _errors_naming(path: Path) -> Iterator[None]:
+    """Turns errors of the libraries into a `DataError` that names a file or folder."""
     try:
-        return convert(path, *more)
+        yield
     except (DataError, UsageError):
         raise
     except Exception as error:  # the libraries raise nothing more specific
@@ -108,15 +98,16 @@ def _convert(convert: Callable[..., Any], path: Path, *more: Any) -> Any:
 def _older_files(folder: Path, settings: dict[str, Any]) -> str:
     """A tokenizer from the files that were in use before `tokenizer.json`."""
     if (folder / "vocab.txt").is_file():
-        backend = _convert(_bert, folder, settings)
+        with _errors_naming(folder):
+            backend = _bert(folder, settings)
         names = set(SPECIAL_TOKENS.values())
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        backend = _convert(_byte_level, folder, settings)
+        with _errors_naming(folder):
+            backend = _byte_level(folder, settings)
         names = {name for alternatives in ALTERNATIVE_NAMES.values() for name in alternatives}
     else:
         raise UsageError(
-            f"{folder} holds no tokenizer: it needs tokenizer.json, vocab.txt, or vocab.json with "
-            "merges.txt."
+            f"{folder} holds no tokenizer.json, vocab.txt, or vocab.json with merges.txt."
         )
     names |= set(named_special_tokens(settings).values())
     backend.add_special_tokens(sorted(names & backend.get_vocab().keys()))
@@ -164,12 +155,11 @@ def parse_tokenizer(text: str, origin: str) -> tuple[Any, dict[str, Any], dict[s
     """The tokenizer of the package `tokenizers`, tried on a text.
 
     Args:
-        text: What `read_tokenizer` returned.
+        text: Result of `read_tokenizer`.
         origin: Where it is from, for errors.
 
     Returns:
-        The tokenizer, the content of its file, and the special tokens that other files name (role:
-        token).
+        The tokenizer, the content of its file, and the special tokens of other files (role: token).
 
     Raises:
         DataError: It is not a tokenizer, or the ids of its tokens are impossible.
@@ -196,15 +186,7 @@ def parse_tokenizer(text: str, origin: str) -> tuple[Any, dict[str, Any], dict[s
 
 
 def check_ids(vocab: Mapping[str, int], added: Sequence[Mapping[str, Any]]) -> None:
-    """Checks that ids are unique, with few gaps, and those that added tokens name.
-
-    Args:
-        vocab: Token: id.
-        added: Entries of a `tokenizer.json`.
-
-    Raises:
-        ValueError: They are not.
-    """
+    """Raises `ValueError` unless ids are unique, with few gaps, and those of the added tokens."""
     if not vocab or len(set(vocab.values())) < len(vocab):
         raise ValueError("it has no tokens, or two with the same id")
     last = max(vocab.values())

@@ -14,10 +14,7 @@ def convert_sentencepiece(path: Path) -> str:
 
     Marian keeps the ids of tokens in a `vocab.json` beside it (for targets in `target_vocab.json`,
     if there is one): the models of source and target may share it. Pieces that it lacks are not
-    used; they become [UNK].
-
-    Raises:
-        ValueError: It is not a unigram model, or the ids have gaps.
+    used; they become [UNK]. Raises `ValueError` if it is not a unigram model, or the ids have gaps.
     """
     from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers

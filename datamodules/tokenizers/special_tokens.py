@@ -24,12 +24,7 @@ ALTERNATIVE_NAMES = {
 class SpecialTokenIds:
     """Ids of the special tokens; None if a tokenizer lacks one.
 
-    Args:
-        pad: Pads a batch.
-        unk: Stands for what the vocabulary lacks.
-        cls, sep: Before a text, and after it.
-        mask: Hides a token in masked pretraining.
-        bos, eos: Begin and end a document or what a decoder writes.
+    [CLS] and [SEP] are around a text, [BOS] and [EOS] around a document or a decoder's output.
     """
 
     pad: int | None = None
@@ -62,11 +57,9 @@ class BoundaryTokens:
     def from_ids(cls, ids: SpecialTokenIds, added: Sequence[int]) -> "BoundaryTokens":
         """[BOS] document [EOS], or one token between documents if the tokenizer has only one.
 
-        Args:
-            ids: The special tokens.
-            added: Those that the tokenizer's own template puts around a text. If [BOS] is among
-                them, it begins a document even if it is [EOS], too; if there are none at all, as in
-                Qwen, it does not.
+        `added` are the tokens that the tokenizer's own template puts around a text. If [BOS] is
+        among them, it begins a document even if it is [EOS], too; if there are none at all, as in
+        Qwen, it does not.
         """
         single = ids.bos is None or ids.eos is None or ids.bos == ids.eos or not added
         if single and ids.bos not in added:
@@ -83,9 +76,7 @@ class BoundaryTokens:
 def find_special_tokens(vocab: Mapping[str, int], named: Mapping[str, str]) -> SpecialTokenIds:
     """Ids of the special tokens in a vocabulary (token: id).
 
-    Args:
-        vocab: All tokens.
-        named: Role: token, if the tokenizer's files name it; else known names are tried.
+    By the names in the tokenizer's files (role: token), else by names that are common.
     """
     found = {}
     for role, ours in SPECIAL_TOKENS.items():

@@ -39,16 +39,12 @@ class ModelInputs(NamedTuple):
 
 
 class Tokenizer:
-    """Splits texts into tokens of a vocabulary. A special token that is typed in a text, such as
-    [MASK], stays text.
+    """Splits texts into tokens; special tokens that are typed in a text, such as [MASK], stay text.
 
     Args:
-        text: Content of a `tokenizer.json`.
+        text: Content of a `tokenizer.json`; `DataError` if it is not that of a tokenizer.
         truncation: What is kept of a text that is too long: its head, its tail, or half of each.
         origin: Where the content is from, for errors.
-
-    Raises:
-        DataError: The content is not a tokenizer.
     """
 
     def __init__(
@@ -60,38 +56,31 @@ class Tokenizer:
         self._backend.encode_special_tokens = True  # as text
         self.truncation = truncation
         self.kind: TokenizerName | None = kind_of(content)
-        self._spelling = (content.get("decoder") or content["model"]).get("type")
+        self._decoder = (content.get("decoder") or content["model"]).get("type")
         self._maps_characters = (  # each by itself, without normalisation
             content.get("normalizer") is None and content.get("pre_tokenizer") == CHARACTER_SPLIT
         )
         self.vocab: dict[str, int] = self._backend.get_vocab()
         self.vocab_size = max(self.vocab.values()) + 1
         self.special_ids: SpecialTokenIds = find_special_tokens(self.vocab, named)
-        # Kept only if needed: other programs refuse a file with a key that they do not know.
+        # Written only if needed: other programs refuse a file with a key that they do not know.
         guessed = find_special_tokens(self.vocab, {})
         self._named = named if self.special_ids != guessed else {}
-        # RoBERTa separates two texts by two tokens: its template then adds four to a pair.
+        # RoBERTa puts two tokens between two texts: its template adds four tokens to a pair.
         self._separators = 2 if self._backend.num_special_tokens_to_add(True) == 4 else 1
 
     # Reading, training and saving.
 
     @classmethod
     def train(cls, texts: Texts, config: TokenizerConfig) -> "Tokenizer":
-        """Trains a new one, without the cache; the special tokens have the ids 0 to 6.
-
-        Raises:
-            UsageError: The texts are empty, or hold more characters than the vocabulary has room
-                for.
-        """
+        """Trains a new one, without the cache; raises as `train_tokenizer`."""
         return cls(train_tokenizer(texts, config), config.truncate)
 
     @classmethod
     def load_or_train(cls, texts: Texts, config: TokenizerConfig) -> "Tokenizer":
-        """That of `config.file`, if given; else one trained from these texts, or cached before.
+        """From `config.file`, if given; else trained from these texts, or cached before.
 
-        Raises:
-            UsageError: As in `train` and `from_file`.
-            DataError: As in `from_file`, or the cache cannot be written.
+        Raises as `read_tokenizer` and `cached_tokenizer`.
         """
         if config.file is not None:
             return cls.from_file(config.file, config.truncate)
@@ -133,16 +122,11 @@ class Tokenizer:
         return BoundaryTokens.from_ids(self.special_ids, added)
 
     def special_id(self, role: str) -> int:
-        """Id of a special token, such as "mask".
-
-        Raises:
-            UsageError: The tokenizer lacks it.
-        """
+        """Id of a special token, such as "mask". Raises `UsageError` if the tokenizer lacks it."""
         token_id = getattr(self.special_ids, role)
         if token_id is None:
             raise UsageError(
-                f"the tokenizer has no {SPECIAL_TOKENS[role]} token, which is needed here: use "
-                "another one."
+                f"the tokenizer has no {SPECIAL_TOKENS[role]} token: use one that does."
             )
         return token_id
 
@@ -155,12 +139,8 @@ class Tokenizer:
     def encode_chunks(self, texts: Texts, progress: bool = True) -> Iterator[list[list[int]]]:
         """Token ids of many texts, without special tokens, a chunk at a time, on all cores.
 
-        Args:
-            texts: The texts.
-            progress: Show a progress bar on a terminal if there are many.
-
-        Raises:
-            UsageError: A text has lone surrogates (from bytes that were not UTF-8).
+        With `progress`, many texts show a progress bar on a terminal. Raises `UsageError` if a text
+        has lone surrogates (from bytes that were not UTF-8).
         """
         with progress_bar("tokenising", len(texts) if progress else 0) as advance:
             first = 1
@@ -181,13 +161,9 @@ class Tokenizer:
         return list(chain.from_iterable(self.encode_chunks(texts)))
 
     def encode_concatenated(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids of a few texts, without special tokens, one after the other.
+        """Token ids of S texts in a row, uint32 (N,), and the number of each text's, int64 (S,).
 
-        Returns:
-            (N,) uint32: the ids. (S,) int64: the number of tokens of each text.
-
-        Raises:
-            UsageError: A text has lone surrogates.
+        Without special tokens. Raises `UsageError` if a text has lone surrogates.
         """
         if self._id_of_character is not None:
             try:
@@ -197,14 +173,13 @@ class Tokenizer:
                     f"a text is not UTF-8: {ascii(error.object[error.start : error.end])}."
                 ) from error
             return self._id_of_character[points], np.array([len(text) for text in texts], np.int64)
-        # There is a progress bar around this already.
         lists = list(chain.from_iterable(self.encode_chunks(texts, progress=False)))
         sizes = np.array([len(ids) for ids in lists], np.int64)
         return np.fromiter(chain.from_iterable(lists), np.uint32, sizes.sum()), sizes
 
     @cached_property
     def _id_of_character(self) -> np.ndarray | None:
-        """Id of each Unicode code point, if each character is a token: faster to encode."""
+        """Id of each Unicode code point, if each character is a token: faster than the library."""
         unk = self.special_ids.unk
         if not (self.is_character_level and self._maps_characters) or unk is None:
             return None
@@ -244,10 +219,8 @@ class Tokenizer:
     ) -> ModelInputs:
         """[CLS] a [SEP], or for a pair [CLS] a [SEP] b [SEP], truncated to `max_length` tokens.
 
-        Of a pair that is too long, the longer text is truncated first (Devlin 2019).
-
-        Raises:
-            UsageError: There is no room for text, or the tokenizer lacks one of the special tokens.
+        Of a pair that is too long, the longer text is truncated first (Devlin 2019). Raises
+        `UsageError` if there is no room for text, or the tokenizer lacks one of the special tokens.
         """
         cls = self.special_id("cls")
         sep = self.special_id("sep")
@@ -293,9 +266,9 @@ class Tokenizer:
 
         WordPiece: all but ##pieces. Byte-level BPE: those that begin with a space or another ASCII
         character that is not a letter or digit. Characters: all but letters, digits and accents, so
-        that a word includes the space before it. Whole words and special tokens always do.
+        that a word includes the space before it. All whole words and special tokens.
         """
-        starts_word = WORD_STARTS.get(self._spelling, lambda token: True)
+        starts_word = WORD_STARTS.get(self._decoder, lambda token: True)
         special = set(self.special_ids.known().values())
         starts = [True] * self.vocab_size
         for token, token_id in self.vocab.items():
@@ -320,7 +293,7 @@ def _character_starts_word(token: str) -> bool:
     return not token.isalnum() and not unicodedata.combining(token[:1] or " ")
 
 
-# By the decoder that a tokenizer.json names, or else its model.
+# By the type of a tokenizer's decoder, or of its model if it has none.
 WORD_STARTS: dict[str | None, Callable[[str], bool]] = {
     "WordPiece": lambda token: not token.startswith("##"),
     "ByteLevel": _byte_level_starts_word,

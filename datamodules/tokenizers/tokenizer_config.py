@@ -11,7 +11,7 @@ from datamodules.utils.errors import DataError
 CONFIG = "tokenizer_config.json"
 Settings = Mapping[str, Any]
 
-# Classes of transformers, by what they follow of `tokenizer_config.json`.
+# Classes of transformers, by the settings of `tokenizer_config.json` that they use.
 BERT = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
 BYTE_LEVEL = tuple(
     f"{name}Tokenizer" for name in ("GPT2", "Roberta", "Bart", "Longformer", "Qwen2")
@@ -33,10 +33,7 @@ CLASS_OF_MODEL = {  # if the tokenizer's files do not name one
 def tokenizer_class(settings: Settings, config: Settings, content: Settings) -> str:
     """Name of the class that transformers would use, without "Fast".
 
-    Args:
-        settings: Content of `tokenizer_config.json`.
-        config: Content of the model's `config.json`.
-        content: Content of `tokenizer.json`.
+    From the contents of `tokenizer_config.json`, the model's `config.json` and `tokenizer.json`.
     """
     name = settings.get("tokenizer_class") or config.get("tokenizer_class")
     if not name:
@@ -48,17 +45,10 @@ def tokenizer_class(settings: Settings, config: Settings, content: Settings) -> 
 
 
 def apply_settings(content: dict[str, Any], settings: Settings, name: str, folder: Path) -> None:
-    """Changes a `tokenizer.json` as a class of transformers does with these settings.
+    """Changes the content of a `tokenizer.json` as the class `name` of transformers does.
 
-    Args:
-        content: Of the file.
-        settings: Content of `tokenizer_config.json`.
-        name: The class, from `tokenizer_class`.
-        folder: Of these files, for errors.
-
-    Raises:
-        DataError: A setting has a wrong type, or contradicts the file in a way that cannot be
-            followed.
+    `settings` are those of `tokenizer_config.json` in this folder. Raises `DataError` if one has a
+    wrong type, or contradicts the file in a way that is not supported.
     """
     for part in _parts(content, "normalizer"):
         if name in BERT and part.get("type") == "BertNormalizer":
@@ -89,8 +79,7 @@ def apply_settings(content: dict[str, Any], settings: Settings, name: str, folde
 def flag(settings: Settings, name: str, default: bool | None, folder: Path) -> bool | None:
     """A setting that is true or false; `default` if it is missing or null.
 
-    Raises:
-        DataError: It is something else.
+    Raises `DataError` if it is something else.
     """
     value = settings.get(name)
     if value is None:
@@ -134,9 +123,9 @@ def add_tokens(
 
     Args:
         content: Of the file.
-        settings: Content of `tokenizer_config.json` and `special_tokens_map.json`.
+        settings: Of `tokenizer_config.json` and `special_tokens_map.json`.
         older: Content of `added_tokens.json`.
-        name: The class, from `tokenizer_class`.
+        name: Class of transformers.
         folder: Of these files, for errors.
 
     Raises:
@@ -160,8 +149,7 @@ def add_tokens(
         )
     if extra and name == MARIAN:
         raise DataError(
-            f"{origin}: {ascii(min(extra))} is added to SentencePiece, which is not supported: "
-            "leave it out."
+            f"{origin}: leave {ascii(min(extra))} out: SentencePiece takes no added tokens here."
         )
     changed = [
         entry

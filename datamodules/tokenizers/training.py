@@ -16,10 +16,9 @@ from datamodules.utils.cache import (
     chunks,
     content_key,
     text_digest,
-    unwritable,
+    write_cached,
 )
 from datamodules.utils.errors import UsageError
-from datamodules.utils.files import replacing
 from datamodules.utils.progress import progress_bar
 
 MAX_ALPHABET = 1000  # characters that WordPiece learns, the most frequent; others are [UNK]
@@ -112,11 +111,11 @@ def kind_of(content: dict[str, Any]) -> TokenizerName | None:
         "ByteLevel": "bpe",
         "Fuse": "character",
     }
-    spelling = (content.get("decoder") or content["model"]).get("type")
-    if spelling == "WordLevel":
-        spelling = (content.get("pre_tokenizer") or {}).get("type")
+    part = (content.get("decoder") or content["model"]).get("type")
+    if part == "WordLevel":
+        part = (content.get("pre_tokenizer") or {}).get("type")
         kinds = {"Whitespace": "word", "Sequence": "whitespace"}
-    return kinds.get(spelling)
+    return kinds.get(part)
 
 
 def train_tokenizer(texts: Texts, config: TokenizerConfig) -> str:
@@ -162,9 +161,7 @@ def train_tokenizer(texts: Texts, config: TokenizerConfig) -> str:
 def cached_tokenizer(texts: Texts, config: TokenizerConfig) -> str:
     """As `train_tokenizer`, from the cache if there is one of the same texts, options and library.
 
-    Raises:
-        UsageError: As in `train_tokenizer`.
-        DataError: The cache cannot be written.
+    Raises `UsageError` as in `train_tokenizer`; `DataError` if the cache cannot be written.
     """
     from tokenizers import __version__
 
@@ -174,11 +171,7 @@ def cached_tokenizer(texts: Texts, config: TokenizerConfig) -> str:
     text = _read_cached(path)
     if text is None:
         text = train_tokenizer(texts, config)
-        try:
-            with replacing(path) as partial:
-                partial.write_text(f"{content_key(text)}\n{text}", encoding="utf-8")
-        except OSError as error:
-            raise unwritable(path, error) from error
+        write_cached(path, f"{content_key(text)}\n{text}")
     return text
 
 
@@ -192,11 +185,7 @@ def _read_cached(path: Path) -> str | None:
 
 
 def _batches(texts: Texts, advance: Callable[[int], None]) -> Iterator[list[str]]:
-    """The texts for a trainer.
-
-    Raises:
-        UsageError: All of them are empty.
-    """
+    """The texts for a trainer. Raises `UsageError` if all of them are empty."""
     empty = True
     for batch in chunks(texts):
         empty = empty and not any(text.strip() for text in batch)

@@ -19,9 +19,6 @@ class MaskConfig:
         random: Fraction of the selected tokens that become a random token; the rest are not
             changed.
         whole_words: Select words, with all of their pieces, instead of tokens.
-
-    Raises:
-        UsageError: An option is out of range.
     """
 
     share: float = 0.15
@@ -44,14 +41,8 @@ class MaskConfig:
 class Masker:
     """Selects and replaces tokens, never special ones, with new random numbers at each call.
 
-    Args:
-        config: Which and how.
-        special_ids: Ids of the special tokens.
-        vocab_size: Number of tokens V.
-        starts_word: Whether each of the V tokens begins a word (`Tokenizer.starts_word`).
-
-    Raises:
-        UsageError: The tokenizer has no [MASK], or nothing but special tokens.
+    `starts_word` is that of a `Tokenizer`, for each of the V tokens. Raises `UsageError` if there
+    is no [MASK], or nothing but special tokens.
     """
 
     def __init__(
@@ -63,8 +54,7 @@ class Masker:
     ) -> None:
         if special_ids.mask is None:
             raise UsageError(
-                "the tokenizer has no [MASK] token, which masked pretraining needs: use another "
-                "one."
+                "the tokenizer has no [MASK] token for masked pretraining: use another one."
             )
         self.config = config
         self.mask_id = special_ids.mask

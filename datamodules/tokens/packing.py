@@ -9,34 +9,22 @@ from torch import Tensor
 from datamodules.tokens.token_file import TokenFile
 from datamodules.utils.batching import ResumableBatchSampler
 
-IGNORED = -100  # the target of a position without a loss
+IGNORE_INDEX = -100  # the target of a position without a loss
 
 
 class Spans(NamedTuple):
-    """Spans of a file, whose targets are the tokens one later.
+    """P spans of a file, whose targets are the tokens one later."""
 
-    Args:
-        row: (P,) the row of a batch that each is in; ascending.
-        start: (P,) where it begins.
-        size: (P,) its number of tokens.
-    """
-
-    row: np.ndarray
-    start: np.ndarray
-    size: np.ndarray
+    row: np.ndarray  # (P,) of the batch; ascending
+    start: np.ndarray  # (P,) first token
+    size: np.ndarray  # (P,) number of tokens
 
 
 class Rows:
-    """Base: rows of one or more spans each, padded at the end.
-
-    Args:
-        file: The tokens.
-        length: Tokens T of a row.
-        pad_id: Id of the padding token.
-    """
+    """Base: rows of one or more spans each, padded to T = `length` tokens at the end."""
 
     in_memory = True
-    separates_documents = False  # whether a batch says which tokens are of which document
+    separates_documents = False  # whether a batch has the document of each token
 
     def __init__(self, file: TokenFile, length: int, pad_id: int) -> None:
         self.file = file
@@ -55,7 +43,7 @@ class Rows:
         row, start, size = self.spans(np.array(indices))
         first = np.repeat(exclusive_cumsum(size)[:-1], size)  # (S,), S tokens in all
         positions = np.arange(size.sum()) - first  # (S,)
-        places = start.repeat(size) + positions  # (S,) in the file
+        index = start.repeat(size) + positions  # (S,) in the file
         used = np.bincount(row, size, len(indices))  # (B,) tokens of each row
         is_token = np.arange(self.length) < used[:, None]  # (B, T)
 
@@ -67,8 +55,8 @@ class Rows:
         ends = self.file.bytes_before(np.stack([start + 1, start + size + 1]))  # (2, P)
         row_bytes = np.bincount(row, ends[1] - ends[0], len(indices))  # (B,)
         batch = {
-            "tokens": padded(self.file.gather(places, len(row)), self.pad_id),
-            "targets": padded(self.file.gather(places + 1, len(row)), IGNORED),
+            "tokens": padded(self.file.gather(index, len(row)), self.pad_id),
+            "targets": padded(self.file.gather(index + 1, len(row)), IGNORE_INDEX),
             "bytes": torch.from_numpy(row_bytes.astype(np.int64)),
         }
         if self.separates_documents:
@@ -93,16 +81,13 @@ class Windows(Rows):
 class RandomWindows(Rows):
     """Adjacent windows from a random offset in each epoch; the last is moved back to fit.
 
-    Args:
-        file: Of more than `length` tokens.
-        length: Tokens T of a window.
-        seed: Of the offsets.
+    The file has more than `length` tokens.
     """
 
     def __init__(self, file: TokenFile, length: int, seed: int) -> None:
-        super().__init__(file, length, pad_id=0)  # which no row needs
+        super().__init__(file, length, pad_id=0)  # not used: all rows are full
         self.seed = seed
-        self.sampler: ResumableBatchSampler | None = None  # knows the epoch
+        self.sampler: ResumableBatchSampler | None = None  # has the epoch; None: evaluation
 
     def __len__(self) -> int:
         return (len(self.file.tokens) - 1) // self.length
@@ -173,14 +158,7 @@ def best_fit_decreasing(sizes: np.ndarray, capacity: int) -> np.ndarray:
     """Best-fit decreasing bin packing: the longest span first, into the fullest row with room.
 
     All spans of a size are placed at once (Krell 2021): the time grows with `capacity`, not with
-    their number.
-
-    Args:
-        sizes: (P,) integers from 1 to `capacity`.
-        capacity: Of a row.
-
-    Returns:
-        (P,) int64: the row of each span, numbered from 0.
+    their number. Sizes (P,) from 1 to `capacity` -> the row of each, int64 (P,), from 0.
     """
     order = np.argsort(-sizes, kind="stable")
     rows = np.empty(len(sizes), np.int64)

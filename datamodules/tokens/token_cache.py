@@ -19,15 +19,9 @@ CHARACTERS_PER_CORE = 2**18  # of a stream, tokenised at once
 
 
 def tokenised(texts: Texts, tokenizer: Tokenizer) -> TokenFile:
-    """The tokens of all texts, cached by the texts and the tokenizer.
+    """The tokens of all texts, in a file of the cache; bytes of text are not counted.
 
-    Args:
-        texts: A list, or a string column of an Arrow table. Their bytes are not counted.
-        tokenizer: What splits them.
-
-    Raises:
-        UsageError: A text is not UTF-8.
-        DataError: The cache cannot be written.
+    Raises `UsageError` if a text is not UTF-8, `DataError` if the cache cannot be written.
     """
 
     def token_chunks() -> Iterator[TokenChunk]:
@@ -43,13 +37,13 @@ def tokenised(texts: Texts, tokenizer: Tokenizer) -> TokenFile:
 def tokenised_documents(
     documents: Documents, tokenizer: Tokenizer, boundary: BoundaryTokens, title: str = "text"
 ) -> TokenFile:
-    """The tokens of a stream of documents, cached by the text and the tokenizer.
+    """The tokens of a stream of documents, in a file of the cache.
 
     Args:
-        documents: The text. The end of a document that it cuts off is not marked.
-        tokenizer: What splits it.
+        documents: The text. The end of a document that is cut off is not marked.
+        tokenizer: Splits the text.
         boundary: Special tokens around each document.
-        title: What to call the text on a progress bar.
+        title: Name of the text on a progress bar.
 
     Raises:
         DataError: The cache cannot be written, or the text cannot be read or has changed.
@@ -66,7 +60,7 @@ def tokenised_documents(
 
 
 def _cached(content: str, token_chunks: Iterable[TokenChunk], tokenizer: Tokenizer) -> TokenFile:
-    """The file named by the hash of its content; written if it is missing or damaged."""
+    """The file of these tokens in the cache; written if it is missing or damaged."""
     from tokenizers import __version__
 
     key = content_key(VERSION, __version__, tokenizer.digest, content)
@@ -107,16 +101,16 @@ def _with_boundaries(
         ]
         ends = sizes.cumsum()
         starts = ends - sizes
-        places = []
+        positions = []
         inserted = []
-        # At the same place [EOS] comes before [BOS]: np.insert keeps the order of equal places.
+        # [EOS] comes before [BOS] at the same position: np.insert keeps the order of equal ones.
         for token, wanted, at in ((boundary.eos, closes, ends), (boundary.bos, opens, starts)):
             if token is not None:
-                places.append(at[wanted])
+                positions.append(at[wanted])
                 inserted.append(np.full(int(wanted.sum()), token))
                 sizes = sizes + wanted
-        if places:
-            tokens = np.insert(tokens, np.concatenate(places), np.concatenate(inserted))
+        if positions:
+            tokens = np.insert(tokens, np.concatenate(positions), np.concatenate(inserted))
         text_bytes = np.array([len(text.encode()) for text in texts], np.int64)
         yield TokenChunk(tokens, sizes, text_bytes, opens, np.array(first))
         size = sum(map(len, texts))

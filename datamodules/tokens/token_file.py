@@ -26,32 +26,20 @@ READ_AROUND = 2**21  # bytes that become resident at most when one is read
 
 
 class TokenChunk(NamedTuple):
-    """Some pieces of documents, in their order.
+    """P pieces of documents, in their order."""
 
-    Args:
-        tokens: (N,) integers of any type.
-        sizes: (P,) int64, tokens of each piece.
-        bytes: (P,) int64, UTF-8 bytes of each piece's text.
-        opens: (P,) bool, whether a document begins with the piece; else it continues the one
-            before.
-        first: (P,) int64, how many of those bytes are the first token's if a document begins; 0
-            for a special token.
-    """
-
-    tokens: np.ndarray
-    sizes: np.ndarray
-    bytes: np.ndarray
-    opens: np.ndarray
-    first: np.ndarray
+    tokens: np.ndarray  # (N,) integers of any type
+    sizes: np.ndarray  # (P,) int64, tokens of each piece
+    bytes: np.ndarray  # (P,) int64, UTF-8 bytes of each piece's text
+    opens: np.ndarray  # (P,) bool, whether a document begins with the piece
+    first: np.ndarray  # (P,) int64, of these bytes those of its first token; 0 if it is special
 
 
 class TokenFile:
     """Token ids of D documents: `file[i]` is those of document i, as a view of the file.
 
-    Of a large file little stays resident: pages that were read are released now and then.
-
-    Args:
-        path: A file that `write_tokens` wrote.
+    Of a large file little stays resident: pages that were read are released now and then. Raises
+    `DataError` if the file, of `write_tokens`, is not complete.
 
     Attributes:
         tokens: uint16 or uint32 (N,), read-only: all documents, one after the other.
@@ -60,9 +48,6 @@ class TokenFile:
         bytes: int64 (D + 1,): UTF-8 bytes of the text of all documents before document i.
         first: int64 (D + 1,): how many of document i's bytes are its first token's.
         unknown: How many of the tokens are [UNK].
-
-    Raises:
-        DataError: The file is not complete.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,11 +78,7 @@ class TokenFile:
         return len(self.offsets) - 1
 
     def __getitem__(self, i: int) -> Any:
-        """Tokens of document i: numpy, uint16 or uint32 (length,), read-only.
-
-        Raises:
-            IndexError: There is no such document.
-        """
+        """Tokens of document i: uint16 or uint32 (length,), read-only."""
         if not 0 <= i < len(self):
             raise IndexError(f"document {i} of {len(self)}")
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
@@ -105,28 +86,28 @@ class TokenFile:
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenFile, (self.path,)
 
-    def gather(self, places: np.ndarray, runs: int) -> np.ndarray:
-        """The tokens at these places, of any shape, which lie in so many contiguous runs."""
-        tokens = self.tokens[places]
+    def gather(self, index: np.ndarray, runs: int) -> np.ndarray:
+        """The tokens at `index`, any shape, which has `runs` contiguous parts (to bound memory)."""
+        tokens = self.tokens[index]
         self._resident += runs * READ_AROUND
         if self._is_large and self._resident > LARGE and hasattr(self._map, "madvise"):
             self._map.madvise(mmap.MADV_DONTNEED)  # the system still caches them
             self._resident = 0
         return tokens
 
-    def bytes_before(self, places: np.ndarray) -> np.ndarray:
-        """How many bytes of text lie before these tokens (any shape), int64.
+    def bytes_before(self, index: np.ndarray) -> np.ndarray:
+        """How many bytes of text are before the tokens at `index` (any shape), int64.
 
         Those of a document's first token are known, the others are divided evenly among the rest.
         """
-        document = np.searchsorted(self.offsets, places, "right") - 1
+        document = np.searchsorted(self.offsets, index, "right") - 1
         document = document.clip(0, len(self) - 1)
-        index = places - self.offsets[document]  # of a token in its document
+        place = index - self.offsets[document]  # in the document
         others = self.offsets[document + 1] - self.offsets[document] - 1  # tokens after the first
-        passed = (index > 0) | (others < 0)  # of a document of one token or none
-        fraction = np.where(others > 0, (index - 1).clip(0) / others.clip(1), passed)
+        passed = (place > 0) | (others < 0)  # of a document of one token or none
+        fraction = np.where(others > 0, (place - 1).clip(0) / others.clip(1), passed)
         before = self.bytes[document]
-        first = self.first[document] * (index > 0)
+        first = self.first[document] * (place > 0)
         rest = self.bytes[document + 1] - before - first
         return before + first + np.rint(rest * fraction).astype(np.int64)
 
@@ -137,13 +118,10 @@ def write_tokens(
     """Writes a file for `TokenFile`, whole or not at all, with one chunk in memory at a time.
 
     Args:
-        path: Where it will be.
+        path: Of the file; `OSError` if it cannot be written.
         chunks: The documents. Tokens before the first that opens one belong to none.
         vocab_size: Number of different tokens, which decides how many bytes one takes.
         unknown: Id of [UNK], which is counted; None if there is none.
-
-    Raises:
-        OSError: It cannot be written.
     """
     dtype = np.dtype("<u2" if vocab_size <= SHORT_IDS else "<u4")
     num_tokens = num_documents = num_bytes = num_unknown = 0

@@ -14,11 +14,11 @@ def epoch_permutation(size: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(size, generator=generator)
 
 
-class ResumableBatchSampler(SequentialSampler):  # Lightning leaves the order of such alone
+class ResumableBatchSampler(SequentialSampler):  # which Lightning does not replace
     """Lists of sample indices, one per batch, for one rank of `world_size`.
 
     Each step takes the next `batch_size * world_size` samples of the epoch's order, and rank r
-    every world_size-th of them from r on. All ranks see the same number of batches and no sample
+    every world_size-th of them from r on. All ranks have the same number of batches and no sample
     twice; the last batch is smaller unless it is dropped. (Ranks differ by one batch only if fewer
     samples than ranks remain and `batch_size` is 1.) `start(epoch, batch)` begins at that batch
     without reading earlier ones.
@@ -29,8 +29,7 @@ class ResumableBatchSampler(SequentialSampler):  # Lightning leaves the order of
         seed: Of the order, if `shuffle` is on.
         shuffle: New order in each epoch (training), or that of the data set (evaluation).
         drop_last: Leave out the last batch if it is not full on every rank.
-        rank: This process.
-        world_size: Number of processes.
+        rank, world_size: This process, and the number of processes.
 
     Raises:
         ValueError: `batch_size`, `size` or `rank` is out of range.
@@ -84,7 +83,7 @@ class ResumableBatchSampler(SequentialSampler):  # Lightning leaves the order of
         return zip(self.boundaries[first:-1], self.boundaries[first + 1 :], strict=True)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank, whatever `start` says: schedules count with it."""
+        """Batches of a whole epoch on this rank, wherever it starts, as schedules need it."""
         last_steps = pairwise(self.boundaries[-3:])  # no others can be too short
         missing = sum(self.rank >= stop - start for start, stop in last_steps)
         return len(self.boundaries) - 1 - missing
@@ -132,15 +131,9 @@ class BucketBatchSampler(ResumableBatchSampler):
 
     Args:
         lengths: (S,) int64, tokens of each sample with padding; or (S, 2) for pairs.
-        batch_size: Samples per batch and rank.
-        batch_tokens: Tokens per batch and rank instead; None: by `batch_size`.
-        seed: Of the order.
-        shuffle: New batches and order in each epoch (training), or the same (evaluation).
-        rank: This process.
-        world_size: Number of processes.
-
-    Raises:
-        ValueError: `batch_tokens` is less than the longest sample, or see `ResumableBatchSampler`.
+        batch_tokens: Tokens per batch and rank, instead of `batch_size` samples; `ValueError` if
+            this is less than the longest sample.
+        batch_size, seed, shuffle, rank, world_size: As in `ResumableBatchSampler`.
     """
 
     def __init__(
@@ -200,15 +193,10 @@ class BucketBatchSampler(ResumableBatchSampler):
 
 
 class EvalBatchSampler(SequentialSampler):
-    """The batches of one process, dealt to the ranks in turn: metrics are equal to the bit.
+    """All batches, distributed over the ranks in turn: metrics equal those of one process.
 
-    All ranks have as many: a rank without one in the last round repeats the last batch, which does
-    not count.
-
-    Args:
-        batches: All batches.
-        rank: This process.
-        world_size: Number of processes.
+    All ranks have the same number of batches: a rank without one in the last round repeats the
+    last batch, which does not count.
     """
 
     def __init__(self, batches: ResumableBatchSampler, rank: int = 0, world_size: int = 1) -> None:
@@ -255,10 +243,7 @@ def count_tokens(
 ) -> tuple[int, int]:
     """How many tokens some batches hold, without padding and with it.
 
-    Args:
-        batches: Sample indices of each.
-        lengths: (S,) or (S, K): what each sample is padded to alone, in each of its K texts.
-        token_counts: (S,) or (S, K): tokens of each sample.
+    `lengths` (S,), or (S, K) for samples of K texts, are with padding, `token_counts` without.
     """
     tokens = 0
     padded = 0

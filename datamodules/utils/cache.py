@@ -1,4 +1,4 @@
-"""The cache of what is computed from texts: its folder, and hashes of content that name files."""
+"""A cache on disk of what is computed from texts; its files are named by hashes of content."""
 
 import hashlib
 import os
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from datamodules.utils.errors import DataError
+from datamodules.utils.files import write_text
 
-CHUNK = 1024  # texts that are handled at once
+CHUNK = 1024  # texts that are read from Arrow, or hashed, at once
 
 
 class Texts(Protocol):
@@ -20,11 +21,7 @@ class Texts(Protocol):
 
 
 def cache_folder(kind: str) -> Path:
-    """`$TESSERA_CACHE/KIND`, by default `~/.cache/tessera/KIND`, which is safe to delete.
-
-    Raises:
-        DataError: It cannot be made.
-    """
+    """`$TESSERA_CACHE/KIND`, by default in ~/.cache/tessera. Raises `DataError` if it fails."""
     root = os.environ.get("TESSERA_CACHE") or Path("~/.cache/tessera").expanduser()
     folder = Path(root, kind)
     try:
@@ -40,6 +37,14 @@ def unwritable(path: Path, error: OSError) -> DataError:
     return DataError(f"{path} cannot be written ({error.strerror}): {advice}.")
 
 
+def write_cached(path: Path, text: str) -> None:
+    """Writes a small file of the cache. Raises `DataError` if that fails."""
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
 def chunks(texts: Texts, size: int = CHUNK) -> Iterator[list[str]]:
     """The texts in order, `size` at a time."""
     for start in range(0, len(texts), size):
@@ -48,7 +53,7 @@ def chunks(texts: Texts, size: int = CHUNK) -> Iterator[list[str]]:
 
 
 def content_key(*parts: str) -> str:
-    """Hash of some strings and of where each ends: 32 hexadecimal digits."""
+    """Hash of some strings in order: 32 hexadecimal digits."""
     lengths = ",".join(str(len(part)) for part in parts)
     content = "\n".join((lengths, *parts)).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(content, digest_size=16).hexdigest()

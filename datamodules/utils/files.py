@@ -16,16 +16,10 @@ STALE_AFTER = 3600  # seconds without a write: then a process that was killed le
 
 
 def open_regular(path: str | os.PathLike, follow: bool = True, append: bool = False) -> BinaryIO:
-    """Opens a regular file to read bytes; never waits for a pipe, and never reads a device.
+    """Opens a regular file to read bytes, or to append (it may then be missing).
 
-    Args:
-        path: The file.
-        follow: Whether the file may be a symbolic link.
-        append: Open it to append bytes instead; it is created if it is missing.
-
-    Raises:
-        OSError: It is missing, cannot be read, is a link although `follow` is False, or is not a
-            regular file.
+    Never waits for a pipe, and never reads a device. Raises `OSError` if it is not a regular file,
+    or with `follow` False a symbolic link.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if append else os.O_RDONLY
     for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY", *([] if follow else ["O_NOFOLLOW"])):
@@ -76,11 +70,8 @@ def regular_files(
 ) -> list[Path]:
     """All regular files below a folder at any depth, and links to them, sorted; no hidden ones.
 
-    Args:
-        folder: Where to look.
-        reject: Called with a name and what is wrong with it, for folders that cannot be read, links
-            to folders, wanted files that are not regular, and names that are not UTF-8.
-        wanted: Whether a file at a path is wanted.
+    `reject` is called with a name and what is wrong with it, for folders that cannot be read, links
+    to folders, wanted files that are not regular, and names that are not UTF-8.
     """
     files = []
     faults = []
@@ -114,9 +105,7 @@ def name_fault(path: str | os.PathLike) -> str | None:
 def read_object(path: str | os.PathLike) -> dict[str, Any]:
     """The object in a JSON file.
 
-    Raises:
-        OSError: As of `open_regular`.
-        ValueError: As of `parse_object`.
+    Raises `OSError` as of `open_regular`; `ValueError` as of `parse_object`.
     """
     return parse_object(read_bytes(path).decode("utf-8"))
 
@@ -124,8 +113,7 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
 def parse_object(text: str) -> dict[str, Any]:
     """The object in a JSON text.
 
-    Raises:
-        ValueError: It is not JSON, not an object, or nested too deep.
+    Raises `ValueError` if it is not JSON, not an object, or nested too deep.
     """
     try:
         found = json.loads(text)
@@ -141,10 +129,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary file to write, which replaces `path` at the end, or is removed after an error.
 
     A symbolic link at `path` is replaced, not followed. Temporary files of processes that were
-    killed are removed.
-
-    Raises:
-        OSError: The folder is missing or cannot be written; what was at `path` stays.
+    killed are removed. Raises `OSError` if the folder is missing or cannot be written; what was at
+    `path` stays.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with suppress(OSError):  # another process may be quicker

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from datamodules.utils.errors import UsageError
 
-SPLITS = {  # what files and folders call them
+SPLITS = {  # and their names in files and folders
     "train": ("train",),
     "val": ("validation", "valid", "val", "dev"),
     "test": ("test",),
@@ -17,7 +17,7 @@ SPLITS = {  # what files and folders call them
 
 
 def split_of(path: Path) -> str | None:
-    """Which split a file belongs to, by the first part of its path named after one."""
+    """The split of a file, by the first part of its path that begins with a name of one."""
     for part in path.parts:
         for split, names in SPLITS.items():
             if re.match(rf"({'|'.join(names)})([-_.]|$)", part.lower()):
@@ -26,19 +26,17 @@ def split_of(path: Path) -> str | None:
 
 
 def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Splits sample indices by the same fraction in each class.
+    """Splits samples at random, with the same fraction of each class in the second part.
+
+    Of a class with two samples or more, each part gets at least one.
 
     Args:
-        labels: (S,) int64.
-        fraction: Size of the second part; from two samples of a class on, each part gets at least
-            one.
-        seed: Of the random split.
+        labels: (S,) int64, the class of each sample.
+        fraction: Of the second part; `UsageError` if it is not between 0 and 1.
+        seed: Of the random numbers.
 
     Returns:
         Indices of the first and of the second part, each sorted.
-
-    Raises:
-        UsageError: The fraction is not between 0 and 1.
     """
     if not 0 < fraction < 1:
         raise UsageError(f"val_fraction is {fraction}, but must lie between 0 and 1.")
@@ -46,8 +44,9 @@ def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
     held_out = []
     for members in by_class.split(labels.bincount().tolist()):
+        most = max(len(members) - 1, 0)
         count = max(round(len(members) * fraction), 1)
-        held_out.append(members[: max(min(count, len(members) - 1), 0)])
+        held_out.append(members[: min(count, most)])
     second = torch.cat(held_out).sort().values
     is_first = torch.ones(len(labels), dtype=torch.bool)
     is_first[second] = False

@@ -27,9 +27,6 @@ class AugmentConfig:
         erase: Probability that a rectangle is set to the mean colour (Zhong 2020).
         mixup: Alpha of the Beta distribution of the mixing weight (Zhang 2018); 0.2 to 1.
         cutmix: The same for pasted rectangles (Yun 2019); with both on, each image takes one.
-
-    Raises:
-        UsageError: A value is out of its range.
     """
 
     resized_crop: float = 0.0
@@ -141,13 +138,7 @@ def normalise(images: Tensor, mean: list[float], std: list[float]) -> Tensor:
 def random_boxes(area: Tensor, ratio: Tensor, height: int, width: int) -> Tensor:
     """A rectangle in each of B images, centred anywhere inside it and cropped at its borders.
 
-    Args:
-        area: (B,) fraction of the image.
-        ratio: (B,) height over width.
-        height, width: Of the images in pixels.
-
-    Returns:
-        bool (B, 1, H, W), true inside.
+    Its fraction of the image (B,) and height over width (B,) -> bool (B, 1, H, W), true inside.
     """
     inside = []
     for fraction, size in (((area * ratio).sqrt(), height), ((area / ratio).sqrt(), width)):
@@ -183,16 +174,10 @@ class Augment(nn.Module):
         return images.masked_fill(boxes & erased, 0.0)
 
     def mix(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-        """Mixup and CutMix of each image with another of the batch.
+        """Mixup and CutMix of each image, float (B, C, H, W), with another of the batch.
 
-        Args:
-            images: float (B, C, H, W).
-            labels: int64 (B,).
-            num_classes: K.
-
-        Returns:
-            Images (B, C, H, W), and targets float32 (B, K): the fraction of each class in the
-            pixels; they sum to 1.
+        Returns images, and targets float32 (B, K): the fraction of each of K = `num_classes`
+        classes in the pixels.
         """
         targets = F.one_hot(labels, num_classes).float()
         if self.config.mixup == self.config.cutmix == 0:

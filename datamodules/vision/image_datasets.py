@@ -20,12 +20,9 @@ STATISTICS_SAMPLE = 2048  # images that mean and standard deviation of a stream 
 
 
 class MemoryImages:
-    """A decoded split: a batch is one indexing operation.
+    """A decoded split, uint8 (S, C, H, W): a batch is one indexing operation.
 
-    Args:
-        pixels: uint8 (S, C, H, W).
-        labels: int64 (S,), or None for prediction.
-        names: Of the files, for prediction.
+    With labels, int64 (S,), or for prediction the names of files.
     """
 
     in_memory = True
@@ -48,14 +45,8 @@ class StreamedImages:
     """A split that is decoded batch by batch, in workers; batches are those of `MemoryImages`.
 
     What a worker reports is part of the batch ("error", "skipped"): an exception would come with
-    its traceback.
-
-    Args:
-        records: The split.
-        labelled: Whether batches have labels, else paths (prediction).
-        channels, size: Of the images.
-        skip_bad: Leave unreadable images out.
-        resize: Whether images of another size are resized or refused.
+    its traceback. Batches have labels, or without `labelled` paths (prediction); other arguments as
+    `decode_all`.
     """
 
     in_memory = False
@@ -113,11 +104,8 @@ def decode_all(
 ) -> tuple[Tensor, list[int]]:
     """Decodes a whole split in threads.
 
-    Args:
-        records: The split.
-        channels, size: Of the result.
-        resize: Whether images of another size are resized or refused.
-        skip_bad: Leave unreadable images out instead of stopping at the first.
+    Images of another size are resized, or without `resize` refused; unreadable ones are left out
+    with `skip_bad`, instead of stopping at the first.
 
     Returns:
         Pixels uint8 (S, C, size, size), and the indices of the S images that were read.

@@ -42,17 +42,11 @@ def _affine(
 
 
 class Operation(NamedTuple):
-    """An operation of RandAugment.
+    """An operation of RandAugment, on uint8 (B, C, H, W)."""
 
-    Args:
-        apply: From uint8 (B, C, H, W) and the strength to uint8 (B, C, H, W).
-        strength: From the magnitude in [0, 1] and the side of the images in pixels to the strength.
-        signed: Whether each image draws the sign of the strength.
-    """
-
-    apply: Callable[[Tensor, float], Tensor]
-    strength: Callable[[float, int], float] = lambda level, side: 0.0
-    signed: bool = False
+    apply: Callable[[Tensor, float], Tensor]  # images, strength -> images
+    strength: Callable[[float, int], float] = lambda level, side: 0.0  # from magnitude, pixels
+    signed: bool = False  # whether the sign of the strength is random
 
 
 def _slope(level: float, side: int) -> float:

@@ -17,19 +17,12 @@ IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tif
 
 @dataclass(frozen=True)
 class Records:
-    """One split, not decoded: sample i is `items[rows[i]]`, of class `labels[i]`.
+    """The S images of one split, not decoded: sample i is `items[rows[i]]`."""
 
-    Args:
-        items: All that the files hold.
-        labels: (S,) int64.
-        rows: (S,) int64, into `items`.
-        where: What the items are part of, for messages.
-    """
-
-    items: Any
-    labels: Tensor
-    rows: Tensor
-    where: str = ""
+    items: Any  # all images of the files
+    labels: Tensor  # (S,) int64
+    rows: Tensor  # (S,) int64, into `items`
+    where: str = ""  # name of the table in messages
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -39,7 +32,7 @@ class Records:
         return replace(self, labels=self.labels[keep], rows=self.rows[keep])
 
     def name(self, i: int) -> str:
-        """What to call sample i in a message."""
+        """The name of sample i in a message."""
         return printable(self.items[int(self.rows[i])])
 
     def read(self, i: int) -> bytes:
@@ -53,9 +46,8 @@ class Records:
     def image_of_size(self, i: int, channels: int, size: int, resize: bool = True) -> Tensor:
         """Decoded image i, uint8 (C, size, size).
 
-        Raises:
-            DataError: The file is corrupt, missing or not an image; the sentence names it.
-            UsageError: It has another size and may not be resized.
+        Raises `DataError` if the file is corrupt, missing or not an image; the sentence names it;
+        `UsageError` if it has another size and may not be resized.
         """
         try:
             image = self.image(i, channels)
@@ -69,17 +61,14 @@ class Records:
         h, w = image.shape[-2:]
         if (h, w) != (size, size):
             raise UsageError(
-                f"{self.name(i)} is {w} x {h} pixels, but others are {size} x {size}: add "
-                "--data.image_size N."
+                f"{self.name(i)} is {w} x {h} pixels, not {size} x {size}: add --data.image_size N."
             )
         return image
 
     def common_size(self, channels: int, skip_bad: bool) -> int:
         """Side of the first readable image, for data whose images all have one size.
 
-        Raises:
-            UsageError: It is not square.
-            DataError: It is unreadable, or all are.
+        Raises `UsageError` if it is not square; `DataError` if it is unreadable, or all are.
         """
         for i in range(len(self)):
             try:

@@ -1,8 +1,8 @@
 """The cache of beam search: tokens that sequences share are kept once.
 
-No key or value moves when beams do: each sequence has a list of the slots of its tokens. On CPUs,
-scores and results of attention are weighted sums of table rows by `torch.embedding_bag`, which is
-faster than batched matrix products with one query each.
+Keys and values are not copied when beams are reordered: each sequence has a list of the slots of
+its tokens. On CPUs, scores and results of attention are weighted sums of table rows by
+`torch.embedding_bag`, which is faster than batched matrix products with one query each.
 """
 
 from copy import copy
@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modules.attention import attention
-from modules.cache import AttentionCache, BlockCache, ScoreFunction, StackCache, TokenPositions
+from modules.attention import AttentionCache, ScoreFunction, attention
+from modules.cache import BlockCache, StackCache, TokenPositions
 from modules.config import StackConfig, require
 from modules.kernels.upcast import upcast
 from modules.kv_cache import ContextCache, KVCache
@@ -23,14 +23,9 @@ SLOT_STEP = 64  # slots by which tables of keys grow; a multiple of what a vecto
 
 
 class BeamCache(StackCache):
-    """K sequences that continue each row of a cache.
+    """K = `beams` sequences that continue each of the B rows of a cache: B x K rows for the model.
 
-    To the model they are rows of their own, B x K.
-
-    Args:
-        cache: B rows of tokens, and the context of each.
-        beams: Number K.
-        max_new_tokens: Number of tokens that there is room for in each sequence.
+    There is room for `max_new_tokens` tokens in each sequence.
     """
 
     def __init__(self, cache: KVCache, beams: int, max_new_tokens: int) -> None:
@@ -73,10 +68,9 @@ class BeamCache(StackCache):
     def add_tokens(
         self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
     ) -> TokenPositions:
-        """Makes room for the next token of each sequence, (B K, 1), which is no padding.
+        """Makes room for the next token of each sequence, (B K, 1); `ValueError` if there is none.
 
-        Raises:
-            ValueError: There is not enough room.
+        Padding and positions are not supported.
         """
         batch, beams = self.slots.shape[:2]
         assert padding_mask is None and positions is None
@@ -102,7 +96,7 @@ class BeamCache(StackCache):
 
     def share(self, context: ContextCache) -> ContextCache:
         """The cache of a context that K sequences attend to."""
-        pair = context.context()
+        pair = context.cached_context()
         if pair is None:
             return context
         if self.use_embedding_bag:
@@ -134,13 +128,12 @@ def prefers_embedding_bag(device: torch.device, config: StackConfig) -> bool:
 
 
 class BagIndex:
-    """Rows of the tables that have the keys and values of each sequence.
+    """Which rows of the tables of keys and values each sequence attends to.
 
     Args:
-        slots: Those of each sequence's tokens, (B, K, M).
-        slot_count: Number of slots of each row.
+        slots: Slots of each sequence's tokens, (B, K, M), of `slot_count` in each row.
         config: Of the stack of blocks.
-        key_bags: Those of an index of the same batch, to use again; None: they are made.
+        key_bags: Of an index of the same batch, to be reused; None: new ones.
     """
 
     def __init__(
@@ -251,11 +244,7 @@ class BagContextCache(SharedContextCache):
     """The same for `attention_by_embedding_bag`, with the key bags of the sequences' index."""
 
     def __init__(
-        self,
-        pair: tuple[Tensor, Tensor],
-        beams: int,
-        config: StackConfig,
-        key_bags: EmbeddingBag,
+        self, pair: tuple[Tensor, Tensor], beams: int, config: StackConfig, key_bags: EmbeddingBag
     ) -> None:
         super().__init__(pair, beams)
         k, v = pair

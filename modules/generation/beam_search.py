@@ -35,7 +35,7 @@ class BeamHypotheses(NamedTuple):
     def empty(
         cls, prompts: int, beams: int, max_new_tokens: int, device: torch.device
     ) -> "BeamHypotheses":
-        """P x K empty indices for sequences of up to L tokens."""
+        """Room for P x K sequences of up to L tokens, none of them there yet."""
         scores = torch.full((prompts, beams), MINUS_INF, device=device)
         tokens = torch.zeros(prompts, beams, max_new_tokens, dtype=torch.int64, device=device)
         lengths = torch.zeros(prompts, beams, dtype=torch.int64, device=device)
@@ -75,7 +75,7 @@ class BeamHypotheses(NamedTuple):
         return BeamHypotheses(*(part[prompts] for part in self))
 
     def set_rows(self, prompts: Tensor, others: "BeamHypotheses") -> None:
-        """Reindices, in index, the sequences of these prompts, (R,), by others."""
+        """Replaces the sequences of these prompts, (R,), in place."""
         for mine, other in zip(self, others, strict=True):
             mine[prompts] = other
 
@@ -125,7 +125,7 @@ def beam_search(
     banned: Collection[int] = (),
     renormalize: bool = True,
 ) -> list[Hypotheses]:
-    """The best sequences that follow each prompt, whatever the other prompts are.
+    """The best sequences that follow each prompt, which do not depend on the other prompts.
 
     Args:
         net: The model, in evaluation mode.

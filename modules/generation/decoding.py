@@ -79,11 +79,8 @@ class PromptDecoder(IncrementalDecoder):
     Rows of different lengths are padded on the left. A row that gets longer than `max_length` is
     run again from its last `max_length` / 2 tokens.
 
-    Arguments as in `beam_search`, with the number of beams.
-
-    Raises:
-        ValueError: A prompt is empty, longer than `max_length`, or has unknown tokens; or a banned
-            one is unknown.
+    Arguments as in `beam_search`, with the number of beams. Raises `ValueError` if a prompt is
+    empty, longer than `max_length`, or has unknown tokens; or a banned one is unknown.
     """
 
     def __init__(
@@ -165,8 +162,7 @@ def check_prompts(
         )
         require(
             len(prompt) <= max_length,
-            f"{name} {number} has {len(prompt)} tokens, over the {max_length} of the model; "
-            "shorten it.",
+            f"{name} {number} has {len(prompt)} tokens, over the model's {max_length}; shorten it.",
         )
         require(
             min(prompt) >= 0 and max(prompt) < vocabulary,

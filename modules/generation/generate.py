@@ -28,8 +28,7 @@ def generate(
 ) -> Iterator[Tensor]:
     """Generates the tokens that follow prompts, a step at a time.
 
-    A row's tokens depend on its prompt and its seed only, not on the other rows nor on their
-    number.
+    A row's tokens depend on its prompt and its seed only, not on the other rows.
 
     Args:
         net: The model, in evaluation mode.

@@ -3,7 +3,6 @@
 Packed, weights are in the order in which oneDNN reads them; int8 takes a quarter of the bytes.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -87,33 +86,22 @@ class QuantizedLinear(nn.Module):
         return out.to(x.dtype).unflatten(0, x.shape[:-1])  # (M, N) -> (..., N)
 
 
-def packed(weight: Tensor, bias: Tensor | None) -> nn.Module | None:
-    """The packed layer; None if oneDNN does not take these weights."""
-    fits = HAS_ONEDNN and weight.device.type == "cpu" and weight.dtype == torch.float32
-    return PackedLinear(weight, bias) if fits else None
-
-
-LAYERS: dict[str | None, Callable[[Tensor, Tensor | None], nn.Module | None]] = {
-    None: packed,
-    "int8": QuantizedLinear,
-}
+def can_pack(weight: Tensor) -> bool:
+    """Whether oneDNN takes these weights."""
+    return HAS_ONEDNN and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def prepare(net: nn.Module, quantization: QuantizationName | None = None) -> nn.Module:
     """Replaces linear layers and `TokenHead` by layers for inference, in place.
 
-    Afterwards `net` can neither be trained, nor saved, nor moved. Without autocast only.
-
-    Args:
-        net: Any network.
-        quantization: "int8" rounds the weights; None: they keep their values.
-
-    Raises:
-        ValueError: Weights that are to be rounded are not on the CPU.
+    Afterwards `net` can neither be trained, nor saved, nor moved. Without autocast only. "int8"
+    rounds the weights; `ValueError` if they are not on the CPU.
     """
     for parent in list(net.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, Linear | TokenHead):
-                fast = LAYERS[quantization](layer.weight, layer.bias)
-                setattr(parent, name, fast or layer)
+                if quantization == "int8":
+                    setattr(parent, name, QuantizedLinear(layer.weight, layer.bias))
+                elif can_pack(layer.weight):
+                    setattr(parent, name, PackedLinear(layer.weight, layer.bias))
     return net

@@ -1,4 +1,4 @@
-"""Target texts for source texts: the likeliest, the best of beam search, or sampled."""
+"""Translation: target texts by greedy decoding, beam search or sampling."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -17,15 +17,13 @@ from modules.generation.generate import ENDED, sample
 from modules.generation.sampling import GenerationConfig
 from modules.models.seq2seq import Seq2Seq
 
-__all__ = ["DecodingRules", "GenerationConfig", "Seq2SeqDecoder", "Translation", "translate"]
-
 
 class Translation(NamedTuple):
-    """A target text: its tokens, with the end token; its score; whether it has an end."""
+    """A target text."""
 
-    tokens: list[int]
+    tokens: list[int]  # with the end token
     score: float
-    finished: bool
+    finished: bool  # whether it has an end
 
 
 class DecodingRules(NamedTuple):
@@ -47,16 +45,10 @@ DEFAULT_RULES = DecodingRules()
 
 
 class Seq2SeqDecoder(IncrementalDecoder):
-    """Encodes source texts, then decodes target texts. All beams share what is kept of a source.
+    """Encodes source texts, then decodes `beams` target texts for each; arguments as `translate`.
 
-    Args:
-        max_new_tokens: Number of tokens that will follow; at most `max_length` of the model.
-        beams: Target texts for each source.
-        net, sources, start, banned, rules: As in `translate`.
-
-    Raises:
-        ValueError: A source is empty, longer than the model's limit, or has tokens that the model
-            does not know.
+    Raises `ValueError` if a source is empty, longer than the model's limit, or has tokens that the
+    model does not know.
     """
 
     net: Seq2Seq  # type: ignore[assignment]

@@ -1,1 +1,1 @@
-"""Faster ways to compute the same."""
+"""Faster implementations of functions of PyTorch."""

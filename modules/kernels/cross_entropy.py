@@ -41,7 +41,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         mean_factor = counted.sum().clamp(min=1).to(dtype).reciprocal()
         loss = x.new_zeros((), dtype=dtype)
         correct = targets.new_zeros(())
-        needs_x, needs_weight, needs_bias = (with_grad and it for it in ctx.needs_input_grad[:3])
+        needs_x, needs_weight, needs_bias = (
+            with_grad and flag for flag in ctx.needs_input_grad[:3]
+        )
         grad_x = torch.empty_like(x) if needs_x else None
         grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
         grad_bias = weight.new_zeros(len(weight), dtype=dtype) if needs_bias else None

@@ -59,13 +59,3 @@ class Dropout(nn.Dropout):
     def forward(self, x: Tensor) -> Tensor:
         """Keeps the shape."""
         return dropout(x, self.p, self.training)
-
-
-class TokenDropout(Dropout):
-    """Dropout of whole tokens: each vector becomes zero or is scaled up (Iyyer 2015)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, E) -> (B, N, E)."""
-        if not self.training:
-            return x
-        return x * dropout(torch.ones_like(x[..., :1]), self.p)

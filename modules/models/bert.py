@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from modules.cache import NO_CACHE, StackCache
 from modules.config import PoolerName, PoolName, StackConfig, check_rates, check_sizes, require
-from modules.embedding import TokenEmbedding
+from modules.embedding import TokenDropout, TokenEmbedding
 from modules.feedforward import ACTIVATIONS
 from modules.heads import POOLERS, ClassifierHead
 from modules.init import initialise
 from modules.kernels.cross_entropy import chunked_cross_entropy
-from modules.kernels.dropout import Dropout, TokenDropout
+from modules.kernels.dropout import Dropout
 from modules.lm_heads import MaskedLMHead
-from modules.masks import none_if_no_padding, padding
+from modules.masks import padding
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS
 from modules.position import build_position, check_position, grid_positions
@@ -73,8 +73,7 @@ class BertConfig:
         )
         require(
             not (self.stack.causal or self.stack.cross_attention),
-            "An encoder sees the whole text and nothing else; leave stack.causal and "
-            "stack.cross_attention off.",
+            "An encoder needs stack.causal and stack.cross_attention off.",
         )
         require(
             not self.next_sentence or self.segments >= 2,
@@ -133,7 +132,7 @@ class Encoder(nn.Module):
         """
         positions = grid_positions(tokens.shape[1:], tokens.device)  # (1, N, 1)
         bias = self.position.bias(positions, positions)
-        mask = padding(none_if_no_padding(padding_mask)).with_bias(bias)
+        mask = padding(padding_mask).with_bias(bias)
         x = self.token_dropout(self.embed(tokens))  # (B, N, E)
         x = self.position.embed(self.add_segments(x, segments))
         x = self.dropout(self.norm(x))
@@ -177,18 +176,9 @@ class BertClassifier(nn.Module):
         record: StackCache = NO_CACHE,
     ) -> Tensor:
         """(B, N) -> logits (B, classes); arguments as in `Encoder.forward`."""
-        return self.head(self.features(tokens, padding_mask, segments, record))
-
-    def features(
-        self,
-        tokens: Tensor,
-        padding_mask: Tensor | None = None,
-        segments: Tensor | None = None,
-        record: StackCache = NO_CACHE,
-    ) -> Tensor:
-        """(B, N) -> pooled vectors (B, E), what the classifier sees."""
         x = self.encoder(tokens, padding_mask, segments, record)  # (B, N, E)
-        return self.pooler(self.pool(x, padding_mask))
+        x = self.pool(x, padding_mask)  # (B, E)
+        return self.head(self.pooler(x))
 
 
 class BertMaskedLM(nn.Module):
@@ -230,10 +220,7 @@ class BertMaskedLM(nn.Module):
         return self.head(select(self.hidden(tokens, padding_mask, segments), where))
 
     def hidden(
-        self,
-        tokens: Tensor,
-        padding_mask: Tensor | None = None,
-        segments: Tensor | None = None,
+        self, tokens: Tensor, padding_mask: Tensor | None = None, segments: Tensor | None = None
     ) -> Tensor:
         """(B, N) -> vectors (B, N, E), for `loss` and `sentence_logits`."""
         return self.encoder(tokens, padding_mask, segments)
@@ -251,7 +238,7 @@ class BertMaskedLM(nn.Module):
             where: The positions, as in `forward`.
             smoothing: Label smoothing.
         """
-        vectors = self.head.vectors(select(hidden, where))  # (S, E)
+        vectors = self.head.transform(select(hidden, where))  # (S, E)
         tokens = self.head.tokens
         return chunked_cross_entropy(vectors, tokens.weight, tokens.bias, targets, smoothing)
 

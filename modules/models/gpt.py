@@ -23,8 +23,8 @@ class DecoderConfig:
 
     Args:
         vocabulary: Number V of tokens; null: to be filled in from the tokenizer.
-        max_length: Longest sequence, in tokens: number of learned positions, and how far generation
-            looks back; null: to be filled in from the data.
+        max_length: Longest sequence, in tokens: number of learned positions, and context of
+            generation; null: to be filled in from the data.
         position: Position encoding: none, learned, sinusoidal, rotary, alibi or t5.
         position_options: Options of that encoding, such as {base: 500000}.
         sliding_window: Window of attention that the weights were trained with, in tokens (Jiang
@@ -53,8 +53,7 @@ class DecoderConfig:
         )
         require(
             self.stack.causal and not self.stack.cross_attention,
-            "A decoder sees what came before and nothing else; set stack.causal and leave "
-            "stack.cross_attention off.",
+            "A decoder needs stack.causal on and stack.cross_attention off.",
         )
 
 
@@ -67,10 +66,7 @@ class Decoder(LanguageModel):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         if config.vocabulary is None or config.max_length is None:
-            raise ValueError(
-                "vocabulary or max_length is null; fill both in from the data before building a "
-                "decoder."
-            )
+            raise ValueError("vocabulary or max_length is null; fill both in from the data first.")
         self.config = config
         self.max_length = config.max_length
         self.vocabulary = config.vocabulary
@@ -101,12 +97,11 @@ class Decoder(LanguageModel):
 
         Args:
             tokens: Integers (B, N).
-            padding_mask: Boolean (B, N), False at padding, on the left; None: there
-                is none.
+            padding_mask: Boolean (B, N), False at padding, on the left; None: there is none.
             positions: Integers (B, N); None: they count from 0 at the first token that is no
                 padding, or on from those in the cache.
-            documents: Integers (B, N), the same number for tokens of the same document, which see
-                only each other; None: all tokens of a row belong together.
+            documents: Integers (B, N), the same number for tokens of the same document, which
+                attend only to each other; None: a row is one document.
             cache: Made by `make_cache`: the tokens also attend to those in it, and are appended.
 
         Returns:
@@ -131,8 +126,7 @@ class Decoder(LanguageModel):
     def make_cache(self, batch: int, length: int) -> KVCache:
         """A cache for `batch` rows of up to `length` tokens, on the device of the weights.
 
-        Raises:
-            ValueError: `length` is more than there are learned positions.
+        Raises `ValueError` if `length` is more than there are learned positions.
         """
         self.position.check_length(length)
         return KVCache.like(self.embed.weight, self.config.stack, batch, length)

@@ -12,7 +12,7 @@ from modules.init import initialise
 from modules.kernels.dropout import Dropout
 from modules.kv_cache import KVCache
 from modules.lm_heads import LanguageModel, TokenHead
-from modules.masks import Mask, none_if_no_padding, padding, prefix
+from modules.masks import Mask, padding, prefix
 from modules.models.seq2seq_config import SEQ2SEQ_PRESETS, Seq2SeqConfig
 from modules.norm import norm_factory
 from modules.position import build_position
@@ -59,10 +59,7 @@ class Seq2Seq(LanguageModel):
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
         if None in (config.source_vocabulary, config.target_vocabulary, config.max_length):
-            raise ValueError(
-                "A vocabulary or max_length is null; fill all in from the data before building a "
-                "model."
-            )
+            raise ValueError("A vocabulary or max_length is null; fill all in from the data first.")
         self.config = config
         self.max_length: int = config.max_length  # type: ignore[assignment]
         self.source_vocabulary: int = config.source_vocabulary  # type: ignore[assignment]
@@ -79,10 +76,7 @@ class Seq2Seq(LanguageModel):
         self.build_stacks(self.max_length)
 
     def make_embedding(self, vocabulary: int, scale: bool) -> TokenEmbedding:
-        """A table of vectors, with std 1 / sqrt(E) if the model scales embeddings.
-
-        So scaled vectors and logits start with variance 1.
-        """
+        """An embedding; with std 1 / sqrt(E) if scaled, so that vectors start with variance 1."""
         stack = self.config.decoder
         embedding = TokenEmbedding(vocabulary, stack.width, scale)
         if self.config.scale_embedding:
@@ -92,7 +86,7 @@ class Seq2Seq(LanguageModel):
         return embedding
 
     def build_stacks(self, length: int) -> None:
-        """Makes what takes embedded tokens, for texts of up to `length` of them."""
+        """Makes encoder and decoder, with `length` learned positions each."""
         self.encoder = TextStack(self.config, self.config.encoder, length)
         self.decoder = TextStack(self.config, self.config.decoder, length)
 
@@ -123,17 +117,16 @@ class Seq2Seq(LanguageModel):
 
         Args:
             source: Integers (B, M).
-            padding_mask: Boolean (B, M), False at padding, on the right; None: there
-                is none.
+            padding_mask: Boolean (B, M), False at padding, on the right; None: there is none.
             record: Collects the attention weights of each block.
 
         Returns:
-            What `decode` attends to: states (B, M, E), and who may see which.
+            What `decode` attends to: states (B, M, E), and their mask.
 
         Raises:
             ValueError: More tokens than learned positions.
         """
-        mask = padding(none_if_no_padding(padding_mask))
+        mask = padding(padding_mask)
         positions = NO_CACHE.add_tokens(source, None, None)
         states = self.encoder(self.embed_source(source), positions, mask, cache=record)
         return Context(states, mask)
@@ -156,7 +149,7 @@ class Seq2Seq(LanguageModel):
             tokens: Integers (B, N), beginning with the start token unless they continue a cache.
             context: Made by `encode`.
             padding_mask: Boolean (B, N), False at padding, which does not count as a position;
-                None: there is none, or it is on the right, and no token sees it.
+                None: there is none, or only on the right, where no token attends to it.
             cache: Made by `make_cache`: the tokens also attend to those in it, and are appended.
                 Or a record of attention weights.
 
@@ -173,8 +166,7 @@ class Seq2Seq(LanguageModel):
     def make_cache(self, context: Context, length: int) -> KVCache:
         """A cache for targets of up to `length` tokens, one for each source.
 
-        Raises:
-            ValueError: `length` is more than there are learned positions.
+        Raises `ValueError` if `length` is more than there are learned positions.
         """
         length += self.prefix_length(context)
         self.decoder.position.check_length(length)
@@ -189,12 +181,12 @@ class Seq2Seq(LanguageModel):
 class PrefixLM(Seq2Seq):
     """One stack for the source, then the target (Raffel 2020, section 3.2.1).
 
-    Source tokens see each other, target tokens the source and what came before. Arguments and
-    methods as `Seq2Seq`; `encode` embeds only.
+    Source tokens attend to each other, target tokens to the source and to earlier ones. Arguments
+    and methods as `Seq2Seq`; `encode` embeds only.
     """
 
     def build_stacks(self, length: int) -> None:
-        """Makes what takes embedded tokens: both texts in one row, up to `length` tokens each."""
+        """Makes one stack for both texts in a row, of up to `length` tokens each."""
         stack = replace(
             self.config.decoder, causal=False, cross_attention=False, context_width=None
         )
@@ -204,7 +196,7 @@ class PrefixLM(Seq2Seq):
         self, source: Tensor, padding_mask: Tensor | None = None, record: StackCache = NO_CACHE
     ) -> Context:
         """Embeds the source only; `decode` puts the embeddings before those of the target."""
-        return Context(self.embed_source(source), padding(none_if_no_padding(padding_mask)))
+        return Context(self.embed_source(source), padding(padding_mask))
 
     def decode(
         self,
@@ -224,7 +216,7 @@ class PrefixLM(Seq2Seq):
         mask = positions.mask(padding_mask)
         if first:
             mask = mask & prefix(first, x.shape[1], x.device)
-        elif x.shape[1] > 1:  # a single last token sees everything
+        elif x.shape[1] > 1:  # a single new token has no later ones
             mask = mask & cache.causal_mask(x.shape[1], x.device)
         return self.decoder(x, positions, mask, cache=cache)[:, first:]
 

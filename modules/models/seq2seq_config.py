@@ -56,13 +56,11 @@ class Seq2SeqConfig:
             check_position(self.position, self.position_options, stack, (self.max_length or 1,))
         require(
             not (self.encoder.causal or self.encoder.cross_attention),
-            "The encoder sees the whole source and nothing else; leave encoder.causal and "
-            "encoder.cross_attention off.",
+            "The encoder needs encoder.causal and encoder.cross_attention off.",
         )
         require(
             self.decoder.causal and self.decoder.cross_attention,
-            "The decoder sees what came before and the source; set decoder.causal and "
-            "decoder.cross_attention.",
+            "The decoder needs decoder.causal and decoder.cross_attention on.",
         )
         require(
             self.encoder.width == self.decoder.width

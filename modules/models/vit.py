@@ -88,8 +88,7 @@ class ViTConfig:
         )
         require(
             not (self.stack.causal or self.stack.cross_attention),
-            "A ViT sees the whole image and nothing else; leave stack.causal and "
-            "stack.cross_attention off.",
+            "A ViT needs stack.causal and stack.cross_attention off.",
         )
         check_rates(self, "head_dropout")
         check_position(self.position, self.position_options, self.stack, self.grid)
@@ -117,10 +116,7 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         if config.channels is None or config.num_classes is None:
-            raise ValueError(
-                "channels and num_classes are null; fill them in from the data before building a "
-                "ViT."
-            )
+            raise ValueError("channels or num_classes is null; fill both in from the data first.")
         self.config = config
         stack = config.stack
         norm = None
@@ -145,7 +141,7 @@ class ViT(nn.Module):
         return self.head(self.features(images, record))
 
     def features(self, images: Tensor, record: StackCache = NO_CACHE) -> Tensor:
-        """(B, C, H, W) -> pooled vectors (B, E), what the classifier sees."""
+        """(B, C, H, W) -> pooled vectors (B, E), the input of the classifier."""
         prefix = self.config.prefix_tokens
         images = images.to(next(self.embed.parameters()).dtype)
         positions = grid_positions(self.config.grid, images.device)  # (1, N, 2)

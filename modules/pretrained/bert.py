@@ -173,14 +173,9 @@ class BertFamily(TransformersFamily[BertConfig]):
     def config_to_external(
         self, config: BertConfig, class_names: list[str] | None = None
     ) -> Settings:
-        """Returns the config.json of a model of ours.
+        """Returns the config.json of a model of ours: a classifier, or None: a masked LM.
 
-        Args:
-            config: Our model.
-            class_names: One name per class; None: it is a masked language model.
-
-        Raises:
-            ValueError: No model of theirs can equal ours, with the reason.
+        Raises `ValueError` if no model of theirs can equal ours, with the reason.
         """
         self.check(config)
         settings = write_options(config, self.options, self.activations)
@@ -253,11 +248,7 @@ def bert_blocks(block: str) -> Layers:
     """Returns the layers of a block of BERT and RoBERTa; `block` is their name of it."""
     attention = f"{block}.attention.self"
     return {
-        f"{BLOCK}.attention.qkv": (
-            f"{attention}.query",
-            f"{attention}.key",
-            f"{attention}.value",
-        ),
+        f"{BLOCK}.attention.qkv": (f"{attention}.query", f"{attention}.key", f"{attention}.value"),
         f"{BLOCK}.attention.output": f"{block}.attention.output.dense",
         f"{BLOCK}.norm1": f"{block}.attention.output.LayerNorm",
         f"{BLOCK}.feedforward.up": f"{block}.intermediate.dense",

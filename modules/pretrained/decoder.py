@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from modules.config import StackConfig, require
+from modules.config import StackConfig, default, require
 from modules.models.gpt import Decoder, DecoderConfig
-from modules.pretrained.family import TransformersFamily
-from modules.pretrained.family import matching_family as first_matching
+from modules.position import Rotary
+from modules.pretrained.family import TransformersFamily, first_match
 from modules.pretrained.settings import (
     ACTIVATIONS,
     GATED_ACTIVATIONS,
@@ -30,12 +30,7 @@ from modules.schema import checked, from_dict
 
 HEAD = "lm_head"
 # What all models of these families have.
-COMMON = {
-    "order": "pre",
-    "final_norm": True,
-    "attention": "dot",
-    "layer_scale": None,
-}
+COMMON = {"order": "pre", "final_norm": True, "attention": "dot", "layer_scale": None}
 WINDOW = 4096  # tokens, if files of Mistral and Qwen do not say
 FIRST_WINDOW_LAYER = 28  # if files of Qwen do not say
 ROPE = ("rope_scaling", "rope_parameters")  # the first counts if both are given
@@ -56,18 +51,17 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
     """One of the families; arguments as `TransformersFamily`, and:
 
     Args:
-        prefix: Of all names but those of the output layer; files of bare models leave it out.
         embed: Their table of tokens.
         transposed: Ends of our names of layers whose matrices they keep as (inputs, outputs).
         window: Whether attention looks back over a window only: never, always, or in "some" layers
             of some models.
     """
 
-    prefix: str
     embed: str
     transposed: tuple[str, ...] = ()
     window: Literal["never", "always", "some"] = "never"
     unused: str = r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$"  # buffers of old files
+    heads: tuple[str, ...] = (f"{HEAD}.",)
 
     # Weights --------------------------------------------------------------------------------------
 
@@ -86,11 +80,6 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
         sizes = config.stack.resolved
         shared = sizes.kv_heads * sizes.head_dim
         return config.stack.heads * sizes.head_dim, shared, shared
-
-    def full_name(self, name: str) -> str:
-        """Adds the prefix of a bare model."""
-        full = name.startswith((self.prefix, f"{HEAD}."))
-        return name if full else self.prefix + name
 
     def import_tensor(self, name: str, value: Tensor, config: DecoderConfig) -> Tensor:
         """Transposes matrices of `transposed` layers, in either direction."""
@@ -124,8 +113,8 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
         used = checked(bool | None, settings.get("use_sliding_window"), "use_sliding_window")
         first = settings.get("max_window_layers", FIRST_WINDOW_LAYER)
         has_window = checked(int, first, "max_window_layers") < depth
-        default = "sliding_attention" if has_window else "full_attention"
-        kinds = checked(list[str] | None, settings.get("layer_types"), "layer_types") or [default]
+        kind = "sliding_attention" if has_window else "full_attention"
+        kinds = checked(list[str] | None, settings.get("layer_types"), "layer_types") or [kind]
         unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
         require(
             not unknown,
@@ -138,12 +127,8 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
     ) -> Settings:
         """Returns the config.json of a model of ours, without dropout rates that the family lacks.
 
-        Args:
-            config: Our model.
-            special_tokens: Ids of those of "bos", "eos" and "pad" that there are.
-
-        Raises:
-            ValueError: No model of theirs can equal ours, with the reason.
+        `special_tokens` are ids of "bos", "eos" and "pad", as far as there are any. Raises
+        `ValueError` if no model of theirs can equal ours, with the reason.
         """
         self.check(config)
         settings = write_options(config, self.options, self.activations) | self.only
@@ -169,8 +154,7 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
         if self.name == "llama":
             require(
                 stack.width % stack.heads == 0,
-                f"llama models have a width that heads divide, but {stack.heads} does not divide "
-                f"{stack.width}.",
+                f"llama models need heads that divide width {stack.width}, unlike {stack.heads}.",
             )
 
 
@@ -182,8 +166,7 @@ def read_rotary(settings: Settings, length: int) -> Settings:
     nested = any(isinstance(value, dict) for value in rope.values())
     require(
         not nested,
-        "rope_parameters that differ from layer to layer are not supported; choose a model without "
-        "them.",
+        "rope_parameters of each layer are not supported; choose a model without them.",
     )
     known = ("default", *SCALING)
     require(
@@ -195,7 +178,7 @@ def read_rotary(settings: Settings, length: int) -> Settings:
     base = rope.get("rope_theta")
     if base is None:
         base = settings.get("rope_theta")
-    base = float(checked(float, 10000.0 if base is None else base, "rope_theta"))
+    base = float(checked(float, default(base, Rotary.default_base), "rope_theta"))
     require(base > 0, f"rope_theta is {base}; it must be above 0.")
     if kind == "default":
         return {"position_options": {"base": base}}
@@ -208,7 +191,7 @@ def read_rotary(settings: Settings, length: int) -> Settings:
 
 def write_rotary(config: DecoderConfig) -> Settings:
     """Returns rotary positions as transformers writes them now and did before version 5."""
-    base = config.position_options.get("base", 10000.0)
+    base = default(config.position_options.get("base"), Rotary.default_base)
     found: Settings = {}
     if config.position_options.get("scaling") is not None:
         scaling = from_dict(RotaryScaling, config.position_options["scaling"])
@@ -221,11 +204,10 @@ def write_rotary(config: DecoderConfig) -> Settings:
 def matching_family(config: DecoderConfig) -> DecoderFamily:
     """Returns the first family with a model that equals ours.
 
-    Raises:
-        ValueError: None has one; with the reason of the nearest.
+    Raises `ValueError` if none has one; with the reason of the nearest.
     """
     nearest = "qwen3" if config.stack.qk_norm else "llama"
-    return first_matching(config, FAMILIES, "gpt2" if config.position == "learned" else nearest)
+    return first_match(config, FAMILIES, "gpt2" if config.position == "learned" else nearest)
 
 
 # Names --------------------------------------------------------------------------------------------

@@ -87,17 +87,10 @@ class Family(ABC, Generic[Config]):
         """Adds to their weights those that a file may leave out."""
 
     def weights_from_external(self, state: State, config: Config) -> State:
-        """Returns their weights under our names.
+        """Returns their weights, of a file or `state_dict()`, under our names for `load_weights`.
 
-        Args:
-            state: Their `state_dict()` or the content of a file.
-            config: Our model.
-
-        Returns:
-            State for `load_weights`. Weights that are equal on both sides are shared, not copied.
-
-        Raises:
-            ValueError: A weight is unexpected, missing or of another shape; by name.
+        Weights that are equal on both sides are shared, not copied. Raises `ValueError` if a weight
+        is unexpected, missing or of another shape; by name.
         """
         rest = {
             self.full_name(name): value
@@ -118,12 +111,7 @@ class Family(ABC, Generic[Config]):
     def weights_to_external(self, state: State, config: Config) -> State:
         """Returns our weights under their names; tied weights are there once.
 
-        Args:
-            state: `state_dict()` of our model.
-            config: Our model.
-
-        Raises:
-            ValueError: No model of theirs can equal ours, with the reason.
+        Raises `ValueError` if no model of theirs can equal ours, with the reason.
         """
         self.check(config)
         rest = {name: self.export_tensor(name, value, config) for name, value in state.items()}
@@ -145,6 +133,8 @@ class TransformersFamily(Family[Config]):
         fixed: Options of ours that all models of the family have.
         only: Options of theirs that are supported at one value only.
         activations: Their name of an activation -> ours.
+        prefix: Of the names of most weights; files of bare models leave it out.
+        heads: Beginnings of names without this prefix, those of output layers.
     """
 
     architecture: str
@@ -154,16 +144,18 @@ class TransformersFamily(Family[Config]):
     fixed: dict[str, Any] = field(default_factory=dict)
     only: dict[str, Any] = field(default_factory=dict)
     activations: Activations
+    prefix: str = ""
+    heads: tuple[str, ...] = ()
+
+    def full_name(self, name: str) -> str:
+        """Adds the prefix of a bare model."""
+        return name if name.startswith((self.prefix, *self.heads)) else self.prefix + name
 
     def read(self, settings: Settings, *kinds: type) -> dict[str, Any]:
         """Returns the options of a config.json, under our names, with defaults.
 
-        Args:
-            settings: The config.json.
-            kinds: Dataclasses that say which type each option has.
-
-        Raises:
-            ValueError: An option is missing, of another type or not supported; by name.
+        `kinds` are dataclasses that have the type of each option. Raises `ValueError` if an option
+        is missing, of another type or not supported; by name.
         """
         check_settings(settings, self.only)
         given = read_options(settings, self.options, self.required, *kinds)
@@ -198,18 +190,12 @@ def config_from_huggingface(
     return name, families[name].config_from_external(settings)
 
 
-def matching_family(
+def first_match(
     config: Any, families: Mapping[str, FamilyType], nearest: str | None = None
 ) -> FamilyType:
     """Returns the first family with a model that equals ours.
 
-    Args:
-        config: Of our model.
-        families: To choose from.
-        nearest: The family whose reason to name if none has one; None: the first.
-
-    Raises:
-        ValueError: None has one.
+    Raises `ValueError` if none has one, with the reason of the `nearest` family; None: the first.
     """
     reasons: dict[str, str] = {}
     for name, family in families.items():

@@ -12,13 +12,9 @@ from torch import Tensor
 from modules.config import GATED
 from modules.init import RESIDUAL
 from modules.models.seq2seq import Seq2SeqConfig
-from modules.pretrained.family import matching_family as first_matching
+from modules.pretrained.family import first_match
 from modules.pretrained.seq2seq_family import BIAS, SIDES, Seq2SeqFamily
-from modules.pretrained.settings import (
-    ACTIVATIONS,
-    Settings,
-    check_settings,
-)
+from modules.pretrained.settings import ACTIVATIONS, Settings, check_settings
 from modules.pretrained.weights import Layers, Names
 from modules.schema import checked
 
@@ -130,11 +126,10 @@ class T5Family(Seq2SeqFamily):
 def matching_family(config: Seq2SeqConfig) -> Seq2SeqFamily:
     """Returns the first family with a model that equals ours.
 
-    Raises:
-        ValueError: None has one; with the reason of the nearest.
+    Raises `ValueError` if none has one; with the reason of the nearest.
     """
     nearest = {"learned": "bart", "t5": "t5"}.get(config.position)
-    return first_matching(config, FAMILIES, nearest)
+    return first_match(config, FAMILIES, nearest)
 
 
 # Names --------------------------------------------------------------------------------------------
@@ -279,10 +274,7 @@ T5 = T5Family(
         "layer_norm_epsilon": "norm_eps",
         "dropout_rate": "dropout",
     },
-    side_options={
-        "encoder": {"num_layers": "depth"},
-        "decoder": {"num_decoder_layers": "depth"},
-    },
+    side_options={"encoder": {"num_layers": "depth"}, "decoder": {"num_decoder_layers": "depth"}},
     defaults={
         "max_length": 512,
         "head_dim": 64,

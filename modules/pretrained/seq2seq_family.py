@@ -28,10 +28,7 @@ from modules.schema import checked
 
 HEAD = "lm_head"
 BIAS = "final_logits_bias"
-SIDES: dict[str, Settings] = {
-    "encoder": {},
-    "decoder": {"causal": True, "cross_attention": True},
-}
+SIDES: dict[str, Settings] = {"encoder": {}, "decoder": {"causal": True, "cross_attention": True}}
 POSITION_OPTIONS = {"base": 10000, "buckets": 32, "max_distance": 128}
 DROPOUTS = ("dropout", "attention_dropout", "mlp_dropout")
 MODEL_OPTIONS = {field.name for field in fields(Seq2SeqConfig)}
@@ -42,7 +39,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
     """One of the families; arguments as `TransformersFamily`, `layers` outside of blocks, and:
 
     Args:
-        prefix: Of all names but those of the output layer; files of bare models leave it out.
         block: Their name of a block; "{side}" stands for encoder or decoder.
         blocks: "encoder" and "decoder" -> names of layers in a block.
         side_options: "encoder" and "decoder" -> their option -> ours, if the two may differ.
@@ -52,7 +48,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
         tying_defaults: Values of those if the file does not say.
     """
 
-    prefix: str
     block: str
     blocks: dict[str, Layers]
     side_options: dict[str, dict[str, str]]
@@ -62,6 +57,7 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
     tying_defaults: dict[str, bool] = field(default_factory=dict)
     required: tuple[str, ...] = ("source_vocabulary", "width", "heads", "mlp_width")
     unused: str = r"\.version$"
+    heads: tuple[str, ...] = (HEAD, BIAS)
 
     # Weights --------------------------------------------------------------------------------------
 
@@ -101,11 +97,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
 
     def networks(self, config: Seq2SeqConfig) -> list[nn.Module]:
         return [Seq2Seq(config)]
-
-    def full_name(self, name: str) -> str:
-        """Adds the prefix of a bare model."""
-        full = name.startswith((self.prefix, HEAD, BIAS))
-        return name if full else self.prefix + name
 
     def complete(self, rest: State, config: Seq2SeqConfig) -> None:
         """Adds an output layer that the file has as the table of tokens, and a bias of zeros."""
@@ -163,12 +154,8 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
     ) -> Settings:
         """Returns the config.json of a model of ours, without dropout rates that the family lacks.
 
-        Args:
-            config: Our model.
-            special_tokens: Ids of those of "decoder_start", "bos", "eos" and "pad" that there are.
-
-        Raises:
-            ValueError: No model of theirs can equal ours, with the reason.
+        `special_tokens` are ids of "decoder_start", "bos", "eos" and "pad", as far as there are
+        any. Raises `ValueError` if no model of theirs can equal ours, with the reason.
         """
         self.check(config)
         settings = dict(self.only)
@@ -212,6 +199,5 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
             decoder = get_option(config.decoder, option)
             require(
                 encoder == decoder,
-                f"{name} models have the same {option} in encoder and decoder, not {encoder} and "
-                f"{decoder}.",
+                f"{name} models have one {option} for both stacks, not {encoder} and {decoder}.",
             )

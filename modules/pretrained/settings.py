@@ -36,11 +36,7 @@ ALIASES = {
 
 
 def check_model_type(settings: Settings, families: Collection[str]) -> str:
-    """Returns the family that a config.json names.
-
-    Raises:
-        ValueError: It is none of `families`, or the weights are quantised or in another file.
-    """
+    """Returns the family of a config.json; `ValueError` if unknown, or weights are quantised."""
     name = settings.get("model_type")
     known = isinstance(name, str) and name in families
     names = ", ".join(families)
@@ -66,7 +62,7 @@ def read_options(
         settings: The config.json.
         names: Their option -> ours.
         required: Options of ours that have no default.
-        kinds: Dataclasses that say which type each option has.
+        kinds: Dataclasses that have the type of each option.
 
     Raises:
         ValueError: An option has another type, is too large or is missing; by their name.
@@ -91,12 +87,9 @@ def build_config(
     options: Mapping[str, Any],
     stacks: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Config:
-    """Builds the config of a network.
+    """Builds the config of a network from its own options and those of all its stacks.
 
-    Args:
-        kind: Its dataclass.
-        options: Its own options and those that all its stacks have.
-        stacks: Name of a stack -> its own options; None: there is one, `stack`.
+    `stacks` has the options of each stack alone, by name; None: there is one, `stack`.
     """
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     own = {name: value for name, value in options.items() if name in names}
@@ -127,13 +120,7 @@ def get_option(config: Any, name: str) -> Any:
 
 
 def write_options(config: Any, names: Mapping[str, str], activations: Activations) -> Settings:
-    """Returns our options under their names.
-
-    Args:
-        config: Of a network or of a stack.
-        names: Their option -> ours.
-        activations: Their name of an activation -> ours.
-    """
+    """Returns options of a network or a stack under their names (theirs -> ours)."""
     settings = {theirs: get_option(config, ours) for theirs, ours in names.items()}
     for theirs, ours in names.items():
         if ours == "feedforward":
@@ -155,13 +142,7 @@ def check_settings(settings: Settings, wanted: Mapping[str, Any]) -> None:
 
 
 def check_aliases(settings: Settings, names: Collection[str], options: Mapping[str, Any]) -> None:
-    """Raises `ValueError` if the second name of an option says something else.
-
-    Args:
-        settings: The config.json.
-        names: Options of ours to compare.
-        options: Their values.
-    """
+    """Raises `ValueError` if an option of ours differs from its second name in `ALIASES`."""
     for name in names:
         if name in ALIASES and options.get(name) is not None:
             check_settings(settings, {ALIASES[name]: options[name]})
@@ -177,14 +158,7 @@ def check_options(family: str, config: Any, wanted: Mapping[str, Any]) -> None:
 def check_position_options(
     family: str, config: Any, fixed: Mapping[str, Any], free: Collection[str] = ()
 ) -> None:
-    """Raises `ValueError` if models of `family` have no such options of positions.
-
-    Args:
-        family: Name of the family.
-        config: Of our model.
-        fixed: Options that have one value in the family.
-        free: Options that may have any.
-    """
+    """Raises `ValueError` unless each option is in `free`, or has its value in `fixed`."""
     for name, value in config.position_options.items():
         require(
             name in free or fixed.get(name) == value,

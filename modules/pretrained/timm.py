@@ -35,7 +35,7 @@ REQUIRED = (
     "blocks.0.attn.qkv.weight",
     "blocks.0.mlp.fc1.weight",
 )
-# Options of a stack that no shape tells; nor does any tell the pool.
+# Options of a stack that do not follow from shapes, nor does the pool.
 NOT_IN_SHAPES = ("heads", "feedforward", "norm_eps", "order")
 POOLS: dict[PoolName, str] = {"cls": "token", "mean": "avg", "max": "max"}
 ACTIVATIONS: dict[str, FeedForwardName] = {
@@ -46,7 +46,7 @@ ACTIVATIONS: dict[str, FeedForwardName] = {
     "SiLU()": "silu",
     "ReLU()": "relu",
 }
-# What no argument of timm's changes.
+# What all models of timm's class have.
 COMMON = {
     "position": "learned",
     "stem": "patch",
@@ -70,17 +70,11 @@ IRRELEVANT = (
 def config_from_timm_state(
     state: State, known: ViTConfig, prefix_positions: bool | None = None
 ) -> ViTConfig:
-    """Returns the config of a timm ViT: sizes from shapes of weights, the rest from `known`.
+    """Returns the config of a timm ViT from its `state_dict()`.
 
-    Args:
-        state: timm's `state_dict()`.
-        known: Has what shapes do not tell: pool, `NOT_IN_SHAPES`, and the initial value of layer
-            scale.
-        prefix_positions: Whether pos_embed has rows for class and register tokens; None: as its
-            length tells.
-
-    Raises:
-        ValueError: These are not weights of a plain timm ViT, or do not fit `known`.
+    Sizes follow from shapes; `known` has the rest: pool, `NOT_IN_SHAPES`, and the initial value of
+    layer scale. `prefix_positions` as in `ViTFamily`. Raises `ValueError` if these are not weights
+    of a plain timm ViT, or do not fit `known`.
     """
     for name in REQUIRED:
         require(name in state, f"{name} is missing: these are not weights of a plain timm ViT.")
@@ -125,8 +119,7 @@ def config_from_timm_state(
 def timm_arguments(config: ViTConfig) -> dict[str, Any]:
     """Returns the arguments of timm's `VisionTransformer` for the same model, but eps of norms.
 
-    Raises:
-        ValueError: There is no such model, with the option.
+    Raises `ValueError` if there is no such model, with the option.
     """
     stack = config.stack
     check_options("timm", config, COMMON)
@@ -163,8 +156,7 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
 def config_from_timm_model(model: nn.Module) -> ViTConfig:
     """Returns the config of a timm `VisionTransformer`.
 
-    Raises:
-        ValueError: The model has parts that ours lacks, by name.
+    Raises `ValueError` if the model has parts that ours lacks, by name.
     """
     timm: Any = model
     check_part(

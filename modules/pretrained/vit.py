@@ -49,19 +49,10 @@ class ViTFamily(Family[ViTConfig]):
     def weights_from_external(
         self, state: State, config: ViTConfig, prefix_positions: bool | None = None
     ) -> State:
-        """Returns their weights under our names, positions resized to the image size of `config`.
+        """As in the base class; positions are resized to the image size of `config`.
 
-        Args:
-            state: Their `state_dict()`.
-            config: Our model. A classifier for another number of classes is left out.
-            prefix_positions: Whether their table of positions has rows for class and register
-                tokens; None: as its length tells.
-
-        Returns:
-            State for `ViT(config).load_state_dict`, without a classifier that does not fit.
-
-        Raises:
-            ValueError: A weight is unexpected or missing, by name.
+        A classifier for another number of classes is left out. `prefix_positions`: whether their
+        table of positions has rows for class and register tokens; None: inferred from its length.
         """
         self.check(config)
         missing = f"{self.positions} is missing: these are not weights of a {self.name} ViT."
@@ -86,17 +77,10 @@ class ViTFamily(Family[ViTConfig]):
     def weights_to_external(
         self, state: State, config: ViTConfig, prefix_positions: bool | None = None
     ) -> State:
-        """Returns our weights under their names, for a model of the same sizes.
+        """As in the base class.
 
-        Args:
-            state: Our `state_dict()`.
-            config: Our model.
-            prefix_positions: Whether their table of positions has rows for class and register
-                tokens, which are zeros then; None: yes, unless there are registers, as in most
-                models of timm.
-
-        Raises:
-            ValueError: Their model has no place for a weight, by name.
+        `prefix_positions`: whether their table of positions has rows for class and register tokens,
+        which are then zeros; None: unless there are registers, as in most models of timm.
         """
         theirs = super().weights_to_external(state, config)
         positions = theirs.pop(POSITIONS).flatten(0, 1)  # (N, E)
@@ -115,16 +99,10 @@ class ViTFamily(Family[ViTConfig]):
 
 
 def count_prefix_positions(name: str, count: int, prefix: int, covered: bool | None) -> int:
-    """Returns how many rows of positions belong to class and register tokens: all or none.
+    """Returns how many of `count` rows of positions belong to class and register tokens.
 
-    Args:
-        name: Of the table, for messages.
-        count: Number of its rows.
-        prefix: Number of class and register tokens.
-        covered: Whether it has rows for them; None: whichever leaves a square grid of patches.
-
-    Raises:
-        ValueError: Neither leaves a square grid, or both do.
+    That is 0 or `prefix`, the number of these tokens: as `covered` says; None: whichever leaves a
+    square grid of patches. Raises `ValueError` if neither does, or both do.
     """
     choices = {prefix, 0} if covered is None else {prefix if covered else 0}
     fitting = [
@@ -143,14 +121,7 @@ def count_prefix_positions(name: str, count: int, prefix: int, covered: bool | N
 def transformers_vit(
     name: str, block: str, qkv: tuple[str, str, str], layers: dict[str, str]
 ) -> ViTFamily:
-    """Returns a family of transformers.
-
-    Args:
-        name: Of the family.
-        block: Their name of a block.
-        qkv: Their names of queries, keys and values in it.
-        layers: Our names of other layers in a block -> theirs.
-    """
+    """Returns a family of transformers; `layers` are our names in a block -> theirs."""
     names: Layers = {
         "embed.stem.conv": "vit.embeddings.patch_embeddings.projection",
         f"{BLOCK}.norm1": f"{block}.layernorm_before",

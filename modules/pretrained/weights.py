@@ -13,25 +13,17 @@ State = dict[str, Tensor]
 Layers = dict[str, str | tuple[str, ...]]
 Names = dict[str, tuple[str, ...]]
 Built = TypeVar("Built")
-NO_NETWORK = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)
+BUILD_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)
 
 
 def weight_names(layers: Layers, depth: int, tensors: Mapping[str, str] | None = None) -> Names:
-    """Returns the names of all weights, ours -> theirs.
-
-    Args:
-        layers: Names of layers, without ".weight" / ".bias"; "{i}" stands for the number of a
-            block.
-        depth: Number of blocks.
-        tensors: Full names of tensors that end differently on the two sides.
-    """
+    """Returns the names of all weights, ours -> theirs; arguments as of `Family`."""
     pairs: Names = {}
     for ours, theirs in layers.items():
         parts = (theirs,) if isinstance(theirs, str) else theirs
         for end in (".weight", ".bias"):
             pairs[ours + end] = tuple(part + end for part in parts)
-    for ours, name in (tensors or {}).items():
-        pairs[ours] = (name,)
+    pairs |= {ours: (name,) for ours, name in (tensors or {}).items()}
     names: Names = {}
     for ours, parts in pairs.items():
         for i in range(depth if "{i}" in ours else 1):
@@ -44,15 +36,9 @@ def weight_names(layers: Layers, depth: int, tensors: Mapping[str, str] | None =
 def from_external(names: Names, rest: State, convert: Callable[[str, Tensor], Tensor]) -> State:
     """Returns our weights made of theirs, and removes those that it uses from `rest`.
 
-    Args:
-        names: Ours -> theirs.
-        rest: Their weights.
-        convert: Turns one of their weights into ours, given our name. A weight that it does not
-            change is shared, not copied.
-
-    Raises:
-        ValueError: A part of one of our weights is missing, is not of floating point, or has a
-            shape that no such model has; by name.
+    `convert` turns one of their weights into ours, given our name; what it does not change is
+    shared, not copied. Raises `ValueError` if a part of one of our weights is missing, is not of
+    floating point, or has a shape that no such model has; by name.
     """
     state: State = {}
     for name, parts in names.items():
@@ -77,10 +63,7 @@ def from_external(names: Names, rest: State, convert: Callable[[str, Tensor], Te
 def to_external(names: Names, rest: State, qkv_rows: Sequence[int] | None = None) -> State:
     """Returns copies of our weights under their names, and removes those that it uses from `rest`.
 
-    Args:
-        names: Ours -> theirs.
-        rest: Weights under our names.
-        qkv_rows: Rows of queries, keys and values in one of ours; None: equally many.
+    `qkv_rows` are those of queries, keys and values in one of ours; None: equally many.
     """
     state: State = {}
     for ours, parts in names.items():
@@ -97,14 +80,9 @@ def to_external(names: Names, rest: State, qkv_rows: Sequence[int] | None = None
 
 
 def drop_copies(copies: Mapping[str, str], rest: State) -> None:
-    """Removes tied weights, which repeat another one.
+    """Removes tied weights: their name of a copy -> that of the original, which may be missing.
 
-    Args:
-        copies: Name of a copy -> name of the original, which may be missing beside it.
-        rest: Weights under their names.
-
-    Raises:
-        ValueError: They differ.
+    Raises `ValueError` if they differ.
     """
     for copy, original in copies.items():
         if copy in rest:
@@ -127,33 +105,20 @@ def drop_other_classifier(state: State, num_classes: int | None) -> State:
 
 
 def build_on_meta(build: Callable[[], Built]) -> Built:
-    """Builds networks on the meta device, without memory for their weights.
-
-    Raises:
-        ValueError: Its config describes no network, such as one with sizes beyond those of any
-            tensor.
-    """
+    """Builds networks without memory for their weights; `ValueError` if sizes fit no tensor."""
     try:
         with torch.device("meta"):
             return build()
-    except NO_NETWORK as error:
+    except BUILD_ERRORS as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"The config describes no network ({reason}).") from error
 
 
 def load_weights(net: nn.Module, state: State, optional: tuple[str, ...] = ()) -> list[str]:
-    """Loads weights under our names into a network.
+    """Loads weights under our names; returns the names of those that stay as initialised.
 
-    Args:
-        net: The network.
-        state: Weights under our names.
-        optional: Prefixes of names that may be missing, unexpected or of another shape.
-
-    Returns:
-        Names of the weights that stay as they were initialised; each has an optional prefix.
-
-    Raises:
-        ValueError: Another weight is missing, unexpected or of another shape; by name.
+    These begin with a prefix in `optional`. Raises `ValueError` if another weight is missing,
+    unexpected or of another shape; by name.
     """
     wanted = net.state_dict()
     fitting = {
@@ -169,7 +134,7 @@ def load_weights(net: nn.Module, state: State, optional: tuple[str, ...] = ()) -
 def check_fit(
     family: str, state: State, rest: State, wanted: Mapping[str, Tensor], optional: tuple[str, ...]
 ) -> None:
-    """Compares converted weights with those that a network has.
+    """Raises `ValueError` if weights are unexpected, missing or of another shape; by name.
 
     Args:
         family: Name of the family, for messages.
@@ -177,9 +142,6 @@ def check_fit(
         rest: Their weights that have no name here.
         wanted: The network's `state_dict()`; only names and shapes count.
         optional: Prefixes of names that may be missing or of another shape.
-
-    Raises:
-        ValueError: A weight is unexpected, missing or of another shape; by name.
     """
     unknown = ", ".join(sorted(rest)[:3])
     require(not rest, f"{family} weights that this model has no place for: {unknown}.")

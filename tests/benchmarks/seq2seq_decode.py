@@ -31,7 +31,8 @@ def sentences() -> list[list[int]]:
 def tessera() -> Translator:
     """Our beam search, the allocator tuned as the commands do it."""
     from modules.generation.quantized import prepare
-    from modules.generation.translation import GenerationConfig, translate
+    from modules.generation.sampling import GenerationConfig
+    from modules.generation.translation import translate
     from tasks.training.allocator import tune_allocator
 
     tune_allocator()

@@ -156,9 +156,20 @@ def test_the_state_is_numbers_and_names_what_differs(
 ) -> None:
     path = whole[1] / "step=7.ckpt"
     state = torch.load(path, weights_only=True)["NumberData"]
-    assert state == {"epoch": 1, "batch": 2, "batch_size": 8, "world_size": 1, "samples": 42}
+    assert state == {
+        "epoch": 1,
+        "batch": 2,
+        "batch_size": 8,
+        "world_size": 1,
+        "samples": 42,
+        "seed": 3,
+    }
     with pytest.raises(UsageError, match="batch size 8, this run has 7"):
         fit(NumberData(batch_size=7), tmp_path, path)
+    other_order = NumberData()
+    other_order.seed = 4
+    with pytest.raises(UsageError, match="seed 3, this run has 4"):
+        fit(other_order, tmp_path, path)
     evaluation = Recorder()
     tiny_trainer().validate(evaluation, NumberData(batch_size=7), ckpt_path=path, verbose=False)
     validated = [batch["index"] for batch in evaluation.validated]

@@ -136,8 +136,8 @@ def test_a_source_is_projected_once() -> None:
     in_pieces(net, random_tokens(3, 9), cache, 3, 1, 5)
     assert len(calls) == 2  # one in each block
     rows = torch.tensor([1, 1, 0])
-    selected = cache.select(rows).block(0).cross_attn.context()
-    assert torch.equal(selected[0], cache.block(0).cross_attn.context()[0][rows])
+    selected = cache.select(rows).block(0).cross_attn.cached_context()
+    assert torch.equal(selected[0], cache.block(0).cross_attn.cached_context()[0][rows])
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -252,7 +252,7 @@ def test_the_source_is_kept_once_for_all_beams() -> None:
     net = tiny("encoder_decoder")
     cache = new_cache(net, range(3), 1)
     hidden(net, SOURCE[:, :1], cache=cache)
-    keys, _ = BeamCache(cache, 5, 2).block(1).cross_attn.context()
+    keys, _ = BeamCache(cache, 5, 2).block(1).cross_attn.cached_context()
     assert keys.shape == (3, 4, 7, 6)  # of sources, not of beams
 
 

@@ -243,7 +243,7 @@ SMALL = StackConfig(8, heads=2)
         lambda: tiny("gpt")(LONG[:, :2], documents=LONG[:, :2], cache=tiny("gpt").make_cache(3, 2)),
         lambda: tiny("prefix", position="learned")(LONG[:, :2], LONG),
         lambda: Stack(StackConfig(8, 1, 2, cross_attention=True))(ROWS),
-        lambda: MultiHeadAttention(SMALL)(ROWS, ROWS),
+        lambda: MultiHeadAttention(8, 2)(ROWS, ROWS),
         lambda: POSITIONS["learned"](SMALL, (4, 4)).embed(torch.zeros(1, 17, 8)),
         lambda: build_position("rotary2d", {}, SMALL, (9,)),
         lambda: resize_grid(torch.zeros(8, 8, 2), (4,)),

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modules.embedding import TokenDropout
 from modules.generation import quantized
 from modules.generation.quantized import PackedLinear, QuantizedLinear, prepare, quantize_rows
 from modules.kernels import cross_entropy
 from modules.kernels.cross_entropy import chunked_cross_entropy
-from modules.kernels.dropout import LEVELS, Dropout, TokenDropout, dropout, random_int16
+from modules.kernels.dropout import LEVELS, Dropout, dropout, random_int16
 from modules.kernels.linear import (
     HAS_ONEDNN,
     MIN_PRODUCTS,

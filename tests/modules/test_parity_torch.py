@@ -68,7 +68,8 @@ def test_attention_is_that_of_torch(kind: str) -> None:
     other = x if context is None else context
     width = other.shape[-1]
     theirs = shaken(nn.MultiheadAttention(E, H, kdim=width, vdim=width, batch_first=True)).eval()
-    net = MultiHeadAttention(StackConfig(E, heads=H), None if context is None else width).eval()
+    context_width = None if context is None else width
+    net = MultiHeadAttention(E, H, context_width=context_width).eval()
     copy_attention(net, theirs)
     drawn = None if allowed is None else ~allowed
     options = {"key_padding_mask": padded, "attn_mask": drawn, "average_attn_weights": False}
@@ -138,7 +139,7 @@ def test_gated_feed_forward_is_llamas(name: str, activation: str) -> None:
 
 
 def test_additive_attention_is_bahdanaus() -> None:
-    net = AdditiveAttention(StackConfig(E, heads=H), 10)
+    net = AdditiveAttention(E, H, context_width=10)
     x = torch.randn(1, N, E)
     context = torch.randn(1, M, 10)
     q = net.query(x[0])

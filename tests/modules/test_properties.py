@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modules.attention import ATTENTIONS, MultiHeadAttention
-from modules.cache import AttentionCache
+from modules.attention import ATTENTIONS, AttentionCache, MultiHeadAttention
 from modules.config import StackConfig
 from modules.embedding import TokenEmbedding
 from modules.feedforward import FEEDFORWARDS
@@ -187,7 +186,7 @@ def test_a_query_that_sees_nothing_gives_zeros(kind: str, with_bias: bool, atten
         "empty row": (Mask(~second_query[0, :, None].expand(1, 1, N, N)) & NO_MASK, second_query),
         "packed": (documents((~PADDING).long()) & padding(PADDING), ~PADDING),
     }[kind]
-    net = shaken(ATTENTIONS[attention](StackConfig(E, heads=H, bias=False)))
+    net = shaken(ATTENTIONS[attention](E, H, bias=False))
     bias = torch.randn(1, H, N, N, requires_grad=True)
     x = torch.randn(B, N, E, requires_grad=True)
     weights: list[Tensor] = []
@@ -369,7 +368,7 @@ def test_attention_with_dropout_is_that_of_the_fast_kernel(
     mask = NO_MASK
     for part in parts:
         mask = mask & choices[part]
-    net = MultiHeadAttention(StackConfig(E, heads=H, kv_heads=kv_heads, attention_dropout=0.5))
+    net = MultiHeadAttention(E, H, kv_heads, dropout=0.5)
     x = torch.randn(B, N, E, requires_grad=True)
     leaves = [x, *net.parameters()]
     fast = net.eval()(x, mask=mask)

@@ -10,7 +10,7 @@ import torch
 import yaml
 from PIL import Image
 
-from datamodules.sources import Source
+from datamodules.sources import LabelledSource
 from tasks.base import Task
 from tasks.cli.lightning_cli import TaskCLI
 from tasks.tracking.metrics_csv import LoggedRows, read_rows
@@ -141,8 +141,10 @@ def test_more_options_of_the_trainer() -> None:
 @pytest.mark.parametrize("task", ("vit", "bert"))
 def test_no_test_leaves_the_test_split_unread(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    split = Source.split
-    monkeypatch.setattr(Source, "split", lambda self, name: asked.append(name) or split(self, name))
+    split = LabelledSource.split
+    monkeypatch.setattr(
+        LabelledSource, "split", lambda self, name: asked.append(name) or split(self, name)
+    )
     assert run(f"fit {SHORT} --trainer.limit_test_batches 0 --run_dir r", task) == 0
     assert set(asked) == {"train", "val"}
     summary = json.loads(Path("r/summary.json").read_text())

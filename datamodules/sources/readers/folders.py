@@ -8,14 +8,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import S, Source, shortened
+from datamodules.sources.base import shortened
+from datamodules.sources.labelled import LabelledSource, S
 from datamodules.sources.readers.formats import Reject
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import name_fault, path_fault, printable, regular_files
 from datamodules.utils.splits import SPLITS
 
 
-class ClassFolders(Source[S]):
+class ClassFolders(LabelledSource[S]):
     """Base of sources that are files in `train/CLASS/`, at any depth; likewise val/ and test/."""
 
     example: str  # of a file, for messages
@@ -73,10 +74,9 @@ class ClassFolders(Source[S]):
     def labelled_files(self, folder: Path) -> tuple[list[Path], Tensor]:
         """The files of a split's folder, class by class, and their labels (S,).
 
-        Raises:
-            UsageError: There are no files, or a folder that is no class; in the training split, a
-                class without files.
-            DataError: A file is of another kind, unless bad files are skipped.
+        Raises `UsageError` if there are no files, or a folder that is no class; in the training
+        split, a class without files; `DataError` if a file is of another kind, unless bad files are
+        skipped.
         """
         names = self.class_names
         unknown = [name for name in self._class_folders(folder) if name not in names]
@@ -105,12 +105,9 @@ class ClassFolders(Source[S]):
 
 
 def files_below(folder: Path, suffixes: tuple[str, ...], reject: Reject) -> list[Path]:
-    """All files with these suffixes below a folder at any depth, sorted, except hidden ones.
+    """All files with these suffixes (in lower case) below a folder at any depth, sorted.
 
-    Args:
-        folder: Where to look.
-        suffixes: In lower case, such as (".txt", ".txt.gz").
-        reject: Told the name of whatever else there is, and what is wrong with it.
+    Hidden ones are ignored; `reject` is called for all others.
     """
     files = []
     for path in regular_files(folder, reject):

@@ -20,7 +20,7 @@ MAX_CELL = 2**27  # characters of a cell of CSV
 BLOCK_SIZE = 2**18  # bytes that are decompressed at a time
 NOT_UTF8 = "holds bytes that are not UTF-8"
 
-Reject = Callable[[str, str], None]  # takes the name of a sample and what is wrong with it
+Reject = Callable[[str, str], None]  # called with a sample's name and what is wrong with it
 Row = tuple[int, dict[str, Any]]  # number of its line, cells by column
 
 
@@ -83,8 +83,9 @@ def open_decompressed(path: Path) -> IO[bytes]:
 
 
 def read_lines(file: IO[bytes], name: object, reject: Reject) -> Iterator[str | None]:
-    """The lines of an open file without their line ends; None for one that is rejected because it
-    is not UTF-8. Messages call the file `name`.
+    """The lines of an open file without line ends; None for one that is not UTF-8.
+
+    `reject` is called for such lines, with the file's `name`.
     """
     for number, line in enumerate(file, 1):
         try:
@@ -103,9 +104,9 @@ def read_csv(
 
     Args:
         path: The file.
-        reject: Told of rows that are not UTF-8 or have too many or too few cells.
+        reject: Called for rows that are not UTF-8 or have too many or too few cells.
         header: Whether the first row names the columns; else they are called 1, 2, ...
-        quoted_tsv: Whether quotes have a meaning in TSV files.
+        quoted_tsv: Whether cells of TSV files may be quoted.
 
     Raises:
         DataError: The file is damaged, quotes are not balanced, or a column is there twice.
@@ -148,7 +149,7 @@ def read_csv(
 
 
 def row_fault(cells: list[str]) -> tuple[int, str | None]:
-    """What is wrong with the text of a row, and how many lines after its first."""
+    """In which line of a row, from 0, its text is wrong, and how."""
     text = ",".join(cells)
     try:
         text.encode()
@@ -160,21 +161,20 @@ def row_fault(cells: list[str]) -> tuple[int, str | None]:
 def read_json_lines(path: Path, reject: Reject) -> Iterator[Row]:
     """The objects of a JSON Lines file; lines that hold none are rejected.
 
-    Raises:
-        DataError: The file is damaged.
+    Raises `DataError` if the file is damaged.
     """
     with read_errors(path), open_decompressed(path) as file:
         for number, line in enumerate(read_lines(file, path, reject), 1):
             if not line or line.isspace():
                 continue
-            row = parse_object(line)
+            row = parse_line(line)
             if isinstance(row, str):
                 reject(f"line {number} of {path}", row)
             else:
                 yield number, row
 
 
-def parse_object(line: str) -> dict[str, Any] | str:
+def parse_line(line: str) -> dict[str, Any] | str:
     """The object on a line of JSON, or what is wrong with it."""
     try:
         row = json.loads(line)
@@ -193,8 +193,7 @@ def parse_object(line: str) -> dict[str, Any] | str:
 def read_table(path: Path) -> pa.Table:
     """An Arrow table from a Parquet or Arrow file; Arrow files are mapped into memory.
 
-    Raises:
-        DataError: It is damaged, or no regular file.
+    Raises `DataError` if it is damaged, or no regular file.
     """
 
     from pyarrow import parquet

@@ -7,15 +7,16 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import S, shortened
+from datamodules.sources.base import shortened
+from datamodules.sources.labelled import LabelledSource, S
 from datamodules.sources.readers.formats import NOT_UTF8
-from datamodules.sources.readers.tables import TableSource, features_of
+from datamodules.sources.readers.tables import TableSource, described_columns, features_of
 from datamodules.utils.errors import DataError, UsageError
 
-MAX_CLASS = 10**6  # whole numbers from here on are no classes
+MAX_CLASS = 10**6  # whole numbers below this are taken for classes
 
 
-class LabelledTables(TableSource[S]):
+class LabelledTables(TableSource, LabelledSource[S]):
     """Base of sources that are tables with a column of classes.
 
     The classes are those of the hub's description; else the values that the column holds in the
@@ -27,17 +28,13 @@ class LabelledTables(TableSource[S]):
         if not self.has("train"):
             if self.checkpoint_classes:
                 return self.checkpoint_classes
-            splits = ", ".join(self.tables.splits())
+            splits = ", ".join(self.table_splits())
             raise UsageError(f"{self.origin} has no train split, only {splits}.")
         return self._described_classes("train") or self._class_values
 
     def label_candidates(self, schema: pa.Schema) -> list[str]:
         """Columns that may hold the classes if no option says which; the likeliest first."""
-        features = features_of(schema)
-        described = [
-            name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"
-        ]
-        return ["label", "labels", *described]
+        return ["label", "labels", *described_columns(schema, "ClassLabel")]
 
     def label_column(self, schema: pa.Schema) -> str:
         """Name of the column of classes; raises as `find_column`."""
@@ -49,18 +46,17 @@ class LabelledTables(TableSource[S]):
     def labels(self, split: str) -> Tensor:
         """(S,) int64: the class of each row.
 
-        Raises:
-            DataError: The split is empty, or a row has no label or one outside the classes.
+        Raises `DataError` if the split is empty, or a row has no label or one outside the classes.
         """
-        table = self.tables.load(split)
+        table = self.table(split)
         indices = self.class_indices(split)
         if len(indices) == 0:
             raise DataError(f"the {split} split of {self.origin} has no rows.")
         values = self._class_values
-        given = self.options.class_names or self._described_classes(split)
-        names_are_values = not given and self.has("train")
-        for index, value in enumerate(values):
-            if names_are_values and is_no_class(value) and index in indices:
+        named = self.options.class_names or self._described_classes(split)
+        checked = [] if named or not self.has("train") else values
+        for index, value in enumerate(checked):
+            if is_no_class(value) and index in indices:
                 row = int((indices == index).nonzero()[0])
                 raise DataError(
                     f"{table.name(row)} has the label {value[:40]}, but classes are words or whole "
@@ -80,7 +76,6 @@ class LabelledTables(TableSource[S]):
 
     def class_indices(self, split: str) -> Tensor:
         """(S,) int64: the class of each row; the number of classes for a label that is none."""
-
         import pyarrow.compute as pc
 
         values = pa.array(self._class_values, pa.string())
@@ -90,13 +85,11 @@ class LabelledTables(TableSource[S]):
     def _label_texts(self, split: str) -> pa.ChunkedArray:
         """(S,) strings: the labels without spaces around them; null if there is none.
 
-        Raises:
-            DataError: One is not UTF-8.
+        Raises `DataError` if one is not UTF-8.
         """
-
         import pyarrow.compute as pc
 
-        table = self.tables.load(split)
+        table = self.table(split)
         labels = table.columns.column(self.label_column(table.columns.schema)).cast(pa.string())
         invalid = is_not_utf8(labels).nonzero().flatten().tolist()
         if invalid:
@@ -107,15 +100,15 @@ class LabelledTables(TableSource[S]):
 
     def _described_classes(self, split: str) -> list[str]:
         """The class names in the hub's description; none if it says nothing."""
-        schema = self.tables.load(split).columns.schema
+        schema = self.table(split).columns.schema
         feature = features_of(schema).get(self.label_column(schema), {})
         return [str(name) for name in feature.get("names") or ()]
 
     @cached_property
     def _class_values(self) -> list[str]:
-        """What the column holds for class 0, 1, ..., as text."""
+        """The value of class 0, 1, ... in the column, as text."""
         has_train = self.has("train")
-        split = "train" if has_train else self.tables.splits()[0]
+        split = "train" if has_train else self.table_splits()[0]
         described = self._described_classes(split)
         if described:
             return [str(i) for i in range(len(described))]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import S, Source
+from datamodules.sources.base import Source
 from datamodules.sources.readers.formats import (
     Row,
     read_csv,
@@ -28,103 +28,116 @@ from datamodules.utils.splits import split_of
 CSV = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 ARROW: tuple[str, ...] = (".parquet", ".arrow")
-CellTypes = dict[tuple[str, ...], tuple[type, ...]]  # what JSON may hold, by names of a column
+CellTypes = dict[tuple[str, ...], tuple[type, ...]]  # types of JSON by names of a column
 ROWS_AT_ONCE = 10_000  # rows that exist as Python objects at a time
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one split.
-
-    Args:
-        columns: What they hold.
-        rows: (S,) int64: the number of each row in what it was read from.
-        where: What that is: "line {} of reviews.csv".
-    """
+    """The S rows of one split."""
 
     columns: pa.Table
-    rows: Tensor
-    where: str
+    rows: Tensor  # (S,) int64, the number of each row in its file
+    where: str  # names of rows for messages: "line {} of reviews.csv"
 
     def name(self, i: int) -> str:
-        """What to call row i in a message."""
+        """The name of row i in a message."""
         return self.where.replace("{}", str(int(self.rows[i])), 1)
 
 
-class Tables:
-    """The tables of a source, one for each split: in files, or downloaded from the hub.
+class TableSource(Source):
+    """Base of the sources that are tables: those of the hub, or files with other suffixes.
 
-    Downloaded ones, and those in Parquet and Arrow files, keep the hub's description of the columns
-    in their schema.
-
-    Args:
-        source: Says where they are and what they hold, and is told of rows that cannot be used.
+    Downloaded tables, and those in Parquet and Arrow files, keep the hub's description of the
+    columns in their schema.
     """
 
-    def __init__(self, source: Any) -> None:
-        self.source = source
-        self.in_arrow = source.suffixes == ARROW
-        self._loaded: dict[str, Table] = {}
+    suffixes = ARROW
+    kind = "Parquet or Arrow"  # what the files are called in messages
+    quoted_tsv = True  # whether cells of TSV files may be quoted
+
+    @property
+    def cell_types(self) -> CellTypes:
+        """Types of cells of JSON, which may also be null."""
+        return {}
 
     @property
     def origin(self) -> str:
-        return str(self.source.local_path or self.source.options.name)
+        return str(self.local_path or self.options.name)
+
+    def prepare(self) -> None:
+        self.table_splits()
+
+    def has(self, split: str) -> bool:
+        return split in self.table_splits()
 
     @cached_property
-    def files(self) -> dict[str, list[Path]]:
+    def table_files(self) -> dict[str, list[Path]]:
         """The files of each split, a single file is the training split; none if downloaded.
 
-        Raises:
-            UsageError: There are none, or too many.
+        Raises `UsageError` if there are none, or too many.
         """
-        source = self.source
-        if self.in_arrow and source.local_path is None:
-            if source.options.name is None:
+        if self.suffixes == ARROW and self.local_path is None:
+            if self.options.name is None:
                 raise UsageError(
-                    "the source hub needs --data.dataset.name ID (uoft-cs/cifar10) or --data.path "
-                    "FOLDER."
+                    "the source hub needs --data.dataset.name ID or --data.path FOLDER."
                 )
             return {}
-        example = f"train{source.suffixes[0]}"
-        wanted = f"a {source.kind} file, or a folder of such files named by split ({example})"
-        files = files_by_split(source, source.require_path(wanted))
+        example = f"train{self.suffixes[0]}"
+        wanted = f"a {self.kind} file, or a folder of such files named by split ({example})"
+        path = self.require_path(wanted)
+        files = self._files_by_split(path)
         if not files:
-            verb = "is" if source.local_path.is_file() else "holds"
-            hint = source.suggest_source(source.local_path)
-            raise UsageError(
-                f"{source.local_path} {verb} no {source.kind} file such as {example}{hint}."
-            )
+            verb = "is" if path.is_file() else "holds"
+            hint = self.suggest_source(path)
+            raise UsageError(f"{path} {verb} no {self.kind} file such as {example}{hint}.")
         for split, paths in files.items():
-            if len(paths) > 1 and not self.in_arrow:
+            if len(paths) > 1 and self.suffixes != ARROW:
                 raise UsageError(
                     f"{paths[0]} and {paths[1]} are both of the {split} split: join them."
                 )
         return files
 
+    def _files_by_split(self, path: Path) -> dict[str, list[Path]]:
+        def is_wanted(file: Path) -> bool:
+            return uncompressed_suffix(file) in self.suffixes
+
+        files: dict[str, list[Path]] = {}
+        if path.is_file():
+            return {"train": [path]} if is_wanted(path) else {}
+        for file in regular_files(path, self.reject, is_wanted):
+            split = split_of(file.relative_to(path))
+            if split is not None:
+                files.setdefault(split, []).append(file)
+        return files
+
     @cached_property
     def _downloaded(self) -> dict[str, pa.Table]:
-        return download(self.source.options)
+        return download(self.options)
 
-    def splits(self) -> list[str]:
+    def table_splits(self) -> list[str]:
         """The splits that the data have."""
-        return list(self.files or self._downloaded)
+        return list(self.table_files or self._downloaded)
 
-    def load(self, split: str) -> Table:
+    @cached_property
+    def _tables(self) -> dict[str, Table]:
+        """Those that were read."""
+        return {}
+
+    def table(self, split: str) -> Table:
         """A split that the data have, read once.
 
-        Raises:
-            DataError: A file is damaged or empty, or has other columns than another.
+        Raises `DataError` if a file is damaged or empty, or has other columns than another.
         """
-        if split not in self._loaded:
-            if self.in_arrow:
-                self._loaded[split] = self._read_arrow(split)
-            else:
-                self._loaded[split] = self._read_text(self.files[split][0])
-        return self._loaded[split]
+        if split not in self._tables:
+            is_text = self.suffixes != ARROW
+            read = self._read_text if is_text else self._read_arrow
+            self._tables[split] = read(split)
+        return self._tables[split]
 
     def _read_arrow(self, split: str) -> Table:
-        if self.files:
-            paths = self.files[split]
+        if self.table_files:
+            paths = self.table_files[split]
             tables = [read_table(path) for path in paths]
             for path, part in zip(paths, tables, strict=True):
                 if not part.schema.equals(tables[0].schema):
@@ -136,8 +149,9 @@ class Tables:
         where = f"row {{}} of the {split} split of {self.origin}"
         return Table(table, torch.arange(table.num_rows), where)
 
-    def _read_text(self, path: Path) -> Table:
+    def _read_text(self, split: str) -> Table:
         """The rows of a CSV, TSV or JSON Lines file, as text."""
+        path = self.table_files[split][0]
         rows = self._rows(path)
         lines: list[int] = []
         tables = []
@@ -153,63 +167,18 @@ class Tables:
         return Table(table, torch.tensor(lines), f"line {{}} of {path}")
 
     def _rows(self, path: Path) -> Iterator[Row]:
-        source = self.source
         if uncompressed_suffix(path) in CSV:
-            header = getattr(source.options, "header", True)
-            yield from read_csv(path, source.reject, header, source.quoted_tsv)
+            header = getattr(self.options, "header", True)
+            yield from read_csv(path, self.reject, header, self.quoted_tsv)
             return
-        for line, nested in read_json_lines(path, source.reject):
+        for line, nested in read_json_lines(path, self.reject):
             row = flattened(nested)
-            faults = [type_fault(row, *cells) for cells in source.cell_types.items()]
+            faults = [type_fault(row, *cells) for cells in self.cell_types.items()]
             fault = next(filter(None, faults), None)
             if fault is None:
                 yield line, row
             else:
-                source.reject(f"line {line} of {path}", fault)
-
-
-class TableSource(Source[S]):
-    """Base of the sources that are tables: those of the hub, or files with other suffixes."""
-
-    suffixes = ARROW
-    kind = "Parquet or Arrow"  # what the files are called in messages
-    quoted_tsv = True  # whether quotes have a meaning in TSV files
-
-    @property
-    def cell_types(self) -> CellTypes:
-        """What cells of JSON may hold beside null."""
-        return {}
-
-    @cached_property
-    def tables(self) -> Tables:
-        """Where the tables come from."""
-        return Tables(self)
-
-    @property
-    def origin(self) -> str:
-        return self.tables.origin
-
-    def prepare(self) -> None:
-        self.tables.splits()
-
-    def has(self, split: str) -> bool:
-        return split in self.tables.splits()
-
-
-def files_by_split(source: Source[Any], path: Path) -> dict[str, list[Path]]:
-    """The files of each split in a folder; a single file is the training split."""
-
-    def is_wanted(file: Path) -> bool:
-        return uncompressed_suffix(file) in source.suffixes
-
-    files: dict[str, list[Path]] = {}
-    if path.is_file():
-        return {"train": [path]} if is_wanted(path) else {}
-    for file in regular_files(path, source.reject, is_wanted):
-        split = split_of(file.relative_to(path))
-        if split is not None:
-            files.setdefault(split, []).append(file)
-    return files
+                self.reject(f"line {line} of {path}", fault)
 
 
 def type_fault(
@@ -242,8 +211,7 @@ def flattened(row: dict[str, Any]) -> dict[str, Any]:
 def features_of(schema: pa.Schema) -> dict[str, Any]:
     """The hub's description of each column; empty if there is none.
 
-    Raises:
-        DataError: It is damaged.
+    Raises `DataError` if it is damaged.
     """
     description = (schema.metadata or {}).get(b"huggingface")
     if not description:
@@ -257,11 +225,16 @@ def features_of(schema: pa.Schema) -> dict[str, Any]:
         ) from error
 
 
+def described_columns(schema: pa.Schema, kind: str) -> list[str]:
+    """Columns of this type, such as "Image", in the hub's description."""
+    features = features_of(schema)
+    return [name for name in schema.names if features.get(name, {}).get("_type") == kind]
+
+
 def download(options: Any) -> dict[str, pa.Table]:
     """The splits of a data set of the hub, by our names of splits.
 
-    Raises:
-        DataError: The hub cannot be reached, or does not have it.
+    Raises `DataError` if the hub cannot be reached, or does not have it.
     """
     from datasets import load_dataset
 
