@@ -1,6 +1,7 @@
-"""Running the command line in this process, and reading what it leaves."""
+"""Running the command line, in this process or another; reading what it prints and leaves."""
 
 import csv
+import json
 import os
 import shlex
 import subprocess
@@ -9,18 +10,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 
 from tasks.cli.main import main
 
-DEFAULT_SECONDS = 300  # of any default run: 90 to 120 on a fast processor, more beside other jobs
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 ROOT = Path(__file__).parents[2]
 SHORT = (
     "--trainer.limit_train_batches 4 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
     "--trainer.max_epochs 2 --trainer.log_every_n_steps 1 --model.net.stack.depth 1"
 )
-
+FEW_STEPS = (
+    "--trainer.max_epochs 1 --trainer.limit_train_batches 3 --trainer.limit_val_batches 1 "
+    "--trainer.limit_test_batches 1 --trainer.log_every_n_steps 1"
+)
+NO_UPDATES = "--model.optimizer.lr 1e-12 --model.optimizer.weight_decay 0"
 CLOCK = ("train/samples_per_s", "train/tokens_per_s", "train/mfu")
 SMALL_LM = (
     "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2 "
@@ -40,6 +47,15 @@ SMALL_S2S += (
     "--model.optimizer.lr 5e-3"
 )
 PAIRS = "--data.source files --data.path pairs --data.languages en-up"
+NET = "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2"
+TINY = {  # a small model of each task, on the data of `write_data`
+    "vit": f"{NET} --model.net.stack.depth 1 --data.batch_size 16",
+    "bert": f"{NET} --data.tokenizer.vocabulary 300 --data.batch_size 8",
+    "mlm": f"--preset tiny {NET} --data.source hub --data.path hub --data.max_length 48 "
+    "--data.batch_size 8 --data.tokenizer.vocabulary 70",
+    "lm": f"{SMALL_LM} --data.source files --data.path texts --data.tokenizer.vocabulary 400",
+    "seq2seq": f"{SMALL_S2S} {PAIRS}",
+}
 
 
 def run(line: str, task: str = "vit") -> int:
@@ -51,6 +67,15 @@ def run(line: str, task: str = "vit") -> int:
         return int(stop.code or 0)
 
 
+def environment(**more: str) -> dict[str, str]:
+    """Variables for other processes, by default with one thread for each."""
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    found = {**os.environ, **own, **more}
+    found.pop("TESSERA_RUN_DIR", None)
+    found.pop("WANDB_SERVICE", None)  # our W&B process would keep a killed run open
+    return found
+
+
 def process(
     line: str, before: str = "", task: str = "vit", **options: Any
 ) -> subprocess.CompletedProcess[str]:
@@ -58,16 +83,59 @@ def process(
     what it imported.
     """
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{before}\n"
+        f"import sys\n{before}\n"
         f"from tasks.cli.main import main\nfrom tasks.{task}.__main__ import APP\n"
         f"code = main(APP, {shlex.split(line)!r})\n"
         "print('imported', *{name.partition('.')[0] for name in sys.modules})\nsys.exit(code)"
     )
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    environment.pop("WANDB_SERVICE", None)  # our W&B process would keep a killed run open
+    command = [sys.executable, "-c", code]
+    own = environment(OMP_NUM_THREADS=str(torch.get_num_threads()))
+    return subprocess.run(command, capture_output=True, text=True, env=own, **options)
+
+
+def python(line: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """`python -m LINE` in a folder."""
+    command = [sys.executable, "-m", *shlex.split(line)]
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, **options
+        command, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=300
     )
+
+
+class Console:
+    """Runs commands here and reads what they print."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+
+    def printed(self, line: str, task: str = "vit") -> tuple[str, str]:
+        """Standard output and standard error of a command that succeeds."""
+        self.capture.readouterr()
+        code = run(line, task)
+        out, err = self.capture.readouterr()
+        assert code == 0, err
+        return out, err
+
+    def objects(self, line: str, task: str) -> list[dict[str, Any]]:
+        """The objects that a command prints with `--json`."""
+        return [json.loads(text) for text in self.printed(f"{line} --json", task)[0].splitlines()]
+
+    def refused(self, line: str, *names: str, task: str = "vit", code: int = 2) -> str:
+        """The one sentence of a command that fails; it has these names and leaves no file."""
+        before = sorted(Path().rglob("*"))
+        self.capture.readouterr()
+        found = run(line, task)
+        error = self.capture.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1, error
+        assert "--debug" not in error and found == code, error
+        for name in names:
+            assert name in error
+        assert sorted(Path().rglob("*")) == before
+        return error
+
+
+def summary(run_folder: str | Path) -> dict[str, Any]:
+    """The content of a run's `summary.json`."""
+    return json.loads(Path(run_folder, "summary.json").read_text())
 
 
 def checkpoint(run_folder: str | Path, name: str = "last") -> dict[str, Any]:
@@ -91,6 +159,11 @@ def metrics(run_folder: str | Path) -> list[dict[str, str]]:
             {k: v for k, v in row.items() if v and k not in CLOCK} for row in csv.DictReader(file)
         ]
     return [row for row in rows if row.keys() - {"step", "epoch"}]
+
+
+def logged(run_folder: str | Path, name: str = "train/loss") -> list[float]:
+    """The values of a metric that a run logged."""
+    return [float(row[name]) for row in metrics(run_folder) if name in row]
 
 
 class Malicious:
@@ -159,4 +232,12 @@ def write_pairs(
         ]
         for language, way in zip(languages, (str, str.upper), strict=True):
             (folder / f"{split}.{language}").write_text("".join(map(way, texts)))
+    return folder
+
+
+def write_data(folder: Path = Path(), texts: int = 8) -> Path:
+    """The data that `TINY` names."""
+    write_corpus(folder / "texts", texts)
+    write_pairs(folder / "pairs")
+    write_reviews(folder / "hub")
     return folder

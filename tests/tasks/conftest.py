@@ -7,13 +7,30 @@ from pathlib import Path
 import pytest
 
 from tests.tasks.cases import Wholes
-from tests.tasks.command import PAIRS, SHORT, SMALL_LM, SMALL_S2S, run, write_corpus, write_pairs
+from tests.tasks.command import (
+    PAIRS,
+    SHORT,
+    SMALL_LM,
+    SMALL_S2S,
+    Capture,
+    Console,
+    Patch,
+    run,
+    write_corpus,
+    write_pairs,
+)
 from tests.tasks.forked import Server
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def console(capsys: Capture) -> Console:
+    """Runs commands here and reads what they print."""
+    return Console(capsys)
 
 
 @pytest.fixture(scope="session")

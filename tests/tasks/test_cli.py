@@ -20,7 +20,7 @@ from tasks.cli.main import help_screen
 from tasks.cli.parsing import join_values, names_data
 from tasks.options import flat
 from tasks.vit.__main__ import APP
-from tests.tasks.command import ROOT, SHORT, picture, process, run
+from tests.tasks.command import SHORT, Console, Patch, environment, picture, process, run
 
 UNUSED = {"timm", "wandb", "transformers", "datasets", "onnx", "onnxruntime", "tensorboard"}
 UNUSED |= {"torchvision", "sklearn"}
@@ -29,7 +29,7 @@ Options = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture
-def options(monkeypatch: pytest.MonkeyPatch) -> Options:
+def options(monkeypatch: Patch) -> Options:
     """A function from a command line to the options that `fit` would have, flat."""
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(TaskCLI, "fit", lambda self: seen.append(flat(self.options_to_save())))
@@ -113,19 +113,16 @@ def test_help_is_one_screen() -> None:
         assert any(line.split()[:1] == [command] for line in lines)
 
 
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict", "export"])
-def test_help_of_every_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(f"{command} --help") == 0
-    text = " ".join(capsys.readouterr().out.split())
-    if command == "export":
-        assert "onnx" in text
-        return
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_help_of_every_option(command: str, console: Console) -> None:
+    text = " ".join(console.printed(f"{command} --help")[0].split())
     for option in ("--trainer.max_epochs", f"--{DEPTH}", "--data.path", "--run_dir"):
         assert option in text
     assert ("--checkpoint.every_n_train_steps" in text) == (command == "fit")
     assert "Peak learning rate" in text and "(type: float, default: 0.001)" in text
     assert "configs/vit/digits.yaml" in text
     assert not re.findall(r"--[\w.]+ \S+ \((?:type|required)", text)  # options without a sentence
+    assert "onnx" in console.printed("export --help")[0]
 
 
 # Imports ------------------------------------------------------------------------------------------
@@ -178,20 +175,18 @@ def test_fit_in_a_process_without_a_terminal(tmp_path: Path) -> None:
 # Progress -----------------------------------------------------------------------------------------
 
 
-def test_no_progress_if_it_is_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(f"fit {SHORT} --trainer.enable_progress_bar false --run_dir r") == 0
-    assert "epoch 2/2" not in capsys.readouterr().out
+def test_no_progress_if_it_is_switched_off(console: Console) -> None:
+    out, _ = console.printed(f"fit {SHORT} --trainer.enable_progress_bar false --run_dir r")
+    assert "epoch 2/2" not in out
 
 
 def run_on_terminal(line: str, folder: Path) -> tuple[int, str]:
     """Exit code of `python -m tasks.vit LINE`, and what a terminal shows, without control codes."""
     terminal, stream = pty.openpty()
     command = [sys.executable, "-m", "tasks.vit", *shlex.split(line)]
-    settings = {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
-    environment = os.environ | settings
-    child = subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=stream, stdout=stream, stderr=stream
-    )
+    settings = {"TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
+    streams: Any = {"stdin": stream, "stdout": stream, "stderr": stream}
+    child = subprocess.Popen(command, cwd=folder, env=environment(**settings), **streams)
     os.close(stream)
     sent = b""
     try:
@@ -203,6 +198,7 @@ def run_on_terminal(line: str, folder: Path) -> tuple[int, str]:
     return child.wait(), re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", sent.decode())
 
 
+@pytest.mark.slow
 def test_progress_bar_on_a_terminal(tmp_path: Path) -> None:
     code, screen = run_on_terminal(f"fit {SHORT} --run_dir r", tmp_path)
     assert code == 0, screen
