@@ -6,16 +6,9 @@ from typing import Any
 
 import torch
 
-from tests.tasks.command import (
-    SMALL_LM,
-    SMALL_S2S,
-    checkpoint,
-    metrics,
-    same,
-    write_corpus,
-    write_images,
-)
 from tests.tasks.forked import Server
+from tests.tasks.results import checkpoint, metrics, same
+from tests.tasks.tiny import SMALL_LM, SMALL_S2S, write_corpus, write_images
 
 SHARED = (
     "--seed_everything 7 --trainer.log_every_n_steps 1 --trainer.limit_val_batches 3 "

@@ -7,19 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.tasks.cases import Wholes
-from tests.tasks.command import (
-    PAIRS,
-    SHORT,
-    SMALL_LM,
-    SMALL_S2S,
-    Capture,
-    Console,
-    Patch,
-    run,
-    write_corpus,
-    write_pairs,
-)
+from tests.tasks.command import Capture, Console, Patch, run
 from tests.tasks.forked import Server
+from tests.tasks.tiny import PAIRS, SHORT, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
 
 
 @pytest.fixture(autouse=True)

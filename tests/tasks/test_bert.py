@@ -19,17 +19,9 @@ from modules.models.bert import BERT_PRESETS, BertClassifier, BertMaskedLM
 from tasks.bert.task import BertTask, divergence
 from tasks.mlm.task import MaskedLMTask
 from tests.helpers.model_folders import ROBERTA_TOKENS, save_merges
-from tests.tasks.command import (
-    NET,
-    Console,
-    Patch,
-    checkpoint,
-    logged,
-    metrics,
-    run,
-    summary,
-    write_reviews,
-)
+from tests.tasks.command import Console, Patch, run
+from tests.tasks.results import checkpoint, logged, metrics, summary
+from tests.tasks.tiny import NET, write_reviews
 
 SMALL = f"{NET} --data.tokenizer.vocabulary 300"
 FEW = (

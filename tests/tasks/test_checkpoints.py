@@ -20,7 +20,9 @@ from tasks.checkpoints.contents import KEY, VERSION
 from tasks.checkpoints.reading import read_checkpoint
 from tasks.checkpoints.writing import AtomicCheckpointIO, newest_checkpoint
 from tasks.errors import RunError
-from tests.tasks.command import SHORT, Console, Malicious, Patch, checkpoint, metrics, run, same
+from tests.tasks.command import Console, Patch, run
+from tests.tasks.results import checkpoint, metrics, same
+from tests.tasks.tiny import SHORT, Malicious
 
 Place = tuple[str | int, ...]  # of an entry
 GONE = ...

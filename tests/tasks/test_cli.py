@@ -20,7 +20,8 @@ from tasks.cli.main import help_screen
 from tasks.cli.parsing import join_values, names_data
 from tasks.options import flat
 from tasks.vit.__main__ import APP
-from tests.tasks.command import SHORT, Console, Patch, environment, picture, process, run
+from tests.tasks.command import Console, Patch, environment, process, run
+from tests.tasks.tiny import SHORT, picture
 
 UNUSED = {"timm", "wandb", "transformers", "datasets", "onnx", "onnxruntime", "tensorboard"}
 UNUSED |= {"torchvision", "sklearn"}

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.command import ROOT, SHORT, environment
+from tests.tasks.command import ROOT, environment
+from tests.tasks.tiny import SHORT
 
 NEVER = ("Traceback", "terminate called", "RecursionError", "Fatal", "Exception ignored")
 FIT = f"tasks.vit fit {SHORT} --run_dir r"
@@ -76,22 +77,16 @@ def test_a_few_moments(
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
-    "line, most, count", [(FIT, 10, 12), (GENERATE, 4, 8), (EXPORT, 4, 5), (WORKERS, 12, 8)]
+    "line, most, count",
+    [(FIT, 10, 12), (GENERATE, 4, 8), (EXPORT, 4, 5), (WORKERS, 12, 8), (TWO, 10, 6)],
 )
 def test_many_moments(line: str, most: float, count: int, lm_letters: Path, tmp_path: Path) -> None:
     draw = random.Random(0)
     for turn in range(count):
         delay = most * (turn + draw.random()) / count
-        number, group = draw.choice((signal.SIGINT, signal.SIGTERM)), draw.random() < 0.5
+        number = draw.choice((signal.SIGINT, signal.SIGTERM))
+        group = line == TWO or draw.random() < 0.5
         strike(line.format(lm_letters), delay, number, tmp_path / str(turn), group)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_two_processes(number: int, tmp_path: Path) -> None:
-    for turn, delay in enumerate((1.0, 5.0, 8.0)):
-        strike(TWO, delay, number, tmp_path / str(turn), group=True)
 
 
 HALF_A_MODULE = """

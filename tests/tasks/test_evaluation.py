@@ -22,17 +22,10 @@ from tasks.checkpoints.reading import KEY, load_config, net_weights
 from tasks.text import MeanOf
 from tasks.training.evaluation import count
 from tasks.training.optim import OptimConfig
-from tests.tasks.command import (
-    TINY,
-    Console,
-    checkpoint,
-    metrics,
-    picture,
-    run,
-    summary,
-    write_data,
-)
+from tests.tasks.command import Console, run
 from tests.tasks.forked import Server
+from tests.tasks.results import checkpoint, metrics, summary
+from tests.tasks.tiny import TINY, picture, write_data
 
 # One process --------------------------------------------------------------------------------------
 

@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from tasks.checkpoints.exporting import new_folder
-from tests.tasks.command import SHORT, Console, run, same
+from tests.tasks.command import Console, run
+from tests.tasks.results import same
 from tests.tasks.test_timm import trained
+from tests.tasks.tiny import SHORT
 
 Fit = Callable[[str], Path]
 ROTARY = "--model.net.position rotary2d --model.net.stack.feedforward swiglu"

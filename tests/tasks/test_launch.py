@@ -25,9 +25,10 @@ from tasks.distributed import launch
 from tasks.distributed.environment import with_launcher
 from tasks.errors import RunError, UsageError
 from tests.tasks.cases import TWO, Wholes, assert_same, fill, first
-from tests.tasks.command import ROOT, Patch, checkpoint, metrics, run, same, summary
+from tests.tasks.command import ROOT, Patch, run
 from tests.tasks.command import environment as variables
 from tests.tasks.forked import Server
+from tests.tasks.results import checkpoint, metrics, same, summary
 
 SHORT = (
     "--trainer.limit_train_batches 4 --trainer.limit_val_batches 1 --trainer.max_epochs 1 "
@@ -194,20 +195,6 @@ def test_two_processes_are_one_run(line: str, place: str, tmp_path: Path) -> Non
     samples = [index for rank in seen for batch in rank["samples"] for index in batch]
     count = 2 * 4 * (64 if "vit" in line else 4)  # ranks, steps, batch size
     assert len(seen) == 2 and len(set(samples)) == len(samples) == count
-
-
-@pytest.mark.slow
-def test_two_processes_share_all_texts(tmp_path: Path) -> None:
-    line = f"tasks.bert fit {TWO} --trainer.max_epochs 1 --trainer.log_every_n_steps 1"
-    process = start(f"{line} --model.net.stack.depth 1 --data.batch_size 150", tmp_path)
-    (said,) = finish(process)
-    assert process.returncode == 0, said
-    assert_once(said)
-    folder = run_folder_of(tmp_path)
-    assert_logged(folder, 27)  # 26 steps of 300 texts, and one of 200
-    batches = [batch for rank in spied(tmp_path) for batch in rank["samples"]]
-    assert len(batches) == 54
-    assert sorted(index for batch in batches for index in batch) == list(range(8000))
 
 
 # If one of them ends ------------------------------------------------------------------------------
@@ -422,7 +409,7 @@ def test_one_process_of_slurm(tmp_path: Path) -> None:
 
 def test_machines_need_a_common_disk(server: Server, tmp_path: Path) -> None:
     """Else a resumed run of several would be one network each."""
-    line = f"fit {SHORT} {TWO} --checkpoint.every_n_train_steps 2 --run_dir r"
+    line = f"fit {SHORT} {TWO} --trainer.max_epochs 2 --run_dir r"
     server.run(line, tmp_path, ranks=2)
     shutil.copytree("r", "other/r")
     shutil.copy("r/checkpoints/previous.ckpt", "other/r/checkpoints/last.ckpt")
@@ -430,12 +417,12 @@ def test_machines_need_a_common_disk(server: Server, tmp_path: Path) -> None:
         os.chdir("other")
         os.environ["TESSERA_RUN_DIR"] = os.path.abspath("r")"""
     before = checkpoint("r")
-    line = "fit --resume r --trainer.max_epochs 2"
+    line = "fit --resume r --trainer.max_epochs 3"
     running = server.start(line, tmp_path, before=other, ranks=2)
     first, second = running.wait()
     assert first in (1, 2) and second == 2
     (error,) = (error for error in running.errors() if "a disk that all machines share" in error)
-    assert f"{tmp_path}/r/checkpoints/last.ckpt, step 4" in error
+    assert "last.ckpt, step 8" in error and "last.ckpt, step 4" in error
     assert same(checkpoint("r"), before)
 
 

@@ -27,21 +27,9 @@ from tasks.tracking.media import Table, to_tensorboard
 from tasks.tracking.metrics_csv import LoggedRows
 from tasks.tracking.run_folder import git_commit
 from tasks.training.trainer_options import place_loggers
-from tests.tasks.command import (
-    PAIRS,
-    ROOT,
-    SHORT,
-    SMALL_LM,
-    SMALL_S2S,
-    Patch,
-    checkpoint,
-    metrics,
-    process,
-    python,
-    run,
-    write_corpus,
-    write_pairs,
-)
+from tests.tasks.command import ROOT, Patch, process, python, run
+from tests.tasks.results import checkpoint, metrics
+from tests.tasks.tiny import PAIRS, SHORT, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
 
 LOGGED = {"train/loss", "train/lr", "train/grad_norm", "train/samples_per_s"}
 LOGGED |= {"val/loss", "val/acc", "test/acc"}

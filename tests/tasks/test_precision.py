@@ -19,20 +19,11 @@ from tasks.base import Task
 from tasks.vit.task import ViTTask
 from tests.helpers.faults import scale_gradients
 from tests.tasks.cases import CASES, assert_same, at, fill, first
-from tests.tasks.command import (
-    FEW_STEPS,
-    SHORT,
-    TINY,
-    Capture,
-    Patch,
-    checkpoint,
-    logged,
-    run,
-    write_data,
-    write_images,
-)
+from tests.tasks.command import Capture, Patch, run
 from tests.tasks.forked import Server
+from tests.tasks.results import checkpoint, logged
 from tests.tasks.test_kills import end
+from tests.tasks.tiny import FEW_STEPS, SHORT, TINY, write_data, write_images
 
 AFTER = {
     "vit": ["predict --data.predict_path images"],

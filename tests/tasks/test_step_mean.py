@@ -9,18 +9,10 @@ import torch
 
 from datamodules.base import ResumableDataModule
 from datamodules.tokens.masking import Masker
-from tests.tasks.command import (
-    PAIRS,
-    SMALL_LM,
-    SMALL_S2S,
-    Patch,
-    checkpoint,
-    logged,
-    run,
-    write_corpus,
-    write_pairs,
-)
+from tests.tasks.command import Patch, run
 from tests.tasks.forked import Server
+from tests.tasks.results import checkpoint, logged
+from tests.tasks.tiny import PAIRS, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
 
 # Nothing random but the order, and an AdamW whose steps show how long a gradient is instead of the
 # noise where it is 0.

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.command import SHORT, Console, checkpoint, environment, picture, run
+from tests.tasks.command import Console, environment, run
+from tests.tasks.results import checkpoint
+from tests.tasks.tiny import SHORT, picture
 
 
 def shell(line: str, task: str, **more: str) -> subprocess.CompletedProcess[bytes]:

@@ -16,7 +16,9 @@ from modules.schema import from_dict
 from tasks.vit.architectures import check_described, load_pretrained, pretrained_options
 from tasks.vit.export import write_timm
 from tests.parity.vit import difference, randomise, timm_model
-from tests.tasks.command import Capture, Console, Patch, checkpoint, run, write_images
+from tests.tasks.command import Capture, Console, Patch, run
+from tests.tasks.results import checkpoint
+from tests.tasks.tiny import write_images
 
 TINY: Any = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 5}
 DESCRIPTION = {
