@@ -216,6 +216,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "FIT pairs --model.average 1": "--model.average 1",
         "FIT pairs --model.average 3 --model.ema 0.9": "one",
         "FIT pairs --model.pretrained nowhere": "nowhere",
+        "FIT pairs --model.pretrained translator.ckpt --data.tokenizer.file t.json": " tokens)",
         "translate --ckpt_path nowhere.ckpt --text a": "'nowhere.ckpt'",
         "translate --ckpt_path vit.ckpt --text a": "python -m tasks.vit",
         "translate --text a": "--ckpt_path",

@@ -46,33 +46,26 @@ def write(name: str, **content: Any) -> None:
     Path(name).write_text(yaml.safe_dump(content))
 
 
-def test_command_line_wins_over_config_wins_over_preset(options: Options) -> None:
-    net = {"stack": {"depth": 5, "drop_path": 0.25}}
-    write("c.yaml", preset="cifar_tiny", model={"net": net}, data={})
-    preset = options("--preset cifar_tiny")
-    config = options("--config c.yaml")
-    given = options(f"--config c.yaml --{DEPTH} 7")
-    width = "model.net.stack.width"
-    drop_path = "model.net.stack.drop_path"
-    assert preset[DEPTH] != 5 and preset[drop_path] != 0.25
-    assert (config[DEPTH], config[drop_path], config[width]) == (5, 0.25, preset[width])
-    assert (given[DEPTH], given[drop_path], given[width]) == (7, 0.25, preset[width])
-
-
-@pytest.mark.parametrize(
-    "line, depth",
-    [
-        ("--config a.yaml --config b.yaml", 3),
-        ("--config b.yaml --config=a.yaml", 2),
-        (f"--{DEPTH} 4 --config a.yaml", 4),
-        (f"--config a.yaml --{DEPTH} 4 --{DEPTH} 5", 5),
-        ("--config a.yaml --preset digits", 4),  # the preset's
-    ],
-)
+@pytest.mark.parametrize("line, depth", [
+    ("--config a.yaml --config b.yaml", 3),
+    ("--config b.yaml --config=a.yaml", 2),
+    (f"--{DEPTH} 4 --config a.yaml", 4),
+    (f"--config a.yaml --{DEPTH} 4 --{DEPTH} 5", 5),
+    ("--config a.yaml --preset digits", 4),  # the preset's
+    ("--config c.yaml", 5),
+    (f"--config c.yaml --{DEPTH} 7", 7),
+])  # fmt: skip
 def test_command_line_wins_then_the_later(line: str, depth: int, options: Options) -> None:
     for name, value in (("a.yaml", 2), ("b.yaml", 3)):
         write(name, model={"net": {"stack": {"depth": value}}})
-    assert options(line)[DEPTH] == depth
+    net = {"stack": {"depth": 5, "drop_path": 0.25}}
+    write("c.yaml", preset="cifar_tiny", model={"net": net}, data={})
+    found = options(line)
+    assert found[DEPTH] == depth
+    if "c.yaml" in line:
+        assert found["model.net.stack.drop_path"] == 0.25
+        width = "model.net.stack.width"
+        assert found[width] == options("--preset cifar_tiny")[width] != options("")[width]
 
 
 def test_default_config_is_for_runs_that_name_no_data(options: Options) -> None:
@@ -164,6 +157,7 @@ def test_commands_import_what_they_use(
     assert not imported(done.stdout) & (UNUSED | unused)
 
 
+@pytest.mark.slow
 def test_fit_in_a_process_without_a_terminal(tmp_path: Path) -> None:
     done = process(f"fit {SHORT} --run_dir r", cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == "", done.stderr

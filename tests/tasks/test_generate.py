@@ -87,13 +87,10 @@ def test_int8_weights_change_the_perplexity_by_little(lm_letters: Path, console:
     ids = np.array(model.tokenizer.encode_batch([text])[0], np.uint16)
     prompt = prompt_tokens(model, "The quick ")
     greedy = greedy_text(model, prompt, 20)
-    losses = []
-    for net in (model.net, prepare(model.net, "int8")):  # in place
-        loss, _, count = total_loss(net, ids, stride=16, batch_size=8)
-        losses.append(loss / count)
-    exact, rounded = losses
-    assert exact < 1.5 < math.log(model.net.vocabulary)  # it is trained
-    assert 0 < abs(rounded - exact) < 0.02
+    exact, _, count = total_loss(model.net, ids, stride=16, batch_size=8)
+    rounded, _, _ = total_loss(prepare(model.net, "int8"), ids, stride=16, batch_size=8)
+    assert exact / count < 0.7 * math.log(model.net.vocabulary)  # it is trained
+    assert 0 < abs(rounded - exact) / count < 0.01
     line = f'generate --ckpt_path {lm_letters} --prompt "The quick " --temperature 0'
     (row,) = console.objects(f"{line} --max_new_tokens 20 --quantize int8", TASK)
     assert row["text"] == greedy

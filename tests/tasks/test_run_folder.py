@@ -175,7 +175,8 @@ def test_what_is_no_file_of_its_own_is_replaced(
     before = files(Path("elsewhere"))
     (folder / "checkpoints/.last.ckpt.1.tmp").symlink_to(Path("elsewhere/new").absolute())
     line = f"fit --resume run --trainer.max_epochs {epochs} --trainer.limit_train_batches 2"
-    assert run(f"{line} --trainer.limit_val_batches 1", task) == 0
+    line += " --trainer.limit_val_batches 1 --trainer.limit_test_batches 1"
+    assert run(line, task) == 0
     assert files(Path("elsewhere")) == before
     for name in (*WRITTEN, "metrics.csv", "checkpoints/last.ckpt"):
         assert (folder / name).is_file() and not (folder / name).is_symlink()

@@ -140,10 +140,7 @@ def test_pictures(translator: Path, console: Console) -> None:
     asked = f'--ckpt_path {translator} --text "six $five$ four"'
     line = f"attend {asked} --out"
     out, _ = console.printed(f"{line} new/a.png", TASK)
-    translated = translations(
-        f'translate --ckpt_path {translator} --text "six $five$ four"', console
-    )
-    assert out.splitlines()[0] == translated[0]
+    assert out.splitlines()[0] == translations(f"translate {asked}", console)[0]
     assert Path("new/a.png").read_bytes().startswith(b"\x89PNG")
     assert "wrote new/a.png: 2 layers by 2 heads" in out
     out, _ = console.printed(f'{line} b.svg --target "SIX FIVE"', TASK)
