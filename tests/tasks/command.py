@@ -87,7 +87,7 @@ class Console:
             line: the command line.
             names: what the sentence names.
             task: of the command.
-            code: the exit code: 2 if the command line is wrong, 1 if something else is; None: 1 or 2.
+            code: 2 if the command line is wrong, 1 if something else is, None for either.
         """
         before = sorted(Path().rglob("*"))
         self.capture.readouterr()

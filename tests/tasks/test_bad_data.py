@@ -213,12 +213,12 @@ def test_rows_name_files_in_the_data_folder_only(path: str, console: Console) ->
 
 def test_files_that_may_be_read() -> None:
     """Those that rows name in the data folder, and links in folders of images."""
-    for path in ("inside.png", "HERE/d/inside.png"):
-        write_pictures(path)
+    for name in ("inside.png", "HERE/d/inside.png"):
+        write_pictures(name)
         data = ImageData("hub", "d")
         data.setup("fit")
         assert len(data.source.split("train")) == 18 and not data.skipped
-        Path("d").rename(f"d{len(path)}")
+        Path("d").rename(f"d{len(name)}")
     images()
     for path in list(Path("d/train/cat").iterdir()):
         path.symlink_to(path.rename(f"elsewhere-{path.name}").absolute())

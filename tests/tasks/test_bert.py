@@ -15,8 +15,8 @@ from datamodules.embedded.reviews import generate
 from datamodules.reviews import ReviewData
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.files import write_text
-from modules.models.bert import BERT_PRESETS, BertClassifier, BertMaskedLM
-from tasks.bert.task import BertTask, divergence
+from modules.models.bert import BERT_PRESETS, BertMaskedLM
+from tasks.bert.task import divergence
 from tasks.mlm.task import MaskedLMTask
 from tests.helpers.model_folders import ROBERTA_TOKENS, save_merges
 from tests.tasks.command import Console, Patch, run
@@ -41,30 +41,12 @@ def read_table(path: str) -> list[dict[str, str]]:
 # Steps --------------------------------------------------------------------------------------------
 
 
-def test_r_drop_adds_the_mean_of_both_divergences() -> None:
-    config = replace(BERT_PRESETS["tiny"], vocabulary=60, num_classes=3)
-    net = BertClassifier(config).train()
-    labels = torch.tensor([0, 1, 2, 0])
-    tokens = torch.randint(1, 50, (4, 9))
-    padding_mask = torch.ones(4, 9, dtype=torch.bool)
-
-    def loss(weight: float) -> Tensor:
-        task = BertTask(r_drop=weight)
-        task.net = net
-        torch.manual_seed(1)
-        texts = {"tokens": tokens, "padding_mask": padding_mask, "label": labels}
-        return task.step(texts, training=True).loss
-
-    torch.manual_seed(1)
-    one = net(tokens, padding_mask)
-    two = net(tokens, padding_mask)
-    p = one.log_softmax(-1)
-    q = two.log_softmax(-1)
+def test_divergence_is_the_mean_of_both_directions() -> None:
+    """R-Drop's; golden losses hold that it is added."""
+    one, two = torch.randn(2, 4, 3)
+    p, q = one.log_softmax(-1), two.log_softmax(-1)
     both = [F.kl_div(a, b, reduction="batchmean", log_target=True) for a, b in ((p, q), (q, p))]
     torch.testing.assert_close(divergence(one, two), sum(both) / 2)
-    mean = (F.cross_entropy(one, labels) + F.cross_entropy(two, labels)) / 2
-    torch.testing.assert_close(loss(0.0), F.cross_entropy(one, labels))
-    torch.testing.assert_close(loss(2.0), mean + divergence(one, two))
 
 
 @torch.no_grad()

@@ -338,14 +338,3 @@ def test_newest_of_those_that_are_left(step: int, name: str, tmp_path: Path) -> 
     write(6, tmp_path / "previous.ckpt")
     (tmp_path / "last.ckpt").write_bytes(b"half")
     assert newest(tmp_path) == (tmp_path / f"{name}.ckpt", max(step, 6))
-
-
-def test_keeps_the_one_before_again_after_a_damaged_one(tmp_path: Path) -> None:
-    last = tmp_path / "last.ckpt"
-    previous = tmp_path / "previous.ckpt"
-    last.write_bytes(b"half")
-    writer = AtomicCheckpointIO(last)
-    writer.save_checkpoint({"step": 4}, last)
-    assert not previous.exists()
-    writer.save_checkpoint({"step": 8}, last)
-    assert torch.load(previous, weights_only=True) == {"step": 4}

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from tasks import __version__
-from tasks.cli.config_files import in_yaml, read_config
+from tasks.cli.config_files import read_config
 from tasks.cli.lightning_cli import TaskCLI
 from tasks.cli.main import help_screen
-from tasks.cli.parsing import join_values, names_data
+from tasks.cli.parsing import names_data
 from tasks.options import flat
 from tasks.vit.__main__ import APP
 from tests.tasks.command import Console, Patch, environment, process, run
@@ -81,18 +81,6 @@ def test_default_config_is_for_runs_that_name_no_data(options: Options) -> None:
 def test_compile_is_short_for_model_compile(options: Options) -> None:
     assert options("--compile")["model.compile"] is True
     assert options("")["model.compile"] is False
-
-
-def test_every_option_gets_its_value() -> None:
-    line = ["--x", "1", "--preset=small", "--fast", "--slow=false", "--text", ""]
-    joined = ["--x=1", "--preset=small", "--fast=true", "--slow=false", "--text="]
-    assert join_values(line, ["--fast", "--slow"]) == joined
-
-
-@pytest.mark.parametrize("text", ['a "quoted" \\ one\n\t\r', "zwölf \u2028 \x85 \x7f", "hi 🙂🙃"])
-def test_any_text_is_an_option(text: str) -> None:
-    value = {"stop": [text, ""], text: 1}
-    assert yaml.safe_load(in_yaml(value)) == value
 
 
 # Help ---------------------------------------------------------------------------------------------

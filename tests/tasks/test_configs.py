@@ -60,8 +60,3 @@ def test_config(config: str) -> None:
     assert run(f"fit --config {config} {more} {FEW}", task) == 0
     assert sum("train/loss" in row for row in metrics("r")) == 2
     assert Path("r/checkpoints/best.ckpt").exists()
-
-
-def test_each_says_what_it_is_for() -> None:
-    assert len(CONFIGS) > 10
-    assert all((ROOT / config).read_text().startswith("#") for config in EVERY)

@@ -76,13 +76,6 @@ def test_safetensors(fit: Fit) -> None:
     assert [path.name for path in Path("a").iterdir()] == ["b.safetensors"]
 
 
-@pytest.mark.parametrize("options", [ROTARY, "--model.net.stack.head_dim 8"])
-def test_what_timm_does_not_have(options: str, fit: Fit, console: Console) -> None:
-    path = fit(options) / "checkpoints" / "best.ckpt"
-    line = f"export --ckpt_path {path} --format timm --output no.safetensors"
-    console.refused(line, "onnx or safetensors")
-
-
 def test_a_folder_that_cannot_be_filled_leaves_nothing() -> None:
     for kept in ([], ["x"]):
         with pytest.raises(ValueError, match="no"), new_folder(Path("x/y/z")) as folder:

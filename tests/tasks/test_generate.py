@@ -317,12 +317,3 @@ def test_text_continues_its_prompt(kind: Any) -> None:
     stream = TextStream(tokenizer, prompt)
     chunks(stream, rest)
     assert tokenizer.decode(prompt) + stream.text == tokenizer.decode(prompt + rest)
-
-
-def test_an_end_token_ends_the_text(lm_bytes: Path) -> None:
-    tokenizer = load_model(str(lm_bytes)).tokenizer
-    (ids,) = tokenizer.encode_batch(["The object"])
-    end = tokenizer.special_id("eos")
-    stream = TextStream(tokenizer, [], end_tokens=[end])
-    chunks(stream, [*ids, end, *ids])
-    assert (stream.text, stream.ended, stream.tokens) == ("The object", "end", len(ids) + 1)

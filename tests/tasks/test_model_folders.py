@@ -146,12 +146,9 @@ def test_weights_of_timm_that_are_not_finite(file: str, console: Console) -> Non
     console.refused(f"fit --model.pretrained {file}", "blocks.0.attn.qkv.weight", code=1)
 
 
-@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Qwen2ForCausalLM"])
-def test_texts_are_no_longer_than_the_window_of_attention(
-    architecture: str, console: Console
-) -> None:
-    window = {"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 1}
-    model = decoder_folder(Path("model"), architecture, TEXTS, **window)
+def test_texts_are_no_longer_than_the_window_of_attention(console: Console) -> None:
+    window = {"sliding_window": 24}
+    model = decoder_folder(Path("model"), "MistralForCausalLM", TEXTS, **window)
     Path("text.txt").write_text("".join(TEXTS))
     line = (
         "fit --data.source files --data.path text.txt --model.samples.every null "

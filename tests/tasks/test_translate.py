@@ -11,6 +11,7 @@ import torch
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
+from modules.models.seq2seq import Seq2Seq
 from tasks.cli.text_io import UNFINISHED
 from tasks.seq2seq.attend import cross_attention_weights, draw, token_labels, translate_text
 from tasks.seq2seq.translator import TranslationModel, load_model
@@ -49,6 +50,23 @@ def test_a_file_in_its_order(command: str, model: TranslationModel, console: Con
     expected = [by_library(model, text, beams=3)[0][0] if text.strip() else "" for text in LINES]
     assert [line.removesuffix(UNFINISHED) for line in out.split("\n")[:-1]] == expected
     assert len(set(expected)) > 4 and "7 sentences in" in err
+
+
+def test_batches_are_sorted_by_length(command: str, console: Console, monkeypatch: Patch) -> None:
+    """So that no sentence is padded where there are others of its length."""
+    whole: list[bool] = []
+    encode = Seq2Seq.encode
+
+    def watched(self: Seq2Seq, source: torch.Tensor, padding_mask: torch.Tensor) -> Any:
+        whole.append(bool(padding_mask.all()))
+        return encode(self, source, padding_mask)
+
+    monkeypatch.setattr(Seq2Seq, "encode", watched)
+    lines = ["six five four three", "two"] * 4
+    Path("in.txt").write_text("\n".join(lines))
+    found = translations(f"{command} --file in.txt --batch_size 2", console)
+    assert whole == [True] * 4
+    assert found == found[:2] * 4 and found[0] != found[1]
 
 
 def test_a_translation_is_one_line(command: str, console: Console, monkeypatch: Patch) -> None:
