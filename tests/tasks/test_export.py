@@ -55,7 +55,7 @@ def test_timm(fit: Fit, console: Console) -> None:
         )
 
 
-@pytest.mark.parametrize("options", ["", ROTARY])
+@pytest.mark.parametrize("options", [ROTARY, pytest.param("", marks=pytest.mark.slow)])
 def test_onnx(options: str, fit: Fit) -> None:
     assert export(fit(options), "onnx", "out.onnx") == 0
     session = onnxruntime.InferenceSession("out.onnx")

@@ -89,6 +89,7 @@ def test_workers_do_not_change_the_bits(tmp_path: Path) -> None:
     data = write_images(tmp_path / "images", count=12)
     line = f"fit --preset digits {EVERYTHING} --model.net.image_size 12 --data.source folder"
     line += f" --data.path {data} --data.batch_size 4 --data.loading.memory_limit_mb 0"
+    line += " --trainer.max_epochs 1"
     for workers in (0, 2):
         assert run(f"{line} --data.loading.num_workers {workers} --run_dir r{workers}") == 0
     assert same(checkpoint("r0")["state_dict"], checkpoint("r2")["state_dict"])
