@@ -21,7 +21,11 @@ GENERATE = "tasks.lm generate --ckpt_path {0} --prompt The --max_new_tokens 64"
 EXPORT = "tasks.lm export --ckpt_path {0} --format safetensors --output out.safetensors"
 WORKERS = f"{FIT} --data.loading.num_workers 2 --data.loading.memory_limit_mb 0"
 TWO = f"{FIT} --trainer.strategy ddp --trainer.devices 2"
-FOLDERS = f".:{ROOT}"
+
+
+def own() -> dict[str, str]:
+    """Variables with which a process finds modules in its folder."""
+    return environment(PYTHONPATH=f".:{ROOT}")
 
 
 def start(line: str, folder: Path) -> subprocess.Popen[str]:
@@ -30,12 +34,7 @@ def start(line: str, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", *shlex.split(line)]
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
         process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment(PYTHONPATH=FOLDERS),
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
+            command, cwd=folder, env=own(), stdout=out, stderr=err, start_new_session=True
         )
     while process.poll() is None and not catches(process.pid):
         time.sleep(0.001)
@@ -116,9 +115,7 @@ threading.Timer(2, os.kill, (os.getpid(), {0})).start()
 def test_in_an_import_and_after_the_end(module: str, code: str, line: str, number: int) -> None:
     Path(f"{module}.py").write_text(code.format(int(number)))
     command = [sys.executable, "-m", "tasks.vit", line]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(PYTHONPATH=FOLDERS)
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=own())
     assert done.returncode == 128 + number
     assert done.stderr in ("error: interrupted\n", "terminated\n")
     assert done.stdout.startswith("tessera ") == (line == "--version")
@@ -127,8 +124,4 @@ def test_in_an_import_and_after_the_end(module: str, code: str, line: str, numbe
 def test_a_process_that_only_imports_keeps_its_handlers() -> None:
     now = "[signal.getsignal(number) for number in (2, 15)]"
     code = f"import signal; before = {now}\nimport tasks.vit.__main__, tasks.cli.signals\n"
-    subprocess.run(
-        [sys.executable, "-c", f"{code}assert before == {now}"],
-        check=True,
-        env=environment(PYTHONPATH=FOLDERS),
-    )
+    subprocess.run([sys.executable, "-c", f"{code}assert before == {now}"], check=True, env=own())
