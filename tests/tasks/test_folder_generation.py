@@ -245,7 +245,7 @@ def test_settings_of_a_translator(console: Console) -> None:
     for name, value in (*refused.items(), ("forced_eos_token_id", 4000)):
         Path("theirs", FILE).write_text(json.dumps({name: value}))
         console.refused(line, FILE, OPTION_NAMES.get(name, name), task="seq2seq")
-    add_settings({"no_repeat_ngram_size": 3})
+    Path("theirs", FILE).write_text('{"no_repeat_ngram_size": 3}')
     assert "no_repeat_ngram_size 3" in console.printed(f"{line} --max_new_tokens 3", "seq2seq")[1]
     for settings, options in (
         ({}, "--beams 1"),
