@@ -32,8 +32,9 @@ def environment(**more: str) -> dict[str, str]:
     """Variables for other processes, by default with one thread for each."""
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     found = {**os.environ, **own, **more}
-    found.pop("TESSERA_RUN_DIR", None)
-    found.pop("WANDB_SERVICE", None)  # our W&B process would keep a killed run open
+    # Runs in this process set these. One of another process would end with it, or be kept open.
+    for name in ("TESSERA_RUN_DIR", "TESSERA_MAIN", "WANDB_SERVICE"):
+        found.pop(name, None)
     return found
 
 
