@@ -14,7 +14,6 @@ from tasks.errors import UsageError
 from tests.tasks.command import Console, Patch, run
 from tests.tasks.results import checkpoint, summary
 from tests.tasks.tiny import (
-    PAIRS,
     SHORT,
     SMALL_LM,
     SMALL_S2S,
@@ -42,8 +41,6 @@ ABBREVIATIONS = {  # first word of a case
     },
     "seq2seq": {
         "FIT": f"fit {SMALL_S2S} --data.source files --data.languages en-up --data.path",
-        "OTHER": f"fit {PAIRS} --data.max_length 24 --model.pretrained translator.ckpt "
-        "--data.tokenizer.file",
         "TRANSLATE": "translate --ckpt_path translator.ckpt --text two",
         "ATTEND": "attend --ckpt_path translator.ckpt --text",
     },
@@ -219,7 +216,6 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "FIT pairs --model.average 1": "--model.average 1",
         "FIT pairs --model.average 3 --model.ema 0.9": "one",
         "FIT pairs --model.pretrained nowhere": "nowhere",
-        "OTHER t.json": " tokens)",
         "translate --ckpt_path nowhere.ckpt --text a": "'nowhere.ckpt'",
         "translate --ckpt_path vit.ckpt --text a": "python -m tasks.vit",
         "translate --text a": "--ckpt_path",

@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from tasks.seq2seq.decoding import decoding_tokens
@@ -168,6 +169,14 @@ def test_languages_with_a_tokenizer_each() -> None:
         line = f"fit {LINE} {STILL} --model.pretrained {pretrained} --run_dir {folder}"
         assert run(line, "seq2seq") == 0
         assert ours(load_model(f"{folder}/checkpoints/best.ckpt")) == expected
+
+
+def test_another_tokenizer_is_refused(translator: Path, console: Console) -> None:
+    write_pairs(Path("pairs"))
+    other = Tokenizer.train(NUMBERS * 3, TokenizerConfig("word", 12, 1))
+    Path("other.json").write_text(other.to_json())
+    line = f"fit {LINE} --model.pretrained {translator} --data.tokenizer.file other.json"
+    console.refused(line, f"({other.vocab_size} tokens)", task="seq2seq")
 
 
 def test_a_model_that_only_safetensors_can_hold(console: Console) -> None:
