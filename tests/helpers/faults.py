@@ -7,7 +7,6 @@ import resource
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import torch
 from pytorch_lightning.plugins import MixedPrecision
 
 from tasks.base import Task
-from tasks.checkpoints import writing
 from tasks.distributed import launch
 from tasks.training import trainer_options
 
@@ -73,18 +71,6 @@ def pause(moment: str, seconds: float) -> None:
 def fill_disk(moment: str, size: int) -> None:
     """From then on no file can have more than `size` bytes."""
     at(moment, lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
-
-
-def kill_after_saving() -> None:
-    """Kill this process once `last.ckpt` is on the disk."""
-    real = writing.sync_folder
-
-    def sync_folder(folder: Path) -> None:
-        real(folder)
-        if Path(folder, "last.ckpt").exists():
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    writing.sync_folder = sync_folder
 
 
 def draw_between_steps() -> None:

@@ -4,28 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from datamodules.embedded.reviews import generate
 from datamodules.tokenizers import SPECIAL_TOKENS, Tokenizer, TokenizerConfig
 from tests.datamodules.test_sentencepiece import marian
 from tests.parity.families import MODELS, Case
-from tests.tasks.command import run
 
 STILL = "--model.optimizer.lr 1e-12 --model.optimizer.weight_decay 0"  # keeps the weights
 ROBERTA_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<a>", "<b>")
 BART_TOKENS = ("<a>", "<unk>", "<s>", "</s>", "<mask>", "<pad>", "<b>")
 NUMBERS = ["two three", "one's nine eight seven six", "ten ten ten four"]
-
-
-def refused(line: str, task: str, code: int, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line of a command that fails with this exit code."""
-    capsys.readouterr()
-    assert run(line, task) == code
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    return error
 
 
 def save_model(folder: Path, architecture: str, **settings: Any) -> Any:

@@ -6,16 +6,9 @@ from typing import Any
 
 import torch
 
-from tests.tasks.command import (
-    SMALL_LM,
-    SMALL_S2S,
-    checkpoint,
-    metrics,
-    same,
-    write_corpus,
-    write_images,
-)
 from tests.tasks.forked import Server
+from tests.tasks.results import checkpoint, metrics, same
+from tests.tasks.tiny import SMALL_LM, SMALL_S2S, write_corpus, write_images
 
 SHARED = (
     "--seed_everything 7 --trainer.log_every_n_steps 1 --trainer.limit_val_batches 3 "
@@ -61,7 +54,7 @@ CASES = {  # by sampler: task and options
         "--trainer.max_epochs 2 --trainer.limit_train_batches 10 --trainer.val_check_interval 7 "
         "--trainer.accumulate_grad_batches 2 --trainer.check_val_every_n_epoch null",
     ),
-    "random windows": ("lm", f"{LM} --model.ema 0.9"),
+    "random windows": ("lm", f"{LM} --model.ema 0.9 --model.samples.every 4"),
     "documents": (
         "lm",
         f"{LM} --data.packing documents --trainer.accumulate_grad_batches 2 "
@@ -109,7 +102,7 @@ def random_states(checkpoint: dict[str, Any]) -> Any:
 
 
 def assert_same(ours: Path, theirs: Path) -> None:
-    """Weights, averages, optimizer, schedule, counters and all logged rows."""
+    """Weights, averages, optimizer, schedule, counters, all logged rows, and samples of texts."""
     for name in ("last", "best"):
         a, b = checkpoint(ours, name), checkpoint(theirs, name)
         for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
@@ -121,3 +114,5 @@ def assert_same(ours: Path, theirs: Path) -> None:
             if key.startswith(("EMA", "LastWeights")):
                 assert same(a["callbacks"][key], b["callbacks"][key]), (name, key)
     assert metrics(ours) == metrics(theirs)
+    texts = [{file.name: file.read_text() for file in r.glob("samples/*")} for r in (ours, theirs)]
+    assert texts[0] == texts[1]

@@ -1,6 +1,6 @@
-"""Running the command line in this process, and reading what it leaves."""
+"""Running the command line, in this process or another; reading what it prints and leaves."""
 
-import csv
+import json
 import os
 import shlex
 import subprocess
@@ -9,37 +9,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from PIL import Image
 
 from tasks.cli.main import main
 
-DEFAULT_SECONDS = 300  # of any default run: 90 to 120 on a fast processor, more beside other jobs
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 ROOT = Path(__file__).parents[2]
-SHORT = (
-    "--trainer.limit_train_batches 4 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
-    "--trainer.max_epochs 2 --trainer.log_every_n_steps 1 --model.net.stack.depth 1"
-)
-
-CLOCK = ("train/samples_per_s", "train/tokens_per_s", "train/mfu")
-SMALL_LM = (
-    "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2 "
-    "--model.samples.every null "
-    "--model.samples.generation.max_new_tokens 8 --data.batch_size 4 --data.max_length 32 "
-    "--data.tokenizer.min_frequency 1 --trainer.max_epochs 1 --trainer.log_every_n_steps 1"
-)
-SMALL_S2S = " ".join(
-    f"--model.net.{side}.width 32 --model.net.{side}.depth 2 --model.net.{side}.heads 2 "
-    f"--model.net.{side}.mlp_width 64 --model.net.{side}.dropout 0"
-    for side in ("encoder", "decoder")
-)
-SMALL_S2S += (
-    " --data.batch_size 16 --data.max_length 24 --data.tokenizer.vocabulary 60 "
-    "--data.tokenizer.min_frequency 1 "
-    "--data.tokenizer.kind whitespace --trainer.max_epochs 1 --trainer.log_every_n_steps 1 "
-    "--model.optimizer.lr 5e-3"
-)
-PAIRS = "--data.source files --data.path pairs --data.languages en-up"
 
 
 def run(line: str, task: str = "vit") -> int:
@@ -51,6 +28,16 @@ def run(line: str, task: str = "vit") -> int:
         return int(stop.code or 0)
 
 
+def environment(**more: str) -> dict[str, str]:
+    """Variables for other processes, by default with one thread for each."""
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    found = {**os.environ, **own, **more}
+    # Runs in this process set these. One of another process would end with it, or be kept open.
+    for name in ("TESSERA_RUN_DIR", "TESSERA_MAIN", "WANDB_SERVICE"):
+        found.pop(name, None)
+    return found
+
+
 def process(
     line: str, before: str = "", task: str = "vit", **options: Any
 ) -> subprocess.CompletedProcess[str]:
@@ -58,105 +45,58 @@ def process(
     what it imported.
     """
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{before}\n"
+        f"import sys\n{before}\n"
         f"from tasks.cli.main import main\nfrom tasks.{task}.__main__ import APP\n"
         f"code = main(APP, {shlex.split(line)!r})\n"
         "print('imported', *{name.partition('.')[0] for name in sys.modules})\nsys.exit(code)"
     )
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    environment.pop("WANDB_SERVICE", None)  # our W&B process would keep a killed run open
+    command = [sys.executable, "-c", code]
+    own = environment(OMP_NUM_THREADS=str(torch.get_num_threads()))
+    return subprocess.run(command, capture_output=True, text=True, env=own, **options)
+
+
+def python(line: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """`python -m LINE` in a folder."""
+    command = [sys.executable, "-m", *shlex.split(line)]
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, **options
+        command, cwd=folder, env=environment(**more), capture_output=True, text=True, timeout=300
     )
 
 
-def checkpoint(run_folder: str | Path, name: str = "last") -> dict[str, Any]:
-    """A checkpoint of a run."""
-    return torch.load(Path(run_folder, "checkpoints", f"{name}.ckpt"), weights_only=True)
+class Console:
+    """Runs commands here and reads what they print."""
 
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
 
-def same(a: Any, b: Any) -> bool:
-    """Whether two trees of tensors and primitives agree in every bit."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    def printed(self, line: str, task: str = "vit") -> tuple[str, str]:
+        """Standard output and standard error of a command that succeeds."""
+        self.capture.readouterr()
+        code = run(line, task)
+        out, err = self.capture.readouterr()
+        assert code == 0, err
+        return out, err
 
+    def objects(self, line: str, task: str) -> list[dict[str, Any]]:
+        """The objects that a command prints with `--json`."""
+        return [json.loads(text) for text in self.printed(f"{line} --json", task)[0].splitlines()]
 
-def metrics(run_folder: str | Path) -> list[dict[str, str]]:
-    """The rows of `metrics.csv`, without empty cells and without what depends on the clock."""
-    with open(Path(run_folder, "metrics.csv"), newline="") as file:
-        rows = [
-            {k: v for k, v in row.items() if v and k not in CLOCK} for row in csv.DictReader(file)
-        ]
-    return [row for row in rows if row.keys() - {"step", "epoch"}]
+    def refused(self, line: str, *names: str, task: str = "vit", code: int | None = 2) -> str:
+        """The one sentence of a command that fails; it has these names and leaves no file.
 
-
-class Malicious:
-    """Unpickling it makes a file."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path("pwned").touch, ()
-
-
-def picture(side: int, mode: str = "RGB") -> Image.Image:
-    """A random picture."""
-    pixels = torch.randint(0, 256, (side, side, 3), dtype=torch.uint8)
-    return Image.fromarray(pixels.numpy()).convert(mode)
-
-
-def write_images(
-    folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 4, side: int = 12
-) -> Path:
-    """`train/CLASS/*.png` below `folder`."""
-    for name in classes:
-        (folder / "train" / name).mkdir(parents=True)
-        for number in range(count):
-            picture(side).save(folder / "train" / name / f"{number}.png")
-    return folder
-
-
-def write_reviews(folder: Path, copies: int = 20, names: tuple[str, ...] = ("neg", "pos")) -> Path:
-    """Reviews in the hub's schema, negative and positive in turn, with unlabelled ones; `names` of
-    their classes.
-    """
-    from datasets import ClassLabel, Dataset, Features, Value
-
-    folder.mkdir()
-    features = Features({"text": Value("string"), "label": ClassLabel(names=list(names))})
-    for split, count in (("train", copies), ("test", 4), ("unsupervised", 4)):
-        words = ("a bad", "a good")
-        texts = [f"{word} film number {i}, seen twice" for i in range(count) for word in words]
-        labels = [-1] * len(texts) if split == "unsupervised" else [0, 1] * count
-        rows = Dataset.from_dict({"text": texts, "label": labels}, features=features)
-        rows.to_parquet(folder / f"{split}-00000-of-00001.parquet")
-    return folder
-
-
-def write_corpus(folder: Path, count: int = 8) -> Path:
-    """Texts of Python's reference, one in a file each."""
-    from datamodules.embedded.reference import documents
-
-    folder.mkdir()
-    for number, text in enumerate(sorted(documents()["val"], key=len)[:count]):
-        (folder / f"{number}.txt").write_text(text[:2000])
-    return folder
-
-
-def write_pairs(
-    folder: Path, count: int = 160, test: str = "test", languages: tuple[str, str] = ("en", "up")
-) -> Path:
-    """Aligned files of three splits: up to six numbers in words, and the same in capitals."""
-    from random import Random
-
-    folder.mkdir()
-    words = ["one's", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    draw = Random(0)
-    for split, size in (("train", count), ("val", 16), (test, 12)):
-        texts = [
-            " ".join(draw.choices(words, k=1 + int(6 * draw.random()))) + "\n" for _ in range(size)
-        ]
-        for language, way in zip(languages, (str, str.upper), strict=True):
-            (folder / f"{split}.{language}").write_text("".join(map(way, texts)))
-    return folder
+        Args:
+            line: the command line.
+            names: what the sentence names.
+            task: of the command.
+            code: 2 if the command line is wrong, 1 if something else is, None for either.
+        """
+        before = sorted(Path().rglob("*"))
+        self.capture.readouterr()
+        found = run(line, task)
+        error = self.capture.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1, error
+        assert "--debug" not in error and found in ((1, 2) if code is None else (code,)), error
+        for name in names:
+            assert name in error
+        assert sorted(Path().rglob("*")) == before
+        return error

@@ -7,13 +7,20 @@ from pathlib import Path
 import pytest
 
 from tests.tasks.cases import Wholes
-from tests.tasks.command import PAIRS, SHORT, SMALL_LM, SMALL_S2S, run, write_corpus, write_pairs
+from tests.tasks.command import Capture, Console, Patch, run
 from tests.tasks.forked import Server
+from tests.tasks.tiny import PAIRS, SHORT, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def console(capsys: Capture) -> Console:
+    """Runs commands here and reads what they print."""
+    return Console(capsys)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.tasks.command import environment
 
 
 class Running:
@@ -60,12 +60,10 @@ class Server:
     """Forks commands; they end at the latest when it does."""
 
     def __init__(self) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        environment.pop("TESSERA_RUN_DIR", None)
         command = [sys.executable, "-m", "tests.tasks.forked"]
         pipe: Any = subprocess.PIPE
         self.process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, env=environment, text=True
+            command, stdin=pipe, stdout=pipe, env=environment(), text=True
         )
         assert self.process.stdout and self.process.stdout.readline() == "ready\n"
         self.port = 20000 + os.getpid() % 20000
@@ -98,14 +96,6 @@ class Server:
         assert self.process.stdin
         self.process.stdin.close()
         self.process.wait()
-
-
-def python(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`python -m LINE` in `folder`, with one thread for each of its processes."""
-    own = {name: value for name, value in os.environ.items() if name != "TESSERA_RUN_DIR"}
-    own |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
-    command = [sys.executable, "-m", *shlex.split(line)]
-    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=300)
 
 
 # The process that forks ---------------------------------------------------------------------------

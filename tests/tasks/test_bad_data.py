@@ -1,6 +1,5 @@
 """Data that no model should learn from: one sentence that names file and row, before training."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +11,15 @@ from pyarrow import parquet
 
 from datamodules.images import ImageData
 from tests.helpers.tables import write
-from tests.tasks.command import SMALL_LM, SMALL_S2S, picture, run, write_images, write_pairs
-from tests.tasks.test_bad_input import FAILED, USER, assert_refused
+from tests.tasks.command import Console, run
+from tests.tasks.results import summary
+from tests.tasks.tiny import NET, SMALL_LM, SMALL_S2S, picture, write_images, write_pairs
 
 pytestmark = pytest.mark.timeout(120)  # a pipe or a device would be read for ever
 
 Make = Callable[[str], Any]
-Capture = pytest.CaptureFixture[str]
-FIT = (
-    "fit --model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 "
-    "--trainer.max_epochs 1 --data.tokenizer.vocabulary 300 --data.batch_size 8"
-)
+USER, FAILED = 2, 1
+FIT = f"fit {NET} --trainer.max_epochs 1 --data.tokenizer.vocabulary 300 --data.batch_size 8"
 LINES = {  # by task; a source and options follow, and what is read lies in d/
     "vit": "fit --preset digits --model.net.channels null --data.path d --data.source",
     "bert": f"{FIT} --data.path d --data.source",
@@ -75,32 +72,30 @@ BAD: list[tuple[str, str, bytes, int, tuple[str, ...]]] = [  # task and source, 
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: f"{case[0]}, {case[1]}")
-def test_bad_data_stop_every_task_before_training(case: Any, capsys: Capture) -> None:
+def test_bad_data_stop_every_task_before_training(case: Any, console: Console) -> None:
     command, file, content, code, names = case
     write(Path("d", file), content)
     task, line = line_of(command)
-    assert_refused(line, code, names, capsys, task)
+    console.refused(line, *names, task=task, code=code)
 
 
-def test_skipped_texts_are_counted_and_predictions_skip_them(capsys: Capture) -> None:
+def test_skipped_texts_are_counted_and_predictions_skip_them(console: Console) -> None:
     csv(b",good\n")
     line = f"{LINES['bert']} csv"
     names = ("line 22 of d/train.csv", "--data.skip_bad true")
-    assert_refused(line, FAILED, names, capsys, "bert")
-    assert run(f"{line} --data.skip_bad true --run_dir r", "bert") == 0
-    assert json.loads(Path("r/summary.json").read_text())["skipped"] == 1
-    assert "skipped" in capsys.readouterr().out
+    console.refused(line, *names, task="bert", code=FAILED)
+    assert "skipped" in console.printed(f"{line} --data.skip_bad --run_dir r", "bert")[0]
+    assert summary("r")["skipped"] == 1
     Path("asked.txt").write_bytes(b"fine\n \ncaf\xe9\n")
-    line = "predict --ckpt_path r/checkpoints/best.ckpt --data.predict_path"
-    assert_refused(f"{line} nowhere.txt", USER, "nowhere.txt", capsys, "bert")
-    strict = f"{line} asked.txt --data.skip_bad false"
-    assert_refused(strict, FAILED, ("line 3 of asked.txt", "UTF-8"), capsys, "bert")
-    assert run(f"{line} asked.txt --data.skip_bad true", "bert") == 0
-    assert "2 bad lines skipped" in capsys.readouterr().out
+    line = "predict --ckpt_path r/checkpoints/best.ckpt --data.predict_path asked.txt"
+    strict = f"{line} --data.skip_bad false"
+    console.refused(strict, "line 3 of asked.txt", "UTF-8", task="bert", code=FAILED)
+    out, _ = console.printed(f"{line} --data.skip_bad true", "bert")
+    assert "2 bad lines skipped" in out
     assert len(Path("predictions.csv").read_text().splitlines()) == 2
 
 
-# Files that are none.
+# Files that are none ------------------------------------------------------------------------------
 
 
 def pipe(name: str) -> None:
@@ -115,10 +110,6 @@ def not_utf8(name: str) -> None:
     Path(os.fsdecode(os.fsencode(name).replace(b"bad", b"b\xe9d"))).touch()
 
 
-def not_readable(name: str) -> None:
-    Path(name).mkdir(mode=0)
-
-
 PLACES: dict[str, tuple[Callable[[], Any], str]] = {  # good data, where something odd is put
     "vit folder": (images, "d/train/cat/bad.png"),
     "bert txt": (texts, "d/train/cat/bad.txt"),
@@ -128,41 +119,28 @@ PLACES: dict[str, tuple[Callable[[], Any], str]] = {  # good data, where somethi
     "seq2seq files": (pairs, "d/bad.en"),
 }
 ODD: list[tuple[str, Make]]
-ODD = [(place, odd) for place in PLACES for odd in (pipe, link_to("nowhere"), not_readable)]
+ODD = [(place, odd) for place in PLACES for odd in (pipe, link_to("nowhere"))]
 ODD += [("vit folder", link_to("/tmp")), ("bert txt", link_to("/dev/zero"))]
 ODD += [("lm files", not_utf8), ("bert hub", link_to("test-bad.parquet"))]
 
 
 @pytest.mark.parametrize(("command", "odd"), ODD)
-def test_what_is_no_file_is_named(command: str, odd: Make, capsys: Capture) -> None:
-    if odd is not_readable and os.geteuid() == 0:
-        pytest.skip("root reads every folder")
+def test_what_is_no_file_is_named(command: str, odd: Make, console: Console) -> None:
     make, name = PLACES[command]
     make()
     odd(name)
     task, line = line_of(command)
     named = name.replace("bad", "b\\xe9d") if odd is not_utf8 else name
-    assert_refused(line, FAILED, named, capsys, task)
+    console.refused(line, named, task=task, code=FAILED)
 
 
-def test_what_is_no_class_is_named(capsys: Capture) -> None:
+def test_what_is_no_class_is_named(console: Console) -> None:
     images()
     link_to("nowhere")("d/train/bad")
-    assert_refused(f"{LINES['vit']} folder", FAILED, "d/train/bad", capsys)
+    console.refused(f"{LINES['vit']} folder", "d/train/bad", code=FAILED)
     Path("d/train/bad").unlink()
     Path(os.fsdecode(b"d/train/d\xf6g")).mkdir()
-    assert_refused(f"{LINES['vit']} folder", FAILED, "d/train/d\\xf6g", capsys)
-
-
-def test_links_to_files_are_followed() -> None:
-    images()
-    Path("elsewhere").mkdir()
-    for path in list(Path("d/train/cat").iterdir()):
-        target = path.rename(Path("elsewhere", path.name)).absolute()
-        path.symlink_to(target)
-    data = ImageData("folder", "d")
-    data.setup("fit")
-    assert data.metadata()["class_names"] == ["cat", "dog"] and not data.skipped
+    console.refused(f"{LINES['vit']} folder", "d/train/d\\xf6g", code=FAILED)
 
 
 ASKED = {  # task and command, and the fixture that trains its checkpoint
@@ -183,19 +161,15 @@ ASKED = {  # task and command, and the fixture that trains its checkpoint
 def reviewer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Best checkpoint of a tiny classifier of texts."""
     folder = tmp_path_factory.mktemp("reviewer")
-    rows = "text,label\n" + "a good film,good\na bad film,bad\n" * 10
-    write(folder / "a.csv", rows)
-    assert (
-        run(f"{FIT} --data.source csv --data.path {folder}/a.csv --run_dir {folder}/run", "bert")
-        == 0
-    )
+    write(folder / "a.csv", "text,label\n" + "a good film,good\na bad film,bad\n" * 10)
+    line = f"{FIT} --data.source csv --data.path {folder}/a.csv --run_dir {folder}/run"
+    assert run(line, "bert") == 0
     return folder / "run" / "checkpoints" / "best.ckpt"
 
 
-@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
 @pytest.mark.parametrize("command", ASKED)
 def test_only_regular_files_are_asked_for(
-    command: str, name: str, request: pytest.FixtureRequest, capsys: Capture
+    command: str, request: pytest.FixtureRequest, console: Console
 ) -> None:
     pipe("pipe")
     task, _, line = command.partition(" ")
@@ -203,10 +177,11 @@ def test_only_regular_files_are_asked_for(
     if checkpoint is not None:
         verb, _, option = line.partition(" ")
         line = f"{verb} --ckpt_path {request.getfixturevalue(checkpoint)} {option}"
-    assert_refused(f"{line} {name}", USER, name, capsys, task)
+    for name in ("pipe", "/dev/zero"):
+        console.refused(f"{line} {name}", name, task=task)
 
 
-# Images that a table names.
+# Images that a table names ------------------------------------------------------------------------
 
 
 def write_pictures(path: str) -> None:
@@ -230,22 +205,29 @@ NO_FILES = ["pipe", "zero", "a\0b", "", "."]
 
 
 @pytest.mark.parametrize("path", [*OUTSIDE, *NO_FILES])
-def test_rows_name_files_in_the_data_folder_only(path: str, capsys: Capture) -> None:
+def test_rows_name_files_in_the_data_folder_only(path: str, console: Console) -> None:
     write_pictures(path)
-    assert_refused(
-        f"{LINES['vit']} hub", FAILED, ("row 19 of the train split of d", "--data.skip_bad"), capsys
-    )
+    names = ("row 19 of the train split of d", "--data.skip_bad")
+    console.refused(f"{LINES['vit']} hub", *names, code=FAILED)
 
 
-@pytest.mark.parametrize("path", ["inside.png", "HERE/d/inside.png"])
-def test_rows_may_name_files_in_the_data_folder(path: str) -> None:
-    write_pictures(path)
-    data = ImageData("hub", "d")
+def test_files_that_may_be_read() -> None:
+    """Those that rows name in the data folder, and links in folders of images."""
+    for name in ("inside.png", "HERE/d/inside.png"):
+        write_pictures(name)
+        data = ImageData("hub", "d")
+        data.setup("fit")
+        assert len(data.source.split("train")) == 18 and not data.skipped
+        Path("d").rename(f"d{len(name)}")
+    images()
+    for path in list(Path("d/train/cat").iterdir()):
+        path.symlink_to(path.rename(f"elsewhere-{path.name}").absolute())
+    data = ImageData("folder", "d")
     data.setup("fit")
-    assert len(data.source.split("train")) == 18 and not data.skipped
+    assert data.metadata()["class_names"] == ["cat", "dog"] and not data.skipped
 
 
-# Options that mean nothing to a source.
+# Options that mean nothing to a source ------------------------------------------------------------
 
 UNUSED = [  # task and source, an option
     ("vit digits", "image_column img"),
@@ -264,19 +246,19 @@ UNUSED = [  # task and source, an option
 
 
 @pytest.mark.parametrize(("command", "option"), UNUSED)
-def test_options_that_a_source_does_not_use(command: str, option: str, capsys: Capture) -> None:
+def test_options_that_a_source_does_not_use(command: str, option: str, console: Console) -> None:
     Path("d").mkdir()
     task, line = line_of(command)
     if command.split()[1] in ("digits", "reviews", "reference", "dates"):
         line = line.replace("--data.path d", "")
     name = f"--data.dataset.{option.split()[0]}"
-    assert_refused(f"{line} --data.dataset.{option}", USER, name, capsys, task)
+    console.refused(f"{line} --data.dataset.{option}", name, task=task)
 
 
-def test_unused_options_of_config_files_and_checkpoints(capsys: Capture) -> None:
+def test_unused_options_of_config_files_and_checkpoints(console: Console) -> None:
     """Those of a checkpoint are not refused."""
     Path("more.yaml").write_text("data: {source: digits, dataset: {image_column: img}}\n")
-    assert_refused("fit --config more.yaml", USER, "--data.dataset.image_column img", capsys)
+    console.refused("fit --config more.yaml", "--data.dataset.image_column img")
     tables()
     options = "--data.dataset.label_column label --data.dataset.name a/b"
     assert run(f"{LINES['bert']} hub {options} --run_dir r", "bert") == 0
@@ -284,5 +266,4 @@ def test_unused_options_of_config_files_and_checkpoints(capsys: Capture) -> None
     Path("t/test/bad/1.txt").write_text("film number 3")
     test = "test --ckpt_path r/checkpoints/best.ckpt --data.source txt --data.path t"
     assert run(test, "bert") == 0
-    assert run(f"{test} --data.dataset.subset x", "bert") == USER
-    assert "--data.dataset.subset" in capsys.readouterr().err
+    console.refused(f"{test} --data.dataset.subset x", "--data.dataset.subset", task="bert")

@@ -4,10 +4,12 @@ import errno
 import itertools
 import math
 import os
+import resource
 import shutil
 import stat
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ import torch
 from tasks.checkpoints.reading import KEY, VERSION, read_checkpoint
 from tasks.checkpoints.writing import AtomicCheckpointIO, newest_checkpoint
 from tasks.errors import RunError
-from tests.tasks.command import SHORT, Malicious, checkpoint, metrics, run, same
-from tests.tasks.test_bad_input import assert_refused
+from tests.tasks.command import Console, Patch, run
+from tests.tasks.results import checkpoint, metrics, same
+from tests.tasks.tiny import SHORT, Malicious
 
 Place = tuple[str | int, ...]  # of an entry
 GONE = ...
@@ -32,9 +35,9 @@ def is_primitive(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
 
 
-@pytest.mark.parametrize("name", ["best", "last"])
-def test_tensors_and_primitives_only(name: str, finished: Path) -> None:
-    saved = checkpoint(finished, name)  # with weights_only
+def test_tensors_and_primitives_only(finished: Path) -> None:
+    assert is_primitive(checkpoint(finished))
+    saved = checkpoint(finished, "best")
     assert is_primitive(saved)
     assert saved[KEY]["task"] == "vit"
     assert saved[KEY]["metadata"]["class_names"] == [str(digit) for digit in range(10)]
@@ -60,9 +63,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_resumes_from_the_one_before(
-    damage: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resumes_from_the_one_before(damage: str, run_copy: Path, console: Console) -> None:
     folder = run_copy / "checkpoints"
     last = folder / "last.ckpt"
     previous = folder / "previous.ckpt"
@@ -72,28 +73,25 @@ def test_resumes_from_the_one_before(
     last.unlink()
     if damaged is not None:
         last.write_bytes(damaged)
-    capsys.readouterr()
-    assert run(f"fit --resume {run_copy}") == 0
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "resuming from" in line)
+    out, _ = console.printed(f"fit --resume {run_copy}")
+    (line,) = (line for line in out.splitlines() if "resuming from" in line)
     assert "last.ckpt" in line and "previous.ckpt, step 4" in line
     assert read_checkpoint(last)["global_step"] == 8
     # The damaged one has not become the one before.
     assert not previous.exists() or read_checkpoint(previous)["global_step"] == 4
 
 
-def test_refuses_to_resume_without_a_good_one(
-    run_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refuses_to_resume_without_a_good_one(run_copy: Path, console: Console) -> None:
     last = run_copy / "checkpoints" / "last.ckpt"
     torch.save(torch.load(last) | {"extra": Malicious()}, last)
-    assert_refused(f"fit --resume {run_copy}", 2, "last.ckpt", capsys)
+    console.refused(f"fit --resume {run_copy}", "last.ckpt")
     for path in last.parent.iterdir():
         path.write_bytes(path.read_bytes()[:1000])
     names = [f"{name}.ckpt'" for name in ("last", "previous", "best")]
-    assert_refused(f"fit --resume {run_copy}", 1, names, capsys)
+    console.refused(f"fit --resume {run_copy}", *names, code=1)
     for path in last.parent.iterdir():
         path.unlink()
-    assert_refused(f"fit --resume {run_copy}", 2, "last.ckpt", capsys)  # it was complete
+    console.refused(f"fit --resume {run_copy}", "last.ckpt")  # it was complete
 
 
 def test_run_that_was_killed_before_its_first_checkpoint(finished: Path, run_copy: Path) -> None:
@@ -141,18 +139,15 @@ ENTRIES: dict[Place, tuple[Any, int, str]] = {  # value, exit code, named
 }
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["test --ckpt_path {0}", "export --ckpt_path {0} --format timm", "fit --resume {1}"],
-    ids=lambda line: line.split()[0],
-)
+READERS = ["test --ckpt_path {0}", "export --ckpt_path {0} --format timm", "fit --resume {1}"]
+
+
 @pytest.mark.parametrize("place", ENTRIES, ids=str)
-def test_entry_is_named(
-    place: Place, command: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_entry_is_named(place: Place, run_copy: Path, console: Console) -> None:
     value, code, named = ENTRIES[place]
     file = replace_checkpoints(run_copy, changed(checkpoint(run_copy), place, value))
-    assert_refused(command.format(file, run_copy), code, ("last.ckpt", named), capsys)
+    for command in READERS:
+        console.refused(command.format(file, run_copy), "last.ckpt", named, code=code)
 
 
 OPTIMIZER = ("optimizer_states", 0, "state", 0)
@@ -179,32 +174,24 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("optimizer, place, value, named", TRAINING, ids=str)
 def test_state_of_training_is_named(
-    optimizer: str,
-    place: Place,
-    value: Any,
-    named: str,
-    trained: dict[str, Path],
-    capsys: pytest.CaptureFixture[str],
+    optimizer: str, place: Place, value: Any, named: str, trained: dict[str, Path], console: Console
 ) -> None:
     shutil.copytree(trained[optimizer], "r")
     replace_checkpoints(Path("r"), changed(checkpoint("r"), place, value))
-    line = "fit --resume r --trainer.max_epochs 3"
-    assert_refused(line, 1, ("last.ckpt", named), capsys)
+    console.refused("fit --resume r --trainer.max_epochs 3", "last.ckpt", named, code=1)
 
 
 def test_average_starts_if_the_checkpoint_has_none(
-    trained: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    trained: dict[str, Path], console: Console
 ) -> None:
     shutil.copytree(trained["adamw"], "r")
     replace_checkpoints(Path("r"), changed(checkpoint("r"), ("callbacks", "EMA"), GONE))
-    assert run("fit --resume r --trainer.max_epochs 3") == 0
-    assert "no average of the weights" in capsys.readouterr().out
+    out, _ = console.printed("fit --resume r --trainer.max_epochs 3")
+    assert "no average of the weights" in out
 
 
 @pytest.mark.parametrize("path", ["{0}/thesis.txt", "{1}/checkpoints/../../thesis.txt"])
-def test_no_file_elsewhere_is_removed(
-    path: str, run_copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_file_elsewhere_is_removed(path: str, run_copy: Path, console: Console) -> None:
     """As one that is no longer among the best."""
     thesis = Path("thesis.txt").absolute()
     thesis.write_text("three years")
@@ -216,8 +203,7 @@ def test_no_file_elsewhere_is_removed(
             state["kth_best_model_path"] = name
             state["kth_value"] = torch.tensor(0.0)
     replace_checkpoints(run_copy, content)
-    line = f"fit --resume {run_copy} --trainer.max_epochs 3"
-    assert_refused(line, 1, "thesis.txt", capsys)
+    console.refused(f"fit --resume {run_copy} --trainer.max_epochs 3", "thesis.txt", code=1)
     assert thesis.read_text() == "three years"
 
 
@@ -252,66 +238,45 @@ def newest(folder: Path) -> tuple[Path, int]:
     return path, step
 
 
-class FullDisk:
-    """A file that takes some bytes and then no more."""
-
-    def __init__(self, file: Any, room: int) -> None:
-        self.file = file
-        self.room = room
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-    def __enter__(self) -> "FullDisk":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def write(self, data: bytes) -> int:
-        self.room -= len(data)
-        if self.room < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return self.file.write(data)
+def in_child(action: Callable[[], Any]) -> int:
+    """The exit code of a process that does something; 1 after an error."""
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        action()
+        os._exit(0)
+    finally:
+        os._exit(1)
 
 
 @pytest.mark.parametrize("room", [0, 3000])
-def test_full_disk_leaves_the_old_one_whole(
-    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_leaves_the_old_one_whole(room: int, tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     write(4, path)
-    with monkeypatch.context() as patch:
-        real = open
-        patch.setattr("builtins.open", lambda *a, **k: FullDisk(real(*a, **k), room))
+
+    def fill() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         with pytest.raises(RunError, match="last.ckpt"):
             write(8, path)
+
+    assert in_child(fill) == 0
     assert newest(tmp_path) == (path, 4)
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def killed(step: int, target: Path, changes: int) -> bool:
-    """Whether a process that writes a checkpoint was killed before its nth change of names."""
-    if pid := os.fork():
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        assert code in (0, 9)
-        return code == 9
+def write_until(changes: int, step: int, target: Path) -> None:
+    """Write a checkpoint, and end this process before its nth change of names."""
     left = changes
 
-    def kill(event: str, _: Any) -> None:
+    def end(event: str, _: Any) -> None:
         nonlocal left
-        if event in CHANGES:
-            left -= 1
-            if left == 0:
-                os._exit(9)
+        left -= event in CHANGES
+        if event in CHANGES and left == 0:
+            os._exit(9)
 
-    try:
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-        sys.addaudithook(kill)
-        write(step, target)
-        os._exit(0)
-    finally:
-        os._exit(1)
+    sys.addaudithook(end)
+    write(step, target)
 
 
 @pytest.mark.parametrize("name", ["last", "best"])
@@ -321,7 +286,7 @@ def test_killed_between_any_two_changes(name: str, tmp_path: Path) -> None:
         target.parent.mkdir()
         write(4, target)
         write(8, target)
-        if not killed(12, target, changes):
+        if in_child(partial(write_until, changes, 12, target)) == 0:
             assert newest(target.parent) == (target, 12)
             break
         path, step = newest(target.parent)
@@ -332,9 +297,7 @@ def test_killed_between_any_two_changes(name: str, tmp_path: Path) -> None:
     assert changes > (2 if name == "last" else 1)
 
 
-def test_all_is_on_the_disk_before_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_is_on_the_disk_before_it_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     done: list[tuple[int, int] | str] = []
     target = tmp_path / "last.ckpt"
     sync = os.fsync
@@ -355,7 +318,7 @@ def test_all_is_on_the_disk_before_it_is_named(
     assert done[-4:] == [content, "previous.ckpt", "last.ckpt", folder]
 
 
-def test_the_one_before_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_one_before_without_hard_links(tmp_path: Path, monkeypatch: Patch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -374,14 +337,3 @@ def test_newest_of_those_that_are_left(step: int, name: str, tmp_path: Path) -> 
     write(6, tmp_path / "previous.ckpt")
     (tmp_path / "last.ckpt").write_bytes(b"half")
     assert newest(tmp_path) == (tmp_path / f"{name}.ckpt", max(step, 6))
-
-
-def test_keeps_the_one_before_again_after_a_damaged_one(tmp_path: Path) -> None:
-    last = tmp_path / "last.ckpt"
-    previous = tmp_path / "previous.ckpt"
-    last.write_bytes(b"half")
-    writer = AtomicCheckpointIO(last)
-    writer.save_checkpoint({"step": 4}, last)
-    assert not previous.exists()
-    writer.save_checkpoint({"step": 8}, last)
-    assert torch.load(previous, weights_only=True) == {"step": 4}

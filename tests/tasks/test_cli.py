@@ -14,13 +14,14 @@ import pytest
 import yaml
 
 from tasks import __version__
-from tasks.cli.config_files import in_yaml, read_config
+from tasks.cli.config_files import read_config
 from tasks.cli.lightning_cli import TaskCLI
 from tasks.cli.main import help_screen
-from tasks.cli.parsing import join_values, names_data
+from tasks.cli.parsing import names_data
 from tasks.options import flat
 from tasks.vit.__main__ import APP
-from tests.tasks.command import ROOT, SHORT, picture, process, run
+from tests.tasks.command import Console, Patch, environment, process, run
+from tests.tasks.tiny import SHORT, picture
 
 UNUSED = {"timm", "wandb", "transformers", "datasets", "onnx", "onnxruntime", "tensorboard"}
 UNUSED |= {"torchvision", "sklearn"}
@@ -29,7 +30,7 @@ Options = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture
-def options(monkeypatch: pytest.MonkeyPatch) -> Options:
+def options(monkeypatch: Patch) -> Options:
     """A function from a command line to the options that `fit` would have, flat."""
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(TaskCLI, "fit", lambda self: seen.append(flat(self.options_to_save())))
@@ -45,33 +46,26 @@ def write(name: str, **content: Any) -> None:
     Path(name).write_text(yaml.safe_dump(content))
 
 
-def test_command_line_wins_over_config_wins_over_preset(options: Options) -> None:
-    net = {"stack": {"depth": 5, "drop_path": 0.25}}
-    write("c.yaml", preset="cifar_tiny", model={"net": net}, data={})
-    preset = options("--preset cifar_tiny")
-    config = options("--config c.yaml")
-    given = options(f"--config c.yaml --{DEPTH} 7")
-    width = "model.net.stack.width"
-    drop_path = "model.net.stack.drop_path"
-    assert preset[DEPTH] != 5 and preset[drop_path] != 0.25
-    assert (config[DEPTH], config[drop_path], config[width]) == (5, 0.25, preset[width])
-    assert (given[DEPTH], given[drop_path], given[width]) == (7, 0.25, preset[width])
-
-
-@pytest.mark.parametrize(
-    "line, depth",
-    [
-        ("--config a.yaml --config b.yaml", 3),
-        ("--config b.yaml --config=a.yaml", 2),
-        (f"--{DEPTH} 4 --config a.yaml", 4),
-        (f"--config a.yaml --{DEPTH} 4 --{DEPTH} 5", 5),
-        ("--config a.yaml --preset digits", 4),  # the preset's
-    ],
-)
+@pytest.mark.parametrize("line, depth", [
+    ("--config a.yaml --config b.yaml", 3),
+    ("--config b.yaml --config=a.yaml", 2),
+    (f"--{DEPTH} 4 --config a.yaml", 4),
+    (f"--config a.yaml --{DEPTH} 4 --{DEPTH} 5", 5),
+    ("--config a.yaml --preset digits", 4),  # the preset's
+    ("--config c.yaml", 5),
+    (f"--config c.yaml --{DEPTH} 7", 7),
+])  # fmt: skip
 def test_command_line_wins_then_the_later(line: str, depth: int, options: Options) -> None:
     for name, value in (("a.yaml", 2), ("b.yaml", 3)):
         write(name, model={"net": {"stack": {"depth": value}}})
-    assert options(line)[DEPTH] == depth
+    net = {"stack": {"depth": 5, "drop_path": 0.25}}
+    write("c.yaml", preset="cifar_tiny", model={"net": net}, data={})
+    found = options(line)
+    assert found[DEPTH] == depth
+    if "c.yaml" in line:
+        assert found["model.net.stack.drop_path"] == 0.25
+        width = "model.net.stack.width"
+        assert found[width] == options("--preset cifar_tiny")[width] != options("")[width]
 
 
 def test_default_config_is_for_runs_that_name_no_data(options: Options) -> None:
@@ -89,18 +83,6 @@ def test_compile_is_short_for_model_compile(options: Options) -> None:
     assert options("")["model.compile"] is False
 
 
-def test_every_option_gets_its_value() -> None:
-    line = ["--x", "1", "--preset=small", "--fast", "--slow=false", "--text", ""]
-    joined = ["--x=1", "--preset=small", "--fast=true", "--slow=false", "--text="]
-    assert join_values(line, ["--fast", "--slow"]) == joined
-
-
-@pytest.mark.parametrize("text", ['a "quoted" \\ one\n\t\r', "zwölf \u2028 \x85 \x7f", "hi 🙂🙃"])
-def test_any_text_is_an_option(text: str) -> None:
-    value = {"stop": [text, ""], text: 1}
-    assert yaml.safe_load(in_yaml(value)) == value
-
-
 # Help ---------------------------------------------------------------------------------------------
 
 
@@ -113,19 +95,16 @@ def test_help_is_one_screen() -> None:
         assert any(line.split()[:1] == [command] for line in lines)
 
 
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict", "export"])
-def test_help_of_every_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(f"{command} --help") == 0
-    text = " ".join(capsys.readouterr().out.split())
-    if command == "export":
-        assert "onnx" in text
-        return
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_help_of_every_option(command: str, console: Console) -> None:
+    text = " ".join(console.printed(f"{command} --help")[0].split())
     for option in ("--trainer.max_epochs", f"--{DEPTH}", "--data.path", "--run_dir"):
         assert option in text
     assert ("--checkpoint.every_n_train_steps" in text) == (command == "fit")
     assert "Peak learning rate" in text and "(type: float, default: 0.001)" in text
     assert "configs/vit/digits.yaml" in text
     assert not re.findall(r"--[\w.]+ \S+ \((?:type|required)", text)  # options without a sentence
+    assert "onnx" in console.printed("export --help")[0]
 
 
 # Imports ------------------------------------------------------------------------------------------
@@ -166,6 +145,7 @@ def test_commands_import_what_they_use(
     assert not imported(done.stdout) & (UNUSED | unused)
 
 
+@pytest.mark.slow
 def test_fit_in_a_process_without_a_terminal(tmp_path: Path) -> None:
     done = process(f"fit {SHORT} --run_dir r", cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -178,20 +158,18 @@ def test_fit_in_a_process_without_a_terminal(tmp_path: Path) -> None:
 # Progress -----------------------------------------------------------------------------------------
 
 
-def test_no_progress_if_it_is_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(f"fit {SHORT} --trainer.enable_progress_bar false --run_dir r") == 0
-    assert "epoch 2/2" not in capsys.readouterr().out
+def test_no_progress_if_it_is_switched_off(console: Console) -> None:
+    out, _ = console.printed(f"fit {SHORT} --trainer.enable_progress_bar false --run_dir r")
+    assert "epoch 2/2" not in out
 
 
 def run_on_terminal(line: str, folder: Path) -> tuple[int, str]:
     """Exit code of `python -m tasks.vit LINE`, and what a terminal shows, without control codes."""
     terminal, stream = pty.openpty()
     command = [sys.executable, "-m", "tasks.vit", *shlex.split(line)]
-    settings = {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
-    environment = os.environ | settings
-    child = subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=stream, stdout=stream, stderr=stream
-    )
+    settings = {"TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
+    streams: Any = {"stdin": stream, "stdout": stream, "stderr": stream}
+    child = subprocess.Popen(command, cwd=folder, env=environment(**settings), **streams)
     os.close(stream)
     sent = b""
     try:
@@ -203,6 +181,7 @@ def run_on_terminal(line: str, folder: Path) -> tuple[int, str]:
     return child.wait(), re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", sent.decode())
 
 
+@pytest.mark.slow
 def test_progress_bar_on_a_terminal(tmp_path: Path) -> None:
     code, screen = run_on_terminal(f"fit {SHORT} --run_dir r", tmp_path)
     assert code == 0, screen

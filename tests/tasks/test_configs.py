@@ -5,15 +5,9 @@ from pathlib import Path
 import pytest
 
 from tasks.cli.config_files import read_config
-from tests.tasks.command import (
-    ROOT,
-    metrics,
-    run,
-    write_corpus,
-    write_images,
-    write_pairs,
-    write_reviews,
-)
+from tests.tasks.command import ROOT, run
+from tests.tasks.results import metrics
+from tests.tasks.tiny import write_corpus, write_images, write_pairs, write_reviews
 from tests.test_readme import write_parquet
 
 EVERY = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
@@ -66,8 +60,3 @@ def test_config(config: str) -> None:
     assert run(f"fit --config {config} {more} {FEW}", task) == 0
     assert sum("train/loss" in row for row in metrics("r")) == 2
     assert Path("r/checkpoints/best.ckpt").exists()
-
-
-def test_each_says_what_it_is_for() -> None:
-    assert len(CONFIGS) > 10
-    assert all((ROOT / config).read_text().startswith("#") for config in EVERY)

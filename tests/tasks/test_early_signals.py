@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.command import ROOT, SHORT
+from tests.tasks.command import ROOT, environment
+from tests.tasks.tiny import SHORT
 
 NEVER = ("Traceback", "terminate called", "RecursionError", "Fatal", "Exception ignored")
 FIT = f"tasks.vit fit {SHORT} --run_dir r"
@@ -20,18 +21,20 @@ GENERATE = "tasks.lm generate --ckpt_path {0} --prompt The --max_new_tokens 64"
 EXPORT = "tasks.lm export --ckpt_path {0} --format safetensors --output out.safetensors"
 WORKERS = f"{FIT} --data.loading.num_workers 2 --data.loading.memory_limit_mb 0"
 TWO = f"{FIT} --trainer.strategy ddp --trainer.devices 2"
-ENVIRONMENT = {"PYTHONPATH": f".:{ROOT}", "OMP_NUM_THREADS": "1"}
+
+
+def own() -> dict[str, str]:
+    """Variables with which a process finds modules in its folder."""
+    return environment(PYTHONPATH=f".:{ROOT}")
 
 
 def start(line: str, folder: Path) -> subprocess.Popen[str]:
     """`python -m LINE` in a folder, of which nothing has happened but that it handles SIGTERM."""
-    environment = os.environ | ENVIRONMENT
-    environment.pop("TESSERA_RUN_DIR", None)
     folder.mkdir()
     command = [sys.executable, "-m", *shlex.split(line)]
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=out, stderr=err, start_new_session=True
+            command, cwd=folder, env=own(), stdout=out, stderr=err, start_new_session=True
         )
     while process.poll() is None and not catches(process.pid):
         time.sleep(0.001)
@@ -78,22 +81,16 @@ def test_a_few_moments(
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
-    "line, most, count", [(FIT, 10, 12), (GENERATE, 4, 8), (EXPORT, 4, 5), (WORKERS, 12, 8)]
+    "line, most, count",
+    [(FIT, 10, 12), (GENERATE, 4, 8), (EXPORT, 4, 5), (WORKERS, 12, 8), (TWO, 10, 6)],
 )
 def test_many_moments(line: str, most: float, count: int, lm_letters: Path, tmp_path: Path) -> None:
     draw = random.Random(0)
     for turn in range(count):
         delay = most * (turn + draw.random()) / count
-        number, group = draw.choice((signal.SIGINT, signal.SIGTERM)), draw.random() < 0.5
+        number = draw.choice((signal.SIGINT, signal.SIGTERM))
+        group = line == TWO or draw.random() < 0.5
         strike(line.format(lm_letters), delay, number, tmp_path / str(turn), group)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_two_processes(number: int, tmp_path: Path) -> None:
-    for turn, delay in enumerate((1.0, 5.0, 8.0)):
-        strike(TWO, delay, number, tmp_path / str(turn), group=True)
 
 
 HALF_A_MODULE = """
@@ -118,7 +115,7 @@ threading.Timer(2, os.kill, (os.getpid(), {0})).start()
 def test_in_an_import_and_after_the_end(module: str, code: str, line: str, number: int) -> None:
     Path(f"{module}.py").write_text(code.format(int(number)))
     command = [sys.executable, "-m", "tasks.vit", line]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT)
+    done = subprocess.run(command, capture_output=True, text=True, env=own())
     assert done.returncode == 128 + number
     assert done.stderr in ("error: interrupted\n", "terminated\n")
     assert done.stdout.startswith("tessera ") == (line == "--version")
@@ -127,7 +124,4 @@ def test_in_an_import_and_after_the_end(module: str, code: str, line: str, numbe
 def test_a_process_that_only_imports_keeps_its_handlers() -> None:
     now = "[signal.getsignal(number) for number in (2, 15)]"
     code = f"import signal; before = {now}\nimport tasks.vit.__main__, tasks.cli.signals\n"
-    environment = os.environ | ENVIRONMENT
-    subprocess.run(
-        [sys.executable, "-c", f"{code}assert before == {now}"], check=True, env=environment
-    )
+    subprocess.run([sys.executable, "-c", f"{code}assert before == {now}"], check=True, env=own())

@@ -16,13 +16,14 @@ from datamodules.embedded.reference import documents
 from datamodules.tokenizers import Tokenizer
 from tasks.checkpoints.generation_config import UNSUPPORTED, GenerationSettings
 from tasks.lm.architectures import load_model
-from tests.helpers.model_folders import decoder_folder, marian_folder, refused
-from tests.tasks.command import run, write_corpus
+from tests.helpers.model_folders import decoder_folder, marian_folder
+from tests.tasks.command import Console, run
+from tests.tasks.tiny import write_corpus
 
 FILE = "generation_config.json"
 PROMPT = "The value of a"
 NEW = 12
-GENERATE = f'generate --ckpt_path theirs --prompt "{PROMPT}" --json'
+GENERATE = f'generate --ckpt_path theirs --prompt "{PROMPT}"'
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +58,9 @@ def theirs(**options: Any) -> list[int]:
     return found[0, tokens.shape[1] :].tolist()
 
 
-def ours(capsys: pytest.CaptureFixture[str], options: str = "") -> dict[str, Any]:
+def ours(console: Console, options: str = "") -> dict[str, Any]:
     """What `generate` prints as JSON."""
-    capsys.readouterr()
-    assert run(f"{GENERATE} {options}", "lm") == 0
-    return json.loads(capsys.readouterr().out.splitlines()[0])
+    return console.objects(f"{GENERATE} {options}", "lm")[0]
 
 
 def add_settings(settings: dict[str, Any], name: str = FILE) -> None:
@@ -84,17 +83,16 @@ SETTINGS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "beams": lambda made: {"length_penalty": 0.3, "eos_token_id": [made[2], made[5]]},
     "beams that stop early": lambda made: {"early_stopping": True, "eos_token_id": [made[2]]},
     "beams and bans": lambda made: {"bad_words_ids": [[made[1]]]},
-    "beams and bans, renormalised": lambda made: {
-        "bad_words_ids": [[made[1]]],
-        "renormalize_logits": True,
-    },
+    "beams and bans, renormalised": lambda made: (
+        {"bad_words_ids": [[made[1]]], "renormalize_logits": True}
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "LlamaForCausalLM"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tokens_are_those_of_transformers(
-    name: str, kind: str, decoders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    name: str, kind: str, decoders: dict[str, Path], console: Console
 ) -> None:
     shutil.copytree(decoders[kind], "theirs")
     greedy = theirs(max_new_tokens=NEW, do_sample=False)
@@ -105,7 +103,7 @@ def test_tokens_are_those_of_transformers(
     add_settings(settings)
     expected = theirs()
     assert expected != greedy or settings["do_sample"]
-    found = ours(capsys)
+    found = ours(console)
     assert found["tokens"] == len(expected)
     ends: Any = settings["eos_token_id"]
     if expected[-1] in (ends if isinstance(ends, list) else [ends]):
@@ -113,81 +111,57 @@ def test_tokens_are_those_of_transformers(
     assert found["text"] == Tokenizer.from_file(Path("theirs")).decode(expected)
 
 
-def test_settings_in_an_older_config(gpt2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_in_an_older_config(gpt2: Path, console: Console) -> None:
     greedy = theirs(max_new_tokens=NEW, do_sample=False)
     options = f"--temperature 0 --max_new_tokens {NEW}"
     add_settings({"eos_token_id": greedy[4]}, "config.json")
-    assert ours(capsys, options)["tokens"] == greedy.index(greedy[4]) + 1 < NEW
+    assert ours(console, options)["tokens"] == greedy.index(greedy[4]) + 1 < NEW
     add_settings({"eos_token_id": greedy[2]})  # which then counts alone
-    assert ours(capsys, options)["tokens"] == greedy.index(greedy[2]) + 1
+    assert ours(console, options)["tokens"] == greedy.index(greedy[2]) + 1
 
 
-@pytest.mark.parametrize(
-    "settings, options",
-    [
-        ({"do_sample": True}, "--top_k 50"),
-        ({"do_sample": True, "top_k": 0, "temperature": 0.5}, "--temperature 0.5"),
-        (
-            {"do_sample": True, "top_k": 7, "top_p": 0.9, "min_p": 0.01},
-            "--top_k 7 --top_p 0.9 --min_p 0.01",
-        ),
-        ({"do_sample": False, "temperature": 0.6, "top_p": 0.9}, "--temperature 0"),
-        ({"max_length": 20}, "--max_new_tokens {left}"),
-        ({"stop_strings": ["e", "a"]}, "--stop e --stop a"),
-        (
-            {"repetition_penalty": 1.3, "temperature": 0.8},
-            "--repetition_penalty 1.3 --temperature 0.8",
-        ),
-        ({}, "--temperature 1.0"),
-    ],
-)
+FILTERS = {"do_sample": True, "top_k": 7, "top_p": 0.9, "min_p": 0.01}
+
+
+@pytest.mark.parametrize("settings, options", [
+    ({"do_sample": True}, "--top_k 50"),
+    ({"do_sample": True, "top_k": 0, "temperature": 0.5}, "--temperature 0.5"),
+    (FILTERS, "--top_k 7 --top_p 0.9 --min_p 0.01"),
+    ({"do_sample": False, "temperature": 0.6, "top_p": 0.9}, "--temperature 0"),
+    ({"max_length": 20}, "--max_new_tokens {left}"),
+    ({"stop_strings": ["e", "a"]}, "--stop e --stop a"),
+    ({"repetition_penalty": 1.3, "temperature": 0.8}, "--repetition_penalty 1.3 --temperature 0.8"),
+    ({}, "--temperature 1.0"),
+])  # fmt: skip
 def test_settings_equal_options(
-    settings: dict[str, Any], options: str, gpt2: Path, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, Any], options: str, gpt2: Path, console: Console
 ) -> None:
-    usual = ours(capsys, "--seed 3")
-    typed = ours(capsys, f"--seed 3 {options.format(left=20 - prompt_tokens().shape[1])}")
+    usual = ours(console, "--seed 3")
+    typed = ours(console, f"--seed 3 {options.format(left=20 - prompt_tokens().shape[1])}")
     add_settings(settings)
-    assert ours(capsys, "--seed 3") == typed
+    assert ours(console, "--seed 3") == typed
     assert (typed != usual) == bool(settings)
     if not {"stop_strings", "top_k", "top_p", "do_sample"} & settings.keys():
         typed = "--temperature 1.0 --repetition_penalty 1 --max_new_tokens 100"  # which wins
-        assert ours(capsys, f"--seed 3 {typed}") == usual
+        assert ours(console, f"--seed 3 {typed}") == usual
 
 
-@pytest.mark.parametrize(
-    "settings, options, named",
-    [
-        ({"no_repeat_ngram_size": 3, "min_length": 0}, "", ["no_repeat_ngram_size 3"]),
-        (
-            {"min_new_tokens": 5, "forced_eos_token_id": 6},
-            "",
-            ["min_new_tokens 5", "forced_eos_token_id 6"],
-        ),
-        ({"num_beams": 4, "do_sample": True}, "", ["num_beams 4"]),
-        (
-            {"repetition_penalty": 1.2, "temperature": 0.5},
-            "--beams 2",
-            ["repetition_penalty 1.2"],
-        ),
-        ({"begin_suppress_tokens": [4]}, "", ["begin_suppress_tokens"]),
-        (
-            {"num_beams": 4, "temperature": 0.7, "typical_p": 1.0, "use_cache": True, "new": 3},
-            "",
-            [],
-        ),
-        ({"num_beams": 4}, "--temperature 0.5 --num_samples 2", []),
-    ],
-)
+@pytest.mark.parametrize("settings, options, named", [
+    ({"no_repeat_ngram_size": 3, "min_length": 0}, "", ["no_repeat_ngram_size 3"]),
+    ({"min_new_tokens": 5, "forced_eos_token_id": 6}, "",
+     ["min_new_tokens 5", "forced_eos_token_id 6"]),
+    ({"num_beams": 4, "do_sample": True}, "", ["num_beams 4"]),
+    ({"repetition_penalty": 1.2, "temperature": 0.5}, "--beams 2", ["repetition_penalty 1.2"]),
+    ({"begin_suppress_tokens": [4]}, "", ["begin_suppress_tokens"]),
+    ({"num_beams": 4, "temperature": 0.7, "typical_p": 1.0, "use_cache": True, "new": 3}, "", []),
+    ({"num_beams": 4}, "--temperature 0.5 --num_samples 2", []),
+])  # fmt: skip
 def test_unsupported_settings_are_named_in_one_line(
-    settings: dict[str, Any],
-    options: str,
-    named: list[str],
-    gpt2: Path,
-    capsys: pytest.CaptureFixture[str],
+    settings: dict[str, Any], options: str, named: list[str], gpt2: Path, console: Console
 ) -> None:
     add_settings(settings)
-    assert run(f"generate --ckpt_path theirs --max_new_tokens 3 {options}", "lm") == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if FILE in line]
+    line = f"generate --ckpt_path theirs --max_new_tokens 3 {options}"
+    lines = [line for line in console.printed(line, "lm")[1].splitlines() if FILE in line]
     assert len(lines) == bool(named)
     assert all(name in lines[0] for name in named)
     assert not lines or "min_length" not in lines[0]
@@ -224,26 +198,12 @@ BAD: dict[str, list[Any]] = {
 OPTION_NAMES = {"num_beams": "beams", "stop_strings": "stop"}
 
 
-@pytest.mark.parametrize("task", ["lm", "seq2seq"])
 @pytest.mark.parametrize("name", BAD)
-def test_values_that_are_refused(
-    name: str, task: str, decoders: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = "generate --ckpt_path theirs"
-    if task == "lm":
-        shutil.copytree(decoders["GPT2LMHeadModel"], "theirs")
-    else:
-        marian_folder(Path("theirs"))
-        line = "translate --ckpt_path theirs --text a"
-        if name in ("temperature", "top_k", "repetition_penalty"):  # beam search lacks them
-            line += " --beams 1" if name == "temperature" else " --beams 1 --temperature 1"
+def test_values_that_are_refused(name: str, gpt2: Path, console: Console) -> None:
     for value in BAD[name]:
-        if task == "seq2seq" and value == [""]:
-            continue  # other strings are not supported there either
-        settings = {name: value, **({"do_sample": True} if name == "temperature" else {})}
-        Path("theirs", FILE).write_text(json.dumps(settings))
-        error = refused(line, task, 2, capsys)
-        assert FILE in error
+        settings = {name: value, "do_sample": True} if name == "temperature" else {name: value}
+        (gpt2 / FILE).write_text(json.dumps(settings))
+        error = console.refused("generate --ckpt_path theirs", FILE, task="lm")
         assert name in error or OPTION_NAMES.get(name, name) in error
         assert len(error) < 400
 
@@ -251,11 +211,9 @@ def test_values_that_are_refused(
 @pytest.mark.parametrize(
     "content", ["", "[1]", '"text"', "{", "[" * 100_000, '{"eos_token_id": 6', "\udcff"]
 )
-def test_files_that_cannot_be_read(
-    content: str, gpt2: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_cannot_be_read(content: str, gpt2: Path, console: Console) -> None:
     (gpt2 / FILE).write_bytes(content.encode("utf-8", "surrogateescape"))
-    assert FILE in refused("generate --ckpt_path theirs", "lm", 2, capsys)
+    console.refused("generate --ckpt_path theirs", FILE, task="lm")
 
 
 def test_a_run_from_a_folder_has_its_own_end(gpt2: Path) -> None:
@@ -269,14 +227,12 @@ def test_a_run_from_a_folder_has_its_own_end(gpt2: Path) -> None:
     assert run("generate --ckpt_path r/checkpoints/last.ckpt --max_new_tokens 4", "lm") == 0
 
 
-def test_settings_of_a_translator(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_a_translator(console: Console) -> None:
     marian_folder(Path("theirs"))
 
     def translated(options: str) -> str:
-        capsys.readouterr()
         line = f"translate --ckpt_path theirs --text The --text cat --json {options}"
-        assert run(line, "seq2seq") == 0
-        return capsys.readouterr().out
+        return console.printed(line, "seq2seq")[0]
 
     expected = translated("--beams 2 --length_penalty 0.2 --max_new_tokens 5")
     usual = translated("--max_new_tokens 9")
@@ -284,6 +240,13 @@ def test_settings_of_a_translator(capsys: pytest.CaptureFixture[str]) -> None:
     assert translated("") == expected != usual
     assert translated("--max_new_tokens 9 --beams 5 --length_penalty 1.0") == usual
     samples = "--beams 1 --temperature {} --top_k {}"
+    line = "translate --ckpt_path theirs --text a"
+    refused = {"num_beams": 1.5, "eos_token_id": [6, "73"], "bad_words_ids": [[8, 9]]}
+    for name, value in (*refused.items(), ("forced_eos_token_id", 4000)):
+        Path("theirs", FILE).write_text(json.dumps({name: value}))
+        console.refused(line, FILE, OPTION_NAMES.get(name, name), task="seq2seq")
+    Path("theirs", FILE).write_text('{"no_repeat_ngram_size": 3}')
+    assert "no_repeat_ngram_size 3" in console.printed(f"{line} --max_new_tokens 3", "seq2seq")[1]
     for settings, options in (
         ({}, "--beams 1"),
         ({"temperature": 0.5, "top_k": 3}, "--beams 1"),  # where nothing asks for samples

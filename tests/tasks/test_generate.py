@@ -1,7 +1,9 @@
-"""`generate`: what is printed, when, and that it follows from the seed; text from tokens."""
+"""`generate` and `score`: what is printed and when, and what it follows from."""
 
+import gzip
 import io
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,14 +21,15 @@ from modules.generation.beam_search import beam_search
 from modules.generation.generate import generate
 from modules.generation.quantized import prepare
 from modules.generation.sampling import GenerationConfig
+from modules.kernels.cross_entropy import IGNORE_INDEX
 from tasks.lm import streaming
 from tasks.lm.architectures import LanguageModel, load_model
+from tasks.lm.score import total_loss, windows
 from tasks.lm.streaming import TextStream, prompt_tokens
-from tests.helpers.task_runs import printed, printed_objects, refused
-from tests.tasks.command import ROOT, run
+from tests.tasks.command import ROOT, Console, Patch, run
+from tests.tasks.tiny import write_corpus
 
 TASK = "lm"
-Capture = pytest.CaptureFixture[str]
 
 
 def greedy_text(model: LanguageModel, ids: list[int], size: int) -> str:
@@ -38,53 +42,58 @@ def greedy_text(model: LanguageModel, ids: list[int], size: int) -> str:
 # Commands -----------------------------------------------------------------------------------------
 
 
-def test_the_seed_decides_whatever_else_is_in_the_batch(lm_bytes: Path, capsys: Capture) -> None:
+def test_the_seed_decides_whatever_else_is_in_the_batch(lm_bytes: Path, console: Console) -> None:
     line = f"generate --ckpt_path {lm_bytes} --max_new_tokens 24 --top_k 50 --top_p 0.95"
     line += " --min_p 0.01 --repetition_penalty 1.1"
-    one, _ = printed(f'{line} --prompt "The object" --seed 1', TASK, capsys)
+    one, _ = console.printed(f'{line} --prompt "The object" --seed 1', TASK)
     assert one.startswith("The object")
-    (two,) = printed_objects(f'{line} --prompt "The object" --seed 2', TASK, capsys)
+    (two,) = console.objects(f'{line} --prompt "The object" --seed 2', TASK)
     Path("prompts.txt").write_text("A class\n\nA much longer prompt, with a statement in it\n")
     prompts = ["The object", "A class", "A much longer prompt, with a statement in it"]
     options = '--prompt "The object" --prompt_file prompts.txt --num_samples 2 --seed 1'
-    found = printed_objects(f"{line} {options}", TASK, capsys)
+    found = console.objects(f"{line} {options}", TASK)
     order = [(prompt, sample) for prompt in prompts for sample in (1, 2)]
     assert [(row["prompt"], row["sample"]) for row in found] == order
     assert found[0]["prompt"] + found[0]["text"] + "\n" == one
     assert found[1]["text"] == two["text"] != found[0]["text"]
     for row in found:
         assert row["ended"] == "end" or (row["ended"], row["tokens"]) == ("length", 24)
-    out, _ = printed(f"{line} {options}", TASK, capsys)
+    out, _ = console.printed(f"{line} {options}", TASK)
     for number, row in enumerate(found):
         heading = f"--- prompt {number // 2 + 1}, sample {number % 2 + 1} "
         assert f"{heading:-<80}\n{row['prompt']}{row['text']}\n" in out
 
 
-def test_greedy_and_beam_search_are_those_of_the_library(lm_bytes: Path, capsys: Capture) -> None:
+def test_greedy_and_beam_search_are_those_of_the_library(lm_bytes: Path, console: Console) -> None:
     model = load_model(str(lm_bytes))
     ids = prompt_tokens(model, "The object")
     assert ids[0] == model.tokenizer.special_ids.bos  # as in training
     assert model.net.max_length - len(ids) < 40  # beyond the context
     line = f'generate --ckpt_path {lm_bytes} --prompt "The object"'
-    (row,) = printed_objects(f"{line} --temperature 0 --max_new_tokens 40", TASK, capsys)
+    (row,) = console.objects(f"{line} --temperature 0 --max_new_tokens 40", TASK)
     assert row["text"] == greedy_text(model, ids, 40)
     config = GenerationConfig(6, beams=3, length_penalty=0.5)
     (best,) = beam_search(model.net, [ids], config, [model.tokenizer.special_ids.eos])
     options = "--beams 3 --length_penalty 0.5 --max_new_tokens 6 --num_samples 3"
-    rows = printed_objects(f"{line} {options}", TASK, capsys)
+    rows = console.objects(f"{line} {options}", TASK)
     assert [row["score"] for row in rows] == pytest.approx([score for _, score in best])
     assert [row["text"] for row in rows] == [model.tokenizer.decode(tokens) for tokens, _ in best]
 
 
-def test_int8_weights(lm_bytes: Path, capsys: Capture) -> None:
-    model = load_model(str(lm_bytes))
-    ids = prompt_tokens(model, "The object")
-    exact = model.net.logits(model.net(torch.tensor([ids])))
-    rounded = prepare(model.net, "int8").logits(model.net(torch.tensor([ids])))  # in place
-    assert 0 < (exact - rounded).abs().max() < 0.1 * exact.abs().max()
-    line = f'generate --ckpt_path {lm_bytes} --prompt "The object" --temperature 0'
-    (row,) = printed_objects(f"{line} --max_new_tokens 24 --quantize int8", TASK, capsys)
-    assert row["text"] == greedy_text(model, ids, 24)
+def test_int8_weights_change_the_perplexity_by_little(lm_letters: Path, console: Console) -> None:
+    """Of a trained model, on the text that it has learned; the greedy text stays."""
+    text = "The quick brown fox jumps over the lazy dog.\n" * 60
+    model = load_model(str(lm_letters))
+    ids = np.array(model.tokenizer.encode_batch([text])[0], np.uint16)
+    prompt = prompt_tokens(model, "The quick ")
+    greedy = greedy_text(model, prompt, 20)
+    exact, _, count = total_loss(model.net, ids, stride=16, batch_size=8)
+    rounded, _, _ = total_loss(prepare(model.net, "int8"), ids, stride=16, batch_size=8)
+    assert exact / count < 0.7 * math.log(model.net.vocabulary)  # it is trained
+    assert 0 < abs(rounded - exact) / count < 0.01
+    line = f'generate --ckpt_path {lm_letters} --prompt "The quick " --temperature 0'
+    (row,) = console.objects(f"{line} --max_new_tokens 20 --quantize int8", TASK)
+    assert row["text"] == greedy
 
 
 @pytest.mark.slow
@@ -96,17 +105,17 @@ def test_a_closed_pipe_is_no_error(lm_bytes: Path) -> None:
 
 
 def test_an_empty_prompt_begins_a_document_or_a_line(
-    lm_bytes: Path, lm_letters: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    lm_bytes: Path, lm_letters: Path, console: Console, monkeypatch: Patch
 ) -> None:
     model = load_model(str(lm_bytes))
     assert prompt_tokens(model, "") == [model.tokenizer.special_ids.bos]
     model = load_model(str(lm_letters))
     assert prompt_tokens(model, "") == model.tokenizer.encode_batch(["\n"])[0]
     line = f"generate --ckpt_path {lm_letters} --max_new_tokens 9"
-    (row,) = printed_objects(line, TASK, capsys)
+    (row,) = console.objects(line, TASK)
     assert row["prompt"] == "" and len(row["text"]) == 9
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The dog\nThe fox\n")))
-    rows = printed_objects(f"{line} --prompt_file -", TASK, capsys)
+    rows = console.objects(f"{line} --prompt_file -", TASK)
     assert [row["prompt"] for row in rows] == ["The dog", "The fox"]
 
 
@@ -127,7 +136,7 @@ class Log(io.StringIO):
         self.waiting = ""
 
 
-def test_each_token_is_printed_at_once(lm_letters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_token_is_printed_at_once(lm_letters: Path, monkeypatch: Patch) -> None:
     events: list[str] = []
     tokenizer = load_model(str(lm_letters)).tokenizer
 
@@ -142,28 +151,28 @@ def test_each_token_is_printed_at_once(lm_letters: Path, monkeypatch: pytest.Mon
     assert events == ["lazy ", "step", "d", "step", "o", "step", "g", "\n"]
 
 
-def test_stop_strings_and_any_character(lm_letters: Path, lm_bytes: Path, capsys: Capture) -> None:
+def test_stop_strings_and_any_character(lm_letters: Path, lm_bytes: Path, console: Console) -> None:
     line = f'generate --ckpt_path {lm_letters} --prompt "The quick " --temperature 0'
-    (whole,) = printed_objects(line, TASK, capsys)
+    (whole,) = console.objects(line, TASK)
     stop = whole["text"][7:10]
-    (cut,) = printed_objects(f'{line} --stop "{stop}" --stop "[not JSON"', TASK, capsys)
+    (cut,) = console.objects(f'{line} --stop "{stop}" --stop "[not JSON"', TASK)
     assert cut["ended"] == "stop"
     assert cut["text"] == whole["text"][: whole["text"].index(stop)]
     line = f'generate --ckpt_path {lm_bytes} --prompt "hi 🙂" --prompt "zwölf\\n"'
-    rows = printed_objects(f"{line} --max_new_tokens 4", TASK, capsys)
+    rows = console.objects(f"{line} --max_new_tokens 4", TASK)
     assert [row["prompt"] for row in rows] == ["hi 🙂", "zwölf\\n"]
     stops = '--stop "🙂" --stop "\u2028"'
-    assert printed_objects(f"{line} --max_new_tokens 4 {stops}", TASK, capsys) == rows
+    assert console.objects(f"{line} --max_new_tokens 4 {stops}", TASK) == rows
 
 
-def test_beam_search_within_the_context(lm_letters: Path, capsys: Capture) -> None:
+def test_beam_search_within_the_context(lm_letters: Path, console: Console) -> None:
     line = f"generate --ckpt_path {lm_letters} --beams 2 --json --max_new_tokens"
     short = "The "
     long = "The quick brown fox jumps over the lazy dog."[:30]
 
     def generated(size: int, *prompts: str) -> tuple[list[dict[str, Any]], str]:
         options = " ".join(f'--prompt "{prompt}"' for prompt in prompts)
-        out, err = printed(f"{line} {size} {options}", TASK, capsys)
+        out, err = console.printed(f"{line} {size} {options}", TASK)
         return [json.loads(row) for row in out.splitlines()], err
 
     (alone,), err = generated(20, short)
@@ -177,18 +186,80 @@ def test_beam_search_within_the_context(lm_letters: Path, capsys: Capture) -> No
     assert (row["tokens"], row["ended"]) == (25, "context") and "context of 32 tokens" in err
     (row,), err = generated(50, long)
     assert (row["tokens"], row["ended"]) == (17, "context") and "its last 16 are read" in err
-    assert "--strict" in refused(f'{line} 5 --prompt "{long}" --strict', TASK, capsys)
+    console.refused(f'{line} 5 --prompt "{long}" --strict', "--strict", task=TASK)
     assert run(f'{line} 3 --prompt "{long}" --strict', TASK) == 0
 
 
-def test_a_long_prompt_is_cut_or_refused(lm_letters: Path, capsys: Capture) -> None:
+def test_a_long_prompt_is_cut_or_refused(lm_letters: Path, console: Console) -> None:
     line = f"generate --ckpt_path {lm_letters} --max_new_tokens 5 --temperature 0 --json --prompt"
     long = "The quick brown fox jumps over the lazy dog."
-    out, err = printed(f'{line} "{long}"', TASK, capsys)
+    out, err = console.printed(f'{line} "{long}"', TASK)
     assert "prompt 1 has 44 tokens" in err and "its last 32 are read" in err
-    end, _ = printed(f'{line} "{long[-32:]}"', TASK, capsys)
+    end, _ = console.printed(f'{line} "{long[-32:]}"', TASK)
     assert json.loads(end)["text"] == json.loads(out)["text"]
-    assert "--strict" in refused(f'{line} "{long}" --strict', TASK, capsys)
+    console.refused(f'{line} "{long}" --strict', "--strict", task=TASK)
+
+
+# Scores -------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def sum_of_losses(model: LanguageModel, ids: list[int], stride: int) -> float:
+    """The sum of the losses, each token from a forward pass of its own."""
+    length = model.net.max_length
+    total = 0.0
+    for position in range(1, len(ids)):
+        first = max(0, -(-(position - length) // stride)) * stride  # window with it as a target
+        logits = model.net.logits(model.net(torch.tensor([ids[first:position]]))[:, -1])  # (1, V)
+        total -= float(logits.log_softmax(-1)[0, ids[position]])
+    return total
+
+
+@pytest.mark.parametrize("size", (2, 33, 34, 70))
+@pytest.mark.parametrize("stride", (1, 7, 32))
+def test_every_token_counts_once_after_those_of_its_window(
+    lm_letters: Path, stride: int, size: int
+) -> None:
+    model = load_model(str(lm_letters))
+    ids = torch.randint(7, model.net.vocabulary, (size,)).tolist()
+    loss, correct, count = total_loss(model.net, np.array(ids, np.uint16), stride, batch_size=3)
+    assert count == size - 1 and 0 <= correct <= count
+    assert loss == pytest.approx(sum_of_losses(model, ids, stride), rel=1e-5)
+    for inputs, targets in windows(np.arange(size), 8, 3, 2):
+        assert inputs.shape == targets.shape and len(inputs) <= 2
+        assert ((targets == inputs + 1) | (targets == IGNORE_INDEX)).all()
+
+
+@pytest.mark.parametrize(("text", "size"), (("Th", 1), ("The lazy dog", 11)))
+def test_the_first_token_does_not_count(
+    text: str, size: int, lm_letters: Path, console: Console
+) -> None:
+    Path("text.txt").write_text(text)
+    (found,) = console.objects(f"score --ckpt_path {lm_letters} --data.path text.txt", TASK)
+    assert found["bytes"] == found["tokens"] == size
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))
+
+
+def test_score_of_files(lm_bytes: Path, console: Console) -> None:
+    text = sorted(write_corpus(Path("texts")).iterdir())[-1].read_text()[:300] + "\nzwölf\n"
+    Path("text.txt.gz").write_bytes(gzip.compress(text.encode()))
+    model = load_model(str(lm_bytes))
+    (ids,) = model.tokenizer.encode_batch([text])
+    ids = [model.tokenizer.special_id("bos"), *ids, model.tokenizer.special_id("eos")]
+    line = f"score --ckpt_path {lm_bytes} --data.path"
+    (found,) = console.objects(f"{line} text.txt.gz", TASK)
+    loss = sum_of_losses(model, ids, 16) / (len(ids) - 1)
+    size = len(text.encode())
+    assert (found["tokens"], found["bytes"]) == (len(ids) - 1, size)
+    assert (found["context"], found["stride"]) == (32, 16)
+    assert found["loss"] == pytest.approx(loss, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+    bits = loss * found["tokens"] / math.log(2)
+    assert found["bits_per_byte"] == pytest.approx(bits / size, rel=1e-5)
+    out, _ = console.printed(f"{line} text.txt.gz --stride 4 --batch_size 3", TASK)
+    assert "bits_per_byte" in out and "text.txt.gz" in out
+    (found,) = console.objects(f"{line} texts --stride 32", TASK)
+    assert found["bytes"] == sum(path.stat().st_size for path in Path("texts").iterdir())
 
 
 # Streams ------------------------------------------------------------------------------------------
@@ -246,12 +317,3 @@ def test_text_continues_its_prompt(kind: Any) -> None:
     stream = TextStream(tokenizer, prompt)
     chunks(stream, rest)
     assert tokenizer.decode(prompt) + stream.text == tokenizer.decode(prompt + rest)
-
-
-def test_an_end_token_ends_the_text(lm_bytes: Path) -> None:
-    tokenizer = load_model(str(lm_bytes)).tokenizer
-    (ids,) = tokenizer.encode_batch(["The object"])
-    end = tokenizer.special_id("eos")
-    stream = TextStream(tokenizer, [], end_tokens=[end])
-    chunks(stream, [*ids, end, *ids])
-    assert (stream.text, stream.ended, stream.tokens) == ("The object", "end", len(ids) + 1)

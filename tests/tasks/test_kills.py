@@ -4,6 +4,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,10 @@ from tasks.base import Task
 from tasks.cli.signals import SignalHandler
 from tests.helpers.faults import MOMENTS, strike
 from tests.tasks.cases import CASES, TWO, Wholes, assert_same, at, fill, first, random_states
-from tests.tasks.command import SHORT, checkpoint, metrics, run, same
+from tests.tasks.command import Patch, run
 from tests.tasks.forked import Running, Server
+from tests.tasks.results import checkpoint, same
+from tests.tasks.tiny import SHORT
 
 
 def end(running: Running, rank: int) -> int:
@@ -51,28 +54,6 @@ def test_killed_in_the_middle(
     out = server.run(line, folder, task, ranks=ranks)
     assert "resuming from" not in out
     assert_same(folder / "r", wholes(case, ranks))
-
-
-@pytest.mark.slow
-def test_killed_after_the_checkpoint_of_an_epoch(
-    server: Server, folder: Path, tmp_path: Path
-) -> None:
-    """As checkpoints are saved by default: neither the epoch's row is lost, nor is its end done
-    twice.
-    """
-    stopping = "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss"
-    line = first("documents").replace("--checkpoint.every_n_train_steps 2", stopping)
-    line = line.replace("--trainer.check_val_every_n_epoch 2", "--trainer.limit_train_batches 4")
-    line += " --trainer.callbacks.patience 9 --trainer.callbacks.min_delta 9"
-    whole = fill(tmp_path / "whole")
-    server.run(line, whole, "lm")
-    assert server.start(line, folder, "lm", "kill_after_saving()").wait() == [-signal.SIGKILL]
-    server.run("fit --resume r", folder, "lm")
-    assert_same(folder / "r", whole / "r")
-    assert sum("train/padding" in row for row in metrics(folder / "r")) == 2
-    ours, theirs = (checkpoint(place / "r")["callbacks"] for place in (folder, whole))
-    (name,) = (key for key in theirs if key.startswith("EarlyStopping"))
-    assert same(ours[name], theirs[name]) and theirs[name]["wait_count"] == 1
 
 
 @pytest.mark.slow
@@ -204,15 +185,9 @@ RESUME = "python -m tasks.{} fit --resume {}/r"
       for to, number in (((1,), signal.SIGTERM), ((0,), signal.SIGINT), ((0, 1), signal.SIGINT))],
 ])  # fmt: skip
 def test_stopped_and_resumed(
-    case: str,
-    moment: str,
-    size: int,
-    to: tuple[int, ...],
-    number: int,
-    server: Server,
-    wholes: Wholes,
+    case: str, moment: str, size: int, to: Any, number: int, server: Server, wholes: Wholes,
     folder: Path,
-) -> None:
+) -> None:  # fmt: skip
     """A signal to some of the ranks stops all of them after a complete step."""
     task = CASES[case][0]
     running = server.start(first(case, size), folder, task, at(moment, number, to), size)
@@ -248,9 +223,7 @@ def test_stopped_at_once(
 @pytest.mark.parametrize(
     "more", ["", "--checkpoint.every_n_train_steps 1 --checkpoint.save_top_k 1"]
 )
-def test_a_signal_saves_also_if_last_is_not_asked_for(
-    more: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_saves_also_if_last_is_not_asked_for(more: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Task, "training_step", Task.training_step)  # to be put back
     monkeypatch.setitem(MOMENTS, "step", (Task, "training_step", 3))
     strike("step", signal.SIGTERM)
@@ -258,7 +231,7 @@ def test_a_signal_saves_also_if_last_is_not_asked_for(
     assert checkpoint("r")["global_step"] == 3
 
 
-def test_what_torchrun_repeats_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torchrun_repeats_is_no_second_signal(monkeypatch: Patch) -> None:
     signals = SignalHandler()
     signals.mode = "defer"
     signals(signal.SIGINT, None)

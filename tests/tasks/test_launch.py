@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,16 +21,14 @@ import pytest
 import torch
 import yaml
 
-from datamodules.reviews import ReviewData
-from datamodules.text import TextLoading
-from datamodules.tokenizers import TokenizerConfig
-from datamodules.utils.batching import count_tokens
-from tasks.checkpoints.reading import KEY
 from tasks.distributed import launch
 from tasks.distributed.environment import with_launcher
 from tasks.errors import RunError, UsageError
 from tests.tasks.cases import TWO, Wholes, assert_same, fill, first
-from tests.tasks.command import ROOT, checkpoint, metrics, run, same
+from tests.tasks.command import ROOT, Patch, run
+from tests.tasks.command import environment as variables
+from tests.tasks.forked import Server
+from tests.tasks.results import checkpoint, metrics, same, summary
 
 SHORT = (
     "--trainer.limit_train_batches 4 --trainer.limit_val_batches 1 --trainer.max_epochs 1 "
@@ -39,19 +38,17 @@ TORCHRUN = "torch.distributed.run --standalone --nproc_per_node 2"
 DDP = "--config configs/trainer/ddp.yaml"
 
 
-def start(line: str, folder: Path, before: str = "", **environment: str) -> subprocess.Popen[str]:
+def start(line: str, folder: Path, before: str = "", **more: str) -> subprocess.Popen[str]:
     """`python -m LINE` in `folder`, with a callback that says what it saw; one thread unless told
     otherwise.
     """
     folder.mkdir(exist_ok=True)
     line += " --trainer.callbacks+=tests.helpers.callbacks.Spy"
     command = [*shlex.split(before), sys.executable, "-m", *shlex.split(line)]
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_RUN")}
-    own |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TESSERA_TRUST": "tests"}
-    environment = {name: value for name, value in (own | environment).items() if value}
+    own = {name: value for name, value in variables(TESSERA_TRUST="tests", **more).items() if value}
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True
+        command, cwd=folder, env=own, stdout=pipe, stderr=subprocess.STDOUT, text=True
     )
 
 
@@ -92,6 +89,7 @@ def run_folder_of(folder: Path) -> Path:
 
 TORCHRUN_SETS = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}
 SRUN_SETS = {"SLURM_NTASKS": "6", "SLURM_NNODES": "2", "SLURM_JOB_NAME": "fit"}
+DEFAULTS = {"accelerator": "auto", "devices": "auto", "num_nodes": 1, "strategy": "auto"}
 
 
 class Options(SimpleNamespace):
@@ -101,7 +99,7 @@ class Options(SimpleNamespace):
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def environment(monkeypatch: Patch, request: pytest.FixtureRequest) -> None:
     for name, value in request.param.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(launch, "fresh_store", lambda: None)
@@ -119,32 +117,24 @@ def environment(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
     (SRUN_SETS | {"SLURM_JOB_NAME": "bash"}, False, {}, ("auto", 1)),
     (TORCHRUN_SETS, False, {"devices": 3}, "--trainer.devices 3 .*torchrun started 4"),
     (SRUN_SETS, False, {"num_nodes": 3}, "--trainer.num_nodes 3 .*srun started some on 2"),
+    (SRUN_SETS, False, {"command": "predict"}, "srun"),
     ({}, False, {"num_nodes": 2}, "--trainer.num_nodes 2"),
     ({}, False, {"strategy": "ddp_spawn"}, "--trainer.strategy ddp_spawn .*give auto or"),
     ({}, False, {"strategy": SimpleNamespace(class_path="x.FSDPStrategy")}, "FSDP.*give fsdp"),
     ({}, False, {"strategy": "fsdp"}, "--trainer.strategy fsdp"),
 ], indirect=["environment"])  # fmt: skip
 def test_devices_and_machines(
-    environment: None, gpus: bool, given: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+    environment: None, gpus: bool, given: Any, expected: Any, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
-    defaults = {"accelerator": "auto", "devices": "auto", "num_nodes": 1, "strategy": "auto"}
-    options = Options(**defaults | given)
+    options = Options(**DEFAULTS | given)
+    command = given.get("command", "fit")
     if isinstance(expected, str):
         with pytest.raises(UsageError, match=expected):
-            launch.resolve_devices(options, "fit")
+            launch.resolve_devices(options, command)
         return
-    launch.resolve_devices(options, "fit")
+    launch.resolve_devices(options, command)
     assert (options.devices, options.num_nodes) == expected
-
-
-@pytest.mark.parametrize("chosen", [
-    "--trainer.strategy fsdp", "--config configs/trainer/fsdp.yaml"
-])  # fmt: skip
-def test_sharded_weights_need_gpus(chosen: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(f"fit {chosen} --run_dir r") == 2
-    error = capsys.readouterr().err
-    assert "--trainer.strategy" in error and error.count("\n") == 1 and not Path("r").exists()
 
 
 @pytest.mark.parametrize("environment, started", [
@@ -166,13 +156,6 @@ def test_sharded_weights_need_gpus(chosen: str, capsys: pytest.CaptureFixture[st
 def test_how_to_resume(environment: None, started: str) -> None:
     assert with_launcher("python -m tasks.vit fit --resume r") == started
     assert with_launcher("python -m tasks.vit test") == "python -m tasks.vit test"
-
-
-@pytest.mark.parametrize("environment", [SRUN_SETS], indirect=True)
-def test_predictions_are_made_by_one(environment: None) -> None:
-    options = Options(accelerator="auto", devices="auto", num_nodes=1, strategy="auto")
-    with pytest.raises(UsageError, match="srun"):
-        launch.resolve_devices(options, "predict")
 
 
 # Two processes ------------------------------------------------------------------------------------
@@ -206,33 +189,6 @@ def test_two_processes_are_one_run(line: str, place: str, tmp_path: Path) -> Non
     samples = [index for rank in seen for batch in rank["samples"] for index in batch]
     count = 2 * 4 * (64 if "vit" in line else 4)  # ranks, steps, batch size
     assert len(seen) == 2 and len(set(samples)) == len(samples) == count
-
-
-@pytest.mark.slow
-def test_two_processes_share_all_texts(tmp_path: Path) -> None:
-    line = f"tasks.bert fit {TWO} --trainer.max_epochs 1 --trainer.log_every_n_steps 1"
-    process = start(f"{line} --model.net.stack.depth 1 --data.batch_size 150", tmp_path)
-    (said,) = finish(process)
-    assert process.returncode == 0, said
-    assert_once(said)
-    folder = run_folder_of(tmp_path)
-    assert_logged(folder, 27)  # 26 steps of 300 texts, and one of 200
-    batches = [batch for rank in spied(tmp_path) for batch in rank["samples"]]
-    assert len(batches) == 54
-    assert sorted(index for batch in batches for index in batch) == list(range(8000))
-    options = yaml.safe_load((folder / "config.yaml").read_text())["data"]
-    metadata = checkpoint(folder)[KEY]["metadata"]
-    data = ReviewData(
-        max_length=metadata["max_length"],
-        tokenizer=TokenizerConfig(**metadata["tokenizer_options"]),
-        loading=TextLoading(**options["loading"]),
-    )
-    data.set_metadata(metadata)
-    data.setup("fit")
-    dataset = data.dataset("train")
-    (padding,) = (float(row["train/padding"]) for row in metrics(folder) if "train/padding" in row)
-    filled, total = count_tokens(batches, dataset.lengths, dataset.token_counts)
-    assert padding == pytest.approx(1 - filled / total, rel=1e-6)
 
 
 # If one of them ends ------------------------------------------------------------------------------
@@ -277,7 +233,6 @@ DIST = torch.distributed
 
 
 @pytest.mark.parametrize("connected, error, kind, said", [
-    (False, RuntimeError("no address for: nope"), RunError, r"here:1 \(no address for: nope\)"),
     (False, DIST.DistStoreError("timed out\nframe 0"), RunError, r"here:1 \(timed out\)"),
     (False, ValueError("of the data"), ValueError, "^of the data$"),
     (True, RuntimeError("Connection reset by peer"), RunError, r"\(Connection reset by peer\)$"),
@@ -285,7 +240,7 @@ DIST = torch.distributed
     (True, RuntimeError("nccl and gloo are words"), RuntimeError, "^nccl and gloo are words$"),
 ])  # fmt: skip
 def test_why_processes_are_not_connected(
-    connected: bool, error: Exception, kind: type, said: str, monkeypatch: pytest.MonkeyPatch
+    connected: bool, error: Exception, kind: type, said: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(launch, "GRACE_SECONDS", 0.1)
     monkeypatch.setattr(DIST, "is_initialized", lambda: connected)
@@ -296,7 +251,7 @@ def test_why_processes_are_not_connected(
         raise error
 
 
-def test_what_all_have_to_say_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_all_have_to_say_is_said_once(monkeypatch: Patch) -> None:
     store = DIST.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
@@ -410,16 +365,16 @@ def test_torchrun_does_not_continue_the_run_of_another(tmp_path: Path) -> None:
 # SLURM, two machines ------------------------------------------------------------------------------
 
 
-def test_several_runs_of_one_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_runs_of_one_job_of_slurm(monkeypatch: Patch) -> None:
     """Each continues its own after the job was queued again, and none that of another."""
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_JOB_NAME": "fit"}.items():
         monkeypatch.setenv(name, value)
-    lines = [[f"--model.optimizer.lr={lr}"] for lr in ("0.1", "0.2")]
 
     def asked(line: list[str]) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["vit", "fit", *line])
         return launch.resume_if_restarted("vit", line)
 
+    lines = [[f"--model.optimizer.lr={lr}"] for lr in ("0.1", "0.2")]
     folders = []
     for line in lines:
         assert asked(line) == line
@@ -431,7 +386,6 @@ def test_several_runs_of_one_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> No
         asked(lines[0])
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert [asked(line) for line in lines] == [[f"--resume={folder}"] for folder in folders]
-    assert asked(["--trainer.max_steps=1"]) == ["--trainer.max_steps=1"]
 
 
 @pytest.mark.slow
@@ -446,12 +400,22 @@ def test_one_process_of_slurm(tmp_path: Path) -> None:
     assert [rank["threads"] for rank in spied(tmp_path)] == [3]
 
 
-def test_machines_need_a_common_disk() -> None:
+def test_machines_need_a_common_disk(server: Server, tmp_path: Path) -> None:
     """Else a resumed run of several would be one network each."""
-    there = SimpleNamespace(broadcast=lambda _: "/disk/r/checkpoints/last.ckpt, step 2")
-    trainer: Any = SimpleNamespace(strategy=there)
-    with pytest.raises(UsageError, match="/disk/r/checkpoints/last.ckpt, step 2"):
-        launch.SameCheckpoint(None, None).setup(trainer, trainer, "fit")
+    line = f"fit {SHORT} {TWO} --trainer.max_epochs 2 --run_dir r"
+    server.run(line, tmp_path, ranks=2)
+    shutil.copytree("r", "other/r")
+    shutil.copy("r/checkpoints/previous.ckpt", "other/r/checkpoints/last.ckpt")
+    other = """if rank:
+        os.chdir("other")
+        os.environ["TESSERA_RUN_DIR"] = os.path.abspath("r")"""
+    before = checkpoint("r")
+    line = "fit --resume r --trainer.max_epochs 3"
+    running = server.start(line, tmp_path, before=other, ranks=2)
+    assert all(running.wait())
+    (error,) = (error for error in running.errors() if "a disk that all machines share" in error)
+    assert "last.ckpt, step 8" in error and "last.ckpt, step 4" in error
+    assert same(checkpoint("r"), before)
 
 
 @pytest.mark.slow
@@ -471,9 +435,7 @@ def test_two_machines_are_one_run(tmp_path: Path) -> None:
     assert [len(spied(tmp_path / side)) for side in "ab"] == [1, 1]
     folder = run_folder_of(tmp_path)
     assert run(f"fit {SHORT} --data.batch_size 64 --run_dir alone") == 0
-    ours, theirs = (
-        json.loads((path / "summary.json").read_text()) for path in (folder, Path("alone"))
-    )
+    ours, theirs = summary(folder), summary("alone")
     assert ours["steps"] == theirs["steps"] == 4
     assert ours["test/acc"] == theirs["test/acc"]
     assert ours["test/loss"] == pytest.approx(theirs["test/loss"], abs=1e-5)

@@ -3,11 +3,9 @@
 import base64
 import hashlib
 import json
-import os
 import signal
 import struct
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -28,20 +26,10 @@ from tasks.tracking.loggers import STEP
 from tasks.tracking.media import Table, to_tensorboard
 from tasks.tracking.metrics_csv import LoggedRows
 from tasks.tracking.run_folder import git_commit
-from tasks.training.trainer_options import place_loggers, set_defaults
-from tests.tasks.command import (
-    PAIRS,
-    ROOT,
-    SHORT,
-    SMALL_LM,
-    SMALL_S2S,
-    checkpoint,
-    metrics,
-    process,
-    run,
-    write_corpus,
-    write_pairs,
-)
+from tasks.training.trainer_options import place_loggers
+from tests.tasks.command import ROOT, Patch, process, python, run
+from tests.tasks.results import checkpoint, metrics
+from tests.tasks.tiny import PAIRS, SHORT, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
 
 LOGGED = {"train/loss", "train/lr", "train/grad_norm", "train/samples_per_s"}
 LOGGED |= {"val/loss", "val/acc", "test/acc"}
@@ -182,19 +170,16 @@ def test_metrics_have_axes(tracked: Path) -> None:
     assert axes["*"].step_metric == STEP and axes["*"].options.step_sync
     assert any(record.stats.item for record in found)  # of the machine
     assert len(run_ids(found)) == 1
+    config = config_of(found)
+    assert config["model.net.stack.depth"] == 1
+    assert config["model.net.num_classes"] == 10  # which the data decided
+    assert config["tessera"] == __version__ and config["git_commit"] == git_commit() is not None
 
 
 def config_of(found: list[Any]) -> dict[str, Any]:
     """The options that W&B shows of a run."""
     items = [item for record in found for item in record.config.update]
     return {item.key: json.loads(item.value_json) for item in items}
-
-
-def test_config_and_code_version(tracked: Path) -> None:
-    config = config_of(records(tracked))
-    assert config["model.net.stack.depth"] == 1
-    assert config["model.net.num_classes"] == 10  # which the data decided
-    assert config["tessera"] == __version__ and config["git_commit"] == git_commit() is not None
 
 
 def test_pictures_of_a_vit(tracked: Path) -> None:
@@ -215,25 +200,17 @@ def test_pictures_of_a_vit(tracked: Path) -> None:
     assert set(events.Tags()["images"]) == {f"{s}/{n}" for s in ("val", "test") for n in names}
 
 
-def models(folder: Path) -> list[Any]:
-    """The artifacts of checkpoints in a run folder's W&B files."""
-    return [record.artifact for record in records(folder) if record.artifact.type == "model"]
-
-
-def assert_newest(sent: list[Any], folder: Path) -> None:
-    """The last version of a run's artifact with each alias is the checkpoint that is there now."""
-    assert {artifact.name for artifact in sent} == {f"model-{(folder / 'wandb_id').read_text()}"}
+def test_checkpoints_are_artifacts(tracked: Path) -> None:
+    """The last version with each alias is the checkpoint that is there now."""
+    sent = [record.artifact for record in records(tracked) if record.artifact.type == "model"]
+    assert {artifact.name for artifact in sent} == {f"model-{(tracked / 'wandb_id').read_text()}"}
     for alias, file in (("best", "best"), ("latest", "last")):
         artifact = next(one for one in reversed(sent) if alias in one.aliases)
-        content = (folder / "checkpoints" / f"{file}.ckpt").read_bytes()
+        content = (tracked / "checkpoints" / f"{file}.ckpt").read_bytes()
         digest = base64.b64encode(hashlib.md5(content).digest()).decode()
         contents = [(item.path, item.digest) for item in artifact.manifest.contents]
         assert contents == [("model.ckpt", digest)]
     assert list(sent[-1].aliases) == ["latest"]  # W&B itself calls so what comes last
-
-
-def test_checkpoints_are_artifacts(tracked: Path) -> None:
-    assert_newest(models(tracked), tracked)
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
@@ -297,7 +274,7 @@ class Online:
         self.rows.append(dict(values))
 
 
-def test_a_run_resumed_online_is_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_resumed_online_is_the_same_run(monkeypatch: Patch) -> None:
     """Its first process failed, with steps logged that come after the checkpoint."""
     step = Task.training_step
 
@@ -349,7 +326,7 @@ SWEEPS = {  # more options, so that it is short
 @pytest.mark.parametrize(
     "task", ["vit", *(pytest.param(task, marks=pytest.mark.slow) for task in list(SWEEPS)[1:])]
 )
-def test_sweep(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep(task: str, monkeypatch: Patch) -> None:
     sweep = yaml.safe_load((ROOT / f"configs/sweep/{task}.yaml").read_text())
     environment, python, flag, module, *words = agent_command(sweep)
     assert [environment, python, flag, module] == ["/usr/bin/env", "python", "-m", f"tasks.{task}"]
@@ -414,13 +391,7 @@ def test_translations() -> None:
 @pytest.mark.slow
 def test_two_processes_are_one_run_of_w_and_b(tmp_path: Path) -> None:
     two = "--trainer.accelerator cpu --trainer.devices 2 --trainer.strategy ddp"
-    command = [sys.executable, "-m", "tasks.vit", "fit", *SHORT.split(), *two.split()]
-    command += ["--config", "configs/logger/wandb.yaml", "--run_dir", "r"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment.pop("TESSERA_RUN_DIR", None)
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = python(f"tasks.vit fit {SHORT} {two} {WANDB} --run_dir r", tmp_path)
     assert done.returncode == 0, done.stderr
     files = [path for path in tmp_path.rglob("*.wandb") if not path.parent.is_symlink()]
     assert len(files) == 1 and len(list(Path("r/wandb").glob("*run-*-*"))) == 1
@@ -447,58 +418,33 @@ def test_a_logger_that_is_configured_again_logs_once(tmp_path: Path) -> None:
         assert losses == dict.fromkeys(range(12), 1)
 
 
-def wandb_options(**given: Any) -> Namespace:
-    """Options of a W&B logger, as a parser makes them."""
-    given = {"save_dir": ".", "version": None, "id": None} | given
-    return Namespace(
-        class_path="pytorch_lightning.loggers.WandbLogger", init_args=Namespace(**given)
-    )
-
-
-def test_one_logger_of_each_class() -> None:
-    board = Namespace(class_path="tasks.tracking.loggers.TensorBoardLogger", init_args=Namespace())
-    first, second = wandb_options(), wandb_options(name="second")
-    first.class_path = "tasks.tracking.loggers.WandbLogger"
-    options = Namespace(
-        precision="32-true", plugins=None, max_epochs=1, logger=[first, board, second]
-    )
-    set_defaults(options, 1)
-    assert options.logger == [second, board]
-
-
-@pytest.mark.parametrize(
-    "kept, given, agent, found",
-    [
-        (None, {}, None, None),
-        (None, {"id": "chosen"}, "agent", "chosen"),
-        (None, {"version": "chosen"}, None, "chosen"),
-        (None, {}, "agent", "agent"),
-        ("kept", {}, "agent", "kept"),
-        ("kept", {"id": "kept"}, None, "kept"),
-        ("kept", {"id": "other"}, None, UsageError),
-        (None, {"save_dir": "other"}, None, UsageError),
-    ],
-)
+@pytest.mark.parametrize("kept, given, agent, found", [
+    (None, {}, None, 8),
+    (None, {"id": "chosen"}, "agent", "chosen"),
+    (None, {"version": "chosen"}, None, "chosen"),
+    ("kept", {}, "agent", "kept"),
+    ("kept", {"id": "kept"}, None, "kept"),
+    ("kept", {"id": "other"}, None, UsageError),
+    (None, {"save_dir": "other"}, None, UsageError),
+])  # fmt: skip
 def test_id_and_folder_of_w_and_b(
-    kept: str | None,
-    given: dict[str, str],
-    agent: str | None,
-    found: str | type[UsageError] | None,
-    monkeypatch: pytest.MonkeyPatch,
+    kept: str | None, given: Any, agent: str | None, found: Any, monkeypatch: Patch
 ) -> None:
+    """A run keeps its id; else one is as chosen, as W&B's agent says, or new."""
     if kept:
         Path("wandb_id").write_text(kept)
     if agent:
         monkeypatch.setenv("WANDB_RUN_ID", agent)
-    options = wandb_options(**given)
+    values = Namespace(**{"save_dir": ".", "version": None, "id": None, **given})
+    options = Namespace(class_path="pytorch_lightning.loggers.WandbLogger", init_args=values)
     if found is UsageError:
         with pytest.raises(UsageError):
             place_loggers([options], Path.cwd(), LoggedRows(None))
         return
     place_loggers([options], Path.cwd(), LoggedRows(None))
     assert options.class_path == "tasks.tracking.loggers.WandbLogger"
-    assert options.init_args.version is None and options.init_args.save_dir == str(Path.cwd())
-    assert options.init_args.id == found or (found is None and len(options.init_args.id) == 8)
+    assert values.version is None and values.save_dir == str(Path.cwd())
+    assert found in (values.id, len(values.id))
 
 
 @pytest.mark.slow

@@ -14,14 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from tests.helpers.model_folders import (
-    decoder_folder,
-    encoder_folder,
-    marian_folder,
-    refused,
-    save_model,
-)
-from tests.tasks.command import Malicious, checkpoint, run, same, write_pairs
+from tests.helpers.model_folders import decoder_folder, encoder_folder, marian_folder, save_model
+from tests.tasks.command import Capture, Console, Patch, run
+from tests.tasks.results import checkpoint, same
+from tests.tasks.tiny import PAIRS, Malicious, write_pairs
 
 TEXTS = ["two three one four\n"] * 60
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -45,38 +41,26 @@ def folder() -> Path:
 
 
 @pytest.mark.parametrize("content", [*BROKEN.values(), None], ids=[*BROKEN, "a pipe"])
-def test_damaged_configs(
-    content: bytes | None, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_configs(content: bytes | None, folder: Path, console: Console) -> None:
     if content is None:
         (folder / "config.json").unlink()
         os.mkfifo(folder / "config.json")
     else:
         (folder / "config.json").write_bytes(content)
-    assert "config.json" in refused(GENERATE, "lm", 2, capsys)
+    console.refused(GENERATE, "config.json", task="lm")
     for task in ("lm", "bert", "mlm", "seq2seq"):
-        assert "config.json" in refused("fit --model.pretrained model", task, 2, capsys)
+        console.refused("fit --model.pretrained model", "config.json", task=task)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"[]",
-        b"{}",
-        b'{"weight_map": 5}',
-        b'{"weight_map": ["a"]}',
-        b'{"weight_map": {"a": 5}}',
-        b'{"weight_map": {"a": ["b"]}}',
-        b'{"weight_map": {"a": "other.safetensors"}}',
-        b'{"weight_map": {"a": ""}}',
-        b'{"weight_map": ' + DEEP + b"}",
-    ],
-    ids=lambda content: content[:40].decode(),
-)
-def test_damaged_indices(content: bytes, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+INDICES = ["5", '["a"]', '{"a": 5}', '{"a": ["b"]}', '{"a": "other.safetensors"}', '{"a": ""}']
+INDICES = ["[]", "{}", *(f'{{"weight_map": {content}}}' for content in (*INDICES, DEEP.decode()))]
+
+
+@pytest.mark.parametrize("content", INDICES, ids=lambda content: content[:40])
+def test_damaged_indices(content: str, folder: Path, console: Console) -> None:
     (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_bytes(content)
-    assert str(folder) in refused(GENERATE, "lm", 1, capsys)
+    (folder / "model.safetensors.index.json").write_text(content)
+    console.refused(GENERATE, str(folder), task="lm", code=1)
 
 
 def test_weights_in_several_files(folder: Path) -> None:
@@ -94,94 +78,77 @@ def spoil(value: torch.Tensor, number: float) -> torch.Tensor:
     return value.masked_fill(torch.eye(*value.shape, dtype=torch.bool), number)
 
 
-@pytest.mark.parametrize(
-    "change, code",
-    [
-        (lambda value: spoil(value, torch.nan), 1),
-        (lambda value: spoil(value, torch.inf).half(), 1),
-        (lambda value: value.to(torch.float8_e4m3fn), 2),
-        (lambda value: value.to(torch.int8), 2),
-        (lambda value: value[0, 0], 2),
-        (lambda value: value[0], 2),
-        (lambda value: value[None], 2),
-        (lambda value: value[:, :3], 2),
-        (None, 2),  # it is missing
-    ],
-)
+DAMAGES: list[tuple[Callable[[torch.Tensor], torch.Tensor], int]] = [  # of one weight; exit code
+    (lambda value: spoil(value, torch.nan), 1),
+    (lambda value: spoil(value, torch.inf).half(), 1),
+    (lambda value: value.to(torch.float8_e4m3fn), 2),
+    (lambda value: value.to(torch.int8), 2),
+    (lambda value: value[0, 0], 2),
+    (lambda value: value[:, :3], 2),
+]
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_damaged_weights(
-    change: Callable[[torch.Tensor], torch.Tensor] | None,
-    code: int,
-    file: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_damaged_weights(file: str, folder: Path, console: Console) -> None:
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    value = state.pop("model.layers.1.self_attn.k_proj.weight")
-    if change is not None:
-        state["model.layers.1.self_attn.k_proj.weight"] = change(value).contiguous()
-    save = save_file if file.endswith("safetensors") else torch.save
-    save(state, folder / file)  # type: ignore[operator]
-    error = refused(GENERATE, "lm", code, capsys)
-    assert "k_proj" in error or "stack.blocks.1" in error
+    save: Any = save_file if file.endswith("safetensors") else torch.save
+    name = "model.layers.1.self_attn.k_proj.weight"
+    for change, code in DAMAGES:
+        save(state | {name: change(state[name]).contiguous()}, folder / file)
+        error = console.refused(GENERATE, task="lm", code=code)
+        assert "k_proj" in error or "stack.blocks.1" in error
+    del state[name]
+    save(state, folder / file)
+    console.refused(GENERATE, "k_proj", task="lm")
 
 
-def test_a_tensor_without_the_memory_that_it_claims(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tensor_without_the_memory_that_it_claims(folder: Path, capsys: Capture) -> None:
     (folder / "model.safetensors").unlink()
     huge = torch.zeros(1).expand(10**9, 16)
     torch.save({"model.embed_tokens.weight": huge}, folder / "pytorch_model.bin")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": 10**9}))
-    assert "allocate" in refused(GENERATE, "lm", 1, capsys)
+    assert run(GENERATE, "lm") == 1
+    assert "allocate" in capsys.readouterr().err
 
 
-def test_older_weights_run_no_code(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_older_weights_run_no_code(folder: Path, console: Console) -> None:
     older = folder / "pytorch_model.bin"
     older.write_bytes(b"not read beside safetensors")
-    assert run(GENERATE, "lm") == 0
-    expected = capsys.readouterr().out
+    expected = console.printed(GENERATE, "lm")[0]
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     for zipped in (True, False):
         torch.save(state, older, _use_new_zipfile_serialization=zipped)
-        assert run(GENERATE, "lm") == 0
-        assert capsys.readouterr().out == expected
+        assert console.printed(GENERATE, "lm")[0] == expected
         code = state | {"extra": Malicious()}
         torch.save(code, older, _use_new_zipfile_serialization=zipped)
-        assert "--ckpt_path" in refused(GENERATE, "lm", 2, capsys)
+        console.refused(GENERATE, "--ckpt_path", task="lm")
         assert not Path("pwned").exists()
     older.unlink()
-    assert "pytorch_model.bin" in refused(GENERATE, "lm", 2, capsys)
+    console.refused(GENERATE, "pytorch_model.bin", task="lm")
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_model(folder: Path, console: Console) -> None:
     letters = ["".join(map(chr, range(200, 900)))]
     other = Tokenizer.train(letters, TokenizerConfig("character", 999, 1))
     (folder / "tokenizer.json").write_text(other.to_json())
-    error = refused(GENERATE, "lm", 2, capsys)
-    assert str(folder) in error
-    assert f"{other.vocab_size} tokens" in error
+    console.refused(GENERATE, str(folder), f"{other.vocab_size} tokens", task="lm")
 
 
 @pytest.mark.parametrize("file", ["vit.safetensors", "vit.pth"])
-def test_weights_of_timm_that_are_not_finite(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model = timm.create_model("vit_tiny_patch16_224", depth=1)
-    model.blocks[0].attn.qkv.weight.data[3, 3] = torch.nan  # type: ignore[index, union-attr]
-    (save_file if file.endswith("safetensors") else torch.save)(model.state_dict(), file)  # type: ignore[operator]
-    assert "blocks.0.attn.qkv.weight" in refused(f"fit --model.pretrained {file}", "vit", 1, capsys)
+def test_weights_of_timm_that_are_not_finite(file: str, console: Console) -> None:
+    model: Any = timm.create_model("vit_tiny_patch16_224", depth=1)
+    model.blocks[0].attn.qkv.weight.data[3, 3] = torch.nan
+    save: Any = save_file if file.endswith("safetensors") else torch.save
+    save(model.state_dict(), file)
+    console.refused(f"fit --model.pretrained {file}", "blocks.0.attn.qkv.weight", code=1)
 
 
-@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Qwen2ForCausalLM"])
-def test_texts_are_no_longer_than_the_window_of_attention(
-    architecture: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    window = {"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 1}
-    model = decoder_folder(Path("model"), architecture, TEXTS, **window)
+def test_texts_are_no_longer_than_the_window_of_attention(console: Console) -> None:
+    window = {"sliding_window": 24}
+    model = decoder_folder(Path("model"), "MistralForCausalLM", TEXTS, **window)
     Path("text.txt").write_text("".join(TEXTS))
     line = (
         "fit --data.source files --data.path text.txt --model.samples.every null "
@@ -191,12 +158,12 @@ def test_texts_are_no_longer_than_the_window_of_attention(
     assert checkpoint("r", "best")["tessera"]["net"]["max_length"] == 24
     for source in ("model", "r/checkpoints/best.ckpt"):
         again = f"{line} --model.pretrained {source} --data.max_length 25 --run_dir s"
-        assert "--data.max_length 25" in refused(again, "lm", 2, capsys)
+        console.refused(again, "--data.max_length 25", task="lm")
         generate = f"generate --ckpt_path {source} --prompt two --max_new_tokens"
         assert run(f"{generate} 21", "lm") == 0
         for beams in (1, 2):
             options = f"{generate} 30 --beams {beams} --temperature 0"
-            assert "sliding_window" in refused(options, "lm", 2, capsys)
+            console.refused(options, "sliding_window", task="lm")
     assert run("export --ckpt_path r/checkpoints/best.ckpt --format hf --output back", "lm") == 0
     settings = json.loads(Path("back/config.json").read_text())
     assert (settings["model_type"], settings["sliding_window"]) == (model.config.model_type, 24)
@@ -206,7 +173,7 @@ def test_texts_are_no_longer_than_the_window_of_attention(
 
 
 @pytest.fixture
-def downloads(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def downloads(monkeypatch: Patch) -> list[list[str]]:
     """Patterns of each download, which copies matching files of `hub` to `local`."""
     found: list[list[str]] = []
 
@@ -224,7 +191,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_older_files_are_downloaded_if_there_are_no_others(
-    downloads: list[list[str]], capsys: pytest.CaptureFixture[str]
+    downloads: list[list[str]], console: Console
 ) -> None:
     from tasks.seq2seq.architectures import load_model
 
@@ -240,10 +207,10 @@ def test_older_files_are_downloaded_if_there_are_no_others(
     assert len(downloads) == 3
     Path("local/pytorch_model.bin").unlink()
     Path("hub/pytorch_model.bin").unlink()
-    assert "hf/someone/model has neither" in refused(line, "seq2seq", 2, capsys)
+    console.refused(line, "hf/someone/model has neither", task="seq2seq")
     Path("local/source.spm").unlink()
     shutil.rmtree("hub")
-    assert "source.spm" in refused(line, "seq2seq", 1, capsys)  # it cannot be downloaded
+    console.refused(line, "source.spm", task="seq2seq", code=1)  # it cannot be downloaded
 
 
 def test_an_encoder_of_the_hub_with_an_older_tokenizer(downloads: list[list[str]]) -> None:
@@ -258,19 +225,14 @@ def test_an_encoder_of_the_hub_with_an_older_tokenizer(downloads: list[list[str]
     assert {"vocab.json", "merges.txt", "target_vocab.json"} <= {*downloads[0]}
 
 
-@pytest.mark.parametrize(
-    "change, named",
-    [
-        (lambda: Path("model/target.spm").unlink(), "target.spm"),
-        (lambda: Path("model/model.safetensors").unlink(), "model.safetensors"),
-        (lambda: save_model(Path("model"), "BertForMaskedLM"), "bert"),
-    ],
-)
-def test_folders_of_translators(
-    change: Callable[[], Any], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("change, named", [
+    (lambda: Path("model/target.spm").unlink(), "target.spm"),
+    (lambda: Path("model/model.safetensors").unlink(), "model.safetensors"),
+    (lambda: save_model(Path("model"), "BertForMaskedLM"), "bert"),
+])  # fmt: skip
+def test_folders_of_translators(change: Callable[[], Any], named: str, console: Console) -> None:
     write_pairs(Path("pairs"))
     marian_folder(Path("model"))
     change()
-    line = "fit --data.source files --data.path pairs --data.languages en-up"
-    assert named in refused(f"{line} --model.pretrained model", "seq2seq", 2, capsys)
+    line = f"fit {PAIRS} --model.pretrained model"
+    console.refused(line, named, task="seq2seq")

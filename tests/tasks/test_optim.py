@@ -221,20 +221,17 @@ def test_schedule_properties(schedule: Any, warmup: float, total: int) -> None:
     assert lr_factor(total + 5, total, config) == factors[-1]
 
 
+STEPS = {"num_training_steps": 100}
 THEIRS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {  # in 100 steps, 10 of warm-up
-    "cosine": (
-        optimization.get_cosine_with_min_lr_schedule_with_warmup,
-        {"num_training_steps": 100, "min_lr_rate": 0.1},
-    ),
+    "cosine": (optimization.get_cosine_with_min_lr_schedule_with_warmup, {"min_lr_rate": 0.1}),
     "linear": (
         optimization.get_polynomial_decay_schedule_with_warmup,
-        {"num_training_steps": 100, "lr_end": 0.1, "power": 1.0},
+        {"lr_end": 0.1, "power": 1.0},
     ),
     "noam": (optimization.get_inverse_sqrt_schedule, {}),
     "wsd": (
         optimization.get_wsd_schedule,
-        {"num_decay_steps": 30, "num_training_steps": 100, "min_lr_ratio": 0.1}
-        | {"decay_type": "1-sqrt"},
+        {"num_decay_steps": 30, "min_lr_ratio": 0.1, "decay_type": "1-sqrt"},
     ),
     "constant": (optimization.get_constant_schedule_with_warmup, {}),
 }
@@ -245,7 +242,8 @@ def test_schedule_equals_transformers(schedule: Any) -> None:
     config = OptimConfig(schedule=schedule, warmup=10, final_lr=0.1, decay=0.3)
     dummy = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     make, options = THEIRS[schedule]
-    theirs = make(dummy, num_warmup_steps=10, **options).lr_lambdas[0]
+    steps = STEPS if options else {}
+    theirs = make(dummy, num_warmup_steps=10, **steps, **options).lr_lambdas[0]
     start = 10 if schedule == "wsd" else 1  # theirs warms up from the last factor, ours from 0
     for t in range(start, 101):
         assert lr_factor(t, 100, config) == pytest.approx(theirs(t), abs=1e-9), t

@@ -3,7 +3,6 @@ number stops a run, or leaves a step out.
 """
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +19,12 @@ from tasks.base import Task
 from tasks.vit.task import ViTTask
 from tests.helpers.faults import scale_gradients
 from tests.tasks.cases import CASES, assert_same, at, fill, first
-from tests.tasks.command import (
-    PAIRS,
-    SHORT,
-    SMALL_LM,
-    SMALL_S2S,
-    checkpoint,
-    metrics,
-    run,
-    write_corpus,
-    write_images,
-    write_pairs,
-)
+from tests.tasks.command import Capture, Patch, run
 from tests.tasks.forked import Server
+from tests.tasks.results import checkpoint, logged
 from tests.tasks.test_kills import end
+from tests.tasks.tiny import FEW_STEPS, SHORT, TINY, write_data, write_images
 
-BERT = (
-    "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2 "
-    "--data.tokenizer.vocabulary 300 --data.batch_size 4"
-)
-LM = f"{SMALL_LM} --data.source files --data.path texts --data.tokenizer.kind character"
-LM += " --data.tokenizer.vocabulary 99"
-RUNS = {
-    "vit": "--model.net.stack.depth 1",
-    "bert": BERT,
-    "mlm": BERT,
-    "lm": LM,
-    "seq2seq": f"{SMALL_S2S} {PAIRS}",
-}
 AFTER = {
     "vit": ["predict --data.predict_path images"],
     "bert": ["predict --text good"],
@@ -55,38 +32,33 @@ AFTER = {
     "lm": ["generate --prompt a", "score --data.path text.txt"],
     "seq2seq": ["translate --text two", "attend --text two --out a.png"],
 }
-TWO_STEPS = (
-    "--trainer.limit_train_batches 2 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
-    "--trainer.max_epochs 1 --trainer.log_every_n_steps 1"
-)
 SCALED = (  # what 16-mixed is on a GPU; on a CPU Lightning makes it bf16-mixed
     "--trainer.plugins pytorch_lightning.plugins.MixedPrecision --trainer.plugins.device cpu "
     "--trainer.plugins.precision 16-mixed"
 )
 
 
-def write_data() -> None:
+@pytest.fixture
+def data() -> None:
     """What the runs read."""
-    write_corpus(Path("texts"))
-    write_pairs(Path("pairs"))
+    write_data()
     write_images(Path("images"), side=8)
     Path("text.txt").write_text("def f(x): return x\n" * 4)
-
-
-def logged(folder: str | Path, name: str) -> list[float]:
-    return [float(row[name]) for row in metrics(folder) if name in row]
 
 
 # Runs ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task, precision", [
-    # what most often goes wrong is tried for all tasks, the rest for one
-    pytest.param(task, precision, marks=[pytest.mark.slow] * (task != "vit"))
-    if precision != "bf16-true" else (task, precision)
-    for precision in ("bf16-true", "bf16-mixed", "16-mixed", "32") for task in RUNS
-])  # fmt: skip
-def test_two_steps(task: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+# What most often goes wrong is tried for all tasks, the rest for one.
+PRECISIONS = [("vit", precision) for precision in ("bf16-mixed", "16-mixed", "32")]
+EVERY = [(task, precision) for precision in ("bf16-mixed", "16-mixed", "32") for task in AFTER]
+PLAIN = [*((task, "bf16-true") for task in AFTER), *PRECISIONS]
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in EVERY if case not in PLAIN]
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize("task, precision", [*PLAIN, *SLOW])
+def test_few_steps(task: str, precision: str, monkeypatch: Patch) -> None:
     """Losses and norms of gradients are in 32 bits, metrics in 64; weights have those chosen."""
     seen: list[tuple[torch.dtype, torch.dtype]] = []
     norms: list[float] = []
@@ -110,12 +82,10 @@ def test_two_steps(task: str, precision: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Task, "log_step", watched)
     monkeypatch.setattr(Task, "on_validation_epoch_end", evaluated)
     monkeypatch.setattr(torch.nn.utils, "clip_grads_with_norm_", spy)
-    write_data()
     chosen = SCALED if precision == "16-mixed" else f"--trainer.precision {precision}"
-    assert run(f"fit {RUNS[task]} {TWO_STEPS} --run_dir r {chosen}", task) == 0
-    losses = logged("r", "train/loss")
-    assert len(losses) == 2 and all(map(math.isfinite, losses))
-    assert len(seen) == 3 and all(found == expected for found, expected in seen)
+    assert run(f"fit {TINY[task]} {FEW_STEPS} --run_dir r {chosen}", task) == 0
+    assert len(logged("r")) == 3 and all(map(math.isfinite, logged("r")))
+    assert len(seen) == 4 and all(found == expected for found, expected in seen)
     assert logged("r", "train/grad_norm") == pytest.approx(norms, rel=1e-5)
     assert ("MixedPrecision" in checkpoint("r")) == (precision == "16-mixed")  # a scaler's state
     kept = torch.bfloat16 if precision == "bf16-true" else torch.float32
@@ -127,25 +97,23 @@ def test_two_steps(task: str, precision: str, monkeypatch: pytest.MonkeyPatch) -
 
 LONG = {
     "vit": "--model.net.stack.depth 2 --model.optimizer.lr 2e-4 --data.batch_size 64",
-    "bert": f"{BERT} --data.batch_size 32 --model.optimizer.optimizer muon "
-    "--model.optimizer.lr 3e-3",
-    "lm": f"{LM} --model.optimizer.lr 1e-3",
-    "seq2seq": f"{SMALL_S2S} {PAIRS} --model.optimizer.lr 1e-3",
+    "bert": f"{TINY['bert']} --data.batch_size 32 --model.optimizer.lr 3e-3 "
+    "--model.optimizer.optimizer muon",
+    "lm": f"{TINY['lm']} --model.optimizer.lr 1e-3",
+    "seq2seq": f"{TINY['seq2seq']} --model.optimizer.lr 1e-3",
 }
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("data")
 @pytest.mark.parametrize("task", LONG)
 def test_loss_curves_hardly_depend_on_it(task: str) -> None:
-    write_data()
-    curves = []
     line = f"fit {LONG[task]} --trainer.max_epochs 500 --trainer.max_steps 200 --seed_everything 3"
     line += " --trainer.limit_val_batches 0 --trainer.limit_test_batches 0"
     line += " --trainer.log_every_n_steps 1"
     for precision in ("32", "bf16-mixed"):
         assert run(f"{line} --trainer.precision {precision} --run_dir {precision}", task) == 0
-        curves.append(torch.tensor(logged(precision, "train/loss"), dtype=torch.float64))
-    one, two = curves
+    one, two = (torch.tensor(logged(name), dtype=torch.float64) for name in ("32", "bf16-mixed"))
     assert len(one) == 200 and one[-20:].mean() < 0.96 * one[0]  # it learns, sentiment slowly
     assert 0 < ((two - one).abs() / one).max() < 0.02
 
@@ -153,10 +121,7 @@ def test_loss_curves_hardly_depend_on_it(task: str) -> None:
 # What needs float32 has it ------------------------------------------------------------------------
 
 ROUNDED = 2.0**-8  # relative error of a number in bfloat16
-PRECISIONS: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
-    "bf16-true": lambda part: part.bfloat16(),
-    "bf16-mixed": lambda part: part,
-}
+in_16_bits = pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
 
 
 def low(precision: str) -> torch.autocast:
@@ -164,10 +129,12 @@ def low(precision: str) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed")
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@in_16_bits
 @pytest.mark.parametrize("norm", NORMS)
 def test_norms_sum_in_float32(norm: str, precision: str) -> None:
-    part = PRECISIONS[precision](NORMS[norm](4096))
+    part = NORMS[norm](4096)
+    if precision == "bf16-true":
+        part.bfloat16()
     x = (3 + torch.randn(8, 4096)).bfloat16()  # in bfloat16, sums of so many would stand still
     with low(precision):
         found = part(x)
@@ -175,7 +142,7 @@ def test_norms_sum_in_float32(norm: str, precision: str) -> None:
     torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=ROUNDED)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@in_16_bits
 @pytest.mark.parametrize("recorded", [False, True], ids=["fused", "weights"])
 def test_softmax_sums_in_float32(recorded: bool, precision: str) -> None:
     weights: list[Tensor] = []
@@ -220,9 +187,7 @@ def test_scaled_run_is_killed_and_resumed(
     assert min(left_out) < killed["global_step"] <= max(left_out) and len(left_out) < len(norms)
 
 
-def test_a_step_that_overflows_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_that_overflows_is_left_out(monkeypatch: Patch, capsys: Capture) -> None:
     scale_gradients(monkeypatch.setattr, init_scale=2.0**24, growth_interval=2)
     clip, seen = Task.configure_gradient_clipping, list[tuple[Tensor, float, bool]]()
 
@@ -249,7 +214,7 @@ def test_a_step_that_overflows_is_left_out(
 
 
 def test_gradients_are_clipped_and_logged_without_the_scale(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     found = []
     for scale in (1.0, 2.0**10):
@@ -267,15 +232,16 @@ def test_gradients_are_clipped_and_logged_without_the_scale(
 # What is no number --------------------------------------------------------------------------------
 
 
-def assert_finite(path: Path) -> None:
-    values = torch.load(path, weights_only=True)["state_dict"].values()
-    assert all(torch.isfinite(value).all() for value in values)
+def assert_finite(folder: str = "r") -> None:
+    """All weights of all checkpoints of a run."""
+    paths = list(Path(folder).rglob("*.ckpt"))
+    for path in paths:
+        values = torch.load(path, weights_only=True)["state_dict"].values()
+        assert all(torch.isfinite(value).all() for value in values)
 
 
 @pytest.mark.parametrize("ema", ["", "--model.ema 0.9"])
-def test_a_loss_that_is_nan_stops_the_run(
-    ema: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loss_that_is_nan_stops_the_run(ema: str, monkeypatch: Patch, capsys: Capture) -> None:
     step = ViTTask.step
 
     def poisoned(self: ViTTask, batch: dict[str, Tensor], training: bool) -> Any:
@@ -285,29 +251,19 @@ def test_a_loss_that_is_nan_stops_the_run(
         return output
 
     monkeypatch.setattr(ViTTask, "step", poisoned)
-    assert run(f"fit {SHORT} {ema} --checkpoint.every_n_train_steps 2 --run_dir r") == 1
+    line = f"fit {SHORT} {ema} --checkpoint.every_n_train_steps 2 --run_dir r"
+    assert run(line) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "step 6" in error and "NaN" in error
     assert checkpoint("r")["global_step"] == 6
-    for name in ("best", "last"):
-        assert_finite(Path(f"r/checkpoints/{name}.ckpt"))
+    assert_finite()
     assert not list(Path("r").rglob("*.tmp"))
     monkeypatch.setattr(ViTTask, "step", step)
     assert run("fit --resume r") == 0
     assert checkpoint("r")["global_step"] == 8
 
 
-def test_a_learning_rate_that_is_far_too_high(capsys: pytest.CaptureFixture[str]) -> None:
-    line = f"fit {SHORT} --model.optimizer.lr 1e30 --model.optimizer.warmup 0 --run_dir r"
-    assert run(f"{line} --checkpoint.every_n_train_steps 1") == 1
-    assert " step " in capsys.readouterr().err
-    for path in Path("r").rglob("*.ckpt"):
-        assert_finite(path)
-
-
-def test_weights_that_are_no_numbers_are_not_saved(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_that_are_no_numbers_are_not_saved(monkeypatch: Patch, capsys: Capture) -> None:
     """A finite loss whose update spoils the weights: the checkpoint before it stays."""
     clip = ViTTask.configure_gradient_clipping
 
@@ -320,4 +276,4 @@ def test_weights_that_are_no_numbers_are_not_saved(
     assert run(f"fit {SHORT} --checkpoint.every_n_train_steps 1 --run_dir r") == 1
     assert "NaN" in capsys.readouterr().err
     assert checkpoint("r")["global_step"] == 5
-    assert_finite(Path("r/checkpoints/last.ckpt"))
+    assert_finite()

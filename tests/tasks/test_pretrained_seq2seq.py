@@ -15,18 +15,18 @@ from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from modules.pretrained.seq2seq import FAMILIES
 from tasks.checkpoints.pretrained import ModelFolder
-from tasks.seq2seq.architectures import TranslationModel, folder_tokenizers, load_model
+from tasks.seq2seq.architectures import folder_tokenizers, load_model
 from tasks.seq2seq.decoding import decoding_tokens
 from tests.datamodules.test_sentencepiece import ENGLISH, train
 from tests.helpers.model_folders import (
     NUMBERS,
     STILL,
     TRANSLATORS,
-    marian_folder,
-    refused,
     save_model,
 )
-from tests.tasks.command import PAIRS, SMALL_S2S, checkpoint, run, same, write_pairs
+from tests.tasks.command import Console, run
+from tests.tasks.results import checkpoint, same
+from tests.tasks.tiny import PAIRS, SMALL_S2S, write_pairs
 
 LINE = (
     f"{PAIRS} --data.max_length 24 --data.batch_size 16 --trainer.max_epochs 1 "
@@ -61,25 +61,23 @@ def theirs(model: Any, source: Any, target: Any) -> list[str]:
 @pytest.mark.parametrize(
     "family, start, begin", [("marian", -1, False), ("bart", 3, True), ("t5", 0, False)]
 )
-def test_hugging_face_and_back(
-    family: str, start: int, begin: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hugging_face_and_back(family: str, start: int, begin: bool, console: Console) -> None:
     write_pairs(Path("pairs"))
     model = TRANSLATORS[family](Path("theirs"))
     folder = ModelFolder("theirs", FAMILIES)
     options = folder_tokenizers(folder)
     assert (options.start, options.begin) == (start % folder.config.target_vocabulary, begin)
-    net, _, metadata, *_ = load_model("theirs")
+    first = load_model("theirs")
+    metadata = first.metadata
     assert metadata["languages"] == (["en", "de"] if family == "marian" else [])
     assert run(f"fit {LINE} {STILL} --model.pretrained theirs --run_dir r", "seq2seq") == 0
     kept = checkpoint("r", "best")
-    for name, value in net.state_dict().items():
+    for name, value in first.net.state_dict().items():
         torch.testing.assert_close(kept["state_dict"][f"net.{name}"], value, atol=1e-6, rtol=0)
     for name in METADATA:
         assert kept["tessera"]["metadata"][name] == metadata[name]
-    capsys.readouterr()
-    assert run(f"export --ckpt_path {BEST} --format hf --output back", "seq2seq") == 0
-    assert f"transformers.{type(model).__name__}.from_pretrained('back')" in capsys.readouterr().out
+    out, _ = console.printed(f"export --ckpt_path {BEST} --format hf --output back", "seq2seq")
+    assert f"transformers.{type(model).__name__}.from_pretrained('back')" in out
     back = type(model).from_pretrained("back").eval()
     tokens = torch.randint(7, metadata["source_vocabulary"] - 1, (2, 12))
     with torch.inference_mode():
@@ -87,7 +85,6 @@ def test_hugging_face_and_back(
         found = back(input_ids=tokens, decoder_input_ids=tokens).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert expected.std() > 0.1
-    first = TranslationModel.of(net, metadata, _)
     again = load_model("back")
     assert ours(again) == ours(first) == ours(load_model(BEST))
     sources = first.tokenizer.encode_sources(NUMBERS, 24)
@@ -176,27 +173,20 @@ def test_languages_with_a_tokenizer_each() -> None:
         assert ours(load_model(f"{folder}/checkpoints/best.ckpt")) == expected
 
 
-def test_a_run_from_the_weights_of_another(
-    translator: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_tokenizer_is_refused(translator: Path, console: Console) -> None:
     write_pairs(Path("pairs"))
-    line = f"fit {LINE} --model.pretrained {translator}"
-    assert run(f"{line} {STILL} --run_dir r", "seq2seq") == 0
-    assert ours(load_model(BEST)) == ours(load_model(str(translator)))
-    assert checkpoint("r", "best")["tessera"]["net"]["encoder"]["width"] == 32
     other = Tokenizer.train(NUMBERS * 3, TokenizerConfig("word", 12, 1))
     Path("other.json").write_text(other.to_json())
-    error = refused(f"{line} --data.tokenizer.file other.json", "seq2seq", 2, capsys)
-    assert f"({other.vocab_size} tokens)" in error
+    line = f"fit {LINE} --model.pretrained {translator} --data.tokenizer.file other.json"
+    console.refused(line, f"({other.vocab_size} tokens)", task="seq2seq")
 
 
-def test_a_model_that_only_safetensors_can_hold(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_only_safetensors_can_hold(console: Console) -> None:
     write_pairs(Path("pairs"))
     line = f"fit {SMALL_S2S} {LINE} --model.net.architecture prefix --run_dir r"
     assert run(line, "seq2seq") == 0
     line = f"export --ckpt_path {BEST} --output out"
-    assert "architecture" in refused(line, "seq2seq", 2, capsys)
-    assert not Path("out").exists()
+    console.refused(line, "architecture", task="seq2seq")
     assert run(f"{line} --format safetensors", "seq2seq") == 0
 
 
@@ -211,18 +201,3 @@ def test_t5_with_a_sentencepiece_model() -> None:
     expected = [[*pieces.encode(text), 1] for text in ENGLISH[:3]]
     assert model.tokenizer.encode_sources(ENGLISH[:3], 99)[0] == expected
     assert (model.tokenizer.decoder_start_id, model.tokenizer.eos_id) == (0, 1)
-
-
-def test_unsupported_generation_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    marian_folder(Path("theirs"))
-    line = "translate --ckpt_path theirs --text a"
-    file = Path("theirs/generation_config.json")
-    for settings, named in (
-        ({"bad_words_ids": [[8, 9]]}, "bad_words_ids"),
-        ({"forced_eos_token_id": 4000}, "4000"),
-    ):
-        file.write_text(json.dumps(settings))
-        assert named in refused(line, "seq2seq", 2, capsys)
-    file.write_text(json.dumps({"no_repeat_ngram_size": 3, "min_length": 0}))
-    assert run(f"{line} --max_new_tokens 3", "seq2seq") == 0
-    assert "no_repeat_ngram_size 3" in capsys.readouterr().err

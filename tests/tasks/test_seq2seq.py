@@ -16,8 +16,9 @@ from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from tasks.seq2seq.architectures import TranslationModel, load_model
 from tasks.seq2seq.scores import ScoredTranslation, TranslationScores, table
-from tests.helpers.task_runs import NO_UPDATES, printed, summary
-from tests.tasks.command import PAIRS, SMALL_S2S, metrics, run, write_pairs
+from tests.tasks.command import Console, Patch, run
+from tests.tasks.results import metrics, summary
+from tests.tasks.tiny import NO_UPDATES, PAIRS, SMALL_S2S, write_pairs
 
 FIT = f"fit {SMALL_S2S} {PAIRS}"
 
@@ -46,9 +47,7 @@ def sum_losses(
     return total, correct, count
 
 
-def test_metrics_are_those_of_the_texts(
-    translator: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_are_those_of_the_texts(translator: Path, console: Console) -> None:
     folder = translator.parent.parent
     found = summary(folder)
     model = load_model(str(translator))
@@ -78,11 +77,11 @@ def test_metrics_are_those_of_the_texts(
     assert texts[0] in found["translations"]
     validated = next(row for row in metrics(folder) if "val/bleu" in row)
     assert {"val/chrf", "val/exact", "val/perplexity", "val/loss", "val/acc"} <= validated.keys()
-    out, _ = printed(f"test --ckpt_path {translator}", "seq2seq", capsys)
+    out, _ = console.printed(f"test --ckpt_path {translator}", "seq2seq")
     assert f"{found['test/bleu']:.4f}" in out and found["chrf_signature"] in out
 
 
-def test_decoding_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_options(monkeypatch: Patch) -> None:
     seen: set[tuple[int, int, float]] = set()
 
     def spy(net: Any, sources: Any, config: GenerationConfig, **tokens: Any) -> Any:

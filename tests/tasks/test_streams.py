@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.task_runs import refused
-from tests.tasks.command import ROOT, SHORT, checkpoint, picture, run
+from tests.tasks.command import Console, environment, run
+from tests.tasks.results import checkpoint
+from tests.tasks.tiny import SHORT, picture
 
 
-def shell(line: str, task: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+def shell(line: str, task: str, **more: str) -> subprocess.CompletedProcess[bytes]:
     """`python -m tasks.TASK LINE` in a shell, whose redirections the line may hold."""
-    names = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
-    names.pop("TESSERA_RUN_DIR", None)
     command = f"{shlex.quote(sys.executable)} -m tasks.{task} {line}"
-    return subprocess.run(["bash", "-c", command], capture_output=True, env=names)
+    return subprocess.run(["bash", "-c", command], capture_output=True, env=environment(**more))
 
 
 GENERATE = "generate --ckpt_path {0} --max_new_tokens 2"
@@ -83,9 +82,8 @@ NAMED = {
 
 
 @pytest.mark.parametrize("line", NAMED, ids=ascii)
-def test_what_is_not_utf8_is_named(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert r"caf\udce9" in refused(line, NAMED[line], capsys)
-    assert not list(Path().iterdir())
+def test_what_is_not_utf8_is_named(line: str, console: Console) -> None:
+    console.refused(line, r"caf\udce9", task=NAMED[line])
 
 
 def test_predictions_of_files_that_are_not_utf8(best: Path) -> None:

@@ -15,9 +15,10 @@ from modules.models.vit import ViT, ViTConfig
 from modules.schema import from_dict
 from tasks.vit.architectures import check_described, load_pretrained, pretrained_options
 from tasks.vit.export import write_timm
-from tests.helpers.model_folders import refused
 from tests.parity.vit import difference, randomise, timm_model
-from tests.tasks.command import checkpoint, run, write_images
+from tests.tasks.command import Capture, Console, Patch, run
+from tests.tasks.results import checkpoint
+from tests.tasks.tiny import write_images
 
 TINY: Any = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 5}
 DESCRIPTION = {
@@ -28,6 +29,8 @@ DESCRIPTION = {
     "--model.net.stack.order": "pre",
 }
 DESCRIBED = " ".join(f"{name} {value}" for name, value in DESCRIPTION.items())
+MODEL = "model/model.safetensors"
+OF_TEST_VIT = {"architecture": "test_vit"}
 FIT = (
     "fit --data.source folder --data.path images --trainer.max_epochs 1 --data.batch_size 4 "
     "--model.optimizer.lr 1e-30"
@@ -70,7 +73,7 @@ def trained(folder: str = "r") -> Any:
 
 
 @pytest.fixture
-def timms(monkeypatch: pytest.MonkeyPatch) -> Any:
+def timms(monkeypatch: Patch) -> Any:
     """A small model that replaces timm's `vit_tiny_patch16_224`; nothing is downloaded."""
     model = timm_model("vit_tiny_patch16_224", **TINY)
     create = timm.create_model
@@ -85,24 +88,15 @@ def timms(monkeypatch: pytest.MonkeyPatch) -> Any:
     return model
 
 
-def test_a_model_by_name(timms: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_by_name(timms: Any, console: Console) -> None:
     write_images(Path("images"), ("a", "b", "c", "d", "e"), side=32)
-    assert run(f"{FIT} --model.pretrained timm/vit_tiny_patch16_224 --run_dir r") == 0
+    line = f"{FIT} --model.pretrained timm/vit_tiny_patch16_224 --run_dir r"
+    out, _ = console.printed(line)
     net, metadata = trained()
     assert_same_features(net, timms)
     assert metadata["mean"] == [0.5, 0.5, 0.5]  # timm's own normalisation
-    assert "anew" in capsys.readouterr().out  # nobody knows what its 5 classes are
+    assert "anew" in out  # nobody knows what its 5 classes are
     assert not torch.equal(net.head.linear.weight, timms.head.weight)
-
-
-def test_another_image_size_and_head(timms: Any) -> None:
-    write_images(Path("images"), side=48)
-    line = f"{FIT} --model.pretrained timm/vit_tiny_patch16_224 --model.net.image_size 48"
-    assert run(f"{line} --run_dir r") == 0
-    timms.set_input_size(img_size=48)  # which resizes its positions
-    net, _ = trained()
-    assert_same_features(net, timms)
-    assert net.config.num_classes == 2
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pth"])
@@ -118,7 +112,7 @@ def test_a_file_that_options_describe(ending: str, timms: Any) -> None:
     assert run("fit --config r/config.yaml --run_dir again") == 0  # which names them all
 
 
-def test_no_network(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_network(monkeypatch: Patch, console: Console) -> None:
     write_images(Path("images"), side=32)
     create = timm.create_model
 
@@ -129,35 +123,19 @@ def test_no_network(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
     monkeypatch.setattr(timm, "create_model", offline)
     line = f"{FIT} --model.pretrained timm/vit_tiny_patch16_224"
-    assert "--model.pretrained FILE.safetensors" in refused(line, "vit", 1, capsys)
-    assert [path.name for path in Path().iterdir()] == ["images"]
+    console.refused(line, "--model.pretrained FILE.safetensors", code=1)
 
 
-@pytest.mark.parametrize(
-    "name, file, config, options",
-    [
-        ("test_vit", "test_vit.safetensors", None, {}),  # 2 heads of 32; 64 wide ones would be 1
-        ("test_vit", "test_vit.r160_in1k.safetensors", {"license": "mit"}, {"img_size": 96}),
-        (
-            "test_vit2",
-            "model/model.safetensors",
-            {"architecture": "test_vit2", "global_pool": "avg"},
-            {"num_classes": 3},
-        ),
-        (
-            "test_vit2",
-            "model/model.safetensors",
-            {"architecture": "test_vit2", "model_args": {"img_size": 64}},
-            {},
-        ),
-        (
-            "test_vit",
-            "model/test_vit.safetensors",
-            {"architecture": "test_vit", "pretrained_cfg": {}},
-            {},
-        ),
-    ],
-)
+KNOWN: list[tuple[str, str, Any, Any]] = [  # model, file, config.json beside it, options
+    ("test_vit", "test_vit.safetensors", None, {}),  # 2 heads of 32; 64 wide ones would be 1
+    ("test_vit", "test_vit.r160_in1k.safetensors", {"license": "mit"}, {"img_size": 96}),
+    ("test_vit2", MODEL, {"architecture": "test_vit2", "global_pool": "avg"}, {"num_classes": 3}),
+    ("test_vit2", MODEL, {"architecture": "test_vit2", "model_args": {"img_size": 64}}, {}),
+    ("test_vit", "model/test_vit.safetensors", {**OF_TEST_VIT, "pretrained_cfg": {}}, {}),
+]
+
+
+@pytest.mark.parametrize("name, file, config, options", KNOWN)
 def test_a_file_of_a_known_model(name: str, file: str, config: Any, options: Any) -> None:
     theirs = timm_model(name, **options)
     save(theirs, file, config)
@@ -165,88 +143,63 @@ def test_a_file_of_a_known_model(name: str, file: str, config: Any, options: Any
     check_described(file, ())
 
 
-@pytest.mark.parametrize(
-    "file, config",
-    [
-        ("model/model.safetensors", {"architecture": "test_vit", "global_pool": "avg"}),
-        (
-            "model/model.safetensors",
-            {"architecture": "test_vit", "model_args": {"act_layer": "relu"}},
-        ),
-        (
-            "model/model.safetensors",
-            {"architecture": "test_vit", "model_args": {"pretrained": True}},
-        ),
-        ("model/model.safetensors", {"architecture": "vit_of_tomorrow"}),
-        ("model/test_vit.safetensors", {"architecture": "vit_tiny_patch16_224"}),
-        ("model/test_vit.safetensors", {"architecture": "vit_of_tomorrow"}),
-        ("weights.safetensors", None),
-    ],
-)
-def test_a_file_of_an_unknown_model(
-    file: str, config: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+UNKNOWN: list[tuple[str, Any]] = [
+    (MODEL, {**OF_TEST_VIT, "global_pool": "avg"}),
+    (MODEL, {**OF_TEST_VIT, "model_args": {"act_layer": "relu"}}),
+    (MODEL, {**OF_TEST_VIT, "model_args": {"pretrained": True}}),
+    (MODEL, {"architecture": "vit_of_tomorrow"}),
+    ("model/test_vit.safetensors", {"architecture": "vit_tiny_patch16_224"}),
+    ("model/test_vit.safetensors", {"architecture": "vit_of_tomorrow"}),
+    ("weights.safetensors", None),
+]
+
+
+@pytest.mark.parametrize("file, config", UNKNOWN)
+def test_a_file_of_an_unknown_model(file: str, config: Any, console: Console) -> None:
     save(timm_model("test_vit"), file, config)
     write_images(Path("images"))
     names = list(DESCRIPTION)
     for missing in (names, names[1:], names[-1:]):
         options = " ".join(f"{name} {DESCRIPTION[name]}" for name in names if name not in missing)
-        line = f"{FIT} --model.pretrained {file} --run_dir r {options}"
-        error = refused(line, "vit", 2, capsys)
+        error = console.refused(f"{FIT} --model.pretrained {file} --run_dir r {options}")
         assert [name for name in names if name in error] == missing
-    assert not Path("r").exists()
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "[" * 10**5, '{"model_args": 3}'])
-def test_a_damaged_config_beside_a_file(content: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_config_beside_a_file(content: str, console: Console) -> None:
     save(timm_model("test_vit"), "weights.safetensors")
     Path("config.json").write_text(content)
-    line = "fit --model.pretrained weights.safetensors"
-    assert "config.json" in refused(line, "vit", 2, capsys)
+    console.refused("fit --model.pretrained weights.safetensors", "config.json")
 
 
-@pytest.mark.parametrize(
-    "name, depth, named",
-    [
-        ("vit_tiny_patch16_224", 6, "width"),
-        ("test_vit", 3, "depth"),
-        ("eva02_tiny_patch14_224", 6, "Eva"),
-    ],
-)
+@pytest.mark.parametrize("name, depth, named", [
+    ("vit_tiny_patch16_224", 6, "width"), ("test_vit", 3, "depth"),
+    ("eva02_tiny_patch14_224", 6, "Eva"),
+])  # fmt: skip
 def test_a_file_of_another_model_than_its_name_says(
-    name: str, depth: int, named: str, capsys: pytest.CaptureFixture[str]
+    name: str, depth: int, named: str, console: Console
 ) -> None:
     save(timm_model("test_vit", depth=depth), f"{name}.safetensors")
-    assert named in refused(f"fit --model.pretrained {name}.safetensors", "vit", 2, capsys)
+    console.refused(f"fit --model.pretrained {name}.safetensors", named)
 
 
 PLAIN = ViTConfig(32, 8, 3, 5, stack=StackConfig(width=48, depth=2, heads=4))
 
 
-@pytest.mark.parametrize(
-    "header, named",
-    [
-        ({"config": "{"}, "header"),
-        ({"config": "[]"}, "header"),
-        ({"config": "[" * 10**5}, "header"),
-        ({"config": json.dumps({"stack": {"heads": "three"}})}, "heads"),
-        ({"config": json.dumps({"layers": 3})}, "layers"),
-        (
-            {"config": json.dumps(asdict(PLAIN)), "metadata": json.dumps({"class_names": [1]})},
-            "class_names",
-        ),
-    ],
-)
-def test_a_damaged_header(
-    header: dict[str, str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+CLASSES = {"config": json.dumps(asdict(PLAIN)), "metadata": json.dumps({"class_names": [1]})}
+
+
+@pytest.mark.parametrize("header, named", [
+    ({"config": "{"}, "header"), ({"config": "[]"}, "header"), ({"config": "[" * 10**5}, "header"),
+    ({"config": json.dumps({"stack": {"heads": "three"}})}, "heads"),
+    ({"config": json.dumps({"layers": 3})}, "layers"), (CLASSES, "class_names"),
+])  # fmt: skip
+def test_a_damaged_header(header: dict[str, str], named: str, console: Console) -> None:
     save_file(timm_model("test_vit").state_dict(), "out.safetensors", header)
-    assert named in refused("fit --model.pretrained out.safetensors", "vit", 2, capsys)
+    console.refused("fit --model.pretrained out.safetensors", named)
 
 
-def test_rows_of_the_classifier_are_ordered_by_the_names_in_the_header(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_rows_of_the_classifier_are_ordered_by_the_names_in_the_header(capsys: Capture) -> None:
     net = randomise(ViT(PLAIN))
     names = ["a", "b", "c", "d", "e"]
     write_timm(net, {"class_names": names}, Path("out.safetensors"))
@@ -264,13 +217,12 @@ def test_rows_of_the_classifier_are_ordered_by_the_names_in_the_header(
 
 
 def test_rows_of_classifiers_of_imagenet_are_ordered_by_synsets(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: Patch, capsys: Capture
 ) -> None:
     theirs = timm_model("test_vit")
     create = timm.create_model
-    monkeypatch.setattr(
-        timm, "create_model", lambda name, pretrained: theirs if pretrained else create(name)
-    )
+    local = lambda name, pretrained: theirs if pretrained else create(name)  # noqa: E731
+    monkeypatch.setattr(timm, "create_model", local)
     names = timm.data.ImageNetInfo("imagenet-1k").label_names()
     other = initial("timm/test_vit", [str(number) for number in range(1000)])
     assert "anew" in capsys.readouterr().out

@@ -11,15 +11,15 @@ import torch
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
+from modules.models.seq2seq import Seq2Seq
 from tasks.cli.text_io import UNFINISHED
 from tasks.seq2seq.architectures import TranslationModel, load_model
 from tasks.seq2seq.attend import cross_attention_weights, draw, token_labels, translate_text
-from tests.helpers.task_runs import printed, printed_objects
-from tests.tasks.command import PAIRS, SMALL_S2S, run, write_pairs
+from tests.tasks.command import Console, Patch, run
+from tests.tasks.tiny import PAIRS, SMALL_S2S, write_pairs
 
 LINES = ["two three", "six five four three two one's", "", "four", "five five", "  ", "one's six"]
 TASK = "seq2seq"
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="session")
@@ -32,8 +32,8 @@ def command(translator: Path) -> str:
     return f"translate --ckpt_path {translator}"
 
 
-def translations(line: str, capsys: Capture) -> list[str]:
-    return printed(line, TASK, capsys)[0].split("\n")[:-1]
+def translations(line: str, console: Console) -> list[str]:
+    return console.printed(line, TASK)[0].split("\n")[:-1]
 
 
 def by_library(model: TranslationModel, text: str, **options: Any) -> list[tuple[str, float]]:
@@ -44,79 +44,92 @@ def by_library(model: TranslationModel, text: str, **options: Any) -> list[tuple
     return [(model.tokenizer.decode(one.tokens), one.score) for one in found]
 
 
-def test_a_file_in_its_order(command: str, model: TranslationModel, capsys: Capture) -> None:
+def test_a_file_in_its_order(command: str, model: TranslationModel, console: Console) -> None:
     Path("in.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8-sig")
-    out, err = printed(f"{command} --file in.txt --batch_size 2 --beams 3", TASK, capsys)
+    out, err = console.printed(f"{command} --file in.txt --batch_size 2 --beams 3", TASK)
     expected = [by_library(model, text, beams=3)[0][0] if text.strip() else "" for text in LINES]
     assert [line.removesuffix(UNFINISHED) for line in out.split("\n")[:-1]] == expected
     assert len(set(expected)) > 4 and "7 sentences in" in err
 
 
-def test_a_translation_is_one_line(
-    command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_sorted_by_length(command: str, console: Console, monkeypatch: Patch) -> None:
+    """So that no sentence is padded where there are others of its length."""
+    whole: list[bool] = []
+    encode = Seq2Seq.encode
+
+    def watched(self: Seq2Seq, source: torch.Tensor, padding_mask: torch.Tensor) -> Any:
+        whole.append(bool(padding_mask.all()))
+        return encode(self, source, padding_mask)
+
+    monkeypatch.setattr(Seq2Seq, "encode", watched)
+    lines = ["six five four three", "two"] * 4
+    Path("in.txt").write_text("\n".join(lines))
+    found = translations(f"{command} --file in.txt --batch_size 2", console)
+    assert whole == [True] * 4
+    assert found == found[:2] * 4 and found[0] != found[1]
+
+
+def test_a_translation_is_one_line(command: str, console: Console, monkeypatch: Patch) -> None:
     decode = "datamodules.tokenizers.PairTokenizer.decode"
     monkeypatch.setattr(decode, lambda self, ids: "one\n two\tthree")
-    (line,) = translations(f"{command} --text two", capsys)
+    (line,) = translations(f"{command} --text two", console)
     assert line.removesuffix(UNFINISHED) == "one two three"
-    (row,) = printed_objects(f"{command} --text two", TASK, capsys)
+    (row,) = console.objects(f"{command} --text two", TASK)
     assert row["translation"] == "one\n two\tthree"
 
 
-def test_texts_and_standard_input(
-    command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_and_standard_input(command: str, console: Console, monkeypatch: Patch) -> None:
     texts = LINES[:2]
-    expected = [translations(f'{command} --text "{text}"', capsys)[0] for text in texts]
+    expected = [translations(f'{command} --text "{text}"', console)[0] for text in texts]
     for option in ("", " --file -"):
         stdin = io.TextIOWrapper(io.BytesIO("\r\n".join(texts).encode()))
         monkeypatch.setattr(sys, "stdin", stdin)
-        assert translations(f"{command}{option}", capsys) == expected
+        assert translations(f"{command}{option}", console) == expected
     both = " ".join(f'--text "{text}"' for text in texts)
-    assert translations(f"{command} {both}", capsys) == expected
+    assert translations(f"{command} {both}", console) == expected
     Path("empty.txt").touch()
-    out, err = printed(f"{command} --file empty.txt", TASK, capsys)
+    out, err = console.printed(f"{command} --file empty.txt", TASK)
     assert out == "" and "nothing to translate" in err
 
 
-def test_the_best_of_a_beam(command: str, model: TranslationModel, capsys: Capture) -> None:
+def test_the_best_of_a_beam(command: str, model: TranslationModel, console: Console) -> None:
     line = f'{command} --text "two three" --text "" --beams 4 --nbest 3 --length_penalty 0.6'
     expected = by_library(model, "two three", beams=4, length_penalty=0.6)[:3]
     numbered = [f"1\t{score:.4f}\t{text}" for text, score in expected]
-    assert translations(line, capsys) == [*numbered, "2\t0.0000\t"]
-    rows = printed_objects(line, TASK, capsys)
+    assert translations(line, console) == [*numbered, "2\t0.0000\t"]
+    rows = console.objects(line, TASK)
     assert [(row["line"], row["rank"]) for row in rows] == [(1, 1), (1, 2), (1, 3), (2, 1)]
     assert [row["score"] for row in rows[:3]] == pytest.approx([score for _, score in expected])
     for row in rows[:3]:
         assert row["finished"] and row["source"] == "two three" and row["tokens"]
 
 
-def test_greedy_and_sampled(command: str, model: TranslationModel, capsys: Capture) -> None:
-    greedy = translations(f'{command} --text "six two" --beams 1', capsys)
+def test_greedy_and_sampled(command: str, model: TranslationModel, console: Console) -> None:
+    greedy = translations(f'{command} --text "six two" --beams 1', console)
     assert greedy == [by_library(model, "six two", temperature=0)[0][0]]
-    assert translations(f'{command} --text "six two" --quantize int8', capsys)[0]
+    assert translations(f'{command} --text "six two" --quantize int8', console)[0]
     Path("in.txt").write_text("\n".join(LINES))
     line = f"{command} --beams 1 --temperature 3 --top_k 8 --seed"
-    sampled = translations(f"{line} 5 --file in.txt --batch_size 3", capsys)
+    sampled = translations(f"{line} 5 --file in.txt --batch_size 3", console)
     for number in (0, 1, 4):  # each has its own seed, whatever else is in the batch
-        alone = translations(f'{line} {5 + number} --text "{LINES[number]}"', capsys)
+        alone = translations(f'{line} {5 + number} --text "{LINES[number]}"', console)
         assert alone == [sampled[number]]
-    assert sampled != translations(f"{line} 6 --file in.txt", capsys)
+    assert sampled != translations(f"{line} 6 --file in.txt", console)
 
 
-def test_length_limits(command: str, capsys: Capture) -> None:
+def test_length_limits(command: str, console: Console) -> None:
     words = ["two"] * 40
-    out, err = printed(f'{command} --text "{" ".join(words)}" --text two', TASK, capsys)
+    out, err = console.printed(f'{command} --text "{" ".join(words)}" --text two', TASK)
     assert "1 of 2 sentences are longer than the 24 tokens" in err
-    cut = translations(f'{command} --text "{" ".join(words[:23])}"', capsys)
+    cut = translations(f'{command} --text "{" ".join(words[:23])}"', console)
     assert out.splitlines()[0] == cut[0]
     line = f'{command} --text "six five four three two" --max_new_tokens'
-    out, err = printed(f"{line} 2", TASK, capsys)
+    out, err = console.printed(f"{line} 2", TASK)
     assert out.endswith(f"{UNFINISHED}\n") and "1 translations were not finished" in err
-    (row,) = printed_objects(f"{line} 2", TASK, capsys)
+    (row,) = console.objects(f"{line} 2", TASK)
     assert not row["finished"] and row["tokens"] == 2
     assert f"{row['translation']}{UNFINISHED}\n" == out
-    assert not translations(f"{line} 20", capsys)[0].endswith(UNFINISHED)
+    assert not translations(f"{line} 20", console)[0].endswith(UNFINISHED)
 
 
 # Attention ----------------------------------------------------------------------------------------
@@ -141,26 +154,20 @@ def test_labels_of_bytes() -> None:
     assert labels == ["a", "\u2423", "Ã", "©", "[EOS]"]
 
 
-def test_pictures(translator: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = f'attend --ckpt_path {translator} --text "six $five$ four" --out'
-    out, _ = printed(f"{line} new/a.png", TASK, capsys)
+def test_pictures(translator: Path, console: Console) -> None:
+    asked = f'--ckpt_path {translator} --text "six $five$ four"'
+    line = f"attend {asked} --out"
+    out, _ = console.printed(f"{line} new/a.png", TASK)
+    assert out.splitlines()[0] == translations(f"translate {asked}", console)[0]
     assert Path("new/a.png").read_bytes().startswith(b"\x89PNG")
     assert "wrote new/a.png: 2 layers by 2 heads" in out
-    out, _ = printed(f'{line} b.svg --target "SIX FIVE"', TASK, capsys)
+    out, _ = console.printed(f'{line} b.svg --target "SIX FIVE"', TASK)
     assert out.startswith("SIX FIVE\n") and "<svg" in Path("b.svg").read_text()
-    out, _ = printed(f'{line} c.png --target "{"SIX " * 30}"', TASK, capsys)
+    out, _ = console.printed(f'{line} c.png --target "{"SIX " * 30}"', TASK)
     assert "--target is longer than the 24 tokens" in out
 
-    def cut(net: Any, sources: Any, config: GenerationConfig, **tokens: Any) -> Any:
-        assert config.early_stopping == "likely"  # as `translate`
-        return translate(net, sources, GenerationConfig(2, temperature=0.0, beams=5), **tokens)
 
-    monkeypatch.setattr("tasks.seq2seq.attend.translate", cut)
-    out, _ = printed(f"{line} d.png", TASK, capsys)
-    assert out.splitlines()[0].endswith(UNFINISHED)
-
-
-def test_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panels(tmp_path: Path, monkeypatch: Patch) -> None:
     from matplotlib.figure import Figure
 
     made: list[Figure] = []
@@ -180,7 +187,7 @@ def test_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert panel.get_ylim()[0] > panel.get_ylim()[1]  # the first on top
 
 
-def test_decoder_only(capsys: Capture) -> None:
+def test_decoder_only(console: Console) -> None:
     write_pairs(Path("pairs"))
     line = f"fit {SMALL_S2S} {PAIRS} --model.net.architecture prefix --run_dir r"
     assert run(f"{line} --trainer.limit_train_batches 2", TASK) == 0
