@@ -33,7 +33,6 @@ TWO = "2 classes: bad, good"
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("TESSERA_DATA", raising=False)
 
 

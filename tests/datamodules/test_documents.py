@@ -31,13 +31,6 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("TESSERA_CACHE", str(folder))
-    return folder
-
-
 def joined(stream: Any) -> list[str]:
     """The documents of a stream of pieces, each as one text."""
     found: list[str] = []
@@ -170,11 +163,6 @@ def test_a_model_is_measured_on_the_test_split_or_on_everything(tmp_path: Path) 
         digests.add(found.digest)
     assert len(digests) == 3
     assert joined(source(tmp_path / "val.txt").whole()) == ["b" * 9]
-
-
-def test_the_reference() -> None:
-    found = source(None, "reference")
-    assert sum(found.split(split).characters for split in ("train", "val", "test")) > 250_000
 
 
 def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -346,18 +346,12 @@ def remove_most(root: Path) -> None:
 
 
 OPTIONS: list[tuple[dict[str, Any], list[str]]] = [
-    ({"batch_size": 0}, ["batch_size is 0"]),
-    ({"loading": Loading(eval_batch_size=0)}, ["eval_batch_size is 0"]),
-    ({"loading": Loading(num_workers=-1)}, ["num_workers is -1"]),
-    ({"image_size": 0}, ["image_size is 0"]),
-    ({"source": "digit"}, ["digit", "digits, hub, folder"]),
     ({"source": "folder"}, ["--data.path", "train/CLASS/"]),
     ({"source": "hub"}, ["--data.dataset.name", "--data.path"]),
     ({"source": "folder", "path": "/nowhere"}, ["/nowhere", "train/CLASS/"]),
     ({"source": "hub", "path": "/nowhere"}, ["/nowhere", "parquet"]),
     ({"source": "folder", "path": __file__}, [__file__]),
     ({"source": "hub", "path": __file__}, [__file__, "parquet"]),
-    ({"dataset": DatasetOptions(val_fraction=1.0)}, ["val_fraction is 1.0"]),
     ({"dataset": DatasetOptions(class_names=["a", "b"])}, ["class_names", "2", "10"]),
     ({"dataset": DatasetOptions(mean=[0.5, 0.5, 0.5])}, ["mean", "1 channels"]),
 ]
@@ -380,7 +374,6 @@ WITH_CHECKPOINT: list[tuple[str, dict[str, Any], list[str]]] = [
     ("validate", {"source": "folder", "path": "{}"}, ["(ant, bee)", "3 ("]),
     ("test", {"source": "folder", "path": "{}"}, ["(ant, bee)", "3 ("]),
     ("test", {}, ["10 classes", "3 (ant, bee, cat)"]),
-    ("fit", {"image_size": 16}, ["image_size is 16", "8"]),
 ]
 
 

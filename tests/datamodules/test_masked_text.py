@@ -21,11 +21,6 @@ from datamodules.utils.errors import UsageError
 WORDS = TokenizerConfig("whitespace", min_frequency=1)
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.train([" ".join(f"w{i}" for i in range(3000))], WORDS)
@@ -172,22 +167,6 @@ def test_validation_texts_are_those_of_reviews_and_all_others_are_trained_on(
     train = data.source.corpus("train").to_pylist()
     assert sorted(train) == sorted([*reviews.split("train").column.to_pylist(), *UNLABELLED])
     assert data.source.corpus("val").to_pylist() == reviews.split("val").column.to_pylist()
-
-
-def test_the_reference_and_what_a_checkpoint_keeps() -> None:
-    data = MaskedTextData(max_length=16, tokenizer=WORDS)
-    data.setup("fit")
-    data.setup("test")
-    metadata = data.metadata()
-    assert metadata["next_sentence"] is False
-    assert metadata["vocabulary"] == data.tokenizer.vocab_size
-    again = MaskedTextData(max_length=16, tokenizer=WORDS)
-    again.set_metadata(metadata)
-    assert again.metadata() == metadata
-    with pytest.raises(UsageError, match="next_sentence is True"):
-        MaskedTextData(next_sentence=True, max_length=16, tokenizer=WORDS).set_metadata(metadata)
-    with pytest.raises(UsageError, match="source is reviews"):
-        MaskedTextData("reviews")  # type: ignore[arg-type]
 
 
 def test_plain_files_need_no_classes(tmp_path: Path) -> None:

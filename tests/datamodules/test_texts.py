@@ -3,7 +3,6 @@
 import io
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,6 @@ TEST_ROWS = sorted((" ".join(text.split()), label) for text, label in ROWS[:10])
 NAMES = ["neg", "pos"]
 WORDS = TokenizerConfig("whitespace", min_frequency=1, lowercase=False)
 FILES = ("hub", "csv", "jsonl", "txt")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -127,23 +121,6 @@ def test_batches_by_tokens_and_without_buckets(folders: dict[str, Path]) -> None
         assert sorted(sum(batches, [])) == list(range(54))
         assert sorted(map(len, batches)) == expected and plain.train_batches() == len(batches)
         assert plain.padding_share() > 1.5 * by_tokens.padding_share()
-    for bad, name in (
-        (TextLoading(batch_tokens=100), "batch_tokens"),
-        (TextLoading(batch_tokens=500, buckets=False), "batch_tokens"),
-        (TextLoading(multiple=0), "multiple"),
-    ):
-        with refused(UsageError, name):
-            ReviewData(loading=bad)
-    for changed, name in (
-        (TextLoading(), "batch_tokens 128"),
-        (TextLoading(batch_tokens=256), "batch_tokens 128"),
-        (TextLoading(batch_tokens=128, multiple=2), "multiple 8"),
-    ):
-        data = review_data("csv", folders["csv"], loading=changed)
-        state = {"epoch": 1, "batch": 1, "batch_size": 32, "world_size": 1, "samples": 54}
-        data.load_state_dict({**state, "batch_tokens": 128, "buckets": 1, "multiple": 8})
-        with refused(UsageError, name):
-            data.train_dataloader()
 
 
 @pytest.mark.parametrize("kind", [ReviewData, MaskedTextData])
@@ -250,15 +227,15 @@ def asking(metadata: dict[str, Any], text: str | None = None, **options: Any) ->
 
 
 def test_prediction_needs_a_checkpoint_and_no_data_set(
-    metadata: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    metadata: dict[str, Any], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "asked.txt"
     path.write_bytes("good\r\na good film of café\nbad, bad film\n".encode())
     loading = TextLoading(eval_batch_size=2)
     data = asking(metadata, source="hub", predict_path=str(path), loading=loading)
-    cached = set((tmp_path / "cache").rglob("*"))
+    cached = set(cache.rglob("*"))
     data.setup("predict")
-    assert set((tmp_path / "cache").rglob("*")) == cached  # what is asked is not written down
+    assert set(cache.rglob("*")) == cached  # what is asked is not written down
     assert data.predict_texts == ["good", "a good film of café", "bad, bad film"]
     assert data.metadata() == metadata
     batches = list(data.predict_dataloader())
@@ -288,25 +265,9 @@ def test_prediction_needs_a_checkpoint_and_no_data_set(
             asking(metadata, **options).setup("predict")  # type: ignore[arg-type]
 
 
-def test_data_and_checkpoint_must_agree(
-    metadata: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+def test_classes_of_data_and_checkpoint_must_agree(
+    metadata: dict[str, Any], folders: dict[str, Path]
 ) -> None:
-    other = ReviewData("csv", str(folders["csv"]), tokenizer=TokenizerConfig("character"))
-    file = tmp_path / "tokenizer.json"
-    file.write_text(other.tokenizer.to_json())
-    size = metadata["vocabulary"]
-    for options, names in (
-        ({"max_length": 64}, ["max_length is 64", "128"]),
-        ({"tokenizer": TokenizerConfig(vocabulary=40)}, ["kind wordpiece", "kind whitespace"]),
-        ({"tokenizer": replace(WORDS, file="nosuch.json")}, ["nosuch.json"]),
-        (
-            {"tokenizer": TokenizerConfig("whitespace", 16_000, 1, False, str(file))},
-            [f"{other.tokenizer.vocab_size} tokens", f"{size} tokens"],
-        ),
-        ({"dataset": TextDatasetOptions(class_names=["a", "b"])}, ["class_names"]),
-    ):
-        with refused(UsageError, *names):
-            ReviewData(**{"tokenizer": WORDS, **options}).set_metadata(metadata)  # type: ignore[arg-type]
     rows = "".join(f"x {i},{'abc'[i % 3]}\n" for i in range(30))
     (folders["csv"] / "train.csv").write_text("text,label\n" + rows)
     for stage in ("fit", "validate", "test"):
@@ -314,19 +275,6 @@ def test_data_and_checkpoint_must_agree(
         data.set_metadata(metadata)
         with refused(UsageError, "3 classes (a, b, c)", "2 (neg, pos)"):
             data.setup(stage)
-
-
-def test_all_arguments_are_options_of_the_command_line() -> None:
-    from jsonargparse import ArgumentParser
-
-    shared = {"source", "path", "batch_size", "max_length", "skip_bad"}
-    shared |= {"dataset.val_fraction", "tokenizer.kind", "loading.multiple"}
-    for kind, own in ((ReviewData, "predict_path"), (MaskedTextData, "next_sentence")):
-        parser = ArgumentParser(exit_on_error=False)
-        parser.add_class_arguments(kind, "data")
-        names = {f"data.{name}" for name in shared | {own}}
-        assert names <= set(parser.get_defaults().keys())
-        assert "Tokens of a sample at most" in parser.format_help()
 
 
 def test_imdb_is_whole(real_data: Path) -> None:
