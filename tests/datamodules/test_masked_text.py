@@ -1,19 +1,14 @@
 """Texts to pretrain on: every token once, pairs drawn anew in each epoch, nothing of the
 validation texts."""
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
-from datamodules.masked_text import Chunks, MaskedTextData, NextSentencePairs
-from datamodules.reviews import ReviewData
-from datamodules.sources import CORPORA, TextDatasetOptions
+from datamodules.masked_text import Chunks, NextSentencePairs
 from datamodules.text import TokenLists
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.errors import UsageError
@@ -109,78 +104,3 @@ def test_pairs_follow_from_seed_epoch_and_chunk(
     assert len({str(pairs(seed, epoch, [3, 4, 5])) for seed in range(3) for epoch in range(3)}) == 9
     with pytest.raises(UsageError, match="next_sentence"):
         NextSentencePairs(TokenLists([[8, 9, 10], []]), tokenizer, 17, 4, 0)
-
-
-UNLABELLED = [f"more {i} without a class" for i in range(10)]
-
-
-def write_texts(folder: Path, source: str) -> str:
-    """40 texts with classes, and 10 without."""
-    texts = [f"text {i} of class {i % 2}, and more words" for i in range(40)]
-    rows = {"train": [{"text": text, "label": i % 2} for i, text in enumerate(texts)]}
-    rows["unsupervised"] = [{"text": text, "label": -1} for text in UNLABELLED]
-    for split, part in rows.items():
-        if source == "txt":
-            for i, row in enumerate(part):
-                path = folder / "train" / ("neg", "pos", "unsup")[row["label"]] / f"{i:02}.txt"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(row["text"])
-        elif source == "jsonl":
-            (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, part)))
-        elif source == "csv":
-            lines = ["text,label", *(f'"{row["text"]}",{row["label"]}' for row in part)]
-            (folder / f"{split}.csv").write_text("\n".join(lines))
-        else:
-            write_parquet(folder / f"{split}.parquet", part, source == "hub with features")
-    return str(folder)
-
-
-def write_parquet(path: Path, rows: list[dict[str, Any]], with_features: bool) -> None:
-    """With features the column of classes has another name, and the file says what it is."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    table = pa.Table.from_pylist(rows)
-    if with_features:
-        features = {"mood": {"_type": "ClassLabel", "names": ["neg", "pos"]}}
-        info = {"huggingface": json.dumps({"info": {"features": features}})}
-        table = table.rename_columns(["text", "mood"]).replace_schema_metadata(info)
-    parquet.write_table(table, path)
-
-
-@pytest.mark.parametrize(
-    "kind", [*(source for source in CORPORA if source != "reference"), "hub with features"]
-)
-def test_validation_texts_are_those_of_reviews_and_all_others_are_trained_on(
-    kind: str, tmp_path: Path
-) -> None:
-    source: Any = kind.split()[0]
-    path = write_texts(tmp_path, kind)
-    options = TextDatasetOptions(val_fraction=0.25)
-    data = MaskedTextData(source, path, max_length=16, dataset=options, tokenizer=WORDS)
-    data.prepare_data()
-    data.setup("fit")
-    batch = next(iter(data.train_dataloader()))
-    assert set(batch) == {"tokens", "padding_mask", "index"}
-    assert torch.equal(batch["padding_mask"], batch["tokens"] != 0)
-    reviews = ReviewData(source, path, dataset=options, tokenizer=WORDS).source
-    train = data.source.corpus("train").to_pylist()
-    assert sorted(train) == sorted([*reviews.split("train").column.to_pylist(), *UNLABELLED])
-    assert data.source.corpus("val").to_pylist() == reviews.split("val").column.to_pylist()
-
-
-def test_plain_files_need_no_classes(tmp_path: Path) -> None:
-    def texts(source: Any, path: Path) -> list[str]:
-        return MaskedTextData(source, str(path)).source.records("train").column.to_pylist()  # type: ignore[union-attr]
-
-    (tmp_path / "book.txt").write_text("one two\nthree\n\n\nfour five\n \nsix\n")
-    assert texts("txt", tmp_path / "book.txt") == ["one two\nthree", "four five", "six"]
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "poem.txt").write_text("seven\n\neight")
-    assert [text.split()[0] for text in texts("txt", tmp_path)] == ["one", "seven"]
-    (tmp_path / "a.csv").write_text("content\n" + "words\n" * 20)
-    (tmp_path / "b.csv").write_text("text,label\n" + "words,\nmore,7\n" * 20 + "a,\n")
-    for name, sizes in (("a.csv", (18, 2)), ("b.csv", (37, 4))):
-        data = MaskedTextData("csv", str(tmp_path / name), tokenizer=WORDS)
-        data.setup("fit")
-        assert (len(data.dataset("train")), len(data.dataset("val"))) == sizes

@@ -140,16 +140,6 @@ def test_only_training_texts_teach_the_tokenizer(kind: Any, tmp_path: Path) -> N
         assert data.tokenizer.convert_ids_to_tokens(tokens) == expected
 
 
-def test_a_single_file_is_split(folders: dict[str, Path]) -> None:
-    data = review_data("csv", folders["csv"] / "train.csv")
-    data.setup("fit")
-    train, val = data.source.split("train"), data.source.split("val")
-    assert (len(train), len(val)) == (54, 6)
-    assert not set(train.rows.tolist()) & set(val.rows.tolist())
-    with pytest.warns(UserWarning, match="test split"):
-        data.setup("test")
-
-
 def found(data: ReviewData, split: str) -> dict[int, int]:
     """The labels of texts by the number in them."""
     samples = data.source.split(split)
