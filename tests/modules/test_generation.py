@@ -456,13 +456,7 @@ def test_there_may_be_fewer_tokens_than_beams(kind: str, size: str) -> None:
 @every_decoder
 @pytest.mark.parametrize(
     "prompts, number",
-    [
-        ([], ""),
-        ([[1], []], "1"),
-        ([[0] * (LENGTH + 1)], "0"),
-        ([[1], [VOCAB]], "1"),
-        ([[-1]], "0"),
-    ],
+    [([], ""), ([[1], []], "1"), ([[0] * (LENGTH + 1)], "0"), ([[1], [VOCAB]], "1"), ([[-1]], "0")],
 )
 def test_prompts_that_do_not_fit_are_named(
     kind: str, prompts: list[list[int]], number: str
