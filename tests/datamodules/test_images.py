@@ -523,5 +523,3 @@ def test_a_data_set_smaller_than_a_batch_is_trained_as_one_batch(small: Path) ->
     data.setup("fit")
     (batch,) = data.train_dataloader()
     assert len(batch["image"]) == 18 and batch["index"].sort().values.tolist() == [*range(18)]
-    with pytest.raises(AttributeError):  # options are defaults that all share
-        replace(DatasetOptions(), name="x").name = "y"  # type: ignore[misc]
