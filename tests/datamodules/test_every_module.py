@@ -175,6 +175,64 @@ OPTIONS: list[tuple[Any, dict[str, Any], tuple[str, ...]]] = [
     (ImageData, {"image_size": 0}, ("image_size is 0",)),
     (ImageData, {"source": "digit"}, ("digit", "digits, hub, folder")),
     (ImageData, {"dataset": DatasetOptions(val_fraction=1.0)}, ("val_fraction is 1.0",)),
+    (
+        ImageData,
+        {"source": "folder"},
+        (
+            "--data.path",
+            "train/CLASS/",
+        ),
+    ),
+    (
+        ImageData,
+        {"source": "hub"},
+        (
+            "--data.dataset.name",
+            "--data.path",
+        ),
+    ),
+    (
+        ImageData,
+        {"source": "folder", "path": "/nowhere"},
+        (
+            "/nowhere",
+            "train/CLASS/",
+        ),
+    ),
+    (
+        ImageData,
+        {"source": "hub", "path": "/nowhere"},
+        (
+            "/nowhere",
+            "parquet",
+        ),
+    ),
+    (ImageData, {"source": "folder", "path": __file__}, (__file__,)),
+    (
+        ImageData,
+        {"source": "hub", "path": __file__},
+        (
+            __file__,
+            "parquet",
+        ),
+    ),
+    (
+        ImageData,
+        {"dataset": DatasetOptions(class_names=["a", "b"])},
+        (
+            "class_names",
+            "2",
+            "10",
+        ),
+    ),
+    (
+        ImageData,
+        {"dataset": DatasetOptions(mean=[0.5, 0.5, 0.5])},
+        (
+            "mean",
+            "1 channels",
+        ),
+    ),
     (ReviewData, {"loading": TextLoading(batch_tokens=100)}, ("batch_tokens",)),
     (ReviewData, {"loading": TextLoading(batch_tokens=500, buckets=False)}, ("batch_tokens",)),
     (ReviewData, {"loading": TextLoading(multiple=0)}, ("multiple",)),

@@ -345,16 +345,6 @@ def remove_most(root: Path) -> None:
         path.unlink()
 
 
-OPTIONS: list[tuple[dict[str, Any], list[str]]] = [
-    ({"source": "folder"}, ["--data.path", "train/CLASS/"]),
-    ({"source": "hub"}, ["--data.dataset.name", "--data.path"]),
-    ({"source": "folder", "path": "/nowhere"}, ["/nowhere", "train/CLASS/"]),
-    ({"source": "hub", "path": "/nowhere"}, ["/nowhere", "parquet"]),
-    ({"source": "folder", "path": __file__}, [__file__]),
-    ({"source": "hub", "path": __file__}, [__file__, "parquet"]),
-    ({"dataset": DatasetOptions(class_names=["a", "b"])}, ["class_names", "2", "10"]),
-    ({"dataset": DatasetOptions(mean=[0.5, 0.5, 0.5])}, ["mean", "1 channels"]),
-]
 FOLDERS: list[tuple[Callable[[Path], Any], list[str]]] = [
     (lambda root: (root / "train/cat").mkdir(), ["class cat", "train/cat"]),
     (lambda root: (root / "train").rename(root / "x"), ["folder train/"]),
@@ -375,12 +365,6 @@ WITH_CHECKPOINT: list[tuple[str, dict[str, Any], list[str]]] = [
     ("test", {"source": "folder", "path": "{}"}, ["(ant, bee)", "3 ("]),
     ("test", {}, ["10 classes", "3 (ant, bee, cat)"]),
 ]
-
-
-@pytest.mark.parametrize(("options", "names"), OPTIONS)
-def test_options_that_cannot_be(options: dict[str, Any], names: list[str]) -> None:
-    with refused(UsageError, *names):
-        ImageData(**options).setup("fit")
 
 
 @pytest.mark.parametrize(("spoil", "names"), FOLDERS)

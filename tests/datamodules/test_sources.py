@@ -6,7 +6,9 @@ from typing import Any
 import datasets
 import pytest
 
+from datamodules.masked_text import MaskedTextData
 from datamodules.utils.errors import DataError, UsageError
+from tests.helpers.data_modules import WORDS
 from tests.helpers.refusals import refused
 from tests.helpers.sources import build, read
 from tests.helpers.tables import compressed, write
@@ -262,5 +264,5 @@ def test_plain_files_need_no_classes() -> None:
     write(Path("a.csv"), "content\n" + "words\n" * 20)
     write(Path("b.csv"), "text,label\n" + "words,\nmore,7\n" * 20 + "a,\n")
     for name, sizes in (("a", (18, 2)), ("b", (37, 4))):
-        found = build(f"corpus csv {name}.csv")
-        assert (len(found.corpus("train")), len(found.corpus("val"))) == sizes
+        data = MaskedTextData("csv", f"{name}.csv", tokenizer=WORDS)
+        assert (len(data.dataset("train")), len(data.dataset("val"))) == sizes

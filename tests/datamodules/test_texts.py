@@ -37,10 +37,9 @@ def review_data(source: Any = "csv", path: object = None, **options: Any) -> Rev
     return ReviewData(source, None if path is None else str(path), tokenizer=WORDS, **options)
 
 
-@pytest.mark.parametrize("source", ["reviews", "csv"])
-def test_batches(source: str, folder: Path) -> None:
+def test_batches(folder: Path) -> None:
     loading = TextLoading(multiple=4, eval_batch_size=5)
-    data = review_data(source, folder if source == "csv" else None, batch_size=6, loading=loading)
+    data = review_data("csv", folder, batch_size=6, loading=loading)
     data.setup("fit")
     batches = list(data.train_dataloader())
     assert len(batches) == data.train_batches()

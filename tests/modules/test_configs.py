@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -109,26 +109,17 @@ def test_presets_have_the_published_sizes() -> None:
     "config, options, name",
     [
         (BLOCKS, {"width": 10}, "width 10"),
-        (BLOCKS, {"depth": 0}, "depth"),
         (BLOCKS, {"depth": 10**7}, "depth"),
-        (BLOCKS, {"head_dim": 0}, "head_dim"),
         (BLOCKS, {"kv_heads": 2}, "kv_heads"),
-        (BLOCKS, {"kv_heads": 0}, "kv_heads"),
-        (BLOCKS, {"mlp_width": 0}, "mlp_width"),
-        (BLOCKS, {"dropout": 1.0}, "dropout"),
-        (BLOCKS, {"attention_dropout": -0.1}, "attention_dropout"),
-        (BLOCKS, {"drop_path": 2.0}, "drop_path"),
         (BLOCKS, {"norm_eps": 0.0}, "norm_eps"),
         (BLOCKS, {"context_width": 8}, "cross_attention"),
         (ViTConfig(), {"image_size": 30, "patch_size": 4}, "image_size 30"),
-        (ViTConfig(), {"num_classes": 0}, "num_classes"),
         (ViTConfig(), {"register_tokens": -1}, "register_tokens"),
         (ViTConfig(), {"class_token": False}, "class_token"),
         (ViTConfig(), {"stem": "conv", "patch_size": 7}, "patch_size 7"),
         (ViTConfig(), {"stem": "conv", "patch_size": 1}, "patch_size 1"),
         (ViTConfig(), {"stack": CAUSAL}, "stack.causal"),
         (ViTConfig(), {"stack": StackConfig(cross_attention=True)}, "stack.cross_attention"),
-        (ViTConfig(), {"head_dropout": 1.5}, "head_dropout"),
         (ViTConfig(), {"position": "nowhere"}, '"nowhere"'),
         (ViTConfig(), {"position": "rotary", "position_options": {"basis": 9}}, '"basis"'),
         (ViTConfig(), {"position": "rotary", "position_options": {"base": "9"}}, "options.base"),
@@ -139,9 +130,6 @@ def test_presets_have_the_published_sizes() -> None:
         (ViTConfig(), {"position": "sincos2d", "stack": StackConfig(6, heads=3)}, "sincos2d"),
         (ViTConfig(), {"position": "t5", "position_options": {"buckets": 3}}, "buckets"),
         (ViTConfig(), {"position": "t5", "position_options": {"max_distance": 16}}, "max_distance"),
-        (BERT, {"vocabulary": 0}, "vocabulary"),
-        (BERT, {"num_classes": 0}, "num_classes"),
-        (BERT, {"max_length": 0}, "max_length"),
         (BERT, {"segments": -1}, "segments"),
         (BERT, {"padding": VOCAB}, "padding"),
         (BERT, {"padding": -1}, "padding"),
@@ -149,19 +137,12 @@ def test_presets_have_the_published_sizes() -> None:
         (BERT, {"stack": CAUSAL}, "stack.causal"),
         (BERT, {"stack": StackConfig(cross_attention=True)}, "stack.cross_attention"),
         (BERT, {"segments": 1, "next_sentence": True}, "next_sentence"),
-        (BERT, {"head_dropout": 1.0}, "head_dropout"),
-        (BERT, {"token_dropout": 1.0}, "token_dropout"),
-        (BERT, {"pooler_dropout": -0.1}, "pooler_dropout"),
-        (DecoderConfig(), {"vocabulary": 0}, "vocabulary"),
-        (DecoderConfig(), {"max_length": 0}, "max_length"),
         (DecoderConfig(), {"sliding_window": 8, "max_length": 9}, "sliding_window"),
         (DecoderConfig(), {"position": "sincos2d"}, "sincos2d"),
         (DecoderConfig(), {"stack": BLOCKS}, "stack.causal"),
         (DecoderConfig(), {"stack": CROSS}, "stack.cross_attention"),
         (DecoderConfig(), {"position": "rotary", "stack": ADDITIVE}, "attention"),
         (DecoderConfig(), {"position_options": {"scaling": {}}}, '"scaling"'),
-        (Seq2SeqConfig(), {"source_vocabulary": 0}, "source_vocabulary"),
-        (Seq2SeqConfig(), {"max_length": 0}, "max_length"),
         (Seq2SeqConfig(), {"position": "rotary2d"}, "rotary2d"),
         (Seq2SeqConfig(), {"encoder": CROSS}, "encoder.causal"),
         (Seq2SeqConfig(), {"decoder": BLOCKS}, "decoder.causal"),
@@ -172,7 +153,6 @@ def test_presets_have_the_published_sizes() -> None:
         (RotaryScaling(), {"low_freq_factor": 4.0}, "low_freq_factor"),
         (RotaryScaling(), {"low_freq_factor": 0.0}, "low_freq_factor"),
         (RotaryScaling(), {"original_max_length": 0}, "original_max_length"),
-        (GenerationConfig(), {"max_new_tokens": 0}, "max_new_tokens"),
         (GenerationConfig(), {"max_new_tokens": 10**11}, "max_new_tokens"),
         (GenerationConfig(), {"temperature": -1.0}, "temperature"),
         (GenerationConfig(), {"temperature": 1e-40}, "temperature"),
@@ -184,7 +164,6 @@ def test_presets_have_the_published_sizes() -> None:
         (GenerationConfig(), {"repetition_penalty": 0.0}, "repetition_penalty"),
         (GenerationConfig(), {"length_penalty": float("nan")}, "length_penalty"),
         (GenerationConfig(), {"seed": 2**63}, "seed"),
-        (GenerationConfig(), {"beams": 0}, "beams"),
         (GenerationConfig(), {"beams": 2, "top_k": 3}, "top_k"),
         (GenerationConfig(), {"beams": 2, "repetition_penalty": 1.1}, "repetition_penalty"),
         (GenerationConfig(), {"beams": 2, "temperature": 0.5}, "temperature"),
@@ -194,6 +173,25 @@ def test_presets_have_the_published_sizes() -> None:
 def test_impossible_options_are_named(config: Any, options: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=name):
         replace(config, **options)
+
+
+FROM_ZERO = {"padding", "register_tokens", "segments"}  # whole numbers that may be 0
+
+
+@pytest.mark.parametrize(
+    "kind", [StackConfig, ViTConfig, BertConfig, DecoderConfig, Seq2SeqConfig, GenerationConfig]
+)
+def test_sizes_below_one_and_other_rates_than_probabilities_are_named(kind: Any) -> None:
+    for name, annotation in get_type_hints(kind).items():
+        types = get_args(annotation) or (annotation,)
+        wrong: list[Any] = []
+        if int in types and name != "seed":
+            wrong = [-1] if name in FROM_ZERO else [0, -1]
+        elif "drop" in name:
+            wrong = [-0.1, 1.0, 2.0]
+        for value in wrong:
+            with pytest.raises(ValueError, match=name):
+                kind(**{name: value})
 
 
 @pytest.mark.parametrize(
