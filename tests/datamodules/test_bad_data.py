@@ -239,7 +239,6 @@ DATA: list[tuple[str, Files, tuple[str, ...]]] = [  # also with skip_bad
     ("texts csv d", validation("a,  "), ("line 2 of d/validation.csv", "no label", TWO)),
     ("texts jsonl d", jsonl('{"text": "a", "label": -1}'), (JSON_LINE, "label -1", CLASS_OPTION)),
     ("texts jsonl d", jsonl(f'{{"text": "a", "label": {10**12}}}'), (JSON_LINE, f"{10**12}")),
-    ("texts hub d", last(-1), (ROW, "label -1")),
     ("texts hub d", last(10**12), (ROW, f"label {10**12}")),
     ("texts hub d", last(-1), (ROW, "label -1")),
     ("texts hub d", parquet(label=raw(*[b"a"] * 19, b"g\xe9")), (ROW, "UTF-8")),

@@ -84,23 +84,15 @@ def test_presets_come_back_from_json_and_run(preset: Any) -> None:
             assert model.logits(model(tokens, tokens)).shape == (2, 7, VOCAB)
 
 
-def parameters(model: Callable[..., nn.Module], config: Any, **sizes: Any) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in model(replace(config, **sizes)).parameters())
-
-
-def test_presets_have_the_published_sizes() -> None:
-    assert parameters(Decoder, DECODER_PRESETS["gpt2"], vocabulary=50257) == 124_439_808
-    assert parameters(BertClassifier, BERT_PRESETS["base"], vocabulary=30522, num_classes=2) == (
-        109_483_778
-    )
+def test_encoder_decoders_have_the_published_sizes() -> None:
     tables = {"source_vocabulary": 37000, "target_vocabulary": 37000, "max_length": 9}
     for name, width, heads, mlp_width in (("base", 512, 8, 2048), ("big", 1024, 16, 4096)):
         with torch.device("meta"):
             theirs = nn.Transformer(width, heads, 6, 6, mlp_width)
+            ours = Seq2Seq(replace(SEQ2SEQ_PRESETS[name], **tables))
         expected = sum(p.numel() for p in theirs.parameters()) - 4 * width  # two norms more
         expected += 37000 * width
-        assert parameters(Seq2Seq, SEQ2SEQ_PRESETS[name], **tables) == expected
+        assert sum(p.numel() for p in ours.parameters()) == expected
     modern = BERT_PRESETS["modern"].stack.resolved
     assert (modern.head_dim, modern.mlp_width, modern.final_norm) == (64, 688, True)
 
