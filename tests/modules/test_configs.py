@@ -28,7 +28,7 @@ from modules.position import POSITIONS, build_position, resize_grid
 from modules.rotary_scaling import RotaryScaling
 from modules.schema import from_dict
 from modules.transformer import ORDERS, Stack
-from tests.helpers.tiny_models import BERT, CROSS, LENGTH, VOCAB, tiny
+from tests.helpers.tiny_models import BERT, CROSS, LENGTH, VOCAB, new_cache, tiny
 
 BLOCKS = StackConfig()
 CAUSAL = StackConfig(causal=True)
@@ -230,6 +230,7 @@ SMALL = StackConfig(8, heads=2)
         lambda: tiny("masked", next_sentence=False).sentence_logits(ROWS),
         lambda: tiny("gpt")(LONG),
         lambda: tiny("gpt").make_cache(1, LENGTH + 1),
+        lambda: new_cache(tiny("encoder_decoder", position="learned"), range(3), LENGTH + 1),
         lambda: tiny("gpt")(LONG[:, :2], documents=LONG[:, :2], cache=tiny("gpt").make_cache(3, 2)),
         lambda: tiny("prefix", position="learned")(LONG[:, :2], LONG),
         lambda: Stack(StackConfig(8, 1, 2, cross_attention=True))(ROWS),
