@@ -160,7 +160,7 @@ class SaveSeen(Callback):
         self.folder = folder
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        seen = [batch["index"] for batch in module.seen]  # type: ignore[union-attr]
+        seen = [batch["index"] for batch in module.seen]
         torch.save(seen, self.folder / f"rank{trainer.global_rank}.pt")
 
 

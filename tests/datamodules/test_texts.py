@@ -126,14 +126,14 @@ def test_columns_and_classes(
     expected = {i: indices[i % 3] for i in range(60)}
     rows = [{"body": f"text {i}", "stars": labels[i % 3], "text": "same"} for i in range(60)]
     path = write(tmp_path / f"train.{ending}", rows)
-    options = TextDatasetOptions(**columns, class_names=given)  # type: ignore[arg-type]
+    options = TextDatasetOptions(**columns, class_names=given)
     data = review_data(source, tmp_path, dataset=options)
     metadata = data.metadata()
     assert metadata["class_names"] == (names or given)
     assert found(data, "train") | found(data, "val") == expected
     if -1 not in labels:
         path.rename(tmp_path / f"test.{ending}")
-        data = review_data(source, tmp_path, dataset=TextDatasetOptions(**columns))  # type: ignore[arg-type]
+        data = review_data(source, tmp_path, dataset=TextDatasetOptions(**columns))
         data.set_metadata(metadata)
         assert found(data, "test") == expected
 
@@ -204,7 +204,7 @@ def test_prediction_needs_a_checkpoint_and_no_data_set(
         (UsageError, str(tmp_path), {"predict_path": str(tmp_path)}),
     ):
         with refused(kind, name):
-            asking(metadata, **options).setup("predict")  # type: ignore[arg-type]
+            asking(metadata, **options).setup("predict")
 
 
 def test_classes_of_data_and_checkpoint_must_agree(metadata: dict[str, Any], folder: Path) -> None:

@@ -144,7 +144,7 @@ def prepare(path: Path, how: str, errors: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return encode(*args)
 
-    Tokenizer.encode_concatenated = counted  # type: ignore[method-assign]
+    Tokenizer.encode_concatenated = counted
     if how == "full":  # as a disk without more room than that
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
     try:

@@ -145,7 +145,7 @@ def test_documents_begin_as_in_transformers(
 # Settings beside a tokenizer.json, in every family.
 
 NEW = dict.fromkeys(("lstrip", "rstrip", "single_word", "special"), False)
-NEW |= {"content": "<new>", "normalized": True}  # type: ignore[dict-item]
+NEW |= {"content": "<new>", "normalized": True}
 
 
 def added(**entries: Any) -> dict[str, Any]:

@@ -346,7 +346,7 @@ def test_rates_of_dropout(name: str, changes: Settings, rates: tuple[float, ...]
     stacks = [config.encoder, config.decoder] if CASES[name] in SEQ2SEQ else [config.stack]
     for stack in stacks:
         assert (stack.dropout, stack.resolved.mlp_dropout, stack.attention_dropout) == rates
-    written = FAMILIES[family].config_to_external(config)  # type: ignore[attr-defined]
+    written = FAMILIES[family].config_to_external(config)
     assert {key: written[key] for key in changes} == changes
     if family == "llama":  # which has no other rates
         stack = replace(config.stack, dropout=0.1, drop_path=0.1)
@@ -360,7 +360,7 @@ def test_rates_of_dropout(name: str, changes: Settings, rates: tuple[float, ...]
 def test_published_configs_and_numbers_of_parameters(name: str) -> None:
     settings = PUBLISHED[name]["config"]
     family, config = config_from_huggingface(settings, FAMILIES)
-    written = FAMILIES[family].config_to_external(config, SPECIAL_TOKENS)  # type: ignore[attr-defined]
+    written = FAMILIES[family].config_to_external(config, SPECIAL_TOKENS)
     assert config_from_huggingface(written, FAMILIES) == (family, config)
     differ = {key for key in settings.keys() & written.keys() if settings[key] != written[key]}
     allowed = {"rope_scaling", "sliding_window", "activation_function"}

@@ -401,7 +401,7 @@ def test_positions_that_form_a_grid_with_and_without_other_tokens() -> None:
     assert config.image_size == 48
     for convert in (config_from_timm_state, TIMM.weights_from_external):
         with pytest.raises(ValueError, match="with and without 5 tokens"):
-            convert(theirs.state_dict(), config)  # type: ignore[operator]
+            convert(theirs.state_dict(), config)
     assert difference(our_vit(theirs, config, prefix_positions=False), theirs) <= 1e-5
 
 
