@@ -54,13 +54,14 @@ def test_ranks_share_an_epoch(kind: str, world_size: int, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["images", "windows", "documents"])
 def test_batches_of_a_fixed_size_are_those_of_one_process(kind: str, tmp_path: Path) -> None:
+    options = {"max_length": 20} if kind == "documents" else {}
+
     def batches(ranks: int, rank: int, start: int = 0) -> list[list[Any]]:
         data = as_rank(MODULES[kind](tmp_path, batch_size=12 // ranks, **options), rank, ranks)
         loader: Any = data.train_dataloader()
         loader.sampler.start(1, start)
         return [samples(batch) for batch in loader]
 
-    options = {"max_length": 20} if kind == "documents" else {}
     alone = batches(1, 0)
     shared = [batches(3, rank) for rank in range(3)]
     assert len(alone) > 7
