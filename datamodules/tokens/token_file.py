@@ -5,10 +5,11 @@ import os
 import shutil
 import struct
 import tempfile
+import zlib
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +18,11 @@ from torch import Tensor
 from datamodules.utils.errors import DataError
 from datamodules.utils.files import open_regular, replacing
 
-MAGIC = b"tessera-tokens-3"  # names the layout
-HEADER = struct.Struct("<16s4Q16x")  # magic; bytes a token, tokens, documents, unknowns
+MAGIC = b"tessera-tokens-4"  # names the layout
+HEADER = struct.Struct("<16s5Q8x")  # magic; bytes a token, tokens, documents, unknowns; checksum
 COLUMNS = 3  # of the table of documents: first token, bytes before it, bytes of its first token
 SHORT_IDS = 2**16  # vocabularies up to this size take 16 bits a token
-LARGE = 2**28  # larger files (bytes) do not stay resident
+LARGE = 2**28  # larger files (bytes) are not checked at each start, and do not stay resident
 READ_AROUND = 2**21  # bytes that become resident at most when one is read
 
 
@@ -48,6 +49,9 @@ class TokenFile:
         bytes: int64 (D + 1,): UTF-8 bytes of the text of all documents before document i.
         first: int64 (D + 1,): how many of document i's bytes are its first token's.
         unknown: How many of the tokens are [UNK].
+
+    Raises:
+        DataError: The file is not complete, or was changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,11 +59,13 @@ class TokenFile:
         try:
             with open_regular(path) as file:
                 header = HEADER.unpack(file.read(HEADER.size))
-                magic, width, count, documents, self.unknown = header
+                magic, width, count, documents, self.unknown, checksum = header
                 table_start = _aligned(HEADER.size + count * width)
                 size = table_start + (documents + 1) * COLUMNS * 8
                 if magic != MAGIC or width not in (2, 4) or file.seek(0, os.SEEK_END) != size:
                     raise ValueError("it is not complete")
+                if size <= LARGE and checksum != _checksum(file, *header[1:-1]):
+                    raise ValueError("it was changed")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError, struct.error) as error:
             raise DataError(f"{path} is damaged ({error}): delete it.") from error
@@ -127,7 +133,7 @@ def write_tokens(
     num_tokens = num_documents = num_bytes = num_unknown = 0
     with (
         replacing(path) as partial,
-        open(partial, "wb") as file,
+        open(partial, "w+b") as file,
         tempfile.TemporaryFile(dir=path.parent) as table,
     ):
         file.write(bytes(HEADER.size))
@@ -148,10 +154,21 @@ def write_tokens(
         size = HEADER.size + num_tokens * dtype.itemsize
         file.write(bytes(_aligned(size) - size))
         shutil.copyfileobj(table, file)
+        counts = (dtype.itemsize, num_tokens, num_documents, num_unknown)
+        checksum = _checksum(file, *counts)
         file.seek(0)
-        file.write(HEADER.pack(MAGIC, dtype.itemsize, num_tokens, num_documents, num_unknown))
+        file.write(HEADER.pack(MAGIC, *counts, checksum))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _checksum(file: BinaryIO, *counts: int) -> int:
+    """CRC-32 of the counts and of all that follows the header."""
+    checksum = zlib.crc32(repr(counts).encode())
+    file.seek(HEADER.size)
+    for block in iter(lambda: file.read(2**20), b""):
+        checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def _aligned(size: int) -> int:

@@ -34,7 +34,7 @@ def photos(count: int, channels: int = 3, side: int = 32) -> Tensor:
 def test_each_image_draws_its_own_and_the_seed_fixes_it_under_autocast_too(
     options: dict[str, float], min_distinct: int
 ) -> None:
-    augment = Augment(AugmentConfig(**options))  # type: ignore[arg-type]
+    augment = Augment(AugmentConfig(**options))
     same = photos(1).expand(64, -1, -1, -1)
     torch.manual_seed(0)
     first = augment(same)
@@ -155,7 +155,7 @@ def test_erase_blanks_one_rectangle_of_each_chosen_image() -> None:
     "options", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}]
 )
 def test_targets_are_the_fraction_of_each_class_in_the_pixels(options: dict[str, float]) -> None:
-    config = AugmentConfig(**options)  # type: ignore[arg-type]
+    config = AugmentConfig(**options)
     labels = torch.arange(64) % 10
     images = F.one_hot(labels, 10).float()[:, :, None, None].expand(-1, -1, 16, 16)
     mixed, targets = Augment(config).mix(images, labels, 10)
@@ -169,18 +169,3 @@ def test_targets_are_the_fraction_of_each_class_in_the_pixels(options: dict[str,
         assert whole.all()
     else:
         assert 10 < whole.sum() < 54
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("flip", 1.5),
-        ("resized_crop", -0.1),
-        ("crop_padding", -1),
-        ("rand_augment_magnitude", 31),
-        ("mixup", -0.1),
-    ],
-)
-def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=name):
-        AugmentConfig(**{name: value})  # type: ignore[arg-type]

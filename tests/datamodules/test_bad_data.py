@@ -8,17 +8,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as parquet_format
 
-from datamodules.sources import (
-    CORPORA,
-    PARALLEL,
-    TEXT_SOURCES,
-    CorpusOptions,
-    ParallelOptions,
-    TextDatasetOptions,
-    document_source,
-)
 from datamodules.utils.errors import DataError, UsageError
 from tests.helpers.refusals import refused
+from tests.helpers.sources import build
 from tests.helpers.tables import compressed, table_bytes, write
 
 Files = dict[str, Any]  # content by path in d/
@@ -33,29 +25,7 @@ TWO = "2 classes: bad, good"
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("TESSERA_DATA", raising=False)
-
-
-def build(command: str, skip_bad: bool = False) -> Any:
-    """The source that a command names, such as "texts csv d text_column=body": kind of data,
-    source, path and options."""
-    kind, source, *rest = command.split()
-    path = next((word for word in rest if "=" not in word), None)
-    options: dict[str, Any] = dict(word.split("=") for word in rest if "=" in word)
-    if "class_names" in options:
-        options["class_names"] = options["class_names"].split(",")
-    if "val_fraction" in options:
-        options["val_fraction"] = float(options["val_fraction"])
-    if kind == "documents":
-        return document_source(source, path, CorpusOptions(**options), skip_bad)
-    if kind == "pairs":
-        languages = options.pop("languages", "en-de").split("-")
-        return PARALLEL[source](path, ParallelOptions(**options), languages, skip_bad)
-    sources = TEXT_SOURCES if kind == "texts" else CORPORA
-    found = sources[source](path, TextDatasetOptions(**options), skip_bad)
-    found.labelled = kind == "texts"
-    return found
 
 
 def count(source: Any, split: str = "train") -> int:
@@ -269,7 +239,6 @@ DATA: list[tuple[str, Files, tuple[str, ...]]] = [  # also with skip_bad
     ("texts csv d", validation("a,  "), ("line 2 of d/validation.csv", "no label", TWO)),
     ("texts jsonl d", jsonl('{"text": "a", "label": -1}'), (JSON_LINE, "label -1", CLASS_OPTION)),
     ("texts jsonl d", jsonl(f'{{"text": "a", "label": {10**12}}}'), (JSON_LINE, f"{10**12}")),
-    ("texts hub d", last(-1), (ROW, "label -1")),
     ("texts hub d", last(10**12), (ROW, f"label {10**12}")),
     ("texts hub d", last(-1), (ROW, "label -1")),
     ("texts hub d", parquet(label=raw(*[b"a"] * 19, b"g\xe9")), (ROW, "UTF-8")),

@@ -3,25 +3,19 @@
 import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise, product
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from datamodules.corpus import CorpusData
-from datamodules.images import ImageData
-from datamodules.reviews import ReviewData
 from datamodules.utils.batching import (
     BucketBatchSampler,
     EvalBatchSampler,
     ResumableBatchSampler,
     count_tokens,
-    epoch_permutation,
     round_up,
 )
-from datamodules.utils.errors import UsageError
 
 SHAPES = list(product((1, 2, 7, 16, 33), (1, 2, 5), (1, 2, 3)))  # samples, batch size, ranks
 LIMITS = [(1, None), (2, None), (4, None), (50, None), (4, 40), (4, 97)]  # samples or tokens
@@ -74,39 +68,10 @@ def test_evaluation_deals_the_batches_of_one_process(
     assert dealt == list(whole)
 
 
-def test_the_order_follows_from_seed_and_epoch_alone() -> None:
-    def order(seed: int, epoch: int) -> list[int]:
-        return epoch_permutation(50, seed, epoch).tolist()
-
-    assert order(1, 2) == order(1, 2)
-    assert sorted(order(1, 2)) == list(range(50))
-    orders = {tuple(order(seed, epoch)) for seed in range(4) for epoch in range(4)}
-    assert len(orders) == 16
-
-
 @pytest.mark.parametrize("options", [{"size": 0}, {"batch_size": 0}, {"rank": 2, "world_size": 2}])
 def test_impossible_requests_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         ResumableBatchSampler(**{"size": 5, "batch_size": 2, **options})
-
-
-class Two:
-    """Two samples."""
-
-    lengths = torch.ones(2, dtype=torch.int64)
-
-    def __len__(self) -> int:
-        return 2
-
-
-@pytest.mark.parametrize("kind", [ImageData, ReviewData, CorpusData])
-def test_fewer_samples_than_processes_are_refused(kind: Any) -> None:
-    data = kind()
-    data.trainer = SimpleNamespace(world_size=2, global_rank=1)
-    assert len(data.train_sampler(Two())) == 1
-    data.trainer.world_size = 3
-    with pytest.raises(UsageError, match="--trainer.devices 2"):
-        data.train_sampler(Two())
 
 
 # Batches of similar length.
@@ -195,13 +160,6 @@ def test_pairs_are_batched_by_the_longer_side(
     assert list(samplers[0]) == [step[0] for step in epoch_steps[1:]]
 
 
-@pytest.mark.parametrize("limit", [(1, None), (8, 40)])
-def test_samples_that_are_too_few_for_all_ranks_join_the_step_before(limit: Limit) -> None:
-    samplers = buckets(torch.full((7,), 30), 3, limit, 0)
-    sizes = sorted(sorted(map(len, step)) for step in steps(samplers, 0))
-    assert sizes == [[1, 1, 1], [1, 1, 2]]
-
-
 def test_each_epoch_mixes_samples_and_steps_anew() -> None:
     def epoch_batches(seed: int, epoch: int) -> list[frozenset[int]]:
         sampler = buckets(lengths_of(131), 1, (4, None), seed)[0]
@@ -233,13 +191,7 @@ SAMPLERS: dict[str, Callable[[int], ResumableBatchSampler]] = {
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_any_batch_of_a_large_epoch_is_reached_as_fast_as_the_first(kind: str) -> None:
-    small = SAMPLERS[kind](1000)
-    expected = list(small.batches(5))
-    small.start(5, len(small) // 2)
-    assert list(small) == expected[len(small) // 2 :]
-    small.set_epoch(6)
-    assert list(small) == list(small.batches(6)) != expected
-    large = SAMPLERS[kind](1_000_000)
+    large = SAMPLERS[kind](200_000)
 
     def seconds(batch: int) -> float:
         large.start(5, batch)

@@ -5,18 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from datamodules.corpus import CorpusData, CorpusLoading
 from datamodules.sources import CorpusOptions
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.errors import DataError, UsageError
 from tests.helpers.corpora import CHARACTERS, PACKINGS, corpus, letters, poem
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
 
 
 def tokens_of(loader: Any) -> tuple[list[int], int]:
@@ -136,64 +129,6 @@ def test_a_tokenizer_of_one_special_token(tmp_path: Path) -> None:
     assert (batch["tokens"][starts] == end).all()
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_share_the_batches_of_one(packing: str, world_size: int, tmp_path: Path) -> None:
-    path = poem(tmp_path) if packing == "windows" else letters(tmp_path)
-
-    def batches(ranks: int, rank: int, epoch: int, start: int = 0) -> list[dict[str, Tensor]]:
-        data = corpus(path, packing, batch_size=6 // ranks, max_length=20)
-        data._ranks = lambda: (ranks, rank)  # type: ignore[method-assign]
-        loader: Any = data.train_dataloader()
-        loader.sampler.set_epoch(epoch)
-        loader.sampler.start(epoch, start)
-        return list(loader)
-
-    for epoch in (0, 1):
-        alone = batches(1, 0, epoch)
-        shared = [batches(world_size, rank, epoch) for rank in range(world_size)]
-        assert len(alone) > 10
-        assert {len(part) for part in shared} == {len(alone)}
-        for step, batch in enumerate(alone):
-            for name, value in batch.items():
-                for i in range(len(value)):
-                    theirs = shared[i % world_size][step][name][i // world_size]
-                    assert torch.equal(theirs, value[i])
-        later = batches(world_size, 1, epoch, 7)
-        for a, b in zip(later, shared[1][7:], strict=True):
-            assert torch.equal(a["tokens"], b["tokens"])
-
-
-@pytest.mark.parametrize("batch_size", [4, 7])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_an_epoch_takes_every_packed_row_once(
-    world_size: int, batch_size: int, tmp_path: Path
-) -> None:
-    path = letters(tmp_path)
-    seen: list[Any] = []
-    steps = set()
-    for rank in range(world_size):
-        data = corpus(path, "documents", batch_size=batch_size)
-        data._ranks = lambda rank=rank: (world_size, rank)  # type: ignore[method-assign]
-        batches = list(data.train_dataloader())
-        steps.add(len(batches))
-        seen += [row for batch in batches for row in batch["targets"].tolist()]
-    dataset = data.dataset("train")
-    assert sorted(seen) == sorted(dataset[list(range(len(dataset)))]["targets"].tolist())
-    assert len(steps) == 1
-
-
-def test_batches_follow_from_the_seed(tmp_path: Path) -> None:
-    path = letters(tmp_path)
-
-    def first(seed: int) -> str:
-        data = corpus(path, loading=CorpusLoading(seed=seed))
-        return str(next(iter(data.train_dataloader()))["tokens"].tolist())
-
-    assert first(1) == first(1)
-    assert len({first(seed) for seed in range(4)}) == 4
-
-
 # What is reported if something does not fit.
 
 
@@ -237,23 +172,9 @@ def test_characters_are_encoded_alike_in_both_ways() -> None:
         tokenizer.encode_concatenated(["\ud800"])
 
 
-def test_options_must_match_the_checkpoint(tmp_path: Path) -> None:
+def test_one_document_to_a_model_that_knows_where_documents_end(tmp_path: Path) -> None:
     path = letters(tmp_path)
     metadata = corpus(path, "documents").metadata()
-    data = corpus(path, "documents")
-    data.set_metadata(metadata)
-    data.setup("fit")
-    assert data.metadata() == metadata
-    (tmp_path / "tokenizer.json").write_text(Tokenizer.train(["other"], CHARACTERS).to_json())
-    other_file = TokenizerConfig("character", 2000, 1, False, str(tmp_path / "tokenizer.json"))
-    for options, name in (
-        ({"tokenizer": TokenizerConfig("bpe", 2000, 1, False)}, "tokenizer.kind bpe"),
-        ({"max_length": 32}, "max_length is 32.* 16"),
-        ({"tokenizer": other_file}, r"--data.tokenizer.file"),
-    ):
-        with pytest.raises(UsageError, match=name):
-            corpus(path, **options).set_metadata(metadata)
-    # One document, to a model that knows where documents end.
     alone = corpus(path, skip_bad=True)
     alone.set_metadata(metadata)
     unmarked = corpus(path, skip_bad=True, tokenizer=alone.tokenizer_config)
@@ -274,25 +195,6 @@ def test_too_little_text(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(DataError, match=r"a\.txt"):
         corpus(path).setup("fit")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"packing": "rows"}, "packing is rows"),
-        ({"max_length": 1}, "max_length is 1"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"source": "web"}, "source is web"),
-    ],
-)
-def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        CorpusData(**options)
-
-
-def test_there_is_nothing_to_predict(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="predict"):
-        corpus(poem(tmp_path)).setup("predict")
 
 
 def test_a_text_that_changes_while_it_is_read(tmp_path: Path) -> None:

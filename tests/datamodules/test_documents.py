@@ -5,7 +5,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import datasets
 import pytest
 
 from datamodules.sources import (
@@ -16,10 +15,9 @@ from datamodules.sources import (
     document_source,
     documents,
 )
-from datamodules.sources.documents import PIECE_SIZE, split_pieces
+from datamodules.sources.documents import split_pieces
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from datamodules.utils.errors import DataError
-from tests.helpers.refusals import refused
+from tests.helpers.sources import joined
 from tests.helpers.tables import compressed, write
 
 TEXTS = [
@@ -29,26 +27,6 @@ TEXTS = [
     "words and words " * 20_000,
     "end",
 ]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("TESSERA_CACHE", str(folder))
-    return folder
-
-
-def joined(stream: Any) -> list[str]:
-    """The documents of a stream of pieces, each as one text."""
-    found: list[str] = []
-    closed = True
-    for piece in stream:
-        assert 0 < len(piece.text) <= PIECE_SIZE and (piece.opens or not closed)
-        if piece.opens:
-            found.append("")
-        found[-1] += piece.text
-        closed = piece.closes
-    return found
 
 
 def source(path: object, kind: str = "files", skip_bad: bool = False, **options: Any) -> Any:
@@ -71,15 +49,6 @@ def test_plain_text(codec: str, tmp_path: Path) -> None:
 def write_rows(path: Path, texts: Sequence[str | None], column: str = "text") -> None:
     """A file of rows with a text and a number in each."""
     write(path, [{"id": number, column: text} for number, text in enumerate(texts)])
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow"])
-def test_rows(name: str, tmp_path: Path) -> None:
-    texts = [*TEXTS, *(f"text {i} " * 9 for i in range(3000))]
-    write_rows(tmp_path / name, [*texts, "", None])
-    assert joined(source(tmp_path / name).read("train")) == texts  # without the empty ones
-    write_rows(tmp_path / name, TEXTS, "body")
-    assert joined(source(tmp_path / name, text_column="body").read("train")) == TEXTS
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 2**20])
@@ -170,33 +139,6 @@ def test_a_model_is_measured_on_the_test_split_or_on_everything(tmp_path: Path) 
         digests.add(found.digest)
     assert len(digests) == 3
     assert joined(source(tmp_path / "val.txt").whole()) == ["b" * 9]
-
-
-def test_the_reference() -> None:
-    found = source(None, "reference")
-    assert sum(found.split(split).characters for split in ("train", "val", "test")) > 250_000
-
-
-def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = {"train": ["a", "b"], "unsupervised": ["c"], "test": ["d"]}
-    tables = {name: datasets.Dataset.from_dict({"text": texts}) for name, texts in splits.items()}
-    known = {"me/it": datasets.DatasetDict(tables)}
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, subset: known[name])
-    folder = tmp_path / "data" / "it"
-    folder.mkdir(parents=True)
-    for name, texts in splits.items():
-        write_rows(folder / f"{name}-0.parquet", texts)
-    (folder / "README.md").write_text("about it")
-    online = [source(None, "hub", name="me/it"), source("me/it"), source("me/it", "hub")]
-    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "data"))
-    here = [source(None, "hub", name="no/no", local="it"), source(folder, "hub")]
-    for found in [*online, *here]:
-        found.prepare()
-        assert joined(found.read("train")) == ["a", "b", "c"] and not found.has("val")
-        assert joined(found.read("test")) == ["d"]
-        assert found.origin == ("me/it" if found in online else str(folder))
-    with refused(DataError, "me/other", "--data.path"):
-        source("me/other").prepare()
 
 
 def test_statistics_are_computed_once_for_the_same_files(

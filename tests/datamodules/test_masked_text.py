@@ -1,8 +1,6 @@
-"""Texts to pretrain on: every token once, pairs drawn anew in each epoch, nothing of the
-validation texts."""
+"""Texts to pretrain on: every token once, the right ones masked, pairs drawn anew in each epoch."""
 
-import json
-from pathlib import Path
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,19 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.masked_text import Chunks, MaskedTextData, NextSentencePairs
-from datamodules.reviews import ReviewData
-from datamodules.sources import CORPORA, TextDatasetOptions
+from datamodules.masked_text import Chunks, NextSentencePairs
 from datamodules.text import TokenLists
-from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.tokenizers import SpecialTokenIds, Tokenizer
+from datamodules.tokens.masking import MaskConfig, Masker
 from datamodules.utils.errors import UsageError
-
-WORDS = TokenizerConfig("whitespace", min_frequency=1)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
+from tests.helpers.data_modules import WORDS
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +68,7 @@ def test_pairs_follow_each_other_or_are_of_two_documents(
     others = set()
     inner = 0
     for epoch in range(40):
-        dataset.sampler = SimpleNamespace(epoch=epoch)  # type: ignore[assignment]
+        dataset.sampler = SimpleNamespace(epoch=epoch)
         batch = dataset[list(range(len(dataset)))]
         for row in range(len(dataset)):
             first, second = split_pair(batch, row)
@@ -106,7 +97,7 @@ def test_pairs_follow_from_seed_epoch_and_chunk(
 ) -> None:
     def pairs(seed: int, epoch: int, rows: list[int]) -> list[Any]:
         dataset = NextSentencePairs(documents, tokenizer, 17, multiple=4, seed=seed)
-        dataset.sampler = SimpleNamespace(epoch=epoch)  # type: ignore[assignment]
+        dataset.sampler = SimpleNamespace(epoch=epoch)
         return [split_pair(dataset[rows], i) for i in range(len(rows))]
 
     assert pairs(0, 1, [3, 0, 4]) == pairs(0, 1, [3, 0, 4])
@@ -116,92 +107,116 @@ def test_pairs_follow_from_seed_epoch_and_chunk(
         NextSentencePairs(TokenLists([[8, 9, 10], []]), tokenizer, 17, 4, 0)
 
 
-UNLABELLED = [f"more {i} without a class" for i in range(10)]
+# Masks --------------------------------------------------------------------------------------------
+
+V = 500
+SPECIAL_IDS = SpecialTokenIds(*range(7))
+STARTS = [i % 3 > 0 or i < 7 for i in range(V)]  # a third of the tokens continue a word
 
 
-def write_texts(folder: Path, source: str) -> str:
-    """40 texts with classes, and 10 without."""
-    texts = [f"text {i} of class {i % 2}, and more words" for i in range(40)]
-    rows = {"train": [{"text": text, "label": i % 2} for i, text in enumerate(texts)]}
-    rows["unsupervised"] = [{"text": text, "label": -1} for text in UNLABELLED]
-    for split, part in rows.items():
-        if source == "txt":
-            for i, row in enumerate(part):
-                path = folder / "train" / ("neg", "pos", "unsup")[row["label"]] / f"{i:02}.txt"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(row["text"])
-        elif source == "jsonl":
-            (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, part)))
-        elif source == "csv":
-            lines = ["text,label", *(f'"{row["text"]}",{row["label"]}' for row in part)]
-            (folder / f"{split}.csv").write_text("\n".join(lines))
-        else:
-            write_parquet(folder / f"{split}.parquet", part, source == "hub with features")
-    return str(folder)
+def masker(*args: float, whole_words: bool = False) -> Masker:
+    return Masker(MaskConfig(*args, whole_words=whole_words), SPECIAL_IDS, V, STARTS)
 
 
-def write_parquet(path: Path, rows: list[dict[str, Any]], with_features: bool) -> None:
-    """With features the column of classes has another name, and the file says what it is."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    table = pa.Table.from_pylist(rows)
-    if with_features:
-        features = {"mood": {"_type": "ClassLabel", "names": ["neg", "pos"]}}
-        info = {"huggingface": json.dumps({"info": {"features": features}})}
-        table = table.rename_columns(["text", "mood"]).replace_schema_metadata(info)
-    parquet.write_table(table, path)
+def sequences(size: int = 64, length: int = 200) -> tuple[Tensor, Tensor]:
+    """[CLS] text [SEP] [PAD]..., of all lengths from 2 on, and their padding mask."""
+    tokens = torch.randint(7, V, (size, length))
+    ends = torch.linspace(2, length, size).long()
+    padding_mask = torch.arange(length) < ends[:, None]
+    tokens[:, 0] = 2
+    tokens[torch.arange(size), ends - 1] = 3
+    return tokens.masked_fill(~padding_mask, 0), padding_mask
 
 
-@pytest.mark.parametrize(
-    "kind", [*(source for source in CORPORA if source != "reference"), "hub with features"]
-)
-def test_validation_texts_are_those_of_reviews_and_all_others_are_trained_on(
-    kind: str, tmp_path: Path
-) -> None:
-    source: Any = kind.split()[0]
-    path = write_texts(tmp_path, kind)
-    options = TextDatasetOptions(val_fraction=0.25)
-    data = MaskedTextData(source, path, max_length=16, dataset=options, tokenizer=WORDS)
-    data.prepare_data()
-    data.setup("fit")
-    batch = next(iter(data.train_dataloader()))
-    assert set(batch) == {"tokens", "padding_mask", "index"}
-    assert torch.equal(batch["padding_mask"], batch["tokens"] != 0)
-    reviews = ReviewData(source, path, dataset=options, tokenizer=WORDS).source
-    train = data.source.corpus("train").to_pylist()
-    assert sorted(train) == sorted([*reviews.split("train").column.to_pylist(), *UNLABELLED])
-    assert data.source.corpus("val").to_pylist() == reviews.split("val").column.to_pylist()
+def is_near(count: Tensor, total: int, probability: float) -> bool:
+    sigma = math.sqrt(total * probability * (1 - probability))
+    return abs(int(count) - total * probability) <= 4 * sigma
 
 
-def test_the_reference_and_what_a_checkpoint_keeps() -> None:
-    data = MaskedTextData(max_length=16, tokenizer=WORDS)
-    data.setup("fit")
-    data.setup("test")
-    metadata = data.metadata()
-    assert metadata["next_sentence"] is False
-    assert metadata["vocabulary"] == data.tokenizer.vocab_size
-    again = MaskedTextData(max_length=16, tokenizer=WORDS)
-    again.set_metadata(metadata)
-    assert again.metadata() == metadata
-    with pytest.raises(UsageError, match="next_sentence is True"):
-        MaskedTextData(next_sentence=True, max_length=16, tokenizer=WORDS).set_metadata(metadata)
-    with pytest.raises(UsageError, match="source is reviews"):
-        MaskedTextData("reviews")  # type: ignore[arg-type]
+@pytest.mark.parametrize("whole_words", [False, True])
+@pytest.mark.parametrize("share", [0.15, 0.4])
+def test_fractions(whole_words: bool, share: float) -> None:
+    tokens = torch.randint(7, V, (1000, 202))
+    tokens[:, 0] = 2
+    tokens[:, -1] = 3
+    masked, where = masker(share, 0.7, 0.2, whole_words=whole_words)(tokens, tokens > 0)
+    independent = tokens > 6
+    if whole_words:  # the pieces of a word are selected together
+        independent &= torch.tensor(STARTS)[tokens] | (torch.arange(202) == 1)
+    assert is_near((where & independent).sum(), int(independent.sum()), share)
+    assert where.float().mean() == pytest.approx(share, abs=0.01)
+    count = int(where.sum())
+    is_mask = where & (masked == 4)
+    is_random = where & (masked != tokens) & ~is_mask
+    assert is_near(is_mask.sum(), count, 0.7)
+    assert is_near(is_random.sum(), count, 0.2 * (1 - 1 / 493))  # it may be the same token
+    assert set(masked[is_random].tolist()) == set(range(7, V))
 
 
-def test_plain_files_need_no_classes(tmp_path: Path) -> None:
-    def texts(source: Any, path: Path) -> list[str]:
-        return MaskedTextData(source, str(path)).source.records("train").column.to_pylist()  # type: ignore[union-attr]
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_only_text_is_masked(whole_words: bool) -> None:
+    tokens, padding_mask = sequences()
+    tokens[5, 7] = 1
+    tokens[9, 3] = 4  # a [MASK] that was there
+    before = tokens.clone()
+    for _ in range(20):
+        masked, where = masker(0.5, 0.2, 0.8, whole_words=whole_words)(tokens, padding_mask)
+        assert torch.equal(tokens, before)
+        assert masked.dtype == torch.int64 and where.dtype == torch.bool
+        assert not (where & ((tokens < 7) | ~padding_mask)).any()
+        assert torch.equal(masked[~where], tokens[~where])
+        assert ((masked >= 7) | (masked == 4))[where].all()
+        assert where[1:].any(1).all() and not where[0].any()  # the first is [CLS] [SEP]
+    rare = masker(1e-6, whole_words=whole_words)  # still a token or word of each sequence
+    selections = [rare(tokens, padding_mask)[1] for _ in range(20)]
+    assert all(where[1:].any(1).all() for where in selections)
+    assert whole_words or all((where.sum(1) <= 1).all() for where in selections)
+    assert not torch.equal(selections[0], selections[1])
+    tokens = torch.randint(7, V, (50, 20))  # text at padding is not looked at
+    padding_mask = torch.rand(50, 20) < 0.5
+    masked, where = masker(0.99, whole_words=whole_words)(tokens, padding_mask)
+    assert not where[~padding_mask].any()
+    assert torch.equal(masked[~padding_mask], tokens[~padding_mask])
 
-    (tmp_path / "book.txt").write_text("one two\nthree\n\n\nfour five\n \nsix\n")
-    assert texts("txt", tmp_path / "book.txt") == ["one two\nthree", "four five", "six"]
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "poem.txt").write_text("seven\n\neight")
-    assert [text.split()[0] for text in texts("txt", tmp_path)] == ["one", "seven"]
-    (tmp_path / "a.csv").write_text("content\n" + "words\n" * 20)
-    (tmp_path / "b.csv").write_text("text,label\n" + "words,\nmore,7\n" * 20 + "a,\n")
-    for name, sizes in (("a.csv", (18, 2)), ("b.csv", (37, 4))):
-        data = MaskedTextData("csv", str(tmp_path / name), tokenizer=WORDS)
-        data.setup("fit")
-        assert (len(data.dataset("train")), len(data.dataset("val"))) == sizes
+
+def test_words_are_masked_whole() -> None:
+    tokens, padding_mask = sequences()
+    _, where = masker(0.3, whole_words=True)(tokens, padding_mask)
+    several = 0
+    for row, selected in zip(tokens.tolist(), where.tolist(), strict=True):
+        words: list[list[bool]] = []
+        for place, token in enumerate(row):
+            if token < 7 or STARTS[token] or row[place - 1] < 7:
+                words.append([])
+            words[-1].append(selected[place])
+        assert all(len(set(word)) == 1 for word in words)
+        several += sum(len(word) > 1 and word[0] for word in words)
+    assert several > 100
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_seeds_fix_the_draws(whole_words: bool) -> None:
+    mask = masker(whole_words=whole_words)
+    tokens, padding_mask = sequences()
+    torch.manual_seed(5)
+    first = mask(tokens, padding_mask)
+    assert not torch.equal(mask(tokens, padding_mask)[1], first[1])
+    torch.manual_seed(5)
+    again = masker(whole_words=whole_words)(tokens, padding_mask)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    # A seed for each sequence fixes its draws, whatever the batch.
+    seeds = list(range(100, 164))
+    masked, where = mask(tokens, padding_mask, seeds)
+    for rows in (torch.arange(63, 31, -1), torch.arange(3, 9)):
+        length = int(padding_mask[rows].sum(1).max())  # less padding
+        row_seeds = [seeds[row] for row in rows]
+        some = mask(tokens[rows, :length], padding_mask[rows, :length], row_seeds)
+        assert torch.equal(some[0], masked[rows, :length])
+        assert torch.equal(some[1], where[rows, :length])
+    assert not torch.equal(mask(tokens, padding_mask, seeds[::-1])[1], where)
+
+
+@pytest.mark.parametrize(("ids", "size"), [(SpecialTokenIds(pad=0), V), (SPECIAL_IDS, 7)])
+def test_tokenizers_that_cannot_mask_are_refused(ids: SpecialTokenIds, size: int) -> None:
+    with pytest.raises(UsageError, match="tokenizer"):
+        Masker(MaskConfig(), ids, size, STARTS[:size])

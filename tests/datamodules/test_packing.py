@@ -126,7 +126,7 @@ def test_random_windows_are_adjacent(token_file: TokenFile, length: int) -> None
     assert len(dataset) == (len(stream) - 1) // length
     offsets = set()
     for epoch in range(40):
-        dataset.sampler = SimpleNamespace(epoch=epoch)  # type: ignore[assignment]
+        dataset.sampler = SimpleNamespace(epoch=epoch)
         rows = dataset[list(range(len(dataset)))]
         assert rows["targets"].is_contiguous()
         offset = dataset.offset()

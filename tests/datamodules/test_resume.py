@@ -1,7 +1,6 @@
 """Training that was stopped anywhere and resumed from its checkpoint ends with the bits of
 training that was not stopped."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.base import ResumableDataModule
-from datamodules.masked_text import MaskedTextData
-from datamodules.text import TextLoading
-from datamodules.tokenizers import PairTokenizerConfig, TokenizerConfig
-from datamodules.translation import TranslationData
 from datamodules.utils.errors import UsageError
 from tests.helpers.corpora import corpus, letters, poem
+from tests.helpers.data_modules import MODULES, translations
 from tests.helpers.recorder import Recorder, fit, tiny_trainer
 
 BATCHES, EPOCHS = 5, 3  # 42 samples in batches of 8, the rest dropped
@@ -59,34 +55,10 @@ class NumberData(ResumableDataModule):
         return self.eval_loader(self.numbers)
 
 
-def sentence_pairs(folder: Path) -> MaskedTextData:
-    documents = [" ".join(f"w{i * j % 97}" for j in range(1, 60)) for i in range(1, 25)]
-    (folder / "text.txt").write_text("\n\n".join(documents))
-    words = TokenizerConfig("whitespace", min_frequency=1)
-    loading = TextLoading(batch_tokens=256)
-    return MaskedTextData(
-        "txt", str(folder / "text.txt"), True, max_length=32, tokenizer=words, loading=loading
-    )
-
-
-def translations(folder: Path) -> TranslationData:
-    for split in ("train", "val"):
-        rows = [{"en": f"{i} " * (i % 5 + 1), "de": f"{i} x" * (i % 7 + 1)} for i in range(150)]
-        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    tokenizer = PairTokenizerConfig(vocabulary=300)
-    loading = TextLoading(batch_tokens=300)
-    return TranslationData(
-        "table", str(folder), "en-de", 64, 32, tokenizer=tokenizer, loading=loading
-    )
-
-
 DATA: dict[str, Callable[[Path], pl.LightningDataModule]] = {
     "numbers": lambda folder: NumberData(),
     "numbers, workers": lambda folder: NumberData(workers=2),
-    "windows": lambda folder: corpus(poem(folder), max_length=256),
-    "documents": lambda folder: corpus(letters(folder), "documents", max_length=256),
-    "sentence pairs": sentence_pairs,
-    "translations": translations,
+    **MODULES,
 }
 
 
@@ -98,7 +70,8 @@ def test_continues_after_any_step_with_the_same_batches_and_bits(kind: str, tmp_
     assert len({str(batch) for batch in whole.seen}) == len(whole.seen)  # no batch comes twice
     for step in (1, steps - 1, steps, steps + 2, EPOCHS * steps - 1):
         ckpt = tmp_path / f"step={step}.ckpt"
-        resumed = fit(DATA[kind](tmp_path), tmp_path / "again", ckpt, limit_val_batches=0)
+        options = {"limit_val_batches": 0, "asks_for_steps": step == 1}
+        resumed = fit(DATA[kind](tmp_path), tmp_path / "again", ckpt, **options)
         assert resumed.seen == whole.seen[step:], step
         assert torch.equal(resumed.weight, whole.weight)
 
@@ -110,43 +83,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recorder, Path]:
     return fit(NumberData(), folder), folder
 
 
-class Killed(BaseException):
-    pass
-
-
-class StopAfter(Callback):
-    """Ends training as a kill does: nothing is saved on the way out."""
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == 8:
-            raise Killed
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_killed_in_mid_epoch(whole: tuple[Recorder, Path], tmp_path: Path, workers: int) -> None:
-    with pytest.raises(Killed):
-        fit(NumberData(workers), tmp_path, callbacks=[StopAfter()])
-    ckpt = tmp_path / "step=8.ckpt"
-    resumed = fit(NumberData(workers), tmp_path / "again", ckpt, asks_for_steps=True)
-    assert resumed.seen == whole[0].seen[8:]
-    assert torch.equal(resumed.weight, whole[0].weight)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("at_epoch_end", [False, True])
 @pytest.mark.parametrize("interval", [1.0, 2])
 def test_saved_at_validation(
-    whole: tuple[Recorder, Path], tmp_path: Path, at_epoch_end: bool, workers: int, interval: float
+    whole: tuple[Recorder, Path], tmp_path: Path, at_epoch_end: bool, interval: float
 ) -> None:
     save = {"every_n_train_steps": None, "every_n_epochs": 1}
     save["save_on_train_epoch_end"] = at_epoch_end or None
     options: dict[str, Any] = {"save": save, "val_check_interval": interval}
-    fit(NumberData(workers), tmp_path, **options)
+    fit(NumberData(), tmp_path, **options)
     paths = list(tmp_path.glob("step=*.ckpt"))
     assert len(paths) >= EPOCHS
-    for path in paths[:: 2 if workers else 1]:
+    for path in paths:
         step = int(path.stem.removeprefix("step=").split("-")[0])
-        resumed = fit(NumberData(workers), tmp_path / path.stem, path, **options)
+        resumed = fit(NumberData(), tmp_path / path.stem, path, **options)
         assert resumed.seen == whole[0].seen[step:], path.name
         assert torch.equal(resumed.weight, whole[0].weight)
 
@@ -221,7 +171,7 @@ class SaveSeen(Callback):
         self.folder = folder
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        seen = [batch["index"] for batch in module.seen]  # type: ignore[union-attr]
+        seen = [batch["index"] for batch in module.seen]
         torch.save(seen, self.folder / f"rank{trainer.global_rank}.pt")
 
 

@@ -3,11 +3,9 @@
 import io
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import torch
 
@@ -22,78 +20,26 @@ from tests.helpers.tables import write
 
 LINE = "the {} film, number {}\nof café “{}” "
 ROWS = [(LINE.format(("bad", "good")[i % 2], i % 9, i % 7) * (1 + i % 5), i % 2) for i in range(60)]
-WORD_ROWS = sorted((" ".join(text.split()), label) for text, label in ROWS)
-TEST_ROWS = sorted((" ".join(text.split()), label) for text, label in ROWS[:10])
 NAMES = ["neg", "pos"]
 WORDS = TokenizerConfig("whitespace", min_frequency=1, lowercase=False)
-FILES = ("hub", "csv", "jsonl", "txt")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> dict[str, Path]:
-    """The same 60 texts for training and 10 for the test, in every format."""
-    features = datasets.Features(
-        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=NAMES)}
-    )
+def folder(tmp_path: Path) -> Path:
+    """60 texts for training and 10 for the test."""
     for split, samples in (("train", ROWS), ("test", ROWS[:10])):
-        rows = [{"text": text, "label": label} for text, label in samples]
-        write(tmp_path / f"hub/{split}-0.parquet", rows, features)
         rows = [{"id": 7, "text": text, "label": NAMES[label]} for text, label in samples]
         write(tmp_path / f"csv/{split}.csv", rows)
-        write(tmp_path / f"jsonl/{split}.jsonl", rows)
-        for i, row in enumerate(rows):
-            write(tmp_path / f"txt/{split}/{row['label']}/{i:03}.txt", row["text"])
-    return {name: tmp_path / name for name in FILES}
+    return tmp_path / "csv"
 
 
 def review_data(source: Any = "csv", path: object = None, **options: Any) -> ReviewData:
     return ReviewData(source, None if path is None else str(path), tokenizer=WORDS, **options)
 
 
-def contents(data: ReviewData, *splits: str) -> list[tuple[str, int]]:
-    """Decoded texts and labels of some splits, sorted."""
-    found = []
-    for split in splits:
-        dataset = data.dataset(split)
-        batch = dataset[list(range(len(dataset)))]
-        assert torch.equal(batch["padding_mask"], batch["tokens"] != 0)
-        texts = [data.tokenizer.decode(row.tolist()) for row in batch["tokens"]]
-        found += zip(texts, batch["label"].tolist(), strict=True)
-    return sorted(found)
-
-
-@pytest.mark.parametrize("source", FILES)
-def test_every_source_gives_the_same_texts_and_labels(
-    source: str, folders: dict[str, Path]
-) -> None:
-    options = TextDatasetOptions(val_fraction=0.2)
-    data = review_data(source, folders[source], dataset=options)
-    data.prepare_data()
-    data.setup("fit")
-    data.setup("test")
-    metadata = data.metadata()
-    assert metadata["class_names"] == NAMES
-    assert metadata["vocabulary"] == data.tokenizer.vocab_size
-    assert data.origin == str(folders[source])
-    assert contents(data, "train", "val") == WORD_ROWS and contents(data, "test") == TEST_ROWS
-    assert torch.cat([b["label"] for b in data.val_dataloader()]).bincount().tolist() == [6, 6]
-    for path in folders[source].glob("train*"):  # a checkpoint needs no training split
-        path.rename(folders[source] / f"unread_{path.name}")
-    data = review_data(source, folders[source])
-    data.set_metadata(metadata)
-    data.setup("test")
-    assert contents(data, "test") == TEST_ROWS
-
-
-@pytest.mark.parametrize("source", ["reviews", "csv"])
-def test_batches(source: str, folders: dict[str, Path]) -> None:
+def test_batches(folder: Path) -> None:
     loading = TextLoading(multiple=4, eval_batch_size=5)
-    data = review_data(source, folders.get(source), batch_size=6, loading=loading)
+    data = review_data("csv", folder, batch_size=6, loading=loading)
     data.setup("fit")
     batches = list(data.train_dataloader())
     assert len(batches) == data.train_batches()
@@ -115,35 +61,18 @@ def test_batches(source: str, folders: dict[str, Path]) -> None:
     assert data.padding_share() == pytest.approx(1 - tokens / padded)
 
 
-def test_batches_by_tokens_and_without_buckets(folders: dict[str, Path]) -> None:
-    by_tokens = review_data("csv", folders["csv"], loading=TextLoading(batch_tokens=128))
+def test_batches_by_tokens_and_without_buckets(folder: Path) -> None:
+    by_tokens = review_data("csv", folder, loading=TextLoading(batch_tokens=128))
     by_tokens.setup("fit")
     sizes = [batch["tokens"].numel() for batch in by_tokens.train_dataloader()]
     assert max(sizes) <= 128 and len(sizes) == by_tokens.train_batches()
     for size, expected in ((6, [6] * 9), (8, [6, *[8] * 6])):
         loading = TextLoading(buckets=False)
-        plain = review_data("csv", folders["csv"], batch_size=size, loading=loading)
+        plain = review_data("csv", folder, batch_size=size, loading=loading)
         batches = [batch["index"].tolist() for batch in plain.train_dataloader()]
         assert sorted(sum(batches, [])) == list(range(54))
         assert sorted(map(len, batches)) == expected and plain.train_batches() == len(batches)
         assert plain.padding_share() > 1.5 * by_tokens.padding_share()
-    for bad, name in (
-        (TextLoading(batch_tokens=100), "batch_tokens"),
-        (TextLoading(batch_tokens=500, buckets=False), "batch_tokens"),
-        (TextLoading(multiple=0), "multiple"),
-    ):
-        with refused(UsageError, name):
-            ReviewData(loading=bad)
-    for changed, name in (
-        (TextLoading(), "batch_tokens 128"),
-        (TextLoading(batch_tokens=256), "batch_tokens 128"),
-        (TextLoading(batch_tokens=128, multiple=2), "multiple 8"),
-    ):
-        data = review_data("csv", folders["csv"], loading=changed)
-        state = {"epoch": 1, "batch": 1, "batch_size": 32, "world_size": 1, "samples": 54}
-        data.load_state_dict({**state, "batch_tokens": 128, "buckets": 1, "multiple": 8})
-        with refused(UsageError, name):
-            data.train_dataloader()
 
 
 @pytest.mark.parametrize("kind", [ReviewData, MaskedTextData])
@@ -161,16 +90,6 @@ def test_only_training_texts_teach_the_tokenizer(kind: Any, tmp_path: Path) -> N
         tokens = data.dataset(split)[[1]]["tokens"][0]
         expected = ["[CLS]", "a", "good", "[UNK]", "film", "[SEP]", "[PAD]", "[PAD]"]
         assert data.tokenizer.convert_ids_to_tokens(tokens) == expected
-
-
-def test_a_single_file_is_split(folders: dict[str, Path]) -> None:
-    data = review_data("csv", folders["csv"] / "train.csv")
-    data.setup("fit")
-    train, val = data.source.split("train"), data.source.split("val")
-    assert (len(train), len(val)) == (54, 6)
-    assert not set(train.rows.tolist()) & set(val.rows.tolist())
-    with pytest.warns(UserWarning, match="test split"):
-        data.setup("test")
 
 
 def found(data: ReviewData, split: str) -> dict[int, int]:
@@ -207,20 +126,20 @@ def test_columns_and_classes(
     expected = {i: indices[i % 3] for i in range(60)}
     rows = [{"body": f"text {i}", "stars": labels[i % 3], "text": "same"} for i in range(60)]
     path = write(tmp_path / f"train.{ending}", rows)
-    options = TextDatasetOptions(**columns, class_names=given)  # type: ignore[arg-type]
+    options = TextDatasetOptions(**columns, class_names=given)
     data = review_data(source, tmp_path, dataset=options)
     metadata = data.metadata()
     assert metadata["class_names"] == (names or given)
     assert found(data, "train") | found(data, "val") == expected
     if -1 not in labels:
         path.rename(tmp_path / f"test.{ending}")
-        data = review_data(source, tmp_path, dataset=TextDatasetOptions(**columns))  # type: ignore[arg-type]
+        data = review_data(source, tmp_path, dataset=TextDatasetOptions(**columns))
         data.set_metadata(metadata)
         assert found(data, "test") == expected
 
 
-def test_long_texts_are_truncated_and_said_once(folders: dict[str, Path]) -> None:
-    data = review_data("csv", folders["csv"], max_length=10)
+def test_long_texts_are_truncated_and_said_once(folder: Path) -> None:
+    data = review_data("csv", folder, max_length=10)
     with pytest.warns(UserWarning, match="48 of 60 .* 10 tokens"):
         data.setup("fit")
     batch = next(iter(data.train_dataloader()))
@@ -235,8 +154,8 @@ def test_long_texts_are_truncated_and_said_once(folders: dict[str, Path]) -> Non
 
 
 @pytest.fixture
-def metadata(folders: dict[str, Path]) -> dict[str, Any]:
-    data = review_data("csv", folders["csv"])
+def metadata(folder: Path) -> dict[str, Any]:
+    data = review_data("csv", folder)
     data.setup("fit")
     return data.metadata()
 
@@ -250,15 +169,15 @@ def asking(metadata: dict[str, Any], text: str | None = None, **options: Any) ->
 
 
 def test_prediction_needs_a_checkpoint_and_no_data_set(
-    metadata: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    metadata: dict[str, Any], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "asked.txt"
     path.write_bytes("good\r\na good film of café\nbad, bad film\n".encode())
     loading = TextLoading(eval_batch_size=2)
     data = asking(metadata, source="hub", predict_path=str(path), loading=loading)
-    cached = set((tmp_path / "cache").rglob("*"))
+    cached = set(cache.rglob("*"))
     data.setup("predict")
-    assert set((tmp_path / "cache").rglob("*")) == cached  # what is asked is not written down
+    assert set(cache.rglob("*")) == cached  # what is asked is not written down
     assert data.predict_texts == ["good", "a good film of café", "bad, bad film"]
     assert data.metadata() == metadata
     batches = list(data.predict_dataloader())
@@ -285,48 +204,17 @@ def test_prediction_needs_a_checkpoint_and_no_data_set(
         (UsageError, str(tmp_path), {"predict_path": str(tmp_path)}),
     ):
         with refused(kind, name):
-            asking(metadata, **options).setup("predict")  # type: ignore[arg-type]
+            asking(metadata, **options).setup("predict")
 
 
-def test_data_and_checkpoint_must_agree(
-    metadata: dict[str, Any], folders: dict[str, Path], tmp_path: Path
-) -> None:
-    other = ReviewData("csv", str(folders["csv"]), tokenizer=TokenizerConfig("character"))
-    file = tmp_path / "tokenizer.json"
-    file.write_text(other.tokenizer.to_json())
-    size = metadata["vocabulary"]
-    for options, names in (
-        ({"max_length": 64}, ["max_length is 64", "128"]),
-        ({"tokenizer": TokenizerConfig(vocabulary=40)}, ["kind wordpiece", "kind whitespace"]),
-        ({"tokenizer": replace(WORDS, file="nosuch.json")}, ["nosuch.json"]),
-        (
-            {"tokenizer": TokenizerConfig("whitespace", 16_000, 1, False, str(file))},
-            [f"{other.tokenizer.vocab_size} tokens", f"{size} tokens"],
-        ),
-        ({"dataset": TextDatasetOptions(class_names=["a", "b"])}, ["class_names"]),
-    ):
-        with refused(UsageError, *names):
-            ReviewData(**{"tokenizer": WORDS, **options}).set_metadata(metadata)  # type: ignore[arg-type]
+def test_classes_of_data_and_checkpoint_must_agree(metadata: dict[str, Any], folder: Path) -> None:
     rows = "".join(f"x {i},{'abc'[i % 3]}\n" for i in range(30))
-    (folders["csv"] / "train.csv").write_text("text,label\n" + rows)
+    (folder / "train.csv").write_text("text,label\n" + rows)
     for stage in ("fit", "validate", "test"):
-        data = review_data("csv", folders["csv"])
+        data = review_data("csv", folder)
         data.set_metadata(metadata)
         with refused(UsageError, "3 classes (a, b, c)", "2 (neg, pos)"):
             data.setup(stage)
-
-
-def test_all_arguments_are_options_of_the_command_line() -> None:
-    from jsonargparse import ArgumentParser
-
-    shared = {"source", "path", "batch_size", "max_length", "skip_bad"}
-    shared |= {"dataset.val_fraction", "tokenizer.kind", "loading.multiple"}
-    for kind, own in ((ReviewData, "predict_path"), (MaskedTextData, "next_sentence")):
-        parser = ArgumentParser(exit_on_error=False)
-        parser.add_class_arguments(kind, "data")
-        names = {f"data.{name}" for name in shared | {own}}
-        assert names <= set(parser.get_defaults().keys())
-        assert "Tokens of a sample at most" in parser.format_help()
 
 
 def test_imdb_is_whole(real_data: Path) -> None:

@@ -1,12 +1,13 @@
 """Files of tokens: what the tokenizer gave, written once, and never used if incomplete."""
 
 import json
+import multiprocessing
 import os
 import pickle
+import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,22 +15,20 @@ import pytest
 import torch
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from datamodules.tokens import token_file
+from datamodules.tokens import token_cache, token_file
 from datamodules.tokens.token_cache import tokenised
 from datamodules.tokens.token_file import TokenFile
 from datamodules.utils.cache import CHUNK, cache_folder
 from datamodules.utils.errors import DataError
 from tests.helpers.corpora import corpus
 
-ROOT = Path(__file__).parents[2]
 # Chunks of which the last is not full, and texts without a token.
 TEXTS = [("word " * (i % 23) + f"number {i}") if i % 7 else "" for i in range(CHUNK + 300)]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "tokens"
+@pytest.fixture
+def tokens(cache: Path) -> Path:
+    return cache / "tokens"
 
 
 @pytest.fixture(scope="module")
@@ -69,31 +68,46 @@ def test_large_vocabularies_take_32_bits(large_tokenizer: Tokenizer) -> None:
 
 
 def test_it_is_written_once_for_the_same_texts_and_tokenizer(
-    tokenizer: Tokenizer, cache: Path
+    tokenizer: Tokenizer, tokens: Path
 ) -> None:
     column = pa.chunked_array([TEXTS[:500], TEXTS[500:]])
     written = set()
     for texts in (TEXTS, TEXTS, column, column.cast("large_string")):
         written.add(tokenised(texts, tokenizer).path.stat().st_mtime_ns)
-    assert len(written) == len(list(cache.iterdir())) == 1
+    assert len(written) == len(list(tokens.iterdir())) == 1
     tokenised(TEXTS, Tokenizer.train(TEXTS, TokenizerConfig("word")))
     tokenised([*TEXTS[:-1], TEXTS[-1][:-1] + "x"], tokenizer)
-    assert len(list(cache.iterdir())) == 3
+    assert len(list(tokens.iterdir())) == 3
 
 
-def test_files_that_are_not_complete_are_written_again(tokenizer: Tokenizer) -> None:
-    file = tokenised(TEXTS, tokenizer)
-    path = file.path
+def assert_written_again(tokenizer: Tokenizer, intact: bytes) -> None:
+    (path,) = Path(os.environ["TESSERA_CACHE"], "tokens").iterdir()
+    with pytest.raises(DataError, match=path.name):
+        TokenFile(path)
+    assert tokenised(TEXTS, tokenizer)[1].tolist() == tokenizer.encode_batch(TEXTS[1:2])[0]
+    assert path.read_bytes() == intact
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 0.5, -8, 8])
+def test_files_of_another_size_are_written_again(tokenizer: Tokenizer, size: float) -> None:
+    path = tokenised(TEXTS, tokenizer).path
     intact = path.read_bytes()
-    lengths = (0, 1, 7, len(intact) // 2, len(intact) - 8)
-    damaged = [*(intact[:length] for length in lengths), intact + bytes(8)]
-    for content in (*damaged, b"x" + intact[1:], intact[:20] + b"\1" + intact[21:]):
-        path.unlink()  # an open file keeps its content
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=path.name):
-            TokenFile(path)
-        assert tokenised(TEXTS, tokenizer)[1].tolist() == file[1].tolist()
-        assert path.read_bytes() == intact
+    path.unlink()  # an open file keeps its content
+    length = int(size * len(intact)) if size == 0.5 else int(size) % len(intact)
+    path.write_bytes(intact + bytes(8) if size == 8 else intact[:length])
+    assert_written_again(tokenizer, intact)
+
+
+@pytest.mark.parametrize("place", [0, 20, 30, 38, 45, 50, 64, 0.3, 0.8, -1])
+def test_changed_files_are_written_again(tokenizer: Tokenizer, place: float) -> None:
+    """Whether the change is in the header, the tokens or the table of documents."""
+    path = tokenised(TEXTS, tokenizer).path
+    intact = path.read_bytes()
+    path.unlink()
+    content = bytearray(intact)
+    content[int(place * len(intact)) if 0 < place < 1 else int(place)] ^= 4
+    path.write_bytes(content)
+    assert_written_again(tokenizer, intact)
 
 
 def test_large_files_are_read_alike(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,36 +130,61 @@ def long_text(tmp_path: Path) -> Path:
     return tmp_path / "long.txt"
 
 
-def prepare(how: str, path: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tests.helpers.prepare_corpus", how, str(path)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def prepare(path: Path, how: str, errors: Any) -> None:
+    """Prepares a corpus until it is killed, or where no file may be large."""
+    token_cache.CHARACTERS_PER_CORE = 1  # a piece at a time
+    data = corpus(path)
+    assert data.tokenizer.vocab_size  # trained before what follows
+    encode = Tokenizer.encode_concatenated
+    pieces: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        pieces.append(1)
+        if how == "kill" and len(pieces) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(*args)
+
+    Tokenizer.encode_concatenated = counted
+    if how == "full":  # as a disk without more room than that
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    try:
+        data.setup("fit")
+    except DataError as error:
+        errors.send(str(error))
+
+
+def run_prepare(path: Path, how: str) -> tuple[int | None, str]:
+    """The exit code of a process that prepares a corpus, and its error."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=prepare, args=(path, how, sender))
+    process.start()
+    process.join()
+    return process.exitcode, receiver.recv() if receiver.poll() else ""
 
 
 def test_a_killed_preparation_leaves_no_file_that_seems_complete(
-    long_text: Path, cache: Path
+    long_text: Path, tokens: Path
 ) -> None:
-    with prepare("kill", long_text) as process:
-        assert process.stdout and process.stdout.readline() == "writing\n"
-        assert any(path.stat().st_size > 100_000 for path in cache.iterdir())
-        os.kill(process.pid, signal.SIGKILL)
-    assert not list(cache.glob("*.tokens"))
-    (leftover,) = cache.iterdir()
+    code, _ = run_prepare(long_text, "kill")
+    assert code == -signal.SIGKILL
+    (leftover,) = tokens.iterdir()
+    assert leftover.suffix != ".tokens" and leftover.stat().st_size > 100_000
     os.utime(leftover, (0, 0))  # of long ago
     data = corpus(long_text)
     data.setup("fit")
     assert not leftover.exists()
-    assert {path.suffix for path in cache.iterdir()} == {".tokens"}
+    assert {path.suffix for path in tokens.iterdir()} == {".tokens"}
     text = long_text.read_text()
-    tokens = data.token_file("train").tokens.tolist()
-    assert data.tokenizer.decode(tokens) == text[: int(len(text) * 0.9)]
+    ids = data.token_file("train").tokens.tolist()
+    assert data.tokenizer.decode(ids) == text[: int(len(text) * 0.9)]
 
 
-def test_a_full_disk_is_reported_and_nothing_is_left(long_text: Path, cache: Path) -> None:
-    with prepare("full", long_text) as process:
-        assert process.stdout
-        message = process.stdout.read()
+def test_a_full_disk_is_reported_and_nothing_is_left(long_text: Path, tokens: Path) -> None:
+    code, message = run_prepare(long_text, "full")
+    assert code == 0
     assert "File too large" in message and "TESSERA_CACHE" in message
-    assert not list(cache.iterdir())
+    assert not list(tokens.iterdir())
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from datamodules.text import TextLoading
-from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer, TokenizerConfig
+from datamodules.tokenizers import PairTokenizerConfig, Tokenizer, TokenizerConfig
 from datamodules.translation import TranslationData
-from datamodules.utils.errors import DataError, UsageError
 
 BOS, EOS, IGNORED = 5, 6, -100
 SMALL = PairTokenizerConfig(vocabulary=400)
@@ -20,9 +18,8 @@ DE = ["ein Mann", "zwei Hunde rennen auf der Wiese und bellen", "nass", "eine Fr
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """240 pairs for training, 21 for validation, with another number on each line."""
-    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
     for split, size, first in (("train", 240, 0), ("val", 21, 1000)):
         for name, texts in (("en", EN), ("de", DE)):
             lines = [f"{texts[i % 4]} {i + first}\n" for i in range(size)]
@@ -105,18 +102,6 @@ def test_batches_by_tokens_of_the_longer_side(folder: Path) -> None:
     assert [batch["index"].tolist() for batch in others] != [b["index"].tolist() for b in batches]
 
 
-def test_ranks_share_each_step(folder: Path) -> None:
-    taken = []
-    for rank in range(3):
-        data = data_of(folder, max_length=64, loading=TextLoading(batch_tokens=150, multiple=4))
-        data._ranks = lambda rank=rank: (3, rank)  # type: ignore[method-assign]
-        taken.append([batch["index"].tolist() for batch in data.train_dataloader()])
-    indices = [index for batches in taken for batch in batches for index in batch]
-    assert sorted(indices) == list(range(240))
-    for step in zip(*taken, strict=True):
-        assert max(map(len, step)) - min(map(len, step)) <= 1
-
-
 def test_long_sides_are_truncated_and_counted(folder: Path) -> None:
     with pytest.warns(UserWarning, match=r"^(\d+) of 261 .*--data.max_length") as warnings:
         data = data_of(folder, max_length=8)
@@ -153,21 +138,6 @@ def test_start_token_bos_and_prompt_of_other_models(folder: Path) -> None:
     assert len(sources[1]) == 30 and sources[1][-1] == EOS
 
 
-@pytest.mark.parametrize("joint", [True, False])
-def test_a_checkpoint_restores_the_tokenizers(joint: bool, folder: Path) -> None:
-    data = data_of(folder, tokenizer=replace(SMALL, joint=joint), max_length=20)
-    torch.save(data.metadata(), folder / "metadata.pt")
-    metadata = torch.load(folder / "metadata.pt", weights_only=True)
-    assert metadata == data.metadata()
-    ids = {"start": BOS, "end": EOS, "padding": 0, "source_padding": 0, "max_length": 20}
-    assert {name: metadata[name] for name in ids} == ids
-    assert metadata["languages"] == ["en", "de"]
-    again = PairTokenizer.from_metadata(metadata)
-    assert again.digest == data.tokenizer.digest
-    assert again.joint == joint
-    assert again.encode_sources(EN, 9) == data.tokenizer.encode_sources(EN, 9)
-
-
 def test_tokenizers_from_files(folder: Path) -> None:
     files = [folder / "source.json", folder / "target.json"]
     for file, texts in zip(files, (EN, DE), strict=True):
@@ -189,74 +159,3 @@ def test_tokenizers_from_files(folder: Path) -> None:
     data.set_metadata(metadata)
     assert data.tokenizer.target.digest == target.digest
     assert not data.tokenizer.joint
-
-
-def test_options_must_match_the_checkpoint(folder: Path) -> None:
-    metadata = data_of(folder).metadata()
-    for options, message in (
-        ({"max_length": 64}, "max_length is 64.* 128"),
-        ({"languages": "de-en"}, "languages is de-en.* en-de"),
-        ({"languages": "en:de-AT"}, "languages is en:de-AT.* en-de"),
-        ({"tokenizer": replace(SMALL, joint=False)}, "tokenizer.joint False.* joint True"),
-        ({"tokenizer": replace(SMALL, start=0)}, "tokenizer.start 0.* start None"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            unprepared(folder, **options).set_metadata(metadata)
-    for name in ("train.en", "train.de"):
-        (folder / name).unlink()  # what trained the checkpoint is not needed to evaluate it
-    data = unprepared(folder)
-    data.set_metadata(metadata)
-    data.setup("validate")
-    assert len(data.dataset("val")) == 21
-    assert data.metadata() == metadata
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"source": "text"}, "source is text"),
-        ({"source": "files"}, "--data.languages is missing"),
-        ({"source": "files", "languages": "en"}, "--data.languages is en,"),
-        ({"languages": "en-"}, "--data.languages is en-,"),
-        ({"languages": "en-de"}, "en-fr.*en-de"),
-        ({"path": "multi30k"}, "source dates"),
-        ({"max_length": 3}, "max_length is 3"),
-        ({"loading": TextLoading(batch_tokens=100)}, "batch_tokens is 100"),
-        ({"loading": TextLoading(batch_tokens=256, buckets=False)}, "buckets"),
-        ({"loading": TextLoading(multiple=0)}, "multiple is 0"),
-        ({"tokenizer": PairTokenizerConfig(start=500, vocabulary=400)}, "start is 500"),
-    ],
-)
-def test_options_that_cannot_be_met(options: dict[str, Any], message: str) -> None:
-    with pytest.raises((UsageError, DataError), match=message):
-        TranslationData(**{"tokenizer": SMALL, **options}).setup("fit")
-
-
-def test_requests_that_need_something_else(folder: Path) -> None:
-    with pytest.raises(UsageError, match="predict"):
-        unprepared(folder).setup("predict")
-    with pytest.raises(UsageError, match="target_file"):
-        PairTokenizerConfig(target_file="x")
-
-
-def test_dates_need_no_option() -> None:
-    data = TranslationData(tokenizer=SMALL)
-    data.prepare_data()
-    data.setup("fit")
-    assert data.metadata()["languages"] == ["en", "fr"]
-    assert data.origin == "embedded"
-    assert len(data.dataset("train")) == 8000
-    assert data.dataset("train").truncated == 0
-    batch = next(iter(data.val_dataloader()))
-    assert batch["text"][0].isascii()
-    assert len(data.dataset("val")) == 500
-
-
-def test_multi30k_is_hardly_padded(real_data: Path) -> None:
-    options: dict[str, Any] = {"tokenizer": PairTokenizerConfig("word", vocabulary=8000)}
-    loading = TextLoading(batch_tokens=2048, multiple=1)
-    for changes, limit in (({"loading": loading, "max_length": 64}, 0.03), ({}, 0.05)):
-        data = TranslationData("files", str(real_data / "multi30k"), "en-de", **options, **changes)
-        data.setup("fit")
-        assert len(data.dataset("train")) == 29_000
-        assert data.padding_share() < limit

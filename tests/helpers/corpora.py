@@ -32,4 +32,4 @@ def corpus(path: Path | None, packing: str = "windows", **options: Any) -> Corpu
     options = {"max_length": 16, "batch_size": 6, "tokenizer": CHARACTERS, **options}
     options.setdefault("dataset", CorpusOptions(blank_lines=packing == "documents"))
     source: Any = "reference" if path is None else "files"
-    return CorpusData(source, path and str(path), packing, **options)  # type: ignore[arg-type]
+    return CorpusData(source, path and str(path), packing, **options)

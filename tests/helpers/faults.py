@@ -93,7 +93,7 @@ def draw_between_steps() -> None:
 
     for name in ("on_train_epoch_start", "on_train_batch_start", "on_validation_epoch_start"):
         draw(name)
-    Task.on_before_optimizer_step = on_before_optimizer_step  # type: ignore[method-assign]
+    Task.on_before_optimizer_step = on_before_optimizer_step
 
 
 def scale_gradients(put: Act = setattr, **options: float) -> None:

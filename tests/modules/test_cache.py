@@ -12,7 +12,7 @@ from torch import Tensor
 
 from modules.config import StackConfig
 from modules.generation import beam_cache
-from modules.generation.beam_cache import BagContextCache, BagIndex, BeamCache, EmbeddingBag
+from modules.generation.beam_cache import BagContextCache, BagIndex, BeamCache
 from modules.kv_cache import KVCache
 from modules.masks import Mask
 from tests.helpers.tiny_models import (
@@ -103,41 +103,18 @@ def test_rows_can_be_selected(position: str, padded: bool) -> None:
     assert (selected.length, cache.length) == (9, 6)
 
 
-def test_keys_and_values_are_views_of_one_table_that_is_freed() -> None:
-    net = tiny("gpt", kv_heads=2, position="rotary")
-    tokens = random_tokens(2)
+def test_a_cache_is_freed_at_once_with_its_beams() -> None:
+    net = tiny("gpt")
     cache = net.make_cache(2, LENGTH)
-    assert cache.data.shape == (2, 2, 2, 2, LENGTH, 6)
-    start = cache.data.data_ptr()
-    in_pieces(net, tokens, cache, 5, *(1,) * 11)
-    cache.past = LENGTH  # nothing new
-    keys, values = cache.block(1).self_attn.update(*cache.data[1, :, :, :, LENGTH:])
-    assert keys.data_ptr() == cache.data[1, 0].data_ptr()
-    assert values.data_ptr() == cache.data[1, 1].data_ptr()
-    cache.clear()
-    net(tokens[:, :9], cache=cache)
-    assert cache.data.data_ptr() == start
+    net(random_tokens(2), cache=cache)
     gc.disable()  # there must be no circle of references
     try:
         beams = BeamCache(cache, 2, 3)
         tables = (weakref.ref(cache.data), weakref.ref(beams.values[0]))
-        del cache, beams, keys, values
+        del cache, beams
         assert [table() for table in tables] == [None, None]
     finally:
         gc.enable()
-
-
-def test_a_source_is_projected_once() -> None:
-    net = tiny("encoder_decoder", kv_heads=2)
-    calls: list[int] = []
-    for block in net.decoder.stack.blocks:
-        block.cross_attention.key_value.register_forward_hook(lambda *_: calls.append(1))
-    cache = new_cache(net, range(3), 9)
-    in_pieces(net, random_tokens(3, 9), cache, 3, 1, 5)
-    assert len(calls) == 2  # one in each block
-    rows = torch.tensor([1, 1, 0])
-    selected = cache.select(rows).block(0).cross_attn.cached_context()
-    assert torch.equal(selected[0], cache.block(0).cross_attn.cached_context()[0][rows])
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -209,25 +186,6 @@ def test_each_beam_gives_what_it_gives_alone(
     assert cache.used_slots == cache.slot_count
 
 
-@both_ways
-def test_no_key_or_value_moves_when_beams_do(
-    by_embedding_bag: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choose_way(by_embedding_bag, monkeypatch)
-    net = tiny("gpt")
-    cache = net.make_cache(2, 3)
-    net(random_tokens(2, 3), cache=cache)
-    beams = BeamCache(cache, 2, 4)
-    net(random_tokens(4, 1), cache=beams)
-    before = [table.clone() for table in (*beams.keys, *beams.values)]
-    beams.reorder(torch.tensor([[1, 1], [1, 0]]))
-    net(random_tokens(4, 1), cache=beams)
-    assert beams.values[0].shape[:2] == (2, 3 + 2 * 4)  # common tokens are there once
-    for table, old in zip((*beams.keys, *beams.values), before, strict=True):
-        axis = 1 if table.shape[1] == beams.slot_count else 3
-        assert torch.equal(table.narrow(axis, 0, 5), old.narrow(axis, 0, 5))
-
-
 @pytest.mark.parametrize("kind", ["gpt", "encoder_decoder"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, "autocast"])
 def test_beams_in_other_types_of_numbers(kind: str, dtype: Any) -> None:
@@ -271,11 +229,3 @@ def test_scores_in_16_bits_are_added_and_weighed_in_32() -> None:
     )
     expected = expected.transpose(1, 2).flatten(0, 1)[:, :, None]
     close(found.double(), expected, atol=0.05)
-
-
-def test_embedding_bags_are_weighted_sums() -> None:
-    rows = torch.randint(7, (5, 2, 4))
-    table = torch.randn(7, 3)
-    weights = torch.randn(5, 2, 4)
-    expected = (table[rows] * weights[..., None]).sum(-2)  # (5, 2, 3)
-    close(EmbeddingBag(rows)(table, weights), expected.flatten(0, 1))

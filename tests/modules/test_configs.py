@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ from modules.position import POSITIONS, build_position, resize_grid
 from modules.rotary_scaling import RotaryScaling
 from modules.schema import from_dict
 from modules.transformer import ORDERS, Stack
-from tests.helpers.tiny_models import BERT, CROSS, LENGTH, VOCAB, tiny
+from tests.helpers.tiny_models import BERT, CROSS, LENGTH, VOCAB, new_cache, tiny
 
 BLOCKS = StackConfig()
 CAUSAL = StackConfig(causal=True)
@@ -84,116 +84,95 @@ def test_presets_come_back_from_json_and_run(preset: Any) -> None:
             assert model.logits(model(tokens, tokens)).shape == (2, 7, VOCAB)
 
 
-def parameters(model: Callable[..., nn.Module], config: Any, **sizes: Any) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in model(replace(config, **sizes)).parameters())
-
-
-def test_presets_have_the_published_sizes() -> None:
-    assert parameters(Decoder, DECODER_PRESETS["gpt2"], vocabulary=50257) == 124_439_808
-    assert parameters(BertClassifier, BERT_PRESETS["base"], vocabulary=30522, num_classes=2) == (
-        109_483_778
-    )
+def test_encoder_decoders_have_the_published_sizes() -> None:
     tables = {"source_vocabulary": 37000, "target_vocabulary": 37000, "max_length": 9}
     for name, width, heads, mlp_width in (("base", 512, 8, 2048), ("big", 1024, 16, 4096)):
         with torch.device("meta"):
             theirs = nn.Transformer(width, heads, 6, 6, mlp_width)
+            ours = Seq2Seq(replace(SEQ2SEQ_PRESETS[name], **tables))
         expected = sum(p.numel() for p in theirs.parameters()) - 4 * width  # two norms more
         expected += 37000 * width
-        assert parameters(Seq2Seq, SEQ2SEQ_PRESETS[name], **tables) == expected
+        assert sum(p.numel() for p in ours.parameters()) == expected
     modern = BERT_PRESETS["modern"].stack.resolved
     assert (modern.head_dim, modern.mlp_width, modern.final_norm) == (64, 688, True)
 
 
-@pytest.mark.parametrize(
-    "config, options, name",
-    [
-        (BLOCKS, {"width": 10}, "width 10"),
-        (BLOCKS, {"depth": 0}, "depth"),
-        (BLOCKS, {"depth": 10**7}, "depth"),
-        (BLOCKS, {"head_dim": 0}, "head_dim"),
-        (BLOCKS, {"kv_heads": 2}, "kv_heads"),
-        (BLOCKS, {"kv_heads": 0}, "kv_heads"),
-        (BLOCKS, {"mlp_width": 0}, "mlp_width"),
-        (BLOCKS, {"dropout": 1.0}, "dropout"),
-        (BLOCKS, {"attention_dropout": -0.1}, "attention_dropout"),
-        (BLOCKS, {"drop_path": 2.0}, "drop_path"),
-        (BLOCKS, {"norm_eps": 0.0}, "norm_eps"),
-        (BLOCKS, {"context_width": 8}, "cross_attention"),
-        (ViTConfig(), {"image_size": 30, "patch_size": 4}, "image_size 30"),
-        (ViTConfig(), {"num_classes": 0}, "num_classes"),
-        (ViTConfig(), {"register_tokens": -1}, "register_tokens"),
-        (ViTConfig(), {"class_token": False}, "class_token"),
-        (ViTConfig(), {"stem": "conv", "patch_size": 7}, "patch_size 7"),
-        (ViTConfig(), {"stem": "conv", "patch_size": 1}, "patch_size 1"),
-        (ViTConfig(), {"stack": CAUSAL}, "stack.causal"),
-        (ViTConfig(), {"stack": StackConfig(cross_attention=True)}, "stack.cross_attention"),
-        (ViTConfig(), {"head_dropout": 1.5}, "head_dropout"),
-        (ViTConfig(), {"position": "nowhere"}, '"nowhere"'),
-        (ViTConfig(), {"position": "rotary", "position_options": {"basis": 9}}, '"basis"'),
-        (ViTConfig(), {"position": "rotary", "position_options": {"base": "9"}}, "options.base"),
-        (ViTConfig(), {"position": "rotary", "position_options": {"fraction": 0.0}}, "fraction"),
-        (ViTConfig(), {"position": "rotary", "position_options": {"fraction": 0.01}}, "1 of 64"),
-        (ViTConfig(), {"position": "rotary", "stack": StackConfig(9, heads=3)}, "3 of 3"),
-        (ViTConfig(), {"position": "rotary2d", "stack": StackConfig(18, heads=3)}, "6 of 6"),
-        (ViTConfig(), {"position": "sincos2d", "stack": StackConfig(6, heads=3)}, "sincos2d"),
-        (ViTConfig(), {"position": "t5", "position_options": {"buckets": 3}}, "buckets"),
-        (ViTConfig(), {"position": "t5", "position_options": {"max_distance": 16}}, "max_distance"),
-        (BERT, {"vocabulary": 0}, "vocabulary"),
-        (BERT, {"num_classes": 0}, "num_classes"),
-        (BERT, {"max_length": 0}, "max_length"),
-        (BERT, {"segments": -1}, "segments"),
-        (BERT, {"padding": VOCAB}, "padding"),
-        (BERT, {"padding": -1}, "padding"),
-        (BERT, {"position": "rotary2d"}, "rotary2d"),
-        (BERT, {"stack": CAUSAL}, "stack.causal"),
-        (BERT, {"stack": StackConfig(cross_attention=True)}, "stack.cross_attention"),
-        (BERT, {"segments": 1, "next_sentence": True}, "next_sentence"),
-        (BERT, {"head_dropout": 1.0}, "head_dropout"),
-        (BERT, {"token_dropout": 1.0}, "token_dropout"),
-        (BERT, {"pooler_dropout": -0.1}, "pooler_dropout"),
-        (DecoderConfig(), {"vocabulary": 0}, "vocabulary"),
-        (DecoderConfig(), {"max_length": 0}, "max_length"),
-        (DecoderConfig(), {"sliding_window": 8, "max_length": 9}, "sliding_window"),
-        (DecoderConfig(), {"position": "sincos2d"}, "sincos2d"),
-        (DecoderConfig(), {"stack": BLOCKS}, "stack.causal"),
-        (DecoderConfig(), {"stack": CROSS}, "stack.cross_attention"),
-        (DecoderConfig(), {"position": "rotary", "stack": ADDITIVE}, "attention"),
-        (DecoderConfig(), {"position_options": {"scaling": {}}}, '"scaling"'),
-        (Seq2SeqConfig(), {"source_vocabulary": 0}, "source_vocabulary"),
-        (Seq2SeqConfig(), {"max_length": 0}, "max_length"),
-        (Seq2SeqConfig(), {"position": "rotary2d"}, "rotary2d"),
-        (Seq2SeqConfig(), {"encoder": CROSS}, "encoder.causal"),
-        (Seq2SeqConfig(), {"decoder": BLOCKS}, "decoder.causal"),
-        (Seq2SeqConfig(), {"encoder": StackConfig(12, 1, 2)}, "width"),
-        (Seq2SeqConfig(), {"decoder": replace(CROSS, context_width=5)}, "context_width"),
-        (Seq2SeqConfig(), {"source_vocabulary": 5, "target_vocabulary": 6}, "tying"),
-        (RotaryScaling(), {"factor": 0.5}, "factor"),
-        (RotaryScaling(), {"low_freq_factor": 4.0}, "low_freq_factor"),
-        (RotaryScaling(), {"low_freq_factor": 0.0}, "low_freq_factor"),
-        (RotaryScaling(), {"original_max_length": 0}, "original_max_length"),
-        (GenerationConfig(), {"max_new_tokens": 0}, "max_new_tokens"),
-        (GenerationConfig(), {"max_new_tokens": 10**11}, "max_new_tokens"),
-        (GenerationConfig(), {"temperature": -1.0}, "temperature"),
-        (GenerationConfig(), {"temperature": 1e-40}, "temperature"),
-        (GenerationConfig(), {"temperature": float("inf")}, "temperature"),
-        (GenerationConfig(), {"top_k": 0}, "top_k"),
-        (GenerationConfig(), {"top_p": 0.0}, "top_p"),
-        (GenerationConfig(), {"top_p": 1.1}, "top_p"),
-        (GenerationConfig(), {"min_p": 1.5}, "min_p"),
-        (GenerationConfig(), {"repetition_penalty": 0.0}, "repetition_penalty"),
-        (GenerationConfig(), {"length_penalty": float("nan")}, "length_penalty"),
-        (GenerationConfig(), {"seed": 2**63}, "seed"),
-        (GenerationConfig(), {"beams": 0}, "beams"),
-        (GenerationConfig(), {"beams": 2, "top_k": 3}, "top_k"),
-        (GenerationConfig(), {"beams": 2, "repetition_penalty": 1.1}, "repetition_penalty"),
-        (GenerationConfig(), {"beams": 2, "temperature": 0.5}, "temperature"),
-        (GenerationConfig(), {"beams": 2, "seed": 1}, "seed"),
-    ],
-)
+ALONE: list[tuple[Any, dict[str, list[Any]]]] = [  # wrong values of options, named by the option
+    (BLOCKS, {"width": [10], "depth": [10**7], "kv_heads": [2], "norm_eps": [0.0]}),
+    (ViTConfig(), {"register_tokens": [-1], "class_token": [False]}),
+    (BERT, {"segments": [-1], "padding": [VOCAB, -1]}),
+    (RotaryScaling(), {"factor": [0.5], "low_freq_factor": [4.0, 0.0], "original_max_length": [0]}),
+    (GenerationConfig(), {"temperature": [-1.0, 1e-40, float("inf")], "max_new_tokens": [10**11]}),
+    (GenerationConfig(), {"top_k": [0], "top_p": [0.0, 1.1], "min_p": [1.5], "seed": [2**63]}),
+    (GenerationConfig(), {"repetition_penalty": [0.0], "length_penalty": [float("nan")]}),
+    (replace(GenerationConfig(), beams=2), {"top_k": [3], "temperature": [0.5], "seed": [1]}),
+    (replace(GenerationConfig(), beams=2), {"repetition_penalty": [1.1]}),
+]
+IMPOSSIBLE: list[tuple[Any, dict[str, Any], str]] = [
+    *(
+        (config, {name: value}, name)
+        for config, options in ALONE
+        for name, values in options.items()
+        for value in values
+    ),
+    (BLOCKS, {"context_width": 8}, "cross_attention"),
+    (ViTConfig(), {"image_size": 30, "patch_size": 4}, "image_size 30"),
+    (ViTConfig(), {"stem": "conv", "patch_size": 7}, "patch_size 7"),
+    (ViTConfig(), {"stem": "conv", "patch_size": 1}, "patch_size 1"),
+    (ViTConfig(), {"stack": CAUSAL}, "stack.causal"),
+    (ViTConfig(), {"stack": StackConfig(cross_attention=True)}, "stack.cross_attention"),
+    (ViTConfig(), {"position": "nowhere"}, '"nowhere"'),
+    (ViTConfig(), {"position": "rotary", "position_options": {"basis": 9}}, '"basis"'),
+    (ViTConfig(), {"position": "rotary", "position_options": {"base": "9"}}, "options.base"),
+    (ViTConfig(), {"position": "rotary", "position_options": {"fraction": 0.0}}, "fraction"),
+    (ViTConfig(), {"position": "rotary", "position_options": {"fraction": 0.01}}, "1 of 64"),
+    (ViTConfig(), {"position": "rotary", "stack": StackConfig(9, heads=3)}, "3 of 3"),
+    (ViTConfig(), {"position": "rotary2d", "stack": StackConfig(18, heads=3)}, "6 of 6"),
+    (ViTConfig(), {"position": "sincos2d", "stack": StackConfig(6, heads=3)}, "sincos2d"),
+    (ViTConfig(), {"position": "t5", "position_options": {"buckets": 3}}, "buckets"),
+    (ViTConfig(), {"position": "t5", "position_options": {"max_distance": 16}}, "max_distance"),
+    (BERT, {"position": "rotary2d"}, "rotary2d"),
+    (BERT, {"stack": CAUSAL}, "stack.causal"),
+    (BERT, {"stack": StackConfig(cross_attention=True)}, "stack.cross_attention"),
+    (BERT, {"segments": 1, "next_sentence": True}, "next_sentence"),
+    (DecoderConfig(), {"sliding_window": 8, "max_length": 9}, "sliding_window"),
+    (DecoderConfig(), {"position": "sincos2d"}, "sincos2d"),
+    (DecoderConfig(), {"stack": BLOCKS}, "stack.causal"),
+    (DecoderConfig(), {"stack": CROSS}, "stack.cross_attention"),
+    (DecoderConfig(), {"position": "rotary", "stack": ADDITIVE}, "attention"),
+    (DecoderConfig(), {"position_options": {"scaling": {}}}, '"scaling"'),
+    (Seq2SeqConfig(), {"position": "rotary2d"}, "rotary2d"),
+    (Seq2SeqConfig(), {"encoder": CROSS}, "encoder.causal"),
+    (Seq2SeqConfig(), {"decoder": BLOCKS}, "decoder.causal"),
+    (Seq2SeqConfig(), {"encoder": StackConfig(12, 1, 2)}, "width"),
+    (Seq2SeqConfig(), {"decoder": replace(CROSS, context_width=5)}, "context_width"),
+    (Seq2SeqConfig(), {"source_vocabulary": 5, "target_vocabulary": 6}, "tying"),
+]
+
+
+@pytest.mark.parametrize("config, options, name", IMPOSSIBLE)
 def test_impossible_options_are_named(config: Any, options: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=name):
         replace(config, **options)
+
+
+FROM_ZERO = {"padding", "register_tokens", "segments"}  # whole numbers that may be 0
+
+
+@pytest.mark.parametrize(
+    "kind", [StackConfig, ViTConfig, BertConfig, DecoderConfig, Seq2SeqConfig, GenerationConfig]
+)
+def test_sizes_below_one_and_other_rates_than_probabilities_are_named(kind: Any) -> None:
+    for name, annotation in get_type_hints(kind).items():
+        types = get_args(annotation) or (annotation,)
+        wrong: list[Any] = []
+        if int in types and name != "seed":
+            wrong = [-1] if name in FROM_ZERO else [0, -1]
+        elif "drop" in name:
+            wrong = [-0.1, 1.0, 2.0]
+        for value in wrong:
+            with pytest.raises(ValueError, match=name):
+                kind(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -240,6 +219,7 @@ SMALL = StackConfig(8, heads=2)
         lambda: tiny("masked", next_sentence=False).sentence_logits(ROWS),
         lambda: tiny("gpt")(LONG),
         lambda: tiny("gpt").make_cache(1, LENGTH + 1),
+        lambda: new_cache(tiny("encoder_decoder", position="learned"), range(3), LENGTH + 1),
         lambda: tiny("gpt")(LONG[:, :2], documents=LONG[:, :2], cache=tiny("gpt").make_cache(3, 2)),
         lambda: tiny("prefix", position="learned")(LONG[:, :2], LONG),
         lambda: Stack(StackConfig(8, 1, 2, cross_attention=True))(ROWS),

@@ -227,7 +227,7 @@ def to_external(family: str, net: Any, special_tokens: Any = None) -> Settings:
         more = None
         if isinstance(net, BertClassifier):
             more = [f"class {i}" for i in range(net.config.num_classes or 0)]
-    return FAMILIES[family].config_to_external(net.config, more)  # type: ignore[attr-defined]
+    return FAMILIES[family].config_to_external(net.config, more)
 
 
 def texts(config: Any, lengths: tuple[int, ...] = (29, 11, 20), left: bool = False) -> Any:

@@ -3,7 +3,6 @@
 import inspect
 import json
 import re
-import shutil
 import time
 from collections.abc import Collection, Iterator
 from importlib import import_module
@@ -167,7 +166,7 @@ def outcome(case: Case) -> str:
     if found.shape != expected.shape:
         return f"shapes {tuple(found.shape)} and {tuple(expected.shape)}"
     far = difference(found, expected)
-    return "equal" if far <= 3e-4 else f"logits differ by {far:.1e}"
+    return "equal" if far <= 1e-4 else f"logits differ by {far:.1e}"
 
 
 def entries(case: Case) -> Settings:
@@ -265,18 +264,3 @@ def test_odd_values(case: Case) -> None:
             assert "\n" not in str(error)
             assert len(str(error)) < 1000
         assert time.perf_counter() - start < 10, (name, value)
-
-
-SIZES = [name for name in MODELS["LlamaForCausalLM"] if "token_id" not in name]
-
-
-@pytest.mark.parametrize("entry", SIZES)
-def test_sizes_are_refused_by_name(entry: str) -> None:
-    case = CASES["LlamaForCausalLM"]
-    save(case, case.written())
-    for value in ("text", [4], 4.5, True, {}, 10**12, 10**30, -4, float("nan")):
-        write(case.written(**{entry: value}))
-        named = "config.json: " if value == -4 else f"config.json: .*{entry}"
-        with pytest.raises(UsageError, match=named):
-            load_ours(case)
-    shutil.rmtree("model")

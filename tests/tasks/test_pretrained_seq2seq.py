@@ -15,7 +15,7 @@ from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from modules.pretrained.seq2seq import FAMILIES
 from tasks.checkpoints.pretrained import ModelFolder
-from tasks.seq2seq.architectures import folder_tokenizers, load_model
+from tasks.seq2seq.architectures import TranslationModel, folder_tokenizers, load_model
 from tasks.seq2seq.decoding import decoding_tokens
 from tests.datamodules.test_sentencepiece import ENGLISH, train
 from tests.helpers.model_folders import (
