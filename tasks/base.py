@@ -207,7 +207,8 @@ class Task(pl.LightningModule):
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
         """Logs an optimizer step's means over all its targets: `train/loss`."""
-        self.log("train/loss", means["loss"], prog_bar=True)
+        has_bar = self.trainer.progress_bar_callback is not None  # waits for a GPU at each step
+        self.log("train/loss", means["loss"], prog_bar=has_bar)
 
     @staticmethod
     def num_samples(batch: Batch) -> int:
@@ -229,7 +230,8 @@ class Task(pl.LightningModule):
         if limit := self.optimizer_config.gradient_clip:
             nn.utils.clip_grads_with_norm_(self.net.parameters(), limit, norm)
         self.log("train/grad_norm", getattr(norm, "full_tensor", lambda: norm)())  # if sharded
-        self.log("train/lr", max(group["lr"] for group in optimizer.param_groups))
+        lr = max(group["lr"] for group in optimizer.param_groups)
+        self.log("train/lr", means["loss"].new_full((), lr))  # a number would wait for a GPU
 
     def _record_bad_loss(self, loss: Tensor) -> None:
         """Records the first step whose loss is not finite; on a GPU checks only now and then."""

@@ -15,6 +15,7 @@ from modules.kernels.linear import linear
 
 IGNORE_INDEX = -100  # the target that does not count, as in `F.cross_entropy`
 LOGITS_PER_CHUNK = 2**23
+GPU_LOGITS_PER_CHUNK = 2**27  # a GPU needs larger products to be busy
 
 
 class LossOptions(NamedTuple):
@@ -35,7 +36,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """(S, E), (V, E), (V,), targets (S,) -> mean loss and number of correct predictions."""
         targets, smoothing, z_loss, with_grad = options
-        chunk_rows = max(1, LOGITS_PER_CHUNK // len(weight))
+        chunk_logits = LOGITS_PER_CHUNK if x.device.type == "cpu" else GPU_LOGITS_PER_CHUNK
+        chunk_rows = max(1, chunk_logits // len(weight))
         dtype = torch.promote_types(x.dtype, torch.float32)
         counted = targets != IGNORE_INDEX  # (S,)
         mean_factor = counted.sum().clamp(min=1).to(dtype).reciprocal()
@@ -45,7 +47,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         grad_x = torch.empty_like(x) if needs_x else None
         grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
         grad_bias = weight.new_zeros(len(weight), dtype=dtype) if needs_bias else None
-        weight_rows = max(1, LOGITS_PER_CHUNK // 4 // x.shape[1])
+        weight_rows = max(1, chunk_logits // 4 // x.shape[1])
         for start in range(0, len(x), chunk_rows):
             chunk = slice(start, start + chunk_rows)
             valid = counted[chunk]  # (C,)
@@ -53,6 +55,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             logits = linear(x[chunk], weight, bias)  # (C, V)
             target_logits = logits.gather(1, target)[:, 0] if z_loss else None  # (C,)
             log_probs = logits.log_softmax(1, dtype=dtype)  # (C, V)
+            product_dtype = logits.dtype  # 16 bits under autocast
             del logits
             correct += ((log_probs.argmax(1) == target[:, 0]) & valid).sum()
             target_log_probs = log_probs.gather(1, target)[:, 0]  # (C,)
@@ -71,7 +74,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             if smoothing:
                 grad -= smoothing / len(weight)
             grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand_as(target))
-            grad = grad.mul_((mean_factor * valid)[:, None]).to(x.dtype)
+            grad = grad.mul_((mean_factor * valid)[:, None]).to(product_dtype)
             if grad_x is not None:
                 grad_x[chunk] = linear(grad, weight.T)
             if grad_weight is not None:
@@ -79,7 +82,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                     rows = slice(row, row + weight_rows)
                     grad_weight[rows] += linear(grad.T[rows], x[chunk].T)  # (V', E)
             if grad_bias is not None:
-                grad_bias += grad.sum(0)
+                grad_bias += grad.sum(0, dtype=dtype)
         ctx.save_for_backward(grad_x, grad_weight, grad_bias)
         ctx.mark_non_differentiable(correct)
         return loss * mean_factor, correct

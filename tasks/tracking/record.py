@@ -118,7 +118,9 @@ class RunRecord(Callback):
         for group in optimizer.param_groups:
             rates[group["name"]] = max(group["lr"], rates.get(group["name"], 0.0))
         if len(set(rates.values())) > 1:
-            pl_module.log_dict({f"train/lr_{name}": rate for name, rate in rates.items()})
+            device = pl_module.device  # numbers would wait for a GPU
+            tensors = {name: torch.full((), rate, device=device) for name, rate in rates.items()}
+            pl_module.log_dict({f"train/lr_{name}": rate for name, rate in tensors.items()})
 
     def on_train_batch_end(
         self,

@@ -41,7 +41,8 @@ class LossWeighting:
         Returns:
             The loss to call `backward` on, ().
         """
-        count = torch.as_tensor(count, dtype=torch.float32, device=loss.device)
+        count = torch.as_tensor(count, dtype=torch.float32)
+        count = count.to(loss.device, non_blocking=True)  # does not wait for a GPU
         means = {"loss": loss.detach().float(), **extra_metrics}
         sums = torch.stack([count, *(mean * count for mean in means.values())])  # (1 + K,)
         self.names = list(means)
