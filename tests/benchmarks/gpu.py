@@ -328,20 +328,21 @@ def main() -> None:
             left_out.append(f"{title} (no time)")
             continue
         try:
-            rows += part(options)
+            found = part(options)
+            rows += found
+            print(*found, sep="\n", file=sys.stderr, flush=True)
         except Exception as error:  # a peer that is not installed, or too little memory
             traceback.print_exc()
             left_out.append(f"{title} ({type(error).__name__})")
         torch.compiler.reset()
         gc.collect()
-        print(f"{title}: done, {end - time.monotonic():.0f} s left", file=sys.stderr, flush=True)
     text = markdown(rows, heading, left_out)
     print(text)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "gpu.md").write_text(text + "\n")
-        found = {"heading": heading, "left_out": left_out, "rows": [asdict(row) for row in rows]}
-        (options.out / "gpu.json").write_text(json.dumps(found, indent=1))
+        as_json = {"heading": heading, "left_out": left_out, "rows": list(map(asdict, rows))}
+        (options.out / "gpu.json").write_text(json.dumps(as_json, indent=1))
 
 
 if __name__ == "__main__":
