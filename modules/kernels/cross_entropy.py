@@ -18,6 +18,11 @@ LOGITS_PER_CHUNK = 2**23
 GPU_LOGITS_PER_CHUNK = 2**27  # a GPU needs larger products to be busy
 
 
+def aligned(rows: int) -> int:
+    """At most so many rows: a multiple of 8, for which GPUs have faster products, if possible."""
+    return max(1, rows // 8 * 8 or rows)
+
+
 class LossOptions(NamedTuple):
     """Arguments of the loss that have no gradient; as in `chunked_cross_entropy`."""
 
@@ -37,7 +42,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         """(S, E), (V, E), (V,), targets (S,) -> mean loss and number of correct predictions."""
         targets, smoothing, z_loss, with_grad = options
         chunk_logits = LOGITS_PER_CHUNK if x.device.type == "cpu" else GPU_LOGITS_PER_CHUNK
-        chunk_rows = max(1, chunk_logits // len(weight))
+        chunk_rows = aligned(chunk_logits // len(weight))
+        weight_rows = aligned(chunk_logits // 4 // x.shape[1])
         dtype = torch.promote_types(x.dtype, torch.float32)
         counted = targets != IGNORE_INDEX  # (S,)
         mean_factor = counted.sum().clamp(min=1).to(dtype).reciprocal()
@@ -47,17 +53,16 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         grad_x = torch.empty_like(x) if needs_x else None
         grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
         grad_bias = weight.new_zeros(len(weight), dtype=dtype) if needs_bias else None
-        weight_rows = max(1, chunk_logits // 4 // x.shape[1])
         for start in range(0, len(x), chunk_rows):
             chunk = slice(start, start + chunk_rows)
             valid = counted[chunk]  # (C,)
             target = targets[chunk].clamp(min=0)[:, None]  # (C, 1)
             logits = linear(x[chunk], weight, bias)  # (C, V)
+            product_dtype = logits.dtype  # of 16 bits under autocast
             target_logits = logits.gather(1, target)[:, 0] if z_loss else None  # (C,)
+            correct += ((logits.argmax(1) == target[:, 0]) & valid).sum()
             log_probs = logits.log_softmax(1, dtype=dtype)  # (C, V)
-            product_dtype = logits.dtype  # 16 bits under autocast
             del logits
-            correct += ((log_probs.argmax(1) == target[:, 0]) & valid).sum()
             target_log_probs = log_probs.gather(1, target)[:, 0]  # (C,)
             losses = (smoothing - 1) * target_log_probs  # (C,)
             if smoothing:
@@ -74,16 +79,17 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             if smoothing:
                 grad -= smoothing / len(weight)
             grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand_as(target))
-            grad = grad.mul_((mean_factor * valid)[:, None]).to(product_dtype)
+            grad = grad.to(product_dtype)
             if grad_x is not None:
-                grad_x[chunk] = linear(grad, weight.T)
+                grad_x[chunk] = linear(grad, weight.T) * valid[:, None]  # a smaller table than grad
             if grad_weight is not None:
+                valid_x = (x[chunk] * valid[:, None]).to(product_dtype).T  # (E, C)
                 for row in range(0, len(weight), weight_rows):  # no second table is held
                     rows = slice(row, row + weight_rows)
-                    grad_weight[rows] += linear(grad.T[rows], x[chunk].T)  # (V', E)
+                    grad_weight[rows] += linear(grad.T[rows], valid_x)  # (V', E)
             if grad_bias is not None:
-                grad_bias += grad.sum(0, dtype=dtype)
-        ctx.save_for_backward(grad_x, grad_weight, grad_bias)
+                grad_bias += valid.to(product_dtype) @ grad
+        ctx.save_for_backward(mean_factor, grad_x, grad_weight, grad_bias)
         ctx.mark_non_differentiable(correct)
         return loss * mean_factor, correct
 
@@ -91,8 +97,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Scales the gradients that the forward pass has made."""
-        scaled = [None if saved is None else saved * grads[0] for saved in ctx.saved_tensors]
-        return *scaled, None
+        mean_factor, *sums = ctx.saved_tensors
+        scale = grads[0] * mean_factor
+        return *(None if one is None else one * scale for one in sums), None
 
 
 def chunked_cross_entropy(
