@@ -276,7 +276,7 @@ def fits(options: Namespace) -> dict[str, Part]:
     if not options.tiny and Path(os.environ.get("TESSERA_DATA", "/-"), "cifar10_jpeg").is_dir():
         line = "tasks.vit fit --config configs/vit/cifar10.yaml --trainer.max_epochs 4"
     gpt2 = "tasks.lm fit --data.source reference --data.batch_size 12 --data.max_length 1024"
-    gpt2 += " --model.net.vocabulary 50304 --preset gpt2 --compile --trainer.max_steps 300"
+    gpt2 += " --model.net.vocabulary 50304 --preset gpt2 --compile --trainer.max_steps 200"
     if options.tiny:
         gpt2 = "tasks.lm fit --preset tiny --data.batch_size 2 --data.max_length 32"
     gpt2 += " --model.samples.every null --trainer.log_every_n_steps 20"
@@ -313,14 +313,16 @@ def main() -> None:
     peak = matmul_peak(torch.device(DEVICE), "bf16")
     name = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     heading = f"{name}, torch {torch.__version__}: {peak / 1e12:.1f} TFLOP/s in bfloat16"
-    parts: dict[str, Part] = {}
-    for mode in ("bf16", "bf16, compiled"):
-        for make in (language_model, images, texts, pairs):
-            parts[f"{make.__name__}, {mode}"] = partial(steps, make, mode, peak)
+    training: dict[str, Part] = {
+        f"{make.__name__}, {mode}": partial(steps, make, mode, peak)
+        for mode in MODES
+        for make in (language_model, images, texts, pairs)
+    }
+    order = list(training)
+    parts = {name: training[name] for name in order[:5]}
     parts |= {f"generation of {batch}": partial(generation, batch) for batch in (1, 32)}
     parts |= {"beam_search": beam_search} | fits(options)
-    for make in (language_model, images, texts, pairs):
-        parts[f"{make.__name__}, float32"] = partial(steps, make, "float32", peak)
+    parts |= {name: training[name] for name in order[5:]}
     rows: list[Row] = []
     left_out = []
     for title, part in parts.items():
