@@ -23,6 +23,12 @@ def aligned(rows: int) -> int:
     return max(1, rows // 8 * 8 or rows)
 
 
+def cast(x: Tensor) -> Tensor:
+    """`x` as autocast would give it to a product."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 class LossOptions(NamedTuple):
     """Arguments of the loss that have no gradient; as in `chunked_cross_entropy`."""
 
@@ -45,6 +51,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         chunk_rows = aligned(chunk_logits // len(weight))
         weight_rows = aligned(chunk_logits // 4 // x.shape[1])
         dtype = torch.promote_types(x.dtype, torch.float32)
+        table = cast(weight)  # once, not for each chunk
         counted = targets != IGNORE_INDEX  # (S,)
         mean_factor = counted.sum().clamp(min=1).to(dtype).reciprocal()
         loss = x.new_zeros((), dtype=dtype)
@@ -57,8 +64,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             chunk = slice(start, start + chunk_rows)
             valid = counted[chunk]  # (C,)
             target = targets[chunk].clamp(min=0)[:, None]  # (C, 1)
-            logits = linear(x[chunk], weight, bias)  # (C, V)
-            product_dtype = logits.dtype  # of 16 bits under autocast
+            chunk_x = cast(x[chunk])  # (C, E)
+            logits = linear(chunk_x, table, bias)  # (C, V)
             target_logits = logits.gather(1, target)[:, 0] if z_loss else None  # (C,)
             correct += ((logits.argmax(1) == target[:, 0]) & valid).sum()
             log_probs = logits.log_softmax(1, dtype=dtype)  # (C, V)
@@ -73,22 +80,27 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             loss += losses.masked_fill(~valid, 0.0).sum()
             if not (needs_x or needs_weight or needs_bias):
                 continue
-            grad = log_probs.exp_()  # softmax, from which the targets are taken below: (C, V)
-            if target_logits is not None:
-                grad *= (1 + 2 * z_loss * log_denominator)[:, None]
-            if smoothing:
+            if smoothing or target_logits is not None:
+                grad = log_probs.exp_()  # softmax, from which the targets are taken below: (C, V)
+                if target_logits is not None:
+                    grad *= (1 + 2 * z_loss * log_denominator)[:, None]
                 grad -= smoothing / len(weight)
-            grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand_as(target))
-            grad = grad.to(product_dtype)
+                grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand_as(target))
+                grad = grad.to(table.dtype)
+            else:  # the same in one pass
+                is_same = log_probs.dtype == table.dtype
+                place = log_probs if is_same else log_probs.new_empty(0, dtype=table.dtype)
+                grad = torch.exp(log_probs, out=place)
+                grad.scatter_(1, target, target_log_probs.expm1().to(table.dtype)[:, None])
             if grad_x is not None:
-                grad_x[chunk] = linear(grad, weight.T) * valid[:, None]  # a smaller table than grad
+                grad_x[chunk] = linear(grad, table.T) * valid[:, None]
             if grad_weight is not None:
-                valid_x = (x[chunk] * valid[:, None]).to(product_dtype).T  # (E, C)
+                valid_x = (chunk_x * valid[:, None]).T  # (E, C)
                 for row in range(0, len(weight), weight_rows):  # no second table is held
                     rows = slice(row, row + weight_rows)
                     grad_weight[rows] += linear(grad.T[rows], valid_x)  # (V', E)
             if grad_bias is not None:
-                grad_bias += valid.to(product_dtype) @ grad
+                grad_bias += valid.to(table.dtype) @ grad
         ctx.save_for_backward(mean_factor, grad_x, grad_weight, grad_bias)
         ctx.mark_non_differentiable(correct)
         return loss * mean_factor, correct

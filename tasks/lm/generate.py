@@ -38,7 +38,7 @@ class GenerateOptions(GenerationConfig):
         strict: Refuse a prompt that does not fit into the context instead of reading its last part.
         quantize: int8: weights in a quarter of the memory, on a CPU, slightly less exact; null: as
             they are.
-        device: Where to compute; auto: on a GPU if there is one.
+        device: Where to compute; auto: on a GPU if there is one, but int8 on the CPU.
     """
 
     ckpt_path: str

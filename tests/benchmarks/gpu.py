@@ -326,10 +326,9 @@ def main() -> None:
     rows: list[Row] = []
     left_out = []
     for title, part in parts.items():
-        if time.monotonic() > end:
-            left_out.append(f"{title} (no time)")
-            continue
         try:
+            if time.monotonic() > end:
+                raise TimeoutError
             found = part(options)
             rows += found
             print(*found, sep="\n", file=sys.stderr, flush=True)
@@ -338,13 +337,12 @@ def main() -> None:
             left_out.append(f"{title} ({type(error).__name__})")
         torch.compiler.reset()
         gc.collect()
-    text = markdown(rows, heading, left_out)
-    print(text)
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "gpu.md").write_text(text + "\n")
-        as_json = {"heading": heading, "left_out": left_out, "rows": list(map(asdict, rows))}
-        (options.out / "gpu.json").write_text(json.dumps(as_json, indent=1))
+        if options.out:  # after each part, should a later one not end
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / "gpu.md").write_text(markdown(rows, heading, left_out) + "\n")
+            as_json = {"heading": heading, "left_out": left_out, "rows": list(map(asdict, rows))}
+            (options.out / "gpu.json").write_text(json.dumps(as_json, indent=1))
+    print(markdown(rows, heading, left_out))
 
 
 if __name__ == "__main__":
