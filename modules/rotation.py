@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rotation:
     """Rotates pairs of channels (i, i + R / 2) of queries and keys by angles.
 

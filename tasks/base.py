@@ -122,7 +122,8 @@ class Task(pl.LightningModule):
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
         """Logs an optimizer step's means over all its targets, as `train/loss`."""
-        self.log("train/loss", means["loss"], prog_bar=True)
+        has_bar = self.trainer.progress_bar_callback is not None  # waits for a GPU at each step
+        self.log("train/loss", means["loss"], prog_bar=has_bar)
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
         """Returns metrics computed from other metrics, such as perplexity from the loss."""
@@ -261,7 +262,8 @@ class Task(pl.LightningModule):
         if hasattr(norm, "full_tensor"):  # a DTensor, if the weights are sharded
             norm = norm.full_tensor()
         self.log("train/grad_norm", norm)
-        self.log("train/lr", max(group["lr"] for group in optimizer.param_groups))
+        lr = max(group["lr"] for group in optimizer.param_groups)
+        self.log("train/lr", means["loss"].new_full((), lr))  # a number would wait for a GPU
 
     def _record_bad_loss(self, loss: Tensor) -> None:
         """Records the first step whose loss is not finite; a GPU is asked every 50 steps only."""

@@ -21,7 +21,7 @@ class InferenceOptions:
             whose generation_config.json then has the defaults.
         quantize: int8: weights in a quarter of the memory, on a CPU, slightly less exact; null: as
             they are.
-        device: Where to compute; auto: on a GPU if there is one.
+        device: Where to compute; auto: on a GPU if there is one, but int8 on the CPU.
     """
 
     ckpt_path: str
@@ -33,7 +33,8 @@ def prepared(model: Model, name: DeviceName, quantization: QuantizationName | No
     """A model, a named tuple with a `net`, on a device and with quantized weights."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: there is no GPU that torch can use; leave it out")
-    on_gpu = name != "cpu" and torch.cuda.is_available()
+    wants_gpu = name == "cuda" or (name == "auto" and quantization is None)
+    on_gpu = wants_gpu and torch.cuda.is_available()
     net = model.net.to("cuda" if on_gpu else "cpu")
     with usage_errors(f"--quantize {quantization}"):
         prepare(net, quantization)

@@ -13,6 +13,7 @@ NAMES = sorted(set(re.findall(r"python -m tests\.benchmarks\.(\w+)", README)))
 SHORT = {  # others: one round
     "checkpoints": "--rounds 1 --largest 10M",
     "cifar_peer": "--minutes 0.5",
+    "gpu": "--rounds 1 --tiny",
     "growth": "--rounds 1 --axes length --smallest 512 --plot plot.png",
     "imdb_baseline": "",
     "nanogpt_peer": "",

@@ -129,9 +129,8 @@ def normalise(images: Tensor, mean: list[float], std: list[float]) -> Tensor:
     """uint8 (B, C, H, W) -> float32 (B, C, H, W): (value / 255 - mean) / std in each channel."""
     scales = [1 / (255 * s) for s in std]
     shifts = [-m / s for m, s in zip(mean, std, strict=True)]
-    # one number per channel: (C,) -> (C, 1, 1)
-    scale = torch.tensor(scales, device=images.device).reshape(-1, 1, 1)
-    shift = torch.tensor(shifts, device=images.device).reshape(-1, 1, 1)
+    factors = torch.tensor([scales, shifts])[..., None, None]  # (2, C, 1, 1)
+    scale, shift = factors.to(images.device, non_blocking=True)  # does not wait for a GPU
     return images.float().mul_(scale).add_(shift)
 
 

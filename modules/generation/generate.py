@@ -95,7 +95,7 @@ def sample(
         ended |= (tokens[:, None] == stop_tokens).any(1)
         if (len(stop) and ended.all()) or step + 1 == decoder.max_new_tokens:
             return
-        left = rows_to_keep(~ended)
+        left = rows_to_keep(~ended) if len(stop) else None
         if left is not None:
             decoder.select(left)
             rows = rows[left]

@@ -15,6 +15,18 @@ from modules.kernels.linear import linear
 
 IGNORE_INDEX = -100  # the target that does not count, as in `F.cross_entropy`
 LOGITS_PER_CHUNK = 2**23
+GPU_LOGITS_PER_CHUNK = 2**27  # a GPU needs larger products to be busy
+
+
+def aligned(rows: int) -> int:
+    """At most so many rows: a multiple of 8, for which GPUs have faster products, if possible."""
+    return max(1, rows // 8 * 8 or rows)
+
+
+def cast(x: Tensor) -> Tensor:
+    """`x` as autocast would give it to a product."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class LossOptions(NamedTuple):
@@ -35,8 +47,11 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """(S, E), (V, E), (V,), targets (S,) -> mean loss and number of correct predictions."""
         targets, smoothing, z_loss, with_grad = options
-        chunk_rows = max(1, LOGITS_PER_CHUNK // len(weight))
+        chunk_logits = LOGITS_PER_CHUNK if x.device.type == "cpu" else GPU_LOGITS_PER_CHUNK
+        chunk_rows = aligned(chunk_logits // len(weight))
+        weight_rows = aligned(chunk_logits // 4 // x.shape[1])
         dtype = torch.promote_types(x.dtype, torch.float32)
+        table = cast(weight)  # once, not for each chunk
         counted = targets != IGNORE_INDEX  # (S,)
         mean_factor = counted.sum().clamp(min=1).to(dtype).reciprocal()
         loss = x.new_zeros((), dtype=dtype)
@@ -47,16 +62,16 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         grad_x = torch.empty_like(x) if needs_x else None
         grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
         grad_bias = weight.new_zeros(len(weight), dtype=dtype) if needs_bias else None
-        weight_rows = max(1, LOGITS_PER_CHUNK // 4 // x.shape[1])
         for start in range(0, len(x), chunk_rows):
             chunk = slice(start, start + chunk_rows)
             valid = counted[chunk]  # (C,)
             target = targets[chunk].clamp(min=0)[:, None]  # (C, 1)
-            logits = linear(x[chunk], weight, bias)  # (C, V)
+            chunk_x = cast(x[chunk])  # (C, E)
+            logits = linear(chunk_x, table, bias)  # (C, V)
             target_logits = logits.gather(1, target)[:, 0] if z_loss else None  # (C,)
+            correct += ((logits.argmax(1) == target[:, 0]) & valid).sum()
             log_probs = logits.log_softmax(1, dtype=dtype)  # (C, V)
             del logits
-            correct += ((log_probs.argmax(1) == target[:, 0]) & valid).sum()
             target_log_probs = log_probs.gather(1, target)[:, 0]  # (C,)
             losses = (smoothing - 1) * target_log_probs  # (C,)
             if smoothing:
@@ -67,22 +82,28 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             loss += losses.masked_fill(~valid, 0.0).sum()
             if not (needs_x or needs_weight or needs_bias):
                 continue
-            grad = log_probs.exp_()  # softmax, from which the targets are taken below: (C, V)
-            if target_logits is not None:
-                grad *= (1 + 2 * z_loss * log_denominator)[:, None]
-            if smoothing:
+            if smoothing or target_logits is not None:
+                grad = log_probs.exp_()  # softmax, from which the targets are taken below: (C, V)
+                if target_logits is not None:
+                    grad *= (1 + 2 * z_loss * log_denominator)[:, None]
                 grad -= smoothing / len(weight)
-            grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand_as(target))
-            grad = grad.mul_((mean_factor * valid)[:, None]).to(x.dtype)
+                grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand_as(target))
+                grad = grad.to(table.dtype)
+            else:  # the same in one pass
+                is_same = log_probs.dtype == table.dtype
+                place = log_probs if is_same else log_probs.new_empty(0, dtype=table.dtype)
+                grad = torch.exp(log_probs, out=place)
+                grad.scatter_(1, target, target_log_probs.expm1().to(table.dtype)[:, None])
             if grad_x is not None:
-                grad_x[chunk] = linear(grad, weight.T)
+                grad_x[chunk] = linear(grad, table.T) * valid[:, None]
             if grad_weight is not None:
+                valid_x = (chunk_x * valid[:, None]).T  # (E, C)
                 for row in range(0, len(weight), weight_rows):  # no second table is held
                     rows = slice(row, row + weight_rows)
-                    grad_weight[rows] += linear(grad.T[rows], x[chunk].T)  # (V', E)
+                    grad_weight[rows] += linear(grad.T[rows], valid_x)  # (V', E)
             if grad_bias is not None:
-                grad_bias += grad.sum(0)
-        ctx.save_for_backward(grad_x, grad_weight, grad_bias)
+                grad_bias += valid.to(table.dtype) @ grad
+        ctx.save_for_backward(mean_factor, grad_x, grad_weight, grad_bias)
         ctx.mark_non_differentiable(correct)
         return loss * mean_factor, correct
 
@@ -90,8 +111,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Scales the gradients that the forward pass has made."""
-        scaled = [None if saved is None else saved * grads[0] for saved in ctx.saved_tensors]
-        return *scaled, None
+        mean_factor, *sums = ctx.saved_tensors
+        scale = grads[0] * mean_factor
+        return *(None if one is None else one * scale for one in sums), None
 
 
 def chunked_cross_entropy(

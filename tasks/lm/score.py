@@ -64,7 +64,7 @@ def score(
         json: Print a JSON object instead of a table.
         quantize: int8: weights in a quarter of the memory, on a CPU, slightly less exact; null: as
             they are.
-        device: Where to compute; auto: on a GPU if there is one.
+        device: Where to compute; auto: on a GPU if there is one, but int8 on the CPU.
     """
     model = prepared(load_model(ckpt_path), device, quantize)
     length = model.net.max_length

@@ -111,7 +111,9 @@ class RunRecord(Callback):
         """Log the learning rate of each parameter group, if they differ."""
         rates = {f"train/lr_{group['name']}": group["lr"] for group in optimizer.param_groups}
         if len(set(rates.values())) > 1:
-            pl_module.log_dict(rates)
+            device = pl_module.device  # numbers would wait for a GPU
+            tensors = {name: torch.full((), rate, device=device) for name, rate in rates.items()}
+            pl_module.log_dict(tensors)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any

@@ -37,7 +37,8 @@ class LossWeighting:
             count: Number of targets.
             extra_metrics: Other means over the targets, by name, () each.
         """
-        count = torch.as_tensor(count, dtype=torch.float32, device=loss.device)
+        count = torch.as_tensor(count, dtype=torch.float32)
+        count = count.to(loss.device, non_blocking=True)  # does not wait for a GPU
         means = {"loss": loss.detach().float(), **extra_metrics}
         sums = torch.stack([count, *(mean * count for mean in means.values())])  # (1 + K,)
         self.names = list(means)

@@ -1,10 +1,12 @@
 """What benchmarks share: a process for each competitor, rounds in turns, medians, peak memory."""
 
+import csv
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -154,6 +156,20 @@ def training(optimizer: Any, loss: Callable[[], tuple[Any, int]], steps: int = 1
         return items
 
     return run
+
+
+def fit_medians(line: str, names: Iterable[str], **environment: str) -> dict[str, float]:
+    """Runs `python -m LINE`: medians of some of the metrics that it logs, without the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", *line.split(), "--run_dir", f"{folder}/run"]
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{line} ended with {done.returncode}: {done.stderr[-2000:]}")
+        with open(Path(folder, "run", "metrics.csv"), newline="") as file:
+            rows = list(csv.DictReader(file))
+    logged = {name: [float(row[name]) for row in rows if row.get(name)][1:] for name in names}
+    return {name: statistics.median(values) for name, values in logged.items() if values}
 
 
 def require_equal(differences: Mapping[str, float]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,23 +43,37 @@ def data(batch_size: int = 64) -> Any:
     )
 
 
-def hugging_face(dropout: float = 0.0, spread: float = 0.02) -> Any:
-    """Hugging Face's Marian model at these sizes, the same weights in every process.
+class Sizes(NamedTuple):
+    """Width E, blocks of each side, heads, hidden values of feed-forward layers, and tokens V."""
+
+    width: int
+    layers: int
+    heads: int
+    hidden: int
+    vocabulary: int
+
+
+TINY = Sizes(WIDTH, LAYERS, HEADS, HIDDEN, VOCABULARY)
+
+
+def hugging_face(dropout: float = 0.0, spread: float = 0.02, sizes: Sizes = TINY) -> Any:
+    """Hugging Face's Marian model, the same weights in every process.
 
     Args:
         dropout: Rate of all but attention weights and hidden values.
         spread: Standard deviation of the initial weights.
+        sizes: Of the model.
     """
     from transformers import MarianConfig, MarianMTModel
 
     sides = {}
     for side in ("encoder", "decoder"):
-        sizes = {"layers": LAYERS, "attention_heads": HEADS, "ffn_dim": HIDDEN}
-        sides |= {f"{side}_{name}": value for name, value in sizes.items()}
+        shape = {"layers": sizes.layers, "attention_heads": sizes.heads, "ffn_dim": sizes.hidden}
+        sides |= {f"{side}_{name}": value for name, value in shape.items()}
     tokens = {"pad_token_id": 0, "bos_token_id": 5, "eos_token_id": 6, "decoder_start_token_id": 5}
     config = MarianConfig(
-        vocab_size=VOCABULARY,
-        d_model=WIDTH,
+        vocab_size=sizes.vocabulary,
+        d_model=sizes.width,
         activation_function="relu",
         dropout=dropout,
         attention_dropout=0.0,
@@ -75,14 +89,14 @@ def hugging_face(dropout: float = 0.0, spread: float = 0.02) -> Any:
     return MarianMTModel(config)
 
 
-def tessera(dropout: float = 0.0, spread: float = 0.02) -> Any:
+def tessera(dropout: float = 0.0, spread: float = 0.02, sizes: Sizes = TINY) -> Any:
     """Our model with the weights of Hugging Face's; arguments as there."""
     from modules.models.seq2seq import Seq2Seq
     from modules.pretrained.family import config_from_huggingface
     from modules.pretrained.seq2seq import FAMILIES
     from modules.pretrained.weights import load_weights
 
-    theirs = hugging_face(dropout, spread)
+    theirs = hugging_face(dropout, spread, sizes)
     family, found = config_from_huggingface(theirs.config.to_dict(), FAMILIES)
     rates = {"dropout": dropout, "mlp_dropout": 0.0, "attention_dropout": 0.0}
     encoder = replace(found.encoder, **rates)

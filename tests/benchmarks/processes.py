@@ -9,19 +9,14 @@ that it logs but the first. Ratios are against one process with all cores. "1 x 
 one core.
 """
 
-import csv
 import os
-import statistics
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 from tests.benchmarks import _compare
 
+TOKENS = "train/tokens_per_s"
 WINDOWS = 32  # in a step of all processes
 FIT = (
-    "-m tasks.lm fit --trainer.accelerator cpu --trainer.max_steps 30 --trainer.log_every_n_steps 5"
+    "tasks.lm fit --trainer.accelerator cpu --trainer.max_steps 30 --trainer.log_every_n_steps 5"
     " --trainer.limit_val_batches 0 --trainer.limit_test_batches 0 --data.max_length 128"
     " --model.samples.every null --data.tokenizer.vocabulary 2000 --model.net.stack.width 128"
     " --model.net.stack.depth 4 --model.net.stack.heads 4"
@@ -30,20 +25,11 @@ FIT = (
 
 def rate(processes: int, threads: int) -> float:
     """Tokens per second of one run."""
-    with tempfile.TemporaryDirectory() as folder:
-        line = f"{FIT} --trainer.devices {processes} --data.batch_size {WINDOWS // processes}"
-        line += f" --run_dir {folder}/run"
-        if processes > 1:
-            line += " --trainer.strategy ddp"
-        environment = {**os.environ, "PYTHONPATH": str(_compare.ROOT)}
-        environment["OMP_NUM_THREADS"] = str(threads)
-        command = [sys.executable, *line.split()]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{line} ended with {done.returncode}: {done.stderr[-500:]}")
-        with open(Path(folder, "run", "metrics.csv"), newline="") as file:
-            logged = [row.get("train/tokens_per_s") for row in csv.DictReader(file)]
-    return statistics.median([float(value) for value in logged if value][1:])
+    line = f"{FIT} --trainer.devices {processes} --data.batch_size {WINDOWS // processes}"
+    if processes > 1:
+        line += " --trainer.strategy ddp"
+    found = _compare.fit_medians(line, [TOKENS], OMP_NUM_THREADS=str(threads))
+    return found[TOKENS]
 
 
 def main() -> None:

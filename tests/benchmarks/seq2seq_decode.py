@@ -9,6 +9,7 @@ Both have the same random weights and make the same tokens, which is checked bef
 
 from argparse import Namespace
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ def sentences() -> list[list[int]]:
     return module.tokenizer.encode_sources(texts, _translators.LENGTH)[0]
 
 
-def tessera() -> Translator:
+def tessera(net: Any = None) -> Translator:
     """Our beam search, the allocator tuned as the commands do it."""
     from modules.generation.quantized import prepare
     from modules.generation.sampling import GenerationConfig
@@ -36,14 +37,14 @@ def tessera() -> Translator:
     from tasks.training.allocator import tune_allocator
 
     tune_allocator()
-    net = prepare(_translators.tessera(spread=SPREAD).eval())
+    net = prepare(net or _translators.tessera(spread=SPREAD).eval())
     config = GenerationConfig(NEW, beams=BEAMS)
     return lambda rows: [best.tokens for best, *_ in translate(net, rows, config, START, [])]
 
 
-def hugging_face() -> Translator:
+def hugging_face(net: Any = None) -> Translator:
     """Their beam search."""
-    net = _translators.hugging_face(spread=SPREAD).eval()
+    net = net or _translators.hugging_face(spread=SPREAD).eval()
     net.generation_config.eos_token_id = None
     options = {"num_beams": BEAMS, "max_new_tokens": NEW, "do_sample": False, "length_penalty": 1.0}
 
@@ -52,12 +53,16 @@ def hugging_face() -> Translator:
         tokens = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)  # (B, M)
         ones = [torch.ones_like(row) for row in tensors]
         mask = torch.nn.utils.rnn.pad_sequence(ones, batch_first=True)  # (B, M)
-        return net.generate(tokens, attention_mask=mask, **options)[:, 1:].tolist()
+        inputs = {"input_ids": tokens.to(net.device), "attention_mask": mask.to(net.device)}
+        return net.generate(**inputs, **options)[:, 1:].tolist()
 
     return translate
 
 
-TRANSLATORS = {"hugging face": hugging_face, "tessera": tessera}
+TRANSLATORS: dict[str, Callable[..., Translator]] = {
+    "hugging face": hugging_face,
+    "tessera": tessera,
+}
 
 
 def translations(name: str, batch: int) -> Callable[[], list[list[int]]]:
