@@ -299,6 +299,14 @@ def markdown(rows: list[Row], heading: str, left_out: list[str]) -> str:
     return "\n".join([*lines, "", f"left out: {'; '.join(left_out) or 'nothing'}"])
 
 
+def write(folder: Path, rows: list[Row], heading: str, left_out: list[str]) -> None:
+    """The table as gpu.md and gpu.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gpu.md").write_text(markdown(rows, heading, left_out) + "\n")
+    as_json = {"heading": heading, "left_out": left_out, "rows": list(map(asdict, rows))}
+    (folder / "gpu.json").write_text(json.dumps(as_json, indent=1))
+
+
 def main() -> None:
     """Parses the command line, runs the parts and prints the table."""
     parser = _compare.arguments(__doc__, 5)
@@ -326,9 +334,10 @@ def main() -> None:
     rows: list[Row] = []
     left_out = []
     for title, part in parts.items():
+        if time.monotonic() > end:
+            left_out.append(f"{title} (no time)")
+            continue
         try:
-            if time.monotonic() > end:
-                raise TimeoutError
             found = part(options)
             rows += found
             print(*found, sep="\n", file=sys.stderr, flush=True)
@@ -338,10 +347,9 @@ def main() -> None:
         torch.compiler.reset()
         gc.collect()
         if options.out:  # after each part, should a later one not end
-            options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / "gpu.md").write_text(markdown(rows, heading, left_out) + "\n")
-            as_json = {"heading": heading, "left_out": left_out, "rows": list(map(asdict, rows))}
-            (options.out / "gpu.json").write_text(json.dumps(as_json, indent=1))
+            write(options.out, rows, heading, left_out)
+    if options.out:
+        write(options.out, rows, heading, left_out)
     print(markdown(rows, heading, left_out))
 
 
