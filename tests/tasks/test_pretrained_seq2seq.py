@@ -69,7 +69,8 @@ def test_hugging_face_and_back(
     folder = ModelFolder("theirs", FAMILIES)
     options = folder_tokenizers(folder)
     assert (options.start, options.begin) == (start % folder.config.target_vocabulary, begin)
-    net, _, metadata, *_ = load_model("theirs")
+    first = load_model("theirs")
+    net, metadata = first.net, first.metadata
     assert metadata["languages"] == (["en", "de"] if family == "marian" else [])
     assert run(f"fit {LINE} {STILL} --model.pretrained theirs --run_dir r", "seq2seq") == 0
     kept = checkpoint("r", "best")
@@ -87,7 +88,6 @@ def test_hugging_face_and_back(
         found = back(input_ids=tokens, decoder_input_ids=tokens).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert expected.std() > 0.1
-    first = TranslationModel.of(net, metadata, _)
     again = load_model("back")
     assert ours(again) == ours(first) == ours(load_model(BEST))
     sources = first.tokenizer.encode_sources(NUMBERS, 24)
