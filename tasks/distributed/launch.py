@@ -107,7 +107,7 @@ def _resolve_number(options: Any, name: str, value: int, why: str) -> None:
     if number in ("auto", -1, "-1") or (name, number) == ("num_nodes", 1):
         options[name] = value
     elif str(number) != str(value):
-        raise UsageError(f"--trainer.{name} {given}: {why}: leave it out")
+        raise UsageError(f"--trainer.{name} {given} contradicts the launcher ({why}): leave it out")
 
 
 def strategy(chosen: Any) -> Strategy | str:

@@ -99,7 +99,7 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
     unfinished = sum(not translation.finished for best in found for translation in best)
     if unfinished:
         print(
-            f"{unfinished} translations reached the length limit: raise --max_new_tokens",
+            f"{unfinished} translations were not finished: raise --max_new_tokens",
             file=sys.stderr,
         )
 
@@ -114,8 +114,8 @@ def translations(
     rows, cut = model.tokenizer.encode_sources(texts, model.net.max_length)
     if any(cut):
         print(
-            f"{sum(cut)} of {len(lines)} sentences exceed the {model.net.max_length} tokens that "
-            "the model reads: the rest is not translated",
+            f"{sum(cut)} of {len(lines)} sentences are longer than the {model.net.max_length} "
+            "tokens that the model reads: the rest is not translated",
             file=sys.stderr,
         )
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))

@@ -177,9 +177,9 @@ def timm_weights(source: str) -> State:
     try:
         return timm_model(source, pretrained=True).state_dict()
     except Exception as error:  # of urllib, huggingface_hub, timm
+        reason = type(error).__name__
         raise DataError(
-            f"{source} could not be downloaded ({type(error).__name__}): give its file as "
-            f"{OPTION} FILE"
+            f"{source} could not be downloaded ({reason}): give it as {OPTION} FILE.safetensors"
         ) from error
 
 
