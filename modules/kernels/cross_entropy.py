@@ -29,6 +29,35 @@ def cast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
+def logits_grad(
+    log_probs: Tensor,
+    target: Tensor,
+    smoothing: float,
+    z_factor: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Gradient of the sum of the losses with respect to the logits, (C, V).
+
+    Args:
+        log_probs: Overwritten, (C, V).
+        target: (C, 1).
+        smoothing: Probability mass of label smoothing.
+        z_factor: 1 + 2 z log(sum of exp(logits)), (C,); None: there is no z-loss.
+        dtype: Of the result.
+    """
+    if smoothing or z_factor is not None:
+        grad = log_probs.exp_()
+        if z_factor is not None:
+            grad *= z_factor[:, None]
+        grad -= smoothing / log_probs.shape[1]
+        grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand_as(target))
+        return grad.to(dtype)
+    target_grad = log_probs.gather(1, target).expm1()  # (C, 1)
+    out = log_probs if log_probs.dtype == dtype else log_probs.new_empty(0, dtype=dtype)
+    grad = torch.exp(log_probs, out=out)  # one pass, the cast included
+    return grad.scatter_(1, target, target_grad.to(dtype))
+
+
 class LossOptions(NamedTuple):
     """Arguments of the loss that have no gradient; as in `chunked_cross_entropy`."""
 
@@ -82,18 +111,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             loss += losses.masked_fill(~valid, 0.0).sum()
             if not (needs_x or needs_weight or needs_bias):
                 continue
-            if smoothing or target_logits is not None:
-                grad = log_probs.exp_()  # softmax, from which the targets are taken below: (C, V)
-                if target_logits is not None:
-                    grad *= (1 + 2 * z_loss * log_denominator)[:, None]
-                grad -= smoothing / len(weight)
-                grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand_as(target))
-                grad = grad.to(table.dtype)
-            else:  # the same in one pass
-                is_same = log_probs.dtype == table.dtype
-                place = log_probs if is_same else log_probs.new_empty(0, dtype=table.dtype)
-                grad = torch.exp(log_probs, out=place)
-                grad.scatter_(1, target, target_log_probs.expm1().to(table.dtype)[:, None])
+            z_factor = None
+            if target_logits is not None:
+                z_factor = 1 + 2 * z_loss * log_denominator  # (C,)
+            grad = logits_grad(log_probs, target, smoothing, z_factor, table.dtype)  # (C, V)
             if grad_x is not None:
                 grad_x[chunk] = linear(grad, table.T) * valid[:, None]
             if grad_weight is not None:

@@ -72,7 +72,7 @@ SETTINGS: list[tuple[str, Settings, str]] = [  # case, entries of its config.jso
     (MARIAN, {"activation_function": "mish"}, "mish"),
     (MARIAN, {"d_model": None}, "d_model"),
     (MARIAN, {"decoder_layers": None}, "decoder_layers"),
-    (MARIAN, {"encoder_attention_heads": 5}, "5 heads"),
+    (MARIAN, {"encoder_attention_heads": 5}, "heads 5"),
     (BART, {"add_final_layer_norm": True}, "add_final_layer_norm"),
     (BART, {"tie_word_embeddings": False}, "tie_word_embeddings"),
     (T5, {"num_heads": None, "d_ff": None}, "d_ff, num_heads"),

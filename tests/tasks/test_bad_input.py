@@ -52,7 +52,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "fit --zzzzzzz 3": "--zzzzzzz",
         "fit --modle.net.stack.depth 3": "--model.net.stack.depth",
         "fit --model.net.image_size 9": ("image_size 9", "patch_size 2"),
-        "fit --model.net.stack.heads 7": "7 heads",
+        "fit --model.net.stack.heads 7": "heads 7",
         "fit --model.net.stack.order pree": ("--model.net.stack.order pree", "did you mean pre?"),
         "fit --model.net.num_classes 3": "--model.net.num_classes 3",
         "fit --model.augment.flip 2": "flip",
@@ -394,6 +394,6 @@ def test_skip_bad_counts(console: Console) -> None:
 
 
 def test_debug_shows_the_traceback() -> None:
-    with pytest.raises(UsageError, match="7 heads"):
+    with pytest.raises(UsageError, match="heads 7"):
         run("fit --model.net.stack.heads 7 --debug")
     assert list(Path().iterdir()) == []

@@ -6,7 +6,7 @@ import sys
 from typing import Any, NamedTuple
 
 import pytest
-from tasks.training.devices import prepared
+from tasks.inference import prepared
 from torch import nn
 
 from tasks.base import Task
