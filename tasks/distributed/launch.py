@@ -82,7 +82,7 @@ def resolve_devices(options: Any, command: str) -> None:
             raise UsageError(f"predict runs in one process: start it without {launcher.name}")
         started = f"{launcher.name} started {launcher.processes} on this machine"
         _resolve_number(options, "devices", launcher.processes, started)
-        started = f"{launcher.name} started some on {launcher.machines}"
+        started = f"{launcher.name} started some on {launcher.machines} machines"
         _resolve_number(options, "num_nodes", launcher.machines, started)
     elif options.num_nodes > 1 and "NODE_RANK" not in os.environ:
         raise UsageError(

@@ -6,12 +6,13 @@ import sys
 from typing import Any, NamedTuple
 
 import pytest
-from tasks.inference import prepared
 from torch import nn
 
 from tasks.base import Task
+from tasks.inference import prepared
 from tasks.training import allocator
-from tests.tasks.command import ROOT, SHORT, run
+from tests.tasks.command import ROOT, run
+from tests.tasks.tiny import SHORT
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
