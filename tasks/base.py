@@ -122,7 +122,8 @@ class Task(pl.LightningModule):
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
         """Logs an optimizer step's means over all its targets, as `train/loss`."""
-        has_bar = self.trainer.progress_bar_callback is not None  # waits for a GPU at each step
+        # A bar copies the value to the CPU at each step, and so waits for a GPU.
+        has_bar = self.trainer.progress_bar_callback is not None
         self.log("train/loss", means["loss"], prog_bar=has_bar)
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
@@ -220,7 +221,7 @@ class Task(pl.LightningModule):
         names = ["loss"]
         for key, metric in self.metrics["val"].items(keep_base=True):
             names += getattr(metric, "names", (key,))
-        values = {f"val/{name}": torch.ones(()) for name in names}
+        values = {f"val/{name}": torch.ones(()) for name in names}  # only the names matter
         groups = [
             group for optimizer in self.trainer.optimizers for group in optimizer.param_groups
         ]
@@ -263,7 +264,9 @@ class Task(pl.LightningModule):
             norm = norm.full_tensor()
         self.log("train/grad_norm", norm)
         lr = max(group["lr"] for group in optimizer.param_groups)
-        self.log("train/lr", means["loss"].new_full((), lr))  # a number would wait for a GPU
+        self.log(
+            "train/lr", means["loss"].new_full((), lr)
+        )  # on the GPU: a copy of a float waits for it
 
     def _record_bad_loss(self, loss: Tensor) -> None:
         """Records the first step whose loss is not finite; a GPU is asked every 50 steps only."""
@@ -290,7 +293,7 @@ class Task(pl.LightningModule):
         return "test" if self.trainer.testing else "val"
 
     def on_validation_epoch_start(self) -> None:
-        # In float64 sums do not depend on their order.
+        # In float64, the rounding of sums hardly depends on the number of ranks.
         self.metrics.to(torch.float32 if self.device.type == "mps" else torch.float64)
         self.metrics[self.split].reset()
         self.metrics[f"{self.split}_loss"].reset()

@@ -121,14 +121,15 @@ class EpochLoop(_TrainingEpochLoop):
         states = state_dict.get("random", ())
         if len(states) == self.trainer.world_size:
             self.states = states[self.trainer.global_rank]
-            set_random_states(self.states, self.trainer.strategy.root_device)  # to check them
+            # Invalid states raise here, where the error is about the checkpoint.
+            set_random_states(self.states, self.trainer.strategy.root_device)
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Nothing: see the class."""
 
 
 class FitLoop(_FitLoop):
-    """Saves as progress only whole optimizer steps and epochs that have ended, at any time."""
+    """Whenever it is saved, its progress counts complete optimizer steps and epochs only."""
 
     epoch_loop: EpochLoop
 
@@ -136,10 +137,10 @@ class FitLoop(_FitLoop):
         old = trainer.fit_loop
         super().__init__(trainer, old.min_epochs, old.max_epochs)
         self.epoch_loop = EpochLoop(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
-        self.end_due = False  # a loaded epoch has no more batches, but has not ended
+        self.epoch_unfinished = False  # the loaded one; its end runs also at max_steps
         callbacks: Sequence[Any] = trainer.callbacks  # type: ignore[attr-defined]
         stopping = [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
-        # A checkpoint has its own patience, in place of which this one counts.
+        # Loading a checkpoint overwrites the patience; the one given for this run must win.
         self.patience = {callback: callback.patience for callback in stopping}
 
     @property
@@ -154,7 +155,7 @@ class FitLoop(_FitLoop):
 
     @property
     def done(self) -> bool:
-        return super().done and not self.end_due
+        return super().done and not self.epoch_unfinished
 
     def on_run_start(self) -> None:
         super().on_run_start()
@@ -163,12 +164,12 @@ class FitLoop(_FitLoop):
 
     def on_advance_start(self) -> None:
         super().on_advance_start()
-        self.end_due = False
+        self.epoch_unfinished = False
 
     def on_advance_end(self) -> None:
         """End an epoch; call `after_epoch` of the callbacks while it still is `current_epoch`."""
         super().on_advance_end()
-        self.epoch_progress.current.completed -= 1
+        self.epoch_progress.current.completed -= 1  # this counter is `current_epoch`
         call_hook(self.trainer, "after_epoch")
         self.epoch_progress.current.completed += 1
 
@@ -179,9 +180,10 @@ class FitLoop(_FitLoop):
         done = epochs.processed
         if self.max_epochs is not None and -1 != self.max_epochs < done:
             raise UsageError(
-                f"--trainer.max_epochs {self.max_epochs}: the run has done {done}: give more"
+                f"--trainer.max_epochs {self.max_epochs}: the run has completed {done} epochs; "
+                "give a larger number"
             )
-        self.end_due = epochs.completed < epochs.ready
+        self.epoch_unfinished = epochs.completed < epochs.ready
         for stopping, patience in self.patience.items():
             stopping.patience = patience
             if has_stopped(stopping):
@@ -214,7 +216,7 @@ class FitLoop(_FitLoop):
 
 
 def has_stopped(stopping: EarlyStopping) -> bool:
-    """Whether early stopping ended the run that its state is of, with the patience it has now."""
+    """Whether early stopping ended the saved run, judged by the patience given now."""
     if stopping.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
         return stopping.wait_count >= stopping.patience
     return stopping.stopping_reason != EarlyStoppingReason.NOT_STOPPED
@@ -232,10 +234,10 @@ class RunCheckpoint(ModelCheckpoint):
     only beside another checkpoint, and keeps absolute paths.
     """
 
-    epochs = 0  # that were completed when it saved
+    saved_epochs = 0  # completed epochs at the latest save
 
     def check_monitor_top_k(self, trainer: Trainer, current: torch.Tensor | None = None) -> bool:
-        """Whether to save; of equal scores the latest wins, since small sets often have ties."""
+        """Whether to save; with save_top_k=1, the latest of equal scores wins."""
         best = self.best_model_score
         tied = current is not None and best is not None and bool(current == best)
         return tied or super().check_monitor_top_k(trainer, current)
@@ -266,30 +268,32 @@ class RunCheckpoint(ModelCheckpoint):
             self.save_now(trainer)
 
     def last_saved(self, trainer: Trainer) -> bool:
-        """Whether `last` is of the present step; a signal may have it saved without `save_last`."""
+        """Whether `last` is of the present step; a signal may have saved it without `save_last`."""
         is_last = Path(self._last_checkpoint_saved).stem == self.CHECKPOINT_NAME_LAST
         now = (trainer.global_step, trainer.fit_loop.completed)  # type: ignore[attr-defined]
-        saved = (self._last_global_step_saved, self.epochs)
+        saved = (self._last_global_step_saved, self.saved_epochs)
         return (bool(self.save_last) or is_last) and saved == now
 
     def save_now(self, trainer: Trainer) -> None:
         """Save `last`, unless it was just saved."""
         if not self.last_saved(trainer):
-            self._last_global_step_saved = -1  # if it was of this step, it was of another file
+            # A best checkpoint may be of this step; Lightning would then leave out `last`.
+            self._last_global_step_saved = -1
         if not self._should_skip_saving_checkpoint(trainer):
             path = Path(self.dirpath or "", f"{self.CHECKPOINT_NAME_LAST}.ckpt")
             self._save_checkpoint(trainer, str(path))
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         super()._save_checkpoint(trainer, filepath)
-        self.epochs = trainer.fit_loop.completed  # type: ignore[attr-defined]
+        self.saved_epochs = trainer.fit_loop.completed  # type: ignore[attr-defined]
 
     def _save_topk_checkpoint(
         self, trainer: Trainer, monitor_candidates: dict[str, torch.Tensor]
     ) -> None:
         super()._save_topk_checkpoint(trainer, monitor_candidates)
         if self.save_last and self.save_top_k == 0:
-            self._last_global_step_saved = trainer.global_step  # else `last` is not written
+            # Lightning writes `last` only after another checkpoint of this step.
+            self._last_global_step_saved = trainer.global_step
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the scores; paths in the old folder become paths in this one."""
@@ -298,7 +302,7 @@ class RunCheckpoint(ModelCheckpoint):
         def moved(value: Any) -> Any:
             if isinstance(value, dict):
                 return {moved(key): moved(item) for key, item in value.items()}
-            if isinstance(value, str) and value.startswith(old):
+            if isinstance(value, str) and f"{value}/".startswith(f"{old}/"):
                 return value.replace(old, str(self.dirpath), 1)
             return value
 

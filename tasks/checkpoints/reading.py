@@ -21,11 +21,12 @@ from tasks.errors import RunError, UsageError
 KEY = "tessera"  # of our entry in a checkpoint
 VERSION = 2  # of the layout of our entry; 1 had no number
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CHECKPOINT_PATHS = ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path")
 TRAINING_STATE = ("epoch", "global_step", "loops", "callbacks", "lr_schedulers", "optimizer_states")
 
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
-CODE = "GLOBAL|allowlisted|reduce"  # in torch's messages about objects; others are about bytes
+REFUSED_OBJECT = "GLOBAL|allowlisted|reduce"  # in torch's messages about objects, not bytes
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,11 @@ def load_tensors(file: Path, what: str) -> Any:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
         damaged = None
-        if zipfile.is_zipfile(file):  # torch before 1.6 wrote others
+        if zipfile.is_zipfile(file):  # files of torch before 1.6 are none
             with zipfile.ZipFile(file) as archive:
                 damaged = archive.testzip()  # torch compares no checksums
-    except Exception as error:  # whatever bytes make of the unpickler
-        pickled = re.search(CODE, str(error)) or file.open("rb").read(1) == b"\x80"
+    except Exception as error:  # corrupt bytes raise any exception in the unpickler
+        pickled = re.search(REFUSED_OBJECT, str(error)) or file.open("rb").read(1) == b"\x80"
         if isinstance(error, pickle.UnpicklingError) and pickled:
             raise UsageError(
                 f"{what} is refused: loading objects other than tensors and primitives could run "
@@ -160,7 +161,7 @@ def load_config(kind: type[Config], options: Mapping[str, Any]) -> Config:
 
 
 def check_training(checkpoint: Mapping[str, Any]) -> None:
-    """Checks that training can continue from a checkpoint that only names files of its own folder.
+    """Checks that a checkpoint holds the training state, and names files in its own folder only.
 
     A `ModelCheckpoint` deletes its files once others are better; a forged one could delete any.
 
@@ -172,10 +173,14 @@ def check_training(checkpoint: Mapping[str, Any]) -> None:
     for name, state in checked(dict[str, Any], checkpoint["callbacks"], "callbacks").items():
         if not name.startswith(("ModelCheckpoint", "RunCheckpoint")):
             continue
-        folder = state["dirpath"] or ""
-        own = (state["best_model_path"], state["kth_best_model_path"], state["last_model_path"])
-        for path in map(Path, filter(None, (*own, *state["best_k_models"]))):
-            inside = path.is_relative_to(folder) and ".." not in path.parts
+        state = checked(dict[str, Any], state, f"callbacks.{name}")
+        for key in CHECKPOINT_PATHS:
+            require(key in state, f"callbacks.{name}.{key} is missing.")
+        folder, *paths = (state[key] for key in CHECKPOINT_PATHS)
+        for path in filter(None, (folder, *paths, *state.get("best_k_models", ()))):
+            # The text is compared: it is what `RunCheckpoint` replaces. A URL is no path.
+            inside = isinstance(path, str) and f"{path}/".startswith(f"{folder}/")
+            inside = inside and ":/" not in path and ".." not in Path(path).parts
             require(inside, f"callbacks name {path}, which is not in their folder {folder}.")
 
 

@@ -25,7 +25,8 @@ print_once = rank_zero_only(print)
 class SavedRun:
     """A run to resume: options of its config.yaml, and a checkpoint with its path, if there is one.
 
-    `damaged` is the last checkpoint if `path` is an earlier one.
+    `damaged` is the path of last.ckpt if the run does not resume from it, as it is damaged or
+    missing: it must not become previous.ckpt.
     """
 
     options: Options
@@ -35,7 +36,7 @@ class SavedRun:
 
 
 def read_run(folder: Path, app: App) -> SavedRun:
-    """Reads the run to resume; refuses folders without a run, complete ones without checkpoints."""
+    """Reads the run to resume; refuses a folder that has none, or nothing to resume from."""
     if not (folder / "config.yaml").is_file():
         raise UsageError(
             f"--resume {folder}: there is no config.yaml; give a run folder, such as "
@@ -49,7 +50,7 @@ def read_run(folder: Path, app: App) -> SavedRun:
     path, checkpoint = newest_checkpoint(checkpoints, app.name, print_once)
     if checkpoint is None:
         if (folder / "summary.json").exists():
-            read_checkpoint(checkpoints / LAST)  # says that it is missing
+            read_checkpoint(checkpoints / LAST)  # raises an error: it is missing
         print_once(f"no checkpoint in {checkpoints} yet: starting from the beginning")
     damaged = None if path == checkpoints / LAST else checkpoints / LAST
     return SavedRun(options, path, checkpoint, damaged)
@@ -66,4 +67,4 @@ def stop_message(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> str
         if isinstance(callback, RunCheckpoint) and callback.last_saved(trainer):
             how = f"after step {trainer.global_step}"
     command = with_launcher(f"{program(app)} fit --resume {shlex.quote(str(folder))}")
-    return f"stopped by {signal.Signals(stop.number).name} {how}; to go on: {command}"
+    return f"stopped by {signal.Signals(stop.number).name} {how}; to resume: {command}"

@@ -213,7 +213,10 @@ class TaskCLI(LightningCLI):
     # The commands ---------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Hand the checkpoint, if there is one, to model and data, and release it."""
+        """Hand the checkpoint, if there is one, to model and data.
+
+        In `fit`, `AtomicCheckpointIO` keeps it until Lightning loads it.
+        """
         if self.invocation.checkpoint:
             self.model.restore(self.invocation.checkpoint)
             self.datamodule.set_metadata(self.model.metadata)

@@ -80,9 +80,9 @@ def resolve_devices(options: Any, command: str) -> None:
     if launcher := external_launcher():
         if command == "predict" and launcher.processes * launcher.machines > 1:
             raise UsageError(f"predict runs in one process: start it without {launcher.name}")
-        started = f"{launcher.name} started {launcher.processes} on this machine"
+        started = f"{launcher.name} started {launcher.processes} processes on this machine"
         _resolve_number(options, "devices", launcher.processes, started)
-        started = f"{launcher.name} started some on {launcher.machines} machines"
+        started = f"{launcher.name} started processes on {launcher.machines} machines"
         _resolve_number(options, "num_nodes", launcher.machines, started)
     elif options.num_nodes > 1 and "NODE_RANK" not in os.environ:
         raise UsageError(
@@ -126,7 +126,7 @@ def slurm_plugins() -> list[Any]:
     """
     if not by_slurm():
         return []
-    # else Lightning divides the cores of the machine
+    # Otherwise Lightning takes all cores of the machine, not those of the job.
     if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
         os.environ.setdefault("OMP_NUM_THREADS", cores)
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -174,14 +174,14 @@ def fail_together(trainer: pl.Trainer) -> Iterator[None]:
     """End all processes of a run if one fails, with one message.
 
     The process that failed prints it. The others lose their connection to it and exit; the first of
-    them names it. Of an error that all have, one prints the message. Lightning kills processes that
+    them names it. If all fail with the same error, one prints it. Lightning kills processes that
     hang.
 
     Raises:
-        RunError: The processes could not be connected; in the first one, another one ended.
+        RunError: The processes could not connect; or, on local rank 0, another process ended.
         SystemExit: Another process prints the message.
     """
-    end_with_launcher()
+    watch_parent()
     try:
         yield
     except Exception as error:
@@ -211,7 +211,7 @@ def _raise_once(error: Exception, trainer: pl.Trainer) -> None:
     if not _is_first_to_report(str(error)):
         raise SystemExit(2 if isinstance(error, UsageError) else 1) from error
     if isinstance(error, UsageError) and not is_local_rank_zero():
-        raise RunError(str(error)) from error  # of this process only, as all have the same options
+        raise RunError(str(error)) from error  # a UsageError is printed on local rank 0 only
 
 
 def _ended_process(children: list[subprocess.Popen]) -> str:
@@ -238,10 +238,10 @@ def _is_first_to_report(message: str) -> bool:
         return is_local_rank_zero()
 
 
-def end_with_launcher() -> None:
-    """Let Lightning say which process failed; end this one if the one that launched it is killed.
+def watch_parent() -> None:
+    """Start a thread that ends this process if the one that launched it is killed.
 
-    Collectives of GPUs would wait for it.
+    Otherwise its collectives could wait forever. Lightning's message says which process failed.
     """
     logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script").setLevel("INFO")
     if os.environ.get("LOCAL_RANK", "0") == "0" or external_launcher():

@@ -29,7 +29,7 @@ from tasks.text import fill_vocabulary
 
 TASKS = ("seq2seq",)  # whose checkpoints hold an encoder-decoder
 SIDES = ("source", "target")
-LEARNED_OPTIONS = ("start", "begin", "prompt")  # of tokenizers, that a network has learned
+FORMAT_OPTIONS = ("start", "begin", "prompt")  # tokens around the texts, as in training
 SENTENCEPIECE = "spiece.model"  # T5's tokenizer if there is no tokenizer.json
 TARGET_FOLDER = "target_tokenizer"  # of an export with two tokenizers
 
@@ -60,13 +60,13 @@ def pretrained_options(source: str) -> Options:
         metadata = saved["metadata"]
         net = without_dropout(saved["net"])
         paths = [tokenizer_file(source, metadata[f"{side}_tokenizer"]) for side in SIDES]
-        tokenizer = {name: metadata["tokenizer_options"][name] for name in LEARNED_OPTIONS}
+        tokenizer = {name: metadata["tokenizer_options"][name] for name in FORMAT_OPTIONS}
         tokenizer |= file_options(*paths)
     else:
         folder = ModelFolder(source, FAMILIES)
         tokenizer_config = folder_tokenizers(folder)
         net = asdict(folder.config)
-        names = ("file", "target_file", *LEARNED_OPTIONS)
+        names = ("file", "target_file", *FORMAT_OPTIONS)
         tokenizer = {name: getattr(tokenizer_config, name) for name in names}
     return {"model": {"net": net}, "data": {"tokenizer": tokenizer}}
 
@@ -97,7 +97,7 @@ def adds_bos(tokenizer: Tokenizer) -> bool:
     from tokenizers import Tokenizer as Backend
 
     content = json.loads(tokenizer.to_json())
-    content.pop("special_tokens", None)
+    content.pop("special_tokens", None)  # our entry, which the tokenizers library does not know
     ids = Backend.from_str(json.dumps(content)).encode("").ids
     return bool(ids[:1] == [tokenizer.special_ids.bos])
 
@@ -110,7 +110,7 @@ def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, A
         state = net_weights(checkpoint)
     else:
         folder = ModelFolder(source, FAMILIES)
-        theirs = PairTokenizer.load_or_train(list, list, folder_tokenizers(folder))
+        theirs = PairTokenizer.load_or_train(list, list, folder_tokenizers(folder))  # loads
         state = folder.weights()
     for side in SIDES:
         check_tokenizer(source, getattr(theirs, side), metadata[f"{side}_tokenizer"])

@@ -36,8 +36,8 @@ class OptimConfig:
         eps: Added to AdamW's denominator.
         schedule: Shape of the learning rate after the linear warm-up: "cosine" or "linear" down to
             `final_lr`, "noam" (inverse square root of the step, Vaswani 2017), "wsd" (level, then
-            down to `final_lr` over the last part: warm-up, stable, decay), or "constant". Runs
-            without end can have "noam" and "constant".
+            down to `final_lr` over the last part: warm-up, stable, decay), or "constant". A run
+            without end needs "noam" or "constant", with a warm-up in steps.
         warmup: Length of the warm-up: below 1 a fraction of all steps, from 1 on a number of steps.
         final_lr: Learning rate of the last step, as a fraction of the peak; for "cosine", "linear"
             and "wsd".
@@ -288,7 +288,8 @@ def _with_own_options(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, 
     own = _describe(optimizer.param_groups)
     if old != own:
         raise UsageError(
-            f"the checkpoint has optimizer groups {old}, not {own}: resume it with its own"
+            f"the checkpoint has optimizer groups {old}, not {own}: resume with the "
+            "optimizer options of the run"
         )
     _check_state(optimizer, saved)
     groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
@@ -311,7 +312,8 @@ def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, 
     if total_steps < 1 or (needs_end and total_steps == math.inf):
         raise UsageError(
             f"the schedule {config.schedule} with warmup {config.warmup} needs the number of "
-            "steps: set --trainer.max_epochs or --trainer.max_steps"
+            "steps: set --trainer.max_epochs or --trainer.max_steps, or, with noam or constant, a "
+            "warmup of 1 or more steps"
         )
     groups = parameter_groups(net, config)
     optimizer = MuonAdamW(groups) if config.optimizer == "muon" else _adamw(groups)

@@ -30,9 +30,9 @@ class ViTTask(ClassifierTask):
     Args:
         net: The network. Null numbers of classes and channels come from the data.
         augment: Random augmentation of training images.
-        pretrained: Weights to start from: `timm/<model name>`, downloaded by timm, or a
-            .safetensors or .pth file with timm's names that is named after timm's model, has its
-            config.json beside it, or is our export; null: random weights.
+        pretrained: Weights to start from: `timm/<model name>`, downloaded by timm; or a
+            .safetensors or .pth file of timm's weights that is named after the model, has a
+            config.json beside it, or was written by `export`; null: random weights.
         kwargs: As of `ClassifierTask`.
     """
 
@@ -133,4 +133,4 @@ class ViTTask(ClassifierTask):
         paths, probabilities = (list(chain(*parts)) for parts in zip(*batches, strict=True))
         self.save_predictions(folder, "path", paths, probabilities)
         skipped = f", {len(datamodule.skipped)} bad files skipped" if datamodule.skipped else ""
-        print(f"{len(paths)} images labelled in {folder / 'predictions.csv'}{skipped}")
+        print(f"predictions for {len(paths)} images are in {folder / 'predictions.csv'}{skipped}")

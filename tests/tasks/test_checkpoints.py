@@ -190,8 +190,13 @@ def test_average_starts_if_the_checkpoint_has_none(
     assert "no average of the weights" in out
 
 
-@pytest.mark.parametrize("path", ["{0}/thesis.txt", "{1}/checkpoints/../../thesis.txt"])
-def test_no_file_elsewhere_is_removed(path: str, run_copy: Path, console: Console) -> None:
+@pytest.mark.parametrize("path, folder", [
+    ("{0}/thesis.txt", ""), ("{1}/checkpoints/../../thesis.txt", ""),
+    ("local:///{0}/thesis.txt", "local:/{0}"), ("{1}/checkpoints-thesis.txt", ""),
+])  # fmt: skip
+def test_no_file_elsewhere_is_removed(
+    path: str, folder: str, run_copy: Path, console: Console
+) -> None:
     """As one that is no longer among the best."""
     thesis = Path("thesis.txt").absolute()
     thesis.write_text("three years")
@@ -199,6 +204,7 @@ def test_no_file_elsewhere_is_removed(path: str, run_copy: Path, console: Consol
     name = path.format(thesis.parent, run_copy.absolute())
     for state in content["callbacks"].values():
         if state.get("monitor") == "val/acc":
+            state["dirpath"] = folder.format(thesis.parent) or state["dirpath"]
             state["best_k_models"] = {name: torch.tensor(0.0)}
             state["kth_best_model_path"] = name
             state["kth_value"] = torch.tensor(0.0)
