@@ -43,7 +43,7 @@ class TokenizedData(ResumableDataModule):
         """Tokens of this rank in the current training epoch, without padding and with it."""
         raise NotImplementedError
 
-    def padding_share(self) -> float:
+    def padding_fraction(self) -> float:
         """Fraction of this rank's tokens in the current training epoch that are padding."""
         tokens, padded = self.count_tokens()
         return 1 - tokens / padded
@@ -77,13 +77,13 @@ class TokenizedData(ResumableDataModule):
 
         Returns:
             tokenizer (content of its tokenizer.json), tokenizer_options, vocabulary (its size),
-            padding (id of its padding token), max_length (tokens).
+            pad_id (of its padding token), max_length (tokens).
         """
         return {
             "tokenizer": self.tokenizer.to_json(),
             "tokenizer_options": self._tokenizer_options(),
             "vocabulary": self.tokenizer.vocab_size,
-            "padding": self.pad_id,
+            "pad_id": self.pad_id,
             "max_length": self.max_length,
         }
 

@@ -1,4 +1,4 @@
-"""From token numbers to vectors."""
+"""From token ids to vectors."""
 
 import math
 
@@ -9,15 +9,15 @@ from modules.kernels.dropout import Dropout, dropout
 
 
 class TokenEmbedding(nn.Embedding):
-    """Token numbers to vectors, with `scale` times sqrt(E) (Vaswani 2017).
+    """Token ids to vectors, with `scale` times sqrt(E) (Vaswani 2017).
 
-    The vector of the `padding` token stays zero.
+    The vector of the token `pad_id` stays zero.
     """
 
     def __init__(
-        self, vocabulary: int, width: int, scale: bool = False, padding: int | None = None
+        self, vocabulary: int, width: int, scale: bool = False, pad_id: int | None = None
     ) -> None:
-        super().__init__(vocabulary, width, padding_idx=padding)
+        super().__init__(vocabulary, width, padding_idx=pad_id)
         self.scale = math.sqrt(width) if scale else 1.0
 
     def forward(self, tokens: Tensor) -> Tensor:

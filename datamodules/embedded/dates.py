@@ -18,7 +18,6 @@ from random import Random
 FIRST_DAY = date(1900, 1, 1)
 LAST_DAY = date(2099, 12, 31)
 MAX_DIGITS = 6  # of a number
-LANGUAGES = ("en", "fr")
 
 
 def generate(

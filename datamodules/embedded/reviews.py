@@ -21,8 +21,8 @@ import random
 import re
 from typing import TypeVar
 
-CLASS_NAMES = ["negative", "positive"]
-MIN_WORDS, MAX_WORDS = 5, 40
+MIN_WORDS = 5
+MAX_WORDS = 40
 
 Grammar = dict[str, list[list[str]]]
 T = TypeVar("T")
@@ -139,7 +139,7 @@ GRAMMARS = [_grammar(subject, tense) for subject in (_FILM, _LAPTOP) for tense i
 def generate(
     seed: int = 0, train: int = 8000, val: int = 1000, test: int = 1000
 ) -> dict[str, tuple[list[str], list[int]]]:
-    """Generates splits of reviews, and their labels as indices into `CLASS_NAMES`.
+    """Generates splits of reviews, and their labels: 0 is negative, 1 is positive.
 
     Reviews have 5 to 40 words; no two are equal, and half of each split are positive (one more if
     its size is odd). The same seed gives the same reviews on every machine.

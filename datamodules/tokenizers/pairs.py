@@ -80,7 +80,7 @@ class PairTokenizer:
             "source_vocabulary": self.source.vocab_size,
             "target_vocabulary": self.target.vocab_size,
             "source_padding": self.source.special_id("pad"),
-            "padding": self.target.special_id("pad"),
+            "pad_id": self.target.special_id("pad"),
             "start": self.decoder_start_id,
             "end": self.eos_id,
         }

@@ -14,22 +14,22 @@ class MaskConfig:
     """Which tokens are masked, and how.
 
     Args:
-        share: Probability of each token to be selected; of each word with `whole_words`.
+        probability: Probability of each token to be selected; of each word with `whole_words`.
         mask: Fraction of the selected tokens that become [MASK].
         random: Fraction of the selected tokens that become a random token; the rest are not
             changed.
         whole_words: Select words, with all of their pieces, instead of tokens.
     """
 
-    share: float = 0.15
+    probability: float = 0.15
     mask: float = 0.8
     random: float = 0.1
     whole_words: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
+        if not 0 < self.probability < 1:
             raise UsageError(
-                f"the share of masked tokens is {self.share}, but must lie between 0 and 1."
+                f"the probability of masking is {self.probability}, but must lie between 0 and 1."
             )
         if min(self.mask, self.random) < 0 or self.mask + self.random > 1 + 1e-9:
             raise UsageError(
@@ -87,7 +87,7 @@ class Masker:
         if self.config.whole_words:  # the pieces of a word share a random number
             selection = selection.gather(1, self._words(tokens))  # (B, N) -> (B, N)
         smallest = selection.masked_fill(~maskable, 2.0).amin(1, keepdim=True)
-        selected = maskable & ((selection < self.config.share) | (selection == smallest))
+        selected = maskable & ((selection < self.config.probability) | (selection == smallest))
         masked = torch.where(selected & (replacement < self.config.mask), self.mask_id, tokens)
         randomised = (
             selected

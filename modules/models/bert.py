@@ -31,7 +31,8 @@ class BertConfig:
         num_classes: Number of classes; null: to be filled in from the data.
         max_length: Number of learned positions; other position encodings also take longer texts.
         segments: Number of kinds of segments (2 in BERT: first and second sentence); 0: none.
-        position: Position encoding: none, learned, sinusoidal, rotary, alibi or t5.
+        position: Position encoding, an entry of `POSITIONS` in modules/position.py, such as
+            learned, rotary or none.
         position_options: Options of that encoding, such as {base: 100}.
         embedding_norm: A norm after the sum of the embeddings.
         pool: How vectors become one: the first token's, their mean, their max, or attention from a
@@ -41,7 +42,7 @@ class BertConfig:
         pooler_dropout: Probability of dropping values before that layer (RoBERTa).
         head_dropout: Probability of dropping values before the classifier.
         token_dropout: Probability of dropping whole tokens, their vectors zero (Iyyer 2015).
-        padding: Number of the padding token.
+        pad_id: Id of the padding token.
         next_sentence: The masked language model also predicts whether the second sentence follows
             the first.
         stack: The Transformer blocks.
@@ -59,7 +60,7 @@ class BertConfig:
     pooler_dropout: float = 0.0
     head_dropout: float = 0.0
     token_dropout: float = 0.0
-    padding: int = 0
+    pad_id: int = 0
     next_sentence: bool = False
     stack: StackConfig = field(default_factory=StackConfig)
 
@@ -68,8 +69,8 @@ class BertConfig:
         check_position(self.position, self.position_options, self.stack, (self.max_length,))
         require(self.segments >= 0, f"segments is {self.segments}; it cannot be negative.")
         require(
-            0 <= self.padding < (self.vocabulary or self.padding + 1),
-            f"padding {self.padding} is no token of a vocabulary of {self.vocabulary}.",
+            0 <= self.pad_id < (self.vocabulary or self.pad_id + 1),
+            f"pad_id {self.pad_id} is no token of a vocabulary of {self.vocabulary}.",
         )
         require(
             not (self.stack.causal or self.stack.cross_attention),
@@ -83,7 +84,7 @@ class BertConfig:
 
 
 class Encoder(nn.Module):
-    """Token numbers to contextual vectors. Raises `ValueError` if `vocabulary` is null."""
+    """Token ids to contextual vectors. Raises `ValueError` if `vocabulary` is null."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class Encoder(nn.Module):
             )
         self.config = config
         stack = config.stack
-        self.embed = TokenEmbedding(config.vocabulary, stack.width, padding=config.padding)
+        self.embed = TokenEmbedding(config.vocabulary, stack.width, pad_id=config.pad_id)
         self.segment = nn.Embedding(config.segments, stack.width) if config.segments else None
         self.position = build_position(
             config.position, config.position_options, stack, (config.max_length,)

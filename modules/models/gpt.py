@@ -25,7 +25,8 @@ class DecoderConfig:
         vocabulary: Number V of tokens; null: to be filled in from the tokenizer.
         max_length: Longest sequence, in tokens: number of learned positions, and context of
             generation; null: to be filled in from the data.
-        position: Position encoding: none, learned, sinusoidal, rotary, alibi or t5.
+        position: Position encoding, an entry of `POSITIONS` in modules/position.py, such as
+            learned, rotary or none.
         position_options: Options of that encoding, such as {base: 500000}.
         sliding_window: Window of attention that the weights were trained with, in tokens (Jiang
             2023). Windows are not implemented: full attention is the same up to this length, so

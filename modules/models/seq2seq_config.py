@@ -21,8 +21,8 @@ class Seq2SeqConfig:
             side, and length of the longest translation; null: to be filled in from the data.
         architecture: Entry of `ARCHITECTURES`; "prefix" has the decoder's blocks only, without
             cross-attention.
-        position: Position encoding of both sides, each with its own weights: none, learned,
-            sinusoidal, rotary, alibi or t5.
+        position: Position encoding of both sides, each with its own weights: an entry of
+            `POSITIONS` in modules/position.py, such as learned, sinusoidal or rotary.
         position_options: Options of that encoding, such as {base: 100}.
         tying: Which tables are one: "all" three, of source, target and output (Vaswani 2017,
             section 3.4), the "inputs", that is source and target, "target" and output (Press 2017),

@@ -41,8 +41,8 @@ class ViTConfig:
             from a learned query.
         class_token: Prepend a class token; null: only if `pool` is "cls".
         register_tokens: Number of extra learned tokens (Darcet 2024).
-        position: Position encoding of the patches: none, learned, sinusoidal, sincos2d, rotary,
-            rotary2d, alibi or t5; class and register tokens have none.
+        position: Position encoding of the patches, an entry of `POSITIONS` in modules/position.py,
+            such as learned, sincos2d or rotary2d; class and register tokens have none.
         position_options: Options of that encoding, such as {base: 100}.
         stem: Patches by one linear map ("patch"), by 3x3 convolutions of stride 2 ("conv",
             Xiao 2021), or by 3x3 convolutions and max pools ("convpool", Hassani 2021).

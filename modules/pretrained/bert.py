@@ -63,14 +63,14 @@ class BertFamily(TransformersFamily[BertConfig]):
         pooler: The layer before the classifier.
         token_bias: Their name of the masked language model's bias of each token.
         tied: Their names of tied weights, each with the name of the original.
-        padding: The padding token if the file does not say.
+        pad_id: The padding token if the file does not say.
         offset_positions: Whether positions start after the number of the padding token, not at 0.
     """
 
     pooler: PoolerName
     token_bias: str
     tied: dict[str, str]
-    padding: int = 0
+    pad_id: int = 0
     offset_positions: bool = False
     optional: tuple[str, ...] = HEADS
     required: tuple[str, ...] = ("vocabulary", "width", "depth", "heads", "mlp_width")
@@ -78,7 +78,7 @@ class BertFamily(TransformersFamily[BertConfig]):
 
     def first_position(self, config: BertConfig) -> int:
         """Returns the row of their table where positions start."""
-        return config.padding + 1 if self.offset_positions else 0
+        return config.pad_id + 1 if self.offset_positions else 0
 
     # Weights --------------------------------------------------------------------------------------
 
@@ -156,10 +156,10 @@ class BertFamily(TransformersFamily[BertConfig]):
             'choose a model with "absolute".',
         )
         check_settings(settings, ONLY)
-        options = {"padding": self.padding, **self.read(settings, StackConfig, BertConfig)}
+        options = {"pad_id": self.pad_id, **self.read(settings, StackConfig, BertConfig)}
         options.setdefault("head_dropout", options["dropout"])
         if self.offset_positions:
-            options["max_length"] -= options["padding"] + 1
+            options["max_length"] -= options["pad_id"] + 1
             options["pooler_dropout"] = options["head_dropout"]
         options |= {
             "num_classes": count_classes(settings),
@@ -218,7 +218,7 @@ BLOCK = "encoder.stack.blocks.{i}"
 COMMON_OPTIONS = {
     "vocab_size": "vocabulary",
     "max_position_embeddings": "max_length",
-    "pad_token_id": "padding",
+    "pad_token_id": "pad_id",
 }
 BERT_OPTIONS = COMMON_OPTIONS | {
     "type_vocab_size": "segments",
@@ -327,7 +327,7 @@ ROBERTA = BertFamily(
     defaults=DEFAULTS,
     fixed={"feedforward": "gelu"},
     only={"hidden_act": "gelu"},  # its head for masked tokens has this activation in any case
-    padding=1,
+    pad_id=1,
     offset_positions=True,
 )
 FAMILIES = {family.name: family for family in (BERT, DISTILBERT, ROBERTA)}

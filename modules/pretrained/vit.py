@@ -104,7 +104,9 @@ def count_prefix_positions(name: str, count: int, prefix: int, covered: bool | N
     That is 0 or `prefix`, the number of these tokens: as `covered` says; None: whichever leaves a
     square grid of patches. Raises `ValueError` if neither does, or both do.
     """
-    choices = {prefix, 0} if covered is None else {prefix if covered else 0}
+    choices = {prefix, 0}
+    if covered is not None:
+        choices = {prefix} if covered else {0}
     fitting = [
         choice
         for choice in choices

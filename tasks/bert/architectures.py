@@ -32,20 +32,20 @@ def fit_to_data(
 
     Args:
         config: As asked for.
-        metadata: Of the data: `vocabulary`, `padding`, `max_length` in tokens, `next_sentence`.
+        metadata: Of the data: `vocabulary`, `pad_id`, `max_length` in tokens, `next_sentence`.
         pretrained: Where the weights come from that decided the config; None: weights are new.
         sizes: Other sizes of the data.
     """
     config = fill_vocabulary(config, metadata)
-    padding = metadata["padding"]
-    if config.padding != padding and (pretrained or config.padding != BertConfig.padding):
+    pad_id = metadata["pad_id"]
+    if config.pad_id != pad_id and (pretrained or config.pad_id != BertConfig.pad_id):
         raise UsageError(
-            f"the tokenizer pads with token {padding} and the network with token {config.padding}: "
-            "use the tokenizer that the network was trained with, or leave --model.net.padding out"
+            f"the tokenizer pads with token {pad_id} and the network with token {config.pad_id}: "
+            "use the tokenizer that the network was trained with, or leave --model.net.pad_id out"
         )
     if config.next_sentence and not metadata.get("next_sentence"):
         raise UsageError("--model.net.next_sentence true needs --data.next_sentence true: add it")
-    return fill_config(replace(config, padding=padding), sizes)
+    return fill_config(replace(config, pad_id=pad_id), sizes)
 
 
 def pretrained_options(source: str) -> Options:

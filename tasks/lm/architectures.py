@@ -131,7 +131,7 @@ def load_folder(source: str) -> LanguageModel:
         "tokenizer": tokenizer.to_json(),
         "tokenizer_options": asdict(TokenizerConfig(file=str(folder.path))),
         "vocabulary": tokenizer.vocab_size,
-        "padding": 0,
+        "pad_id": 0,
         "max_length": folder.config.max_length,
         "marks_documents": ends != [None, None] or tokenizer.boundary_tokens.bos is not None,
     }

@@ -35,7 +35,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         "decoder_start": metadata["start"],
         "bos": model.tokenizer.target.special_ids.bos,
         "eos": metadata["end"],
-        "pad": metadata["padding"],
+        "pad": metadata["pad_id"],
     }
     special_tokens = {role: token for role, token in ids.items() if token is not None}
 

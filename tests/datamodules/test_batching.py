@@ -206,7 +206,7 @@ def test_any_batch_of_a_large_epoch_is_reached_as_fast_as_the_first(kind: str) -
 # Padding.
 
 
-def padding_share(batches: Iterable[list[int]], lengths: Tensor, token_counts: Tensor) -> float:
+def padding_fraction(batches: Iterable[list[int]], lengths: Tensor, token_counts: Tensor) -> float:
     tokens, padded = count_tokens(batches, lengths, token_counts)
     return 1 - tokens / padded
 
@@ -221,7 +221,7 @@ def test_padding_is_counted() -> None:
 def test_pairs_are_hardly_padded_on_either_side() -> None:
     lengths = lengths_of(5000, pairs=True)
     shares = [
-        padding_share(BucketBatchSampler(by, 8, 400, shuffle=True).batches(0), lengths, lengths)
+        padding_fraction(BucketBatchSampler(by, 8, 400, shuffle=True).batches(0), lengths, lengths)
         for by in (lengths, lengths.amax(1), lengths[:, 0])
     ]
     assert shares[0] < 0.05 < 2 * shares[0] < min(shares[1:]), shares

@@ -36,11 +36,11 @@ def test_batches_of_the_reference(packing: str, tokenizer: TokenizerConfig) -> N
     data.setup("fit")
     data.setup("test")
     metadata = data.metadata()
-    stored = {"tokenizer", "tokenizer_options", "vocabulary", "padding", "max_length"}
+    stored = {"tokenizer", "tokenizer_options", "vocabulary", "pad_id", "max_length"}
     assert set(metadata) == {*stored, "marks_documents"}
     assert metadata["marks_documents"] is True
     assert metadata["vocabulary"] == data.tokenizer.vocab_size
-    assert metadata["padding"] == 0
+    assert metadata["pad_id"] == 0
     names = ["tokens", "targets"] + ["documents", "positions"] * (packing == "documents")
     batches = list(data.train_dataloader())
     full = len(data.dataset("train")) // 12
@@ -60,9 +60,9 @@ def test_batches_of_the_reference(packing: str, tokenizer: TokenizerConfig) -> N
         assert all(file[i][[0, -1]].tolist() == marks for i in range(len(file)))
     if packing == "documents":
         padded = torch.cat([batch["targets"] for batch in batches]) == -100
-        assert data.padding_share() == pytest.approx(float(padded.double().mean()))
+        assert data.padding_fraction() == pytest.approx(float(padded.double().mean()))
     else:
-        assert data.padding_share() == 0
+        assert data.padding_fraction() == 0
 
 
 def test_one_document_has_no_special_tokens_and_its_end_is_held_back(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_tokenizer_of_one_special_token(tmp_path: Path) -> None:
     data = corpus(letters(tmp_path), "documents", tokenizer=config, max_length=1000)
     data.setup("fit")
     end = data.tokenizer.special_ids.eos
-    assert end == data.tokenizer.special_ids.bos == data.metadata()["padding"] == data.pad_id
+    assert end == data.tokenizer.special_ids.bos == data.metadata()["pad_id"] == data.pad_id
     file = data.token_file("train")
     assert file.unknown == 0  # though the token is GPT-2's for that, too
     assert file.tokens[0] == end

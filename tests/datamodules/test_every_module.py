@@ -155,7 +155,7 @@ def test_options_must_match_the_checkpoint(
 # A class, and wrong values of its options; each is named.
 WRONG: dict[Any, dict[str, Any]] = {
     AugmentConfig: {"flip": 1.5, "resized_crop": -0.1, "crop_padding": -1, "mixup": -0.1},
-    MaskConfig: {"share": 0.0, "random": -0.1},
+    MaskConfig: {"probability": 0.0, "random": -0.1},
     TokenizerConfig: {"kind": "letters", "vocabulary": 7, "min_frequency": 0},
     PairTokenizerConfig: {"kind": None, "vocabulary": 7, "target_file": "x"},
     CorpusOptions: {"val_fraction": 0.0},
@@ -168,7 +168,7 @@ WRONG: dict[Any, dict[str, Any]] = {
 OPTIONS: list[tuple[Any, dict[str, Any], list[str]]] = [
     *((kind, {name: value}, [name]) for kind in WRONG for name, value in WRONG[kind].items()),
     (AugmentConfig, {"rand_augment_magnitude": 31}, ["rand_augment_magnitude"]),
-    (MaskConfig, {"share": 1.0}, ["share", "1.0"]),
+    (MaskConfig, {"probability": 1.0}, ["probability", "1.0"]),
     (MaskConfig, {"mask": 0.95}, ["0.95"]),
     (MaskConfig, {"mask": -0.1}, ["-0.1"]),
     (ImageData, {"loading": ImageLoading(eval_batch_size=0)}, ["eval_batch_size is 0"]),

@@ -81,7 +81,7 @@ def test_marian_has_two_models_and_one_vocabulary(tmp_path: Path) -> None:
     pair = PairTokenizer.load_or_train(list, list, config)
     assert pair.source.vocab == pair.target.vocab == theirs.encoder
     assert pair.source.vocab_size == pair.target.vocab_size == len(theirs.encoder)
-    assert (pair.eos_id, pair.metadata()["padding"], pair.decoder_start_id) == (0, pad, pad)
+    assert (pair.eos_id, pair.metadata()["pad_id"], pair.decoder_start_id) == (0, pad, pad)
     texts = [*ENGLISH[:3], "the dog sat", ">>deu<< Where is the cat?", "ж"]
     expected = [theirs(text)["input_ids"] for text in texts]
     assert pair.encode_sources(texts, 100) == (expected, [False] * len(texts))

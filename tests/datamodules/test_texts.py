@@ -58,7 +58,7 @@ def test_batches(folder: Path) -> None:
     assert sum(sizes) == len(data.dataset("train")) and set(sizes[1:]) == {6}
     tokens = sum(int(batch["padding_mask"].sum()) for batch in batches)
     padded = sum(batch["tokens"].numel() for batch in batches)
-    assert data.padding_share() == pytest.approx(1 - tokens / padded)
+    assert data.padding_fraction() == pytest.approx(1 - tokens / padded)
 
 
 def test_batches_by_tokens_and_without_buckets(folder: Path) -> None:
@@ -72,7 +72,7 @@ def test_batches_by_tokens_and_without_buckets(folder: Path) -> None:
         batches = [batch["index"].tolist() for batch in plain.train_dataloader()]
         assert sorted(sum(batches, [])) == list(range(54))
         assert sorted(map(len, batches)) == expected and plain.train_batches() == len(batches)
-        assert plain.padding_share() > 1.5 * by_tokens.padding_share()
+        assert plain.padding_fraction() > 1.5 * by_tokens.padding_fraction()
 
 
 @pytest.mark.parametrize("kind", [ReviewData, MaskedTextData])

@@ -75,7 +75,7 @@ def test_batches(joint: bool, folder: Path) -> None:
             kept += int(mask.sum())
     assert sorted(seen) == list(range(240))
     assert data.count_tokens() == (kept, padded)
-    assert data.padding_share() == pytest.approx(1 - kept / padded)
+    assert data.padding_fraction() == pytest.approx(1 - kept / padded)
 
 
 def test_evaluation_has_every_pair_once_with_its_texts_as_they_were_read(folder: Path) -> None:
@@ -96,7 +96,7 @@ def test_batches_by_tokens_of_the_longer_side(folder: Path) -> None:
     assert max(sizes) <= 256
     assert sum(size > 200 for size in sizes) >= len(sizes) - 1
     random = data_of(folder, max_length=64, loading=TextLoading(buckets=False, multiple=1))
-    assert random.padding_share() > 2 * data.padding_share()
+    assert random.padding_fraction() > 2 * data.padding_fraction()
     other_seed = TextLoading(batch_tokens=256, multiple=1, seed=1)
     others = data_of(folder, max_length=64, loading=other_seed).train_dataloader()
     assert [batch["index"].tolist() for batch in others] != [b["index"].tolist() for b in batches]

@@ -100,7 +100,7 @@ def test_encoder_decoders_have_the_published_sizes() -> None:
 ALONE: list[tuple[Any, dict[str, list[Any]]]] = [  # wrong values of options, named by the option
     (BLOCKS, {"width": [10], "depth": [10**7], "kv_heads": [2], "norm_eps": [0.0]}),
     (ViTConfig(), {"register_tokens": [-1], "class_token": [False]}),
-    (BERT, {"segments": [-1], "padding": [VOCAB, -1]}),
+    (BERT, {"segments": [-1], "pad_id": [VOCAB, -1]}),
     (RotaryScaling(), {"factor": [0.5], "low_freq_factor": [4.0, 0.0], "original_max_length": [0]}),
     (GenerationConfig(), {"temperature": [-1.0, 1e-40, float("inf")], "max_new_tokens": [10**11]}),
     (GenerationConfig(), {"top_k": [0], "top_p": [0.0, 1.1], "min_p": [1.5], "seed": [2**63]}),
@@ -156,7 +156,7 @@ def test_impossible_options_are_named(config: Any, options: dict[str, Any], name
         replace(config, **options)
 
 
-FROM_ZERO = {"padding", "register_tokens", "segments"}  # whole numbers that may be 0
+FROM_ZERO = {"pad_id", "register_tokens", "segments"}  # whole numbers that may be 0
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def test_start_values_of_tables() -> None:
         assert 0.7 < net.logits(net(tokens[:, :40], tokens[:, 40:80])).std() < 1.4
     plain = Seq2Seq(replace(preset, scale_embedding=False)).embed.weight
     assert plain.abs().max().item() == pytest.approx((6 / 2128) ** 0.5, rel=0.01)
-    padded = BertClassifier(replace(BERT, padding=2)).encoder.embed.weight
+    padded = BertClassifier(replace(BERT, pad_id=2)).encoder.embed.weight
     assert not padded[2].any()
     assert padded[[0, 1, 3]].any(1).all()
     gpt = Decoder(DecoderConfig(2000, 9, tied=False, stack=StackConfig(causal=True)))

@@ -50,10 +50,6 @@ every_choice = pytest.mark.parametrize("options", CHOICES, ids=label)
 PADDING = torch.tensor([[True] * N, [False] * 2 + [True] * (N - 2)])  # on the left of row 1
 
 
-def stack_of(options: dict[str, Any]) -> Stack:
-    return shaken(Stack(replace(SMALL, **options))).eval()
-
-
 def vit(**options: Any) -> ViT:
     return shaken(ViT(replace(TINY, **options)))
 

@@ -116,7 +116,7 @@ OPTIONS: list[Settings] = [  # of our configs, or of both stacks, or of one
     {"architecture": "prefix"},
     {"segments": 0},
     {"pool": "mean"},
-    {"padding": 3},
+    {"pad_id": 3},
     {"sliding_window": 128},
     {"kv_heads": 1},
     {"head_dim": 16, "heads": 2},

@@ -39,7 +39,7 @@ AUGMENT = (
 )
 R_DROP = "--model.r_drop 2 --model.net.stack.dropout 0.1 --model.label_smoothing 0.2"
 MASKS = (
-    "--model.mask.whole_words true --model.mask.share 0.3 --model.mask.mask 0.5 "
+    "--model.mask.whole_words true --model.mask.probability 0.3 --model.mask.mask 0.5 "
     "--model.mask.random 0.5"
 )
 ACCUMULATE = "--trainer.accumulate_grad_batches 2 --trainer.limit_train_batches 6"

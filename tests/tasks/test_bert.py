@@ -108,7 +108,7 @@ def test_metrics_are_those_of_scikit_learn(monkeypatch: Patch) -> None:
     padding = logged("r", "train/padding")
     data = ReviewData(batch_size=8, max_length=64, tokenizer=TokenizerConfig("word", 300, 1))
     assert len(padding) == 2
-    assert 0 < padding[0] == pytest.approx(data.padding_share(), rel=1e-5)
+    assert 0 < padding[0] == pytest.approx(data.padding_fraction(), rel=1e-5)
 
 
 def test_predict_needs_no_training_data(console: Console, monkeypatch: Patch) -> None:
@@ -186,9 +186,9 @@ def test_padding_token_of_a_tokenizer_file(console: Console) -> None:
     line = f"fit {NET} {FEW} {BRIEF} --data.tokenizer.file roberta"
     assert run(f"{line} --run_dir r", "bert") == 0
     saved = checkpoint("r")
-    assert saved["tessera"]["net"]["padding"] == saved["tessera"]["metadata"]["padding"] == 1
+    assert saved["tessera"]["net"]["pad_id"] == saved["tessera"]["metadata"]["pad_id"] == 1
     assert not saved["state_dict"]["net.encoder.embed.weight"][1].any()
-    console.refused(f"{line} --model.net.padding 2", "--model.net.padding", task="bert")
+    console.refused(f"{line} --model.net.pad_id 2", "--model.net.pad_id", task="bert")
 
 
 def test_a_checkpoint_does_not_need_its_tokenizer_file(console: Console) -> None:

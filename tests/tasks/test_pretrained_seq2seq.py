@@ -34,7 +34,7 @@ LINE = (
 )
 BEST = "r/checkpoints/best.ckpt"
 METADATA = (
-    *("source_tokenizer", "target_tokenizer", "start", "end", "padding"),
+    *("source_tokenizer", "target_tokenizer", "start", "end", "pad_id"),
     "source_vocabulary",
 )
 
@@ -43,7 +43,7 @@ def ours(model: TranslationModel, texts: list[str] = NUMBERS) -> list[str]:
     """Our translations, the best of beam search."""
     rows, _ = model.tokenizer.encode_sources(texts, 24)
     config = GenerationConfig(20, temperature=0, beams=5, early_stopping="likely")
-    start, end, pad = (model.metadata[name] for name in ("start", "end", "padding"))
+    start, end, pad = (model.metadata[name] for name in ("start", "end", "pad_id"))
     found = translate(model.net, rows, config, start, [end], [pad])
     return [model.tokenizer.decode(best.tokens) for best, *_ in found]
 
