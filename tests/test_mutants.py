@@ -97,6 +97,7 @@ def test_the_sample_depends_on_seed_and_functions_only(project: Path) -> None:
     assert after == before
 
 
+@pytest.mark.slow
 def test_mutants_are_caught_by_the_tests_that_execute_them(project: Path) -> None:
     command = [sys.executable, "-m", "tests.mutants", "--source", str(project)]
     files = ["--out", str(project / "out.jsonl"), "--lines", str(project / "lines.jsonl")]

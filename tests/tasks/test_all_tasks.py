@@ -92,7 +92,10 @@ GENERATION = {
 }
 
 
-@pytest.mark.parametrize("task", COMMANDS)
+@pytest.mark.parametrize(
+    "task",
+    ["lm", *(pytest.param(task, marks=pytest.mark.slow) for task in COMMANDS if task != "lm")],
+)
 def test_suggested_commands_run(task: str, console: Console) -> None:
     write_data()
     line = f"fit {TINY[task]} {FEW_STEPS} {GENERATION.get(task, '')} --run_dir r"
@@ -148,7 +151,7 @@ def test_compiled_run(task: str) -> None:
     assert counters["stats"]["unique_graphs"] == graphs
 
 
-@pytest.mark.parametrize("task", ["vit", "lm"])
+@pytest.mark.parametrize("task", ["vit", pytest.param("lm", marks=pytest.mark.slow)])
 def test_compiled_steps(task: str, monkeypatch: Patch) -> None:
     """What the steps call is compiled, here without the minutes in which C++ is."""
     compile = torch.nn.Module.compile

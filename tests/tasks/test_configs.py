@@ -14,6 +14,12 @@ EVERY = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob(
 ELSEWHERE = ("configs/trainer", "configs/sweep")  # see test_launch.py and test_loggers.py
 CONFIGS = [config for config in EVERY if not config.startswith(ELSEWHERE)]
 TASKS = ("vit", "bert", "mlm", "lm", "seq2seq")
+FIRST = {Path(config).parts[1]: config for config in reversed(CONFIGS)}  # one of each folder
+OTHERS = [
+    pytest.param(config, marks=pytest.mark.slow)
+    for config in CONFIGS
+    if config not in FIRST.values()
+]
 FEW = (
     "--trainer.limit_train_batches 2 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
     "--trainer.max_epochs 1 --trainer.max_time null --data.batch_size 4 "
@@ -52,7 +58,7 @@ def write_data(task: str, config: str) -> str:
     return "--data.path hub"
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", [*FIRST.values(), *OTHERS])
 def test_config(config: str) -> None:
     folder = Path(config).parts[1]
     task = folder if folder in TASKS else "vit"

@@ -104,6 +104,7 @@ def test_lightning_gives_w_and_b_an_option_that_it_no_longer_has() -> None:
     assert "anonymous" in WandbLogger(save_dir="r", project="p")._wandb_init
 
 
+@pytest.mark.slow
 def test_lightning_imports_what_it_does_not_use() -> None:
     """`import_lightning`."""
     done = process("--version", "import pytorch_lightning")

@@ -121,17 +121,18 @@ class Killed(BaseException):
     """Stands for a kill."""
 
 
+SLOW = pytest.mark.slow
 STOPPING = "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor val/loss"
 STOPPING += " --trainer.callbacks.patience 9 --trainer.callbacks.min_delta 9"
 
 
 @pytest.mark.parametrize("options, step, epochs", [
     ("--trainer.val_check_interval 2", 2, 2),  # after a validation, in an epoch
-    ("--trainer.val_check_interval 4 --trainer.max_steps 4", 4, 1),
-    ("--trainer.max_steps 7 --checkpoint.every_n_train_steps 1", 7, 2),
     ("--trainer.val_check_interval 3 --checkpoint.every_n_train_steps 2", 8, 2),
-    ("", 8, 2),  # after the end of the last epoch
-    (STOPPING, 4, 2),
+    pytest.param("--trainer.val_check_interval 4 --trainer.max_steps 4", 4, 1, marks=SLOW),
+    pytest.param("--trainer.max_steps 7 --checkpoint.every_n_train_steps 1", 7, 2, marks=SLOW),
+    pytest.param("", 8, 2, marks=SLOW),  # after the end of the last epoch
+    pytest.param(STOPPING, 4, 2, marks=SLOW),
 ])  # fmt: skip
 def test_killed_after_a_checkpoint(
     options: str, step: int, epochs: int, monkeypatch: Patch

@@ -15,6 +15,7 @@ from tests.tasks.command import ROOT, run
 from tests.tasks.tiny import SHORT
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_freed_memory_is_used_again() -> None:
     # a step touches 96 MiB; the heap may grow by that once or twice, but not in every step

@@ -74,7 +74,10 @@ class Parts:
                 yield {name: value[start:stop] for name, value in batch.items()}
 
 
-@pytest.mark.parametrize("case", TASKS)
+@pytest.mark.parametrize("case", [
+    "vit", "lm",
+    *(pytest.param(case, marks=pytest.mark.slow) for case in TASKS if case not in ("vit", "lm")),
+])  # fmt: skip
 def test_micro_batches_equal_a_large_batch(case: str, monkeypatch: Patch) -> None:
     task = case.split()[0]
     size, loader = {"lm": 8, "mlm": 32}.get(task, 64), ResumableDataModule.train_loader
