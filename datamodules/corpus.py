@@ -50,7 +50,8 @@ class CorpusData(TokenizedData):
             split.
         batch_size: Training rows per step and device.
         max_length: Tokens T of a row.
-        dataset: What the files do not say: hub id, column, validation fraction.
+        dataset: Options of the data set (not the data set itself): hub id, column, validation
+            fraction.
         tokenizer: How to train one from the beginning of the training text, or a file of one.
         loading: Size of evaluation batches, seed of the order.
     """
@@ -78,8 +79,7 @@ class CorpusData(TokenizedData):
             raise UsageError(f"max_length is {max_length}, but must be at least 2.")
         self.source = document_source(source, path, dataset, self.skip_bad)
         self.packing = packing
-        # An epoch takes every packed row. A last step of single rows would leave ranks without one.
-        self.drop_last = packing == "windows" or batch_size == 1
+        self.drop_last = packing == "windows"  # documents: the last step may be smaller
         self.options = dataset
         self.loading = loading
         self._is_tokenizer_given = tokenizer.file is not None  # a text must then fit it

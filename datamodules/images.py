@@ -46,17 +46,18 @@ class ImageData(ResumableDataModule):
     normalised here: that is done on the batch, on the device (`datamodules.vision.augment`).
 
     Args:
-        source: digits: the 1,797 handwritten digits of scikit-learn; hub: a data set of the hub;
-            folder: your own images in train/CLASS/.
+        source: digits: the 1,797 handwritten digits of scikit-learn; hub: a data set of the
+            Hugging Face Hub; folder: your own images in train/CLASS/.
         path: Folder to read: your images, or for the source hub a local copy (parquet files named
             by split).
-        image_size: Side in pixels that images are resized to (shorter side, then centre); None: as
-            the data are.
+        image_size: Side in pixels: the shorter side is resized to it, then the centre is cropped;
+            null: the images' own size, which must be the same for all.
         batch_size: Training images per step and device.
         predict_path: Image file or folder to classify with `predict`.
         skip_bad: Leave out corrupt and non-image files, and count them, instead of stopping at the
             first.
-        dataset: What the files do not say: hub id, columns, validation fraction.
+        dataset: Options of the data set (not the data set itself): hub id, columns, validation
+            fraction.
         loading: Sizes of evaluation batches, workers, memory, seed of the order.
     """
 

@@ -72,7 +72,8 @@ class TextData(TokenizedData):
         max_length: Tokens of a sample at most, with special tokens.
         skip_bad: Skip texts that are empty or not UTF-8, and count them, instead of stopping at the
             first.
-        dataset: What the files do not say: hub id, columns, validation fraction.
+        dataset: Options of the data set (not the data set itself): hub id, columns, validation
+            fraction.
         tokenizer: How to train one from the training texts, or a file of one.
         loading: Sizes of evaluation batches, batches by tokens, seed of the order.
     """

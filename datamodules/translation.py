@@ -93,7 +93,8 @@ class TranslationData(TextData):
             set.
         max_length: Tokens of either side at most, special tokens among them; longer texts are
             truncated, and counted.
-        dataset: What the files do not say: hub id, columns, validation fraction.
+        dataset: Options of the data set (not the data set itself): hub id, columns, validation
+            fraction.
         tokenizer: How to train them from the training texts, or files of tokenizers.
         loading: Sizes of evaluation batches, batches by tokens, seed of the order.
     """

@@ -107,7 +107,7 @@ class KVCache(StackCache):
         self.positions[:, self.past : self.length, 0] = positions
 
     def select(self, rows: Tensor) -> "KVCache":
-        """A new cache of some rows, each as often as it is named: (R,) of B."""
+        """A new cache of the rows at the indices `rows`, (R,), which may repeat."""
         other = KVCache(self.config, len(rows), self.max_length, self.data.device, self.data.dtype)
         other.length = self.length
         other.per_row_positions = self.per_row_positions
@@ -155,7 +155,7 @@ class ContextCache(AttentionCache):
         return self.pair
 
     def select(self, rows: Tensor) -> "ContextCache":
-        """Those of some rows, (R,) of B."""
+        """Those of the rows at the indices `rows`, (R,)."""
         if self.pair is None:
             return ContextCache()
         k, v = self.pair

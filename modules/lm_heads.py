@@ -29,12 +29,12 @@ class TokenHead(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Base of models whose vectors predict the next token."""
+    """Base of models whose hidden states predict the next token."""
 
     head: TokenHead
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Vectors (..., E) -> scores (..., V) of the token that follows each."""
+        """Hidden states (..., E) -> logits (..., V) of the token that follows each."""
         return self.head(hidden)
 
     def loss(

@@ -11,7 +11,8 @@ class Mask:
     """Which keys each query may attend to, and what is added to the scores.
 
     Args:
-        allowed: Boolean, broadcastable to (B, H, N, M), True = attend; None: everything is allowed.
+        allowed: Boolean, True = attend, with four dimensions, of which the last is M and the others
+            are broadcastable to (B, H, N); None: everything is allowed.
         causal: Query i attends to keys 0..i only (N = M); a flag, because SDPA has a fast path for
             it; only if `allowed` is None.
         fully_masked: Boolean, broadcastable to (B, H, N, 1): queries with no key at all, whose
@@ -59,7 +60,7 @@ class Mask:
         return replace(self, bias=bias, bias_and_mask=merged)
 
     def select(self, rows: Tensor) -> "Mask":
-        """The same for some rows of the batch, (R,) of B."""
+        """The same for the rows of the batch at the indices `rows`, (R,)."""
 
         def pick(part: Tensor | None) -> Tensor | None:
             return part if part is None or len(part) == 1 else part[rows]
@@ -129,7 +130,10 @@ def none_if_no_padding(padding_mask: Tensor | None) -> Tensor | None:
 
 
 def causal(queries: int, keys: int | None = None, device: torch.device | str = "cpu") -> Mask:
-    """Causal mask of N queries, which are the last of M keys (None: all, without a tensor)."""
+    """Causal mask; the N queries are the last N of M keys.
+
+    `keys=None`: M = N. If M = N, a flag is set and no tensor is made.
+    """
     if keys is None or keys == queries:
         return Mask(causal=True)
     return Mask(_lower_triangle(queries, keys, torch.device(device))[None, None])  # (1, 1, N, M)

@@ -26,7 +26,7 @@ class Context(NamedTuple):
     mask: Mask = NO_MASK
 
     def select(self, rows: Tensor) -> "Context":
-        """Some of the rows, (R,) of B."""
+        """The rows of the batch at the indices `rows`, (R,)."""
         return Context(self.states[rows], self.mask.select(rows))
 
 
@@ -117,9 +117,9 @@ class Block(nn.Module):
         )
         self.residual2 = residual_branch(config, drop_path)
 
-    def forward(self, x: Tensor, state: BlockInputs) -> Tensor:
+    def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache = state
+        mask, rotary, context, cache = inputs
         y = self.attention(self.norm1(x), None, mask, rotary, cache.self_attn)
         x = x + self.residual1(y)
         if self.has_cross:
@@ -132,9 +132,9 @@ class Block(nn.Module):
 class PostBlock(Block):
     """One Transformer block, norms after the residual sums (Vaswani 2017)."""
 
-    def forward(self, x: Tensor, state: BlockInputs) -> Tensor:
+    def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache = state
+        mask, rotary, context, cache = inputs
         y = self.attention(x, None, mask, rotary, cache.self_attn)
         x = self.norm1(x + self.residual1(y))
         if self.has_cross:
@@ -151,9 +151,9 @@ class ParallelBlock(Block):
         self.norm2 = nn.Identity()
         self.cross_norm = nn.Identity()
 
-    def forward(self, x: Tensor, state: BlockInputs) -> Tensor:
+    def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache = state
+        mask, rotary, context, cache = inputs
         normed = self.norm1(x)
         x = x + self.residual1(self.attention(normed, None, mask, rotary, cache.self_attn))
         if self.has_cross:
@@ -192,15 +192,15 @@ class Stack(nn.Module):
             mask: Who may attend to whom; combined with a causal mask if the config is causal.
             rotary: Rotary positions of the tokens; None: none.
             context: What cross-attention attends to.
-            cache: Keys and values of earlier tokens; or a record of attention weights.
+            cache: KV cache of earlier tokens, or a recorder of attention weights.
         """
         if self.config.causal and x.shape[1] > 1:  # a single new token has no later ones
             mask = mask & cache.causal_mask(x.shape[1], x.device)
         recompute = self.config.checkpoint_activations and torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):
-            state = BlockInputs(mask, rotary, context, cache.block(index))
+            inputs = BlockInputs(mask, rotary, context, cache.block(index))
             if recompute and cache is NO_CACHE:
-                x = checkpoint(block, x, state, use_reentrant=False)
+                x = checkpoint(block, x, inputs, use_reentrant=False)
             else:
-                x = block(x, state)
+                x = block(x, inputs)
         return self.norm(x)

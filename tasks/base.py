@@ -301,13 +301,14 @@ class Task(pl.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> Any:
         """Updates the metrics and returns the step's outputs."""
         loader: Any = getattr(self.trainer, f"{self.split}_dataloaders")
-        counts = loader.sampler.counts(batch_idx)  # False: the batch only fills up this rank
+        # False: a repeated batch, so that all ranks have equally many.
+        is_counted = loader.sampler.is_counted(batch_idx)
         with float32_by_default():
             output = self.step(batch, training=False)
             loss = self.metrics[f"{self.split}_loss"]
-            update_metric(loss, (output.loss, output.num_targets), counts)
+            update_metric(loss, (output.loss, output.num_targets), is_counted)
             for metric in self.metrics[self.split].values():
-                update_metric(metric, (output.outputs, output.targets), counts)
+                update_metric(metric, (output.outputs, output.targets), is_counted)
         return output.outputs
 
     def on_validation_epoch_end(self) -> None:

@@ -20,10 +20,12 @@ from datamodules.utils.files import open_regular, replacing
 
 MAGIC = b"tessera-tokens-4"  # names the layout
 HEADER = struct.Struct("<16s5Q8x")  # magic; bytes a token, tokens, documents, unknowns; checksum
-COLUMNS = 3  # of the table of documents: first token, bytes before it, bytes of its first token
+# Per document: index of its first token; text bytes before it; text bytes of its first token.
+COLUMNS = 3
 SHORT_IDS = 2**16  # vocabularies up to this size take 16 bits a token
-LARGE = 2**28  # larger files (bytes) are not checked at each start, and do not stay resident
-READ_AROUND = 2**21  # bytes that become resident at most when one is read
+# Bytes; the checksum of a larger file is never verified, and its pages are released now and then.
+LARGE = 2**28
+READ_AROUND = 2**21  # upper bound on the bytes that one page fault makes resident
 
 
 class TokenChunk(NamedTuple):
@@ -33,25 +35,28 @@ class TokenChunk(NamedTuple):
     sizes: np.ndarray  # (P,) int64, tokens of each piece
     bytes: np.ndarray  # (P,) int64, UTF-8 bytes of each piece's text
     opens: np.ndarray  # (P,) bool, whether a document begins with the piece
-    first: np.ndarray  # (P,) int64, of these bytes those of its first token; 0 if it is special
+    # (P,) int64, UTF-8 bytes of the piece's first token; 0 if that is a special token.
+    first_token_bytes: np.ndarray
 
 
 class TokenFile:
-    """Token ids of D documents: `file[i]` is those of document i, as a view of the file.
+    """Token ids of D documents, written by `write_tokens`.
 
-    Of a large file little stays resident: pages that were read are released now and then. Raises
-    `DataError` if the file, of `write_tokens`, is not complete.
+    `file[i]` holds those of document i, as a view of the file. Of a large file little stays
+    resident: pages that were read are released now and then.
 
     Attributes:
         tokens: uint16 or uint32 (N,), read-only: all documents, one after the other.
         offsets: int64 (D + 1,): document i has the tokens from `offsets[i]` to `offsets[i + 1]`.
             Tokens before `offsets[0]` belong to none.
         bytes: int64 (D + 1,): UTF-8 bytes of the text of all documents before document i.
-        first: int64 (D + 1,): how many of document i's bytes are its first token's.
+        first_token_bytes: int64 (D + 1,): UTF-8 bytes of document i's first token; 0 if that is a
+            special token.
         unknown: How many of the tokens are [UNK].
 
     Raises:
-        DataError: The file is not complete, or was changed.
+        DataError: The file is incomplete or, if it is at most `LARGE` bytes, its checksum does not
+            match.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,7 +76,8 @@ class TokenFile:
             raise DataError(f"{path} is damaged ({error}): delete it.") from error
         self.tokens = np.frombuffer(self._map, np.dtype(f"<u{width}"), count, HEADER.size)
         table = np.frombuffer(self._map, "<i8", offset=table_start)
-        self.offsets, self.bytes, self.first = table.reshape(-1, COLUMNS).T  # (D + 1, 3) -> columns
+        columns = table.reshape(-1, COLUMNS).T  # (3, D + 1)
+        self.offsets, self.bytes, self.first_token_bytes = columns
         self._is_large = size > LARGE
         self._resident = 0  # bytes, at most
 
@@ -93,27 +99,34 @@ class TokenFile:
         return TokenFile, (self.path,)
 
     def gather(self, index: np.ndarray, runs: int) -> np.ndarray:
-        """The tokens at `index`, any shape, which has `runs` contiguous parts (to bound memory)."""
+        """The tokens at some places, of any shape.
+
+        Args:
+            index: Numbers of the tokens in the file.
+            runs: Number of contiguous runs in the index; from it the resident bytes are estimated.
+        """
         tokens = self.tokens[index]
         self._resident += runs * READ_AROUND
         if self._is_large and self._resident > LARGE and hasattr(self._map, "madvise"):
-            self._map.madvise(mmap.MADV_DONTNEED)  # the system still caches them
+            self._map.madvise(mmap.MADV_DONTNEED)  # the pages stay in the system's page cache
             self._resident = 0
         return tokens
 
     def bytes_before(self, index: np.ndarray) -> np.ndarray:
         """How many bytes of text are before the tokens at `index` (any shape), int64.
 
-        Those of a document's first token are known, the others are divided evenly among the rest.
+        The bytes of a document's first token are known; its other bytes are divided evenly among
+        its other tokens.
         """
         document = np.searchsorted(self.offsets, index, "right") - 1
         document = document.clip(0, len(self) - 1)
-        place = index - self.offsets[document]  # in the document
+        place = index - self.offsets[document]  # number of the token in its document, from 0 on
         others = self.offsets[document + 1] - self.offsets[document] - 1  # tokens after the first
-        passed = (place > 0) | (others < 0)  # of a document of one token or none
-        fraction = np.where(others > 0, (place - 1).clip(0) / others.clip(1), passed)
+        # The part of the others that is before `index`; without others, all or nothing.
+        is_past = (place > 0) | (others < 0)
+        fraction = np.where(others > 0, (place - 1).clip(0) / others.clip(1), is_past)
         before = self.bytes[document]
-        first = self.first[document] * (place > 0)
+        first = self.first_token_bytes[document] * (place > 0)
         rest = self.bytes[document + 1] - before - first
         return before + first + np.rint(rest * fraction).astype(np.int64)
 
@@ -141,7 +154,8 @@ def write_tokens(
             tokens = chunk.tokens.astype(dtype)
             starts = num_tokens + chunk.sizes.cumsum() - chunk.sizes
             bytes_before = num_bytes + chunk.bytes.cumsum() - chunk.bytes
-            rows = np.stack([starts, bytes_before, chunk.first], axis=1)[chunk.opens]  # (D, 3)
+            columns = [starts, bytes_before, chunk.first_token_bytes]
+            rows = np.stack(columns, axis=1)[chunk.opens]  # (D, 3)
             file.write(tokens.data)
             table.write(np.ascontiguousarray(rows, "<i8").data)
             num_tokens += len(tokens)

@@ -14,14 +14,16 @@ def epoch_permutation(size: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(size, generator=generator)
 
 
-class ResumableBatchSampler(SequentialSampler):  # which Lightning does not replace
+# A SequentialSampler by type only: with overfit_batches Lightning replaces every other sampler.
+class ResumableBatchSampler(SequentialSampler):
     """Lists of sample indices, one per batch, for one rank of `world_size`.
 
-    Each step takes the next `batch_size * world_size` samples of the epoch's order, and rank r
-    every world_size-th of them from r on. All ranks have the same number of batches and no sample
-    twice; the last batch is smaller unless it is dropped. (Ranks differ by one batch only if fewer
-    samples than ranks remain and `batch_size` is 1.) `start(epoch, batch)` begins at that batch
-    without reading earlier ones.
+    Each step takes the next `batch_size * world_size` samples of the epoch's order; of these, rank
+    r takes every world_size-th, starting with the r-th. No sample is taken twice. The last step may
+    be smaller; if it has fewer samples than ranks, it borrows from the one before. If that has none
+    to lend, as with a `batch_size` of 1, the last step is left out if `shuffle` is on: in training
+    all ranks have the same number of batches, if there are at least as many samples as ranks.
+    `start(epoch, batch)` begins at that batch without reading earlier ones.
 
     Args:
         size: Number of samples of the data set.
@@ -34,6 +36,8 @@ class ResumableBatchSampler(SequentialSampler):  # which Lightning does not repl
     Raises:
         ValueError: `batch_size`, `size` or `rank` is out of range.
     """
+
+    joins_last = False  # a last step without a sample for every rank: join it, or leave it out
 
     def __init__(
         self,
@@ -107,11 +111,12 @@ class ResumableBatchSampler(SequentialSampler):  # which Lightning does not repl
         return self._fill_last([*boundaries, self.size])
 
     def _fill_last(self, boundaries: list[int]) -> list[int]:
-        """Lets a last step with fewer samples than ranks borrow from the one before."""
-        if len(boundaries) > 2:
-            last = self.size - boundaries[-2]
-            if last < self.world_size < boundaries[-2] - boundaries[-3]:
+        """Deals with a last step that has fewer samples than ranks, as the class says."""
+        if len(boundaries) > 2 and self.size - boundaries[-2] < self.world_size:
+            if boundaries[-2] - boundaries[-3] > self.world_size:
                 boundaries[-2] = self.size - self.world_size
+            elif self.shuffle:  # ranks that train wait for each other at every step
+                del boundaries[-2 if self.joins_last else -1]
         return boundaries
 
 
@@ -119,22 +124,28 @@ class BucketBatchSampler(ResumableBatchSampler):
     """Batches of samples of similar length, so that there is little padding.
 
     The samples of an epoch are shuffled, sorted by length (stable, longest first) and cut into
-    steps at the same boundaries in every epoch; then the steps are shuffled. Samples of one length
-    meet others in each epoch; lengths that are rounded up widen these buckets. All ranks take from
-    the same step: their batches are of similar length. Pairs of texts are sorted by the longer
-    length, then by the difference, so that there is little padding on either side.
+    steps at the same boundaries in every epoch; then the steps are shuffled. Samples of equal
+    length are grouped differently in every epoch; rounding the lengths up makes these groups
+    larger. All ranks take from the same step: their batches are of similar length. Pairs of texts
+    are sorted by the longer length, then by the difference, so that there is little padding on
+    either side.
 
     Each batch has `batch_size` samples, or as many as `batch_tokens` allow: samples times the
     longest length, on each rank. An epoch takes every sample once. The step of the shortest samples
     may be smaller; if it has fewer samples than ranks, it borrows from the one before, or in
-    training joins it if that has none to lend.
+    training joins it if that has none to lend. A batch of a joined step may exceed `batch_size` or
+    `batch_tokens`.
 
     Args:
         lengths: (S,) int64, tokens of each sample with padding; or (S, 2) for pairs.
-        batch_tokens: Tokens per batch and rank, instead of `batch_size` samples; `ValueError` if
-            this is less than the longest sample.
+        batch_tokens: Tokens per batch and rank, instead of `batch_size` samples.
         batch_size, seed, shuffle, rank, world_size: As in `ResumableBatchSampler`.
+
+    Raises:
+        ValueError: As `ResumableBatchSampler`, or `batch_tokens` is less than the longest sample.
     """
+
+    joins_last = True
 
     def __init__(
         self,
@@ -146,12 +157,14 @@ class BucketBatchSampler(ResumableBatchSampler):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        if len(lengths) == 0:
+            raise ValueError("size is 0: there are no samples to batch.")
         self.lengths = lengths  # (S,)
         self.sort_keys = lengths  # (S,)
         if lengths.dim() == 2:
             self.lengths = lengths.amax(1)  # (S, 2) -> (S,)
             self.sort_keys = pair_sort_keys(lengths)
-        longest = int(self.lengths.max()) if len(lengths) else 0
+        longest = int(self.lengths.max())
         if batch_tokens is not None and batch_tokens < longest:
             raise ValueError(
                 f"batch_tokens is {batch_tokens}, but the longest sample has {longest} tokens."
@@ -173,13 +186,8 @@ class BucketBatchSampler(ResumableBatchSampler):
 
     def _boundaries(self, drop_last: bool) -> Sequence[int]:
         if self.batch_tokens is None:
-            boundaries = list(super()._boundaries(drop_last))
-        else:
-            boundaries = self._fill_last(self._token_boundaries(self.batch_tokens))
-        last = self.size - boundaries[-2]
-        if self.shuffle and len(boundaries) > 2 and last < self.world_size:
-            del boundaries[-2]  # ranks that train wait for each other at every step
-        return boundaries
+            return super()._boundaries(drop_last)
+        return self._fill_last(self._token_boundaries(self.batch_tokens))
 
     def _token_boundaries(self, batch_tokens: int) -> list[int]:
         """Steps of batches of so many tokens at most; the last may be smaller."""
@@ -204,7 +212,7 @@ class EvalBatchSampler(SequentialSampler):
         self.rank = rank
         self.world_size = world_size
 
-    def counts(self, number: int) -> bool:
+    def is_counted(self, number: int) -> bool:
         """Whether this rank's batch of that number, from 0 on, is no repetition."""
         return number * self.world_size + self.rank < len(self.batches)
 
@@ -216,20 +224,20 @@ class EvalBatchSampler(SequentialSampler):
         for number, batch in enumerate(self.batches):
             if number % self.world_size == self.rank:
                 yield batch
-        if not self.counts(len(self) - 1):
+        if not self.is_counted(len(self) - 1):
             yield batch
 
 
 def pair_sort_keys(lengths: Tensor) -> Tensor:
     """Sort keys (S,) of pairs of lengths (S, 2): the longer one, then the difference.
 
-    The differences rise and fall in turn: neighbours are similar even if their longer lengths
-    differ.
+    Every second group of pairs with the same longer length is sorted in reverse (serpentine
+    order), so that neighbours in different groups have similar differences, too.
     """
     longer = lengths.amax(1)  # (S, 2) -> (S,)
     difference = lengths[:, 0] - lengths[:, 1]  # (S,)
-    rank = longer.unique(return_inverse=True)[1]  # (S,)
-    return longer * (2 * int(longer.max()) + 1) + difference * (1 - 2 * (rank % 2))
+    group = longer.unique(return_inverse=True)[1]  # (S,)
+    return longer * (2 * int(longer.max()) + 1) + difference * (1 - 2 * (group % 2))
 
 
 def round_up(lengths: Tensor, multiple: int, maximum: int) -> Tensor:

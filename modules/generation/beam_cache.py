@@ -68,7 +68,7 @@ class BeamCache(StackCache):
     def add_tokens(
         self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
     ) -> TokenPositions:
-        """Makes room for the next token of each sequence, (B K, 1); `ValueError` if there is none.
+        """Makes room for the next tokens, (B * K, 1); `ValueError` if there is none.
 
         Padding and positions are not supported.
         """
@@ -88,10 +88,10 @@ class BeamCache(StackCache):
         self.index = BagIndex(self.slots, self.slot_count, self.config, self.index.key_bags)
         seen = self.positions[:, : self.length]
         if len(seen) > 1:
-            seen = seen.repeat_interleave(beams, 0)  # (B K, M, 1)
+            seen = seen.repeat_interleave(beams, 0)  # (B * K, M, 1)
         mask = None
         if self.padding_mask is not None:
-            mask = self.padding_mask[:, : self.length].repeat_interleave(beams, 0)  # (B K, M)
+            mask = self.padding_mask[:, : self.length].repeat_interleave(beams, 0)  # (B * K, M)
         return TokenPositions(seen[:, self.past :], seen, mask, in_order=False)
 
     def share(self, context: ContextCache) -> ContextCache:
@@ -104,11 +104,11 @@ class BeamCache(StackCache):
         return SharedContextCache(pair, self.beams)
 
     def reorder(self, beams: Tensor) -> None:
-        """Each sequence continues another of its row: integers (B, K) of K."""
+        """Each sequence continues that of its row with the index in `beams`, (B, K)."""
         self.slots = self.slots.gather(1, beams[..., None].expand_as(self.slots))
 
     def select(self, rows: Tensor) -> "BeamCache":
-        """Keeps only the sequences of some rows: (R,) of B."""
+        """Keeps only the sequences of the rows at the indices `rows`, (R,)."""
         other = copy(self)
         other.slots = self.slots[rows]
         other.index = BagIndex(other.slots, self.slot_count, self.config)
@@ -149,14 +149,15 @@ class BagIndex:
         group_size = config.heads // sizes.kv_heads
         groups = torch.arange(config.heads, device=device)[:, None] // group_size  # (H, 1)
         row = torch.arange(batch, device=device)[:, None, None]
-        slot = (row * slot_count + slots).flatten(0, 1)[:, None]  # (B K, 1, M)
+        slot = (row * slot_count + slots).flatten(0, 1)[:, None]  # (B * K, 1, M)
         if key_bags is None:
             channel = torch.arange(sizes.head_dim, device=device)
             numbers = (row * sizes.kv_heads + groups) * sizes.head_dim + channel  # (B, H, D)
             key_bags = EmbeddingBag(numbers.repeat_interleave(beams, 0))
         self.key_bags = key_bags
-        self.value_bags = EmbeddingBag(slot * sizes.kv_heads + groups)  # (B K, H, M) of B slots G
-        self.slots = slots.flatten(0, 1)[:, None].expand(-1, config.heads, -1)  # (B K, H, M)
+        # (B * K, H, M), indices of B * slots * G rows.
+        self.value_bags = EmbeddingBag(slot * sizes.kv_heads + groups)
+        self.slots = slots.flatten(0, 1)[:, None].expand(-1, config.heads, -1)  # (B * K, H, M)
 
 
 class EmbeddingBag:
@@ -187,27 +188,27 @@ class SlotLayerCache(AttentionCache):
         self.new = slice(cache.used_slots - cache.beams, cache.used_slots)
 
     def by_row(self, new: Tensor) -> Tensor:
-        """(B K, G, 1, D) -> (B, K, G, D)."""
+        """(B * K, G, 1, D) -> (B, K, G, D)."""
         return new[:, :, 0].unflatten(0, (-1, self.cache.beams))
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values, (B K, G, 1, D) -> those of each sequence, (B K, G, M, D)."""
+        """New keys and values, (B * K, G, 1, D) -> those of each sequence, (B * K, G, M, D)."""
         config = self.cache.config
         group_size = config.heads // config.resolved.kv_heads
-        rows = self.cache.index.value_bags.indices.view(len(k), config.heads, -1)  # (B K, H, M)
-        rows = rows[:, ::group_size]  # (B K, G, M)
+        rows = self.cache.index.value_bags.indices.view(len(k), config.heads, -1)  # (B * K, H, M)
+        rows = rows[:, ::group_size]  # (B * K, G, M)
         keys = self.cache.keys[self.layer]
         values = self.cache.values[self.layer]
         keys[:, self.new] = self.by_row(k)
         values[:, self.new] = self.by_row(v)
-        return keys.flatten(0, 2)[rows], values.flatten(0, 2)[rows]  # (B K, G, M, D)
+        return keys.flatten(0, 2)[rows], values.flatten(0, 2)[rows]  # (B * K, G, M, D)
 
 
 class BagLayerCache(SlotLayerCache):
     """The same for `attention_by_embedding_bag`: nothing is gathered."""
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keeps new keys and values, (B K, G, 1, D) each, and gives them back."""
+        """Keeps new keys and values, (B * K, G, 1, D) each, and gives them back."""
         keys = self.cache.keys[self.layer]  # (B, G, D, slots)
         if self.new.stop > keys.shape[3]:
             size = -(-self.new.stop // SLOT_STEP) * SLOT_STEP
@@ -218,7 +219,7 @@ class BagLayerCache(SlotLayerCache):
         return k, v
 
     def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor:
-        """Attention of each sequence's query to its own tokens: keeps (B K, H, 1, D)."""
+        """Attention of each sequence's query to its own tokens: keeps (B * K, H, 1, D)."""
         cache = self.cache
         return attention_by_embedding_bag(
             q, cache.keys[self.layer], cache.values[self.layer], cache.index, mask
@@ -233,11 +234,11 @@ class SharedContextCache(ContextCache):
         self.beams = beams
 
     def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor:
-        """Attention of each sequence's query to the context: (B K, H, 1, D) -> (B K, H, 1, D)."""
+        """Attention of each sequence's query to the context: keeps (B * K, H, 1, D)."""
         k, v = cast(tuple[Tensor, Tensor], self.pair)
         queries = q[:, :, 0].unflatten(0, (-1, self.beams)).transpose(1, 2)  # (B, H, K, D)
         out = attention(queries, k, v, mask, score_fn=score_fn).transpose(1, 2)  # (B, K, H, D)
-        return out.flatten(0, 1)[:, :, None]  # (B K, H, 1, D)
+        return out.flatten(0, 1)[:, :, None]  # (B * K, H, 1, D)
 
 
 class BagContextCache(SharedContextCache):
@@ -255,7 +256,7 @@ class BagContextCache(SharedContextCache):
         self.values = v.transpose(1, 2).contiguous()  # (B, M, G, D)
 
     def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor:
-        """Attention of each sequence's query to the context: (B K, H, 1, D) -> (B K, H, 1, D)."""
+        """Attention of each sequence's query to the context: keeps (B * K, H, 1, D)."""
         return attention_by_embedding_bag(q, self.keys, self.values, self.index, mask, self.beams)
 
 
@@ -268,25 +269,25 @@ def attention_by_embedding_bag(
     weighted by the probabilities.
 
     Args:
-        q: (B K, H, 1, D).
+        q: (B * K, H, 1, D).
         keys: (B, G, D, slots).
         values: (B, slots, G, D).
         index: Which of them each sequence sees.
-        mask: Broadcastable to (B, H, K, M) if `beams` is K, to (B K, H, 1, M) if it is 1.
+        mask: Broadcastable to (B, H, K, M) if `beams` is K, to (B * K, H, 1, M) if it is 1.
         beams: Number of sequences that share a row of the mask.
 
     Returns:
-        (B K, H, 1, D).
+        (B * K, H, 1, D).
     """
     rows, heads, _, width = q.shape
     slot_count = keys.shape[3]
-    scores = index.key_bags(keys.view(-1, slot_count), q * width**-0.5)  # (B K H, slots)
+    scores = index.key_bags(keys.view(-1, slot_count), q * width**-0.5)  # (B * K * H, slots)
     scores = upcast(scores).view(rows, heads, slot_count)
     if slot_count > index.slots.shape[2]:
-        scores = scores.gather(2, index.slots)  # (B K, H, M)
+        scores = scores.gather(2, index.slots)  # (B * K, H, M)
     by_mask = scores.unflatten(0, (-1, beams)).transpose(1, 2)  # (B, H, K, M), a view
     mask.add_to(by_mask)
-    out = index.value_bags(values.view(-1, width), scores.softmax(-1))  # (B K H, D)
+    out = index.value_bags(values.view(-1, width), scores.softmax(-1))  # (B * K * H, D)
     out = out.view(-1, beams, heads, width).transpose(1, 2)  # (B, H, K, D)
     out = mask.zero_masked_rows(out).transpose(1, 2)  # (B, K, H, D)
     return out.reshape(rows, heads, 1, width)

@@ -42,7 +42,7 @@ class BeamHypotheses(NamedTuple):
         return cls(scores, tokens, lengths)
 
     def gather(self, order: Tensor) -> "BeamHypotheses":
-        """Some of the sequences: (P, C) of K."""
+        """The sequences of each prompt at the indices `order`, (P, C)."""
         index = order[..., None].expand(-1, -1, self.tokens.shape[2])  # (P, C, L)
         return BeamHypotheses(
             self.scores.gather(1, order),
@@ -71,11 +71,11 @@ class BeamHypotheses(NamedTuple):
         return both.gather(stable_topk(both.scores, beams)[1])
 
     def select(self, prompts: Tensor) -> "BeamHypotheses":
-        """Those of some prompts: (R,) of P."""
+        """Those of the prompts at the indices `prompts`, (R,)."""
         return BeamHypotheses(*(part[prompts] for part in self))
 
     def set_rows(self, prompts: Tensor, others: "BeamHypotheses") -> None:
-        """Replaces the sequences of these prompts, (R,), in place."""
+        """Replaces those of the prompts at the indices `prompts`, (R,), in place."""
         for mine, other in zip(self, others, strict=True):
             mine[prompts] = other
 
@@ -110,7 +110,7 @@ def grouped_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return scores.topk(count)
     groups = scores[:, :grouped].unflatten(1, (-1, TOPK_GROUP)).amax(2).topk(count)[1]  # (R, count)
     inside = torch.arange(TOPK_GROUP, device=groups.device)
-    indices = (groups[..., None] * TOPK_GROUP + inside).flatten(1)  # (R, count TOPK_GROUP)
+    indices = (groups[..., None] * TOPK_GROUP + inside).flatten(1)  # (R, count * TOPK_GROUP)
     rest = torch.arange(grouped, scores.shape[1], device=groups.device).expand(len(groups), -1)
     indices = torch.cat((indices, rest), 1)
     top, order = scores.gather(1, indices).topk(count)
@@ -126,6 +126,8 @@ def beam_search(
     renormalize: bool = True,
 ) -> list[Hypotheses]:
     """The best sequences that follow each prompt, which do not depend on the other prompts.
+
+    The search ends where the model's context does: prompt and new tokens but the last fit into it.
 
     Args:
         net: The model, in evaluation mode.
@@ -143,7 +145,8 @@ def beam_search(
         ValueError: As `PromptDecoder`.
     """
     check_prompts("Prompt", prompts, net.max_length, net.vocabulary)
-    longest = net.max_length + 1  # the last token is not run
+    # The last new token is never fed to the model, so it needs no position.
+    longest = net.max_length + 1
     limits = [min(config.max_new_tokens, longest - len(prompt)) for prompt in prompts]
     found: dict[int, Hypotheses] = {}
     for limit in set(limits):  # prompts with the same limit share a batch
@@ -165,12 +168,12 @@ def run_beam_search(
     beam, then to the lower token. `early_stopping` says when the search for a prompt is over; it
     then leaves the batch. One beam takes the likeliest token each time, up to the first end.
     """
-    scores = decoder.prefill()
-    device = scores.device
+    next_scores = decoder.prefill()
+    device = next_scores.device
     beams = decoder.beams
     max_new_tokens = decoder.max_new_tokens
     stop_tokens = torch.tensor([*stop], dtype=torch.int64, device=device)
-    prompts = torch.arange(len(scores), device=device)  # those that are still in the batch
+    prompts = torch.arange(len(next_scores), device=device)  # those that are still in the batch
     results = BeamHypotheses.empty(len(prompts), beams, max_new_tokens, device)
     finished = BeamHypotheses.empty(len(prompts), beams, max_new_tokens, device)
     running = BeamHypotheses.empty(len(prompts), 1, max_new_tokens, device)  # all beams start here
@@ -178,7 +181,9 @@ def run_beam_search(
     unfinished = torch.ones_like(prompts, dtype=torch.bool)
     for step in range(1, max_new_tokens + 1):
         count = beams * (1 + len(stop))
-        top, beam, token = next_tokens(scores, running.scores, count, decoder.renormalize)  # (P, C)
+        top, beam, token = next_tokens(  # (P, C)
+            next_scores, running.scores, count, is_logits=decoder.renormalize
+        )
         missing = beams - top.shape[1]
         if missing > 0:  # there are fewer tokens than beams
             top = F.pad(top, (0, missing), value=MINUS_INF)
@@ -188,6 +193,7 @@ def run_beam_search(
         ends = (token[..., None] == stop_tokens).any(-1) | (step == max_new_tokens)  # (P, C)
         if ends.any():
             ended = longer.mask_scores(ends & unfinished[:, None], step**config.length_penalty)
+            # As in Hugging Face, an end token counts only if it is among the K best candidates.
             finished = finished.merge_best(ended)
             order = ends.long().argsort(dim=1, stable=True)[:, :beams]  # (P, K)
             beam = beam.gather(1, order)
@@ -200,41 +206,43 @@ def run_beam_search(
         token = token[:, :beams]  # (P, K)
         if beams > 1:
             decoder.reorder(beam[:, :beams])
-        left = rows_to_keep(unfinished)
-        if left is not None:
+        kept = rows_to_keep(unfinished)
+        if kept is not None:
             results.set_rows(prompts, finished)
-            decoder.select(left)
-            finished = finished.select(left)
-            running = running.select(left)
-            prompts = prompts[left]
-            unfinished = unfinished[left]
-            token = token[left]
-        scores = decoder.decode_step(token.flatten())  # (P, K) -> (rows,)
+            decoder.select(kept)
+            finished = finished.select(kept)
+            running = running.select(kept)
+            prompts = prompts[kept]
+            unfinished = unfinished[kept]
+            token = token[kept]
+        next_scores = decoder.decode_step(token.flatten())  # (P, K) -> (rows,)
     results.set_rows(prompts, finished)
     return results.to_lists()
 
 
 def next_tokens(
-    scores: Tensor, sums: Tensor, count: int, is_logits: bool = True
+    next_scores: Tensor, sums: Tensor, count: int, is_logits: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The most probable continuations of P x K beams, C <= `count` for each prompt.
 
     Args:
-        scores: Of the next token, (P K, V); overwritten.
+        next_scores: Of the next tokens, (P * K, V); overwritten.
         sums: Of the log probabilities of the tokens before, (P, K).
         count: Number of continuations.
-        is_logits: Scores are logits; False: log probabilities, which need not sum to 1.
+        is_logits: `next_scores` are logits, so that softmax gives the probability of banned tokens
+            to the others (`renormalize` of the decoder); False: they are log probabilities, of
+            which those of banned tokens have been set to -inf.
 
     Returns:
         The new sums, which beam is continued, and with which token, (P, C) each, best first.
     """
-    scores = scores.float()
-    tokens = stable_topk(scores, count)[1]  # (P K, C')
+    next_scores = next_scores.float()
+    tokens = stable_topk(next_scores, count)[1]  # (P * K, C')
     if is_logits:
-        torch.log_softmax(scores, 1, out=scores)
-    log_probs = scores.gather(1, tokens).unflatten(0, sums.shape)  # (P, K, C')
-    top, index = stable_topk((sums[..., None] + log_probs).flatten(1), count)  # of (P, K C')
-    tokens = tokens.unflatten(0, sums.shape).flatten(1)  # (P, K C')
+        torch.log_softmax(next_scores, 1, out=next_scores)
+    log_probs = next_scores.gather(1, tokens).unflatten(0, sums.shape)  # (P, K, C')
+    top, index = stable_topk((sums[..., None] + log_probs).flatten(1), count)  # of (P, K * C')
+    tokens = tokens.unflatten(0, sums.shape).flatten(1)  # (P, K * C')
     return top, index // log_probs.shape[2], tokens.gather(1, index)
 
 
@@ -245,12 +253,15 @@ def can_improve(
     step: int,
     max_new_tokens: int,
 ) -> Tensor:
-    """Whether the search for each prompt continues after `step` tokens: boolean (P,)."""
+    """Whether the search for each prompt continues after `step` tokens: boolean (P,).
+
+    `early_stopping` is "first" (Hugging Face: True), "likely" (False) or "never" ("never").
+    """
     worst = finished.scores[:, -1]
     best = running.scores[:, 0]
     if config.early_stopping == "first" or finished.scores.shape[1] == 1:
         return (worst == MINUS_INF) & (best > MINUS_INF)
-    length = step  # "likely": as if they ended now
-    if config.early_stopping == "never":
-        length = max_new_tokens if config.length_penalty > 0 else step + 1  # of the best score
+    length = step  # "likely": the best running sequence is scored as if it ended now
+    if config.early_stopping == "never":  # it is scored at the length that favours it most
+        length = max_new_tokens if config.length_penalty > 0 else step + 1
     return worst < best / length**config.length_penalty

@@ -63,12 +63,12 @@ class IncrementalDecoder:
         return scores
 
     def reorder(self, beams: Tensor) -> None:
-        """Each sequence continues another of the same prompt: (P, K) of K."""
+        """Each sequence continues that of its prompt with the index in `beams`, (P, K)."""
         assert isinstance(self.cache, BeamCache)
         self.cache.reorder(beams)
 
     def select(self, prompts: Tensor) -> None:
-        """Keeps only some of the prompts: (R,) of P."""
+        """Keeps only the prompts at the indices `prompts`, (R,)."""
         self.cache = self.cache.select(prompts)
         self.sequences = self.sequences[prompts]
 
@@ -140,7 +140,7 @@ class PromptDecoder(IncrementalDecoder):
         return self.net(tokens, padding_mask, cache=self.cache)
 
     def select(self, prompts: Tensor) -> None:
-        """Keeps only some of the prompts: (R,) of P."""
+        """Keeps only the prompts at the indices `prompts`, (R,)."""
         super().select(prompts)
         self.starts = [self.starts[row] for row in prompts.tolist()]
 
@@ -173,5 +173,5 @@ def check_prompts(
 
 def rows_to_keep(unfinished: Tensor) -> Tensor | None:
     """Numbers of the unfinished rows, if it pays to drop the others; None: keep all."""
-    left = unfinished.nonzero()[:, 0]
-    return left if 4 * len(left) <= 3 * len(unfinished) else None
+    kept = unfinished.nonzero()[:, 0]
+    return kept if 4 * len(kept) <= 3 * len(unfinished) else None

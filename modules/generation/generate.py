@@ -35,7 +35,7 @@ def generate(
         prompts: Token numbers of each row.
         config: How tokens are sampled, and how many.
         stop: Tokens that end a sequence.
-        seeds: Of each row; None: `config.seed`, plus one in each next row.
+        seeds: One seed per row; None: `config.seed` + row number.
         banned: Tokens that are never generated.
 
     Yields:
@@ -43,7 +43,8 @@ def generate(
         rows have ended.
 
     Raises:
-        ValueError: As `PromptDecoder`, or `config` asks for beam search.
+        ValueError: As `PromptDecoder`, there are not as many `seeds` as prompts, or `config` asks
+            for beam search.
     """
     require(
         config.beams == 1,
@@ -53,7 +54,6 @@ def generate(
     return (tokens for tokens, _ in sample(decoder, config, stop, seeds))
 
 
-@torch.inference_mode()
 def sample(
     decoder: IncrementalDecoder,
     config: GenerationConfig,
@@ -64,41 +64,57 @@ def sample(
     """Tokens one by one, of any incremental decoder; other arguments as in `generate`.
 
     Yields:
-        Tokens as `generate`, and, with `with_log_probs`, their log probabilities, before any
-        filter, 0 after the end.
+        Tokens as `generate`, and, with `with_log_probs`, their log probabilities under the model
+        (before repetition penalty, temperature, top_k, top_p and min_p), 0 after the end.
+
+    Raises:
+        ValueError: There are not as many `seeds` as prompts; before anything is run.
     """
-    scores = decoder.prefill()
-    device = scores.device
+    prompts = len(decoder.sequences)
     if seeds is None:
-        seeds = range(config.seed, config.seed + len(scores))
+        seeds = range(config.seed, config.seed + prompts)
     require(
-        len(seeds) == len(scores),
-        f"There are {len(seeds)} seeds for {len(scores)} prompts; give each its own.",
+        len(seeds) == prompts,
+        f"There are {len(seeds)} seeds for {prompts} prompts; give each its own.",
     )
+    return sample_steps(decoder, config, stop, seeds, with_log_probs)
+
+
+@torch.inference_mode()
+def sample_steps(
+    decoder: IncrementalDecoder,
+    config: GenerationConfig,
+    stop: Collection[int],
+    seeds: Sequence[int],
+    with_log_probs: bool,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The steps of `sample`, with the same arguments."""
+    logits = decoder.prefill()
+    device = logits.device
     random = uniform(seeds, decoder.max_new_tokens).to(device)
     stop_tokens = torch.tensor([*stop], dtype=torch.int64, device=device)
-    rows = torch.arange(len(scores), device=device)  # those that are still in the batch
+    rows = torch.arange(len(logits), device=device)  # those that are still in the batch
     filler = torch.full_like(rows, ENDED)
     zeros = torch.zeros_like(rows, dtype=torch.float32)
     ended = torch.zeros_like(rows, dtype=torch.bool)
     for step in range(decoder.max_new_tokens):
-        penalized = scores
+        penalized = logits
         if config.repetition_penalty != 1:
             sequences = decoder.sequences[:, : decoder.length]
-            penalized = penalize_repetition(scores, sequences, config.repetition_penalty)
+            penalized = penalize_repetition(logits, sequences, config.repetition_penalty)
         tokens = sample_tokens(penalized, config, random[rows, step])
         log_probs = zeros
         if with_log_probs:
-            chosen = scores.float().log_softmax(1).gather(1, tokens[:, None])[:, 0]  # (rows,)
+            chosen = logits.float().log_softmax(1).gather(1, tokens[:, None])[:, 0]  # (rows,)
             log_probs = zeros.index_copy(0, rows, chosen.masked_fill(ended, 0.0))
         yield filler.index_copy(0, rows, tokens.masked_fill(ended, ENDED)), log_probs
         ended |= (tokens[:, None] == stop_tokens).any(1)
         if (len(stop) and ended.all()) or step + 1 == decoder.max_new_tokens:
             return
-        left = rows_to_keep(~ended) if len(stop) else None
-        if left is not None:
-            decoder.select(left)
-            rows = rows[left]
-            tokens = tokens[left]
-            ended = ended[left]
-        scores = decoder.decode_step(tokens)
+        kept = rows_to_keep(~ended) if len(stop) else None
+        if kept is not None:
+            decoder.select(kept)
+            rows = rows[kept]
+            tokens = tokens[kept]
+            ended = ended[kept]
+        logits = decoder.decode_step(tokens)

@@ -102,7 +102,7 @@ class Seq2SeqDecoder(IncrementalDecoder):
         return scores.fill_(MINUS_INF).index_fill_(-1, allowed, 0.0)
 
     def select(self, prompts: Tensor) -> None:
-        """Keeps only some of the sources: (R,) of P."""
+        """Keeps only the sources at the indices `prompts`, (R,)."""
         super().select(prompts)
         self.context = self.context.select(prompts)
 
@@ -134,7 +134,7 @@ def translate(
         start: The token that target texts begin with.
         stop: Tokens that end a text.
         banned: Tokens that are never generated, as if their scores were -inf.
-        seeds: Of each source; None: `config.seed`, plus one for each next source.
+        seeds: One seed per source; None: `config.seed` + number of the source.
         rules: What else decides on tokens; sampling always renormalizes.
 
     Returns:
@@ -143,7 +143,7 @@ def translate(
         limit is not finished.
 
     Raises:
-        ValueError: As `Seq2SeqDecoder`.
+        ValueError: As `Seq2SeqDecoder`, or there are not as many `seeds` as sources.
     """
     is_search = config.beams > 1 or (config.temperature == 0 and config.repetition_penalty == 1)
     if not is_search:

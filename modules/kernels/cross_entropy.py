@@ -15,16 +15,19 @@ from modules.kernels.linear import linear
 
 IGNORE_INDEX = -100  # the target that does not count, as in `F.cross_entropy`
 LOGITS_PER_CHUNK = 2**23
-GPU_LOGITS_PER_CHUNK = 2**27  # a GPU needs larger products to be busy
+GPU_LOGITS_PER_CHUNK = 2**27  # GPUs need larger matmuls to be busy
 
 
 def aligned(rows: int) -> int:
-    """At most so many rows: a multiple of 8, for which GPUs have faster products, if possible."""
+    """At most `rows`: rounded down to a multiple of 8, which makes matmuls faster on GPUs.
+
+    Unchanged below 8, but at least 1.
+    """
     return max(1, rows // 8 * 8 or rows)
 
 
 def cast(x: Tensor) -> Tensor:
-    """`x` as autocast would give it to a product."""
+    """`x` in the dtype to which autocast would cast the input of a matmul."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
@@ -59,7 +62,10 @@ def logits_grad(
 
 
 class LossOptions(NamedTuple):
-    """Arguments of the loss that have no gradient; as in `chunked_cross_entropy`."""
+    """Arguments of the loss that have no gradient; as in `chunked_cross_entropy`.
+
+    `with_grad`: whether the caller had gradients enabled; inside `Function.forward` they never are.
+    """
 
     targets: Tensor
     smoothing: float
@@ -78,6 +84,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         targets, smoothing, z_loss, with_grad = options
         chunk_logits = LOGITS_PER_CHUNK if x.device.type == "cpu" else GPU_LOGITS_PER_CHUNK
         chunk_rows = aligned(chunk_logits // len(weight))
+        # A temporary slice of the weight's gradient takes a quarter of a chunk of logits.
         weight_rows = aligned(chunk_logits // 4 // x.shape[1])
         dtype = torch.promote_types(x.dtype, torch.float32)
         table = cast(weight)  # once, not for each chunk
@@ -94,7 +101,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(x), chunk_rows):
             chunk = slice(start, start + chunk_rows)
             valid = counted[chunk]  # (C,)
-            target = targets[chunk].clamp(min=0)[:, None]  # (C, 1)
+            target = targets[chunk].masked_fill(~valid, 0)[:, None]  # (C, 1)
             chunk_x = cast(x[chunk])  # (C, E)
             logits = linear(chunk_x, table, bias)  # (C, V)
             target_logits = logits.gather(1, target)[:, 0] if z_loss else None  # (C,)
@@ -119,7 +126,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 grad_x[chunk] = linear(grad, table.T) * valid[:, None]
             if grad_weight is not None:
                 valid_x = (chunk_x * valid[:, None]).T  # (E, C)
-                for row in range(0, len(weight), weight_rows):  # no second table is held
+                # In slices, so that no second (V, E) matrix is allocated.
+                for row in range(0, len(weight), weight_rows):
                     rows = slice(row, row + weight_rows)
                     grad_weight[rows] += linear(grad.T[rows], valid_x)  # (V', E)
             if grad_bias is not None:
@@ -152,12 +160,13 @@ def chunked_cross_entropy(
         weight: Table (V, E).
         bias: (V,) or None.
         targets: Rows of the table (...), or -100 for what does not count; if nothing counts, the
-            loss is 0.
+            loss is 0. Any other number raises an error on CPUs and fails an assertion on GPUs.
         smoothing: Probability mass of the target spread evenly over the table (Szegedy 2016).
         z_loss: Weight of the mean of log(sum of exp(logits))^2, which is added (Chowdhery 2022).
 
     Returns:
-        Mean loss, in float32 or float64, and the number of targets with the largest score.
+        Mean loss, in float32 or float64, and the number of correct predictions (the target has the
+        largest logit).
     """
     rows = x.flatten(0, -2)  # (..., E) -> (S, E)
     options = LossOptions(targets.flatten(), smoothing, z_loss, torch.is_grad_enabled())

@@ -59,7 +59,7 @@ class DecoderConfig:
 
 
 class Decoder(LanguageModel):
-    """Tokens to contextual vectors, and to scores of the next token.
+    """Tokens to hidden states (`forward`), which `logits` turns into logits of the next token.
 
     Raises `ValueError` if `vocabulary` or `max_length` of the config is null.
     """
@@ -94,7 +94,7 @@ class Decoder(LanguageModel):
         documents: Tensor | None = None,
         cache: StackCache = NO_CACHE,
     ) -> Tensor:
-        """Runs embeddings and blocks.
+        """Runs embeddings and blocks; `logits` makes next-token logits of the result.
 
         Args:
             tokens: Integers (B, N).
@@ -106,7 +106,7 @@ class Decoder(LanguageModel):
             cache: Made by `make_cache`: the tokens also attend to those in it, and are appended.
 
         Returns:
-            (B, N, E); values at padding are undefined.
+            Hidden states (B, N, E); those at padding are undefined.
 
         Raises:
             ValueError: More tokens than learned positions or than the cache has room for.

@@ -137,7 +137,7 @@ class ViT(nn.Module):
             initialise(part, stack.init, stack.depth)
 
     def forward(self, images: Tensor, record: StackCache = NO_CACHE) -> Tensor:
-        """(B, C, H, W) -> logits (B, classes); `record` collects attention weights."""
+        """(B, C, H, W) -> logits (B, classes); `record`: a recorder of attention weights."""
         return self.head(self.features(images, record))
 
     def features(self, images: Tensor, record: StackCache = NO_CACHE) -> Tensor:
@@ -162,10 +162,10 @@ def _preset(width: int, depth: int, heads: int, **options: object) -> ViTConfig:
 
 VIT_PRESETS: dict[str, ViTConfig] = {
     "digits": ViTConfig(
-        8,
-        2,
-        1,
-        10,
+        image_size=8,
+        patch_size=2,
+        channels=1,
+        num_classes=10,
         pool="mean",
         position="rotary2d",
         stem="conv",
@@ -177,10 +177,10 @@ VIT_PRESETS: dict[str, ViTConfig] = {
     "cifar_tiny": _preset(192, 9, 3, image_size=32, patch_size=4, num_classes=10),
     "cifar_small": _preset(256, 7, 4, image_size=32, patch_size=4, num_classes=10),
     "cifar_cpu": ViTConfig(
-        32,
-        8,
-        3,
-        10,
+        image_size=32,
+        patch_size=8,
+        channels=3,
+        num_classes=10,
         pool="mean",
         position="rotary2d",
         stem="convpool",

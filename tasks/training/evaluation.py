@@ -5,16 +5,16 @@ from typing import Any
 from torchmetrics import Metric
 
 
-def update_metric(metric: Metric, arguments: tuple[Any, ...], counts: bool) -> None:
+def update_metric(metric: Metric, arguments: tuple[Any, ...], is_counted: bool) -> None:
     """Calls `metric.update`.
 
     Args:
         metric: Of this rank.
         arguments: Of `update`.
-        counts: False for a batch that another rank counts. Its values are removed again, but list
-            states keep empty tensors of its shapes, which gathering needs on every rank.
+        is_counted: False for a batch that another rank counts. Its values are removed again, but
+            list states keep empty tensors of its shapes, which gathering needs on every rank.
     """
-    if counts:
+    if is_counted:
         metric.update(*arguments)
         return
     lengths = {}

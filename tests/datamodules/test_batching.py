@@ -46,6 +46,21 @@ def test_ranks_share_an_epoch(size: int, batch_size: int, world_size: int) -> No
     if batch_size > 1 and size >= world_size:
         assert len({len(sampler) for sampler in samplers}) == 1
 
+    if size >= world_size:
+        uneven = ranks(size, batch_size, world_size, shuffle=True)
+        assert len({len(sampler) for sampler in uneven}) == 1
+        for epoch in range(2):
+            for sampler in uneven:
+                sampler.set_epoch(epoch)
+            assert {len(list(sampler)) for sampler in uneven} == {len(uneven[0])}
+            taken = flat(uneven)
+            left_out = size % world_size if batch_size == 1 else 0
+            assert len(set(taken)) == len(taken) == size - left_out
+        whole = list(uneven[-1].batches(1))
+        for number in range(len(whole) + 1):
+            uneven[-1].start(1, number)
+            assert list(uneven[-1]) == whole[number:]
+
     training = ranks(size, batch_size, world_size, shuffle=True, drop_last=True)
     assert {len(sampler) for sampler in training} == {size // (batch_size * world_size)}
     taken = flat(training)
@@ -63,7 +78,7 @@ def test_evaluation_deals_the_batches_of_one_process(
     dealt = []
     for number, batches in enumerate(zip(*samplers, strict=True)):
         for sampler, batch in zip(samplers, batches, strict=True):
-            if sampler.counts(number):
+            if sampler.is_counted(number):
                 dealt.append(batch)
     assert dealt == list(whole)
 
@@ -72,6 +87,15 @@ def test_evaluation_deals_the_batches_of_one_process(
 def test_impossible_requests_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         ResumableBatchSampler(**{"size": 5, "batch_size": 2, **options})
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 2)])
+@pytest.mark.parametrize("batch_tokens", [None, 8])
+def test_lengths_of_no_samples_are_refused(
+    shape: tuple[int, ...], batch_tokens: int | None
+) -> None:
+    with pytest.raises(ValueError, match="size is 0"):
+        BucketBatchSampler(torch.zeros(shape, dtype=torch.int64), 4, batch_tokens)
 
 
 # Batches of similar length.

@@ -69,7 +69,7 @@ def test_windows_hold_every_target_once_in_order(token_file: TokenFile, length: 
     assert rows["tokens"][counted].tolist() == stream[:-1]
     assert (rows["tokens"][~counted] == PAD).all()
     assert rows["bytes"].dtype == torch.int64
-    assert int(rows["bytes"].sum()) == token_file.bytes[-1] - token_file.first[0]
+    assert int(rows["bytes"].sum()) == token_file.bytes[-1] - token_file.first_token_bytes[0]
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -105,13 +105,13 @@ def test_packed_documents_hold_every_target_once_and_are_apart(
     expected = [text[i : i + length + 1] for text in texts for i in range(0, len(text) - 1, length)]
     assert sorted(found) == sorted(expected)  # a document that fits into a row is not split
     assert dataset.num_targets == int(counted.sum())
-    assert int(rows["bytes"].sum()) == token_file.bytes[-1] - token_file.first.sum()
+    assert int(rows["bytes"].sum()) == token_file.bytes[-1] - token_file.first_token_bytes.sum()
 
 
 @pytest.mark.parametrize("dataset", [Windows, PackedDocuments])
 def test_bytes_are_those_of_the_targets(dataset: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "a.tokens", bos=False, eos=False)
-    assert file.first[:-1].tolist() == [7 * (size > 0) for size in SIZES]
+    assert file.first_token_bytes[:-1].tolist() == [7 * (size > 0) for size in SIZES]
     rows = all_rows(dataset(file, 8, PAD))
     first_tokens = {10 + sum(SIZES[:i]) for i in range(len(SIZES))}
     for targets, text_bytes in zip(rows["targets"].tolist(), rows["bytes"].tolist(), strict=True):

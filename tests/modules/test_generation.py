@@ -478,3 +478,5 @@ def test_other_arguments_that_do_not_fit_are_refused(kind: str) -> None:
     if isinstance(net, Decoder):
         with pytest.raises(ValueError, match="beam_search"):
             generate(net, PROMPTS, GenerationConfig(beams=2))
+        with pytest.raises(ValueError, match="1 seeds"):  # before the first token is asked for
+            generate(net.eval(), PROMPTS, GenerationConfig(), seeds=[1])

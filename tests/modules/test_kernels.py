@@ -237,6 +237,14 @@ def test_a_loss_of_no_targets_is_zero(rows: int) -> None:
     assert all(leaf.grad is not None and not leaf.grad.any() for leaf in (x, weight, bias))
 
 
+@pytest.mark.parametrize("target", [-5, V])
+def test_targets_outside_the_table_are_errors(target: int) -> None:
+    x, weight, bias, targets = loss_inputs()
+    targets[2] = target
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        chunked_cross_entropy(x, weight, bias, targets)
+
+
 def test_losses_in_16_bits_are_summed_in_32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 5 * V)
     x, weight, bias, targets = loss_inputs(torch.bfloat16)
