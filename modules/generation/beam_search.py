@@ -131,7 +131,7 @@ def beam_search(
 
     Args:
         net: The model, in evaluation mode.
-        prompts: Token numbers of each prompt.
+        prompts: Token ids of each prompt.
         config: `beams`, `max_new_tokens`, `length_penalty`, `early_stopping`; nothing is sampled.
         stop: Tokens that end a sequence.
         banned: Tokens that are never generated.

@@ -32,7 +32,7 @@ def generate(
 
     Args:
         net: The model, in evaluation mode.
-        prompts: Token numbers of each row.
+        prompts: Token ids of each row.
         config: How tokens are sampled, and how many.
         stop: Tokens that end a sequence.
         seeds: One seed per row; None: `config.seed` + row number.

@@ -129,7 +129,7 @@ def translate(
 
     Args:
         net: The model, in evaluation mode.
-        sources: Token numbers of each source, as in training: with the end token, if it was there.
+        sources: Token ids of each source, as in training: with the end token, if it was there.
         config: How tokens are chosen, and how many at most; never more than `net.max_length`.
         start: The token that target texts begin with.
         stop: Tokens that end a text.
