@@ -206,7 +206,8 @@ def test_no_file_elsewhere_is_removed(
         if state.get("monitor") == "val/acc":
             state["dirpath"] = folder.format(thesis.parent) or state["dirpath"]
             state["best_k_models"] = {name: torch.tensor(0.0)}
-            state["kth_best_model_path"] = name
+            for kind in ("best", "kth_best", "last"):
+                state[f"{kind}_model_path"] = name
             state["kth_value"] = torch.tensor(0.0)
     replace_checkpoints(run_copy, content)
     console.refused(f"fit --resume {run_copy} --trainer.max_epochs 3", "thesis.txt", code=1)
