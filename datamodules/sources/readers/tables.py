@@ -238,7 +238,7 @@ def download(options: Any) -> dict[str, pa.Table]:
     """
     from datasets import load_dataset
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # silences its retries
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its messages about retries
     try:
         splits = load_dataset(options.name, options.subset)
     except Exception as error:  # a dozen kinds, from sockets to the hub's own
