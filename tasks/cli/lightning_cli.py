@@ -1,5 +1,6 @@
 """The commands that need a Trainer: fit, validate, test, predict."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -7,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse.typing import restricted_number_type
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar
@@ -110,9 +110,9 @@ class TaskCLI(LightningCLI):
 
     def options_to_save(self) -> Options:
         """The command's options as primitives, without those of the command line only."""
-        text = self.parser.dump(self.config, skip_link_targets=True, skip_none=False, format="yaml")
+        text = self.parser.dump(self.config, skip_link_targets=True, skip_none=False, format="json")
         left_out = COMMAND_LINE_ONLY | {"preset"}
-        saved = yaml.safe_load(text)
+        saved = json.loads(text)
         return {name: value for name, value in saved.items() if name not in left_out}
 
     # What the command builds ----------------------------------------------------------------------

@@ -5,6 +5,7 @@ step.
 """
 
 import time
+from functools import cache
 from typing import Any
 
 import torch
@@ -52,8 +53,12 @@ def flops_per_token(net: Any, length: int) -> int:
     return 6 * weights + 12 * stack.depth * stack.heads * stack.resolved.head_dim * length
 
 
+@cache
 def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> float:
-    """FLOP/s of a large matrix product, the best of some, in a precision such as "bf16-mixed"."""
+    """FLOP/s of a large matrix product in a precision such as "bf16-mixed", measured once.
+
+    It is repeated for so many seconds, and the fastest counts.
+    """
     dtype = torch.float32
     for name, other in DTYPES.items():
         if precision.startswith(name):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from modules.models.vit import ViT
 from modules.record import AttentionRecord
+from tasks.tracking.report import write_png
 
 
 @torch.inference_mode()
@@ -43,7 +44,7 @@ def draw(images: Tensor, attention: Tensor, titles: Sequence[str], file: BinaryI
     import matplotlib.figure
 
     count, channels, height, width = images.shape
-    figure = matplotlib.figure.Figure(figsize=(1.6 * count, 3.6), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(1.6 * count, 3.6), dpi=100, layout="constrained")
     panels = figure.subplots(2, count, squeeze=False)
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     for number in range(count):
@@ -56,4 +57,4 @@ def draw(images: Tensor, attention: Tensor, titles: Sequence[str], file: BinaryI
         panels[0, number].set_title(titles[number], fontsize=7)
         heat = attention[number].cpu().numpy()
         panels[1, number].imshow(heat, cmap="inferno", alpha=0.6, extent=extent)
-    figure.savefig(file, dpi=100)
+    write_png(figure, file)

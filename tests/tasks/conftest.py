@@ -5,16 +5,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from tasks.tracking import report
 from tests.tasks.cases import Wholes
 from tests.tasks.command import Capture, Console, Patch, run
 from tests.tasks.forked import Server
 from tests.tasks.tiny import PAIRS, SHORT, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
 
+BLANK = Image.new("RGB", (4, 4))
+
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def blank_pictures(monkeypatch: Patch) -> None:
+    """Leaves the figures of runs empty: drawing takes longer than training a tiny network."""
+    monkeypatch.setattr(report, "write_png", lambda figure, path: BLANK.save(path, "png"))
 
 
 @pytest.fixture
