@@ -18,11 +18,13 @@ from modules.models.bert import BertConfig
 from modules.pretrained.weights import load_weights
 from tasks.checkpoints.pretrained import ModelFolder
 from tasks.errors import UsageError
+from tests.helpers.marks import slow_except
 from tests.parity.families import (
     CASES,
     FAMILIES,
     LLAMA3,
     MODELS,
+    PLAIN,
     Case,
     Settings,
     difference,
@@ -233,9 +235,9 @@ def change_each(case: Case, names: Collection[str]) -> set[str]:
     return taken
 
 
-@each_model
-def test_entries_that_decide(case: Case) -> None:
-    change_each(case, DECISIVE)
+@pytest.mark.parametrize("name", slow_except(PLAIN, MODELS))
+def test_entries_that_decide(name: str) -> None:
+    change_each(CASES[name], DECISIVE)
 
 
 @pytest.mark.slow

@@ -11,10 +11,12 @@ from modules.models.gpt import Decoder
 from modules.pretrained import bert, decoder, seq2seq
 from modules.pretrained.family import config_from_huggingface
 from modules.pretrained.weights import load_weights
+from tests.helpers.marks import slow_except
 from tests.parity.families import (
     CASES,
     FAMILIES,
     MODELS,
+    PLAIN,
     Settings,
     difference,
     network,
@@ -174,7 +176,7 @@ def check_options(name: str, options: Settings, family: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_except(PLAIN, MODELS))
 def test_options_of_ours_are_refused_by_name_or_come_back(name: str) -> None:
     own = CASES[name].family
     for options in OPTIONS:

@@ -21,6 +21,7 @@ from modules.position import RotaryScaling, build_position
 from modules.pretrained import bert, decoder, seq2seq
 from modules.pretrained.family import config_from_huggingface
 from modules.pretrained.weights import load_weights
+from tests.helpers.marks import slow_except
 from tests.parity.families import (
     CASES,
     EOS,
@@ -356,7 +357,7 @@ def test_rates_of_dropout(name: str, changes: Settings, rates: tuple[float, ...]
 # Published models ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", slow_except(list(PUBLISHED)[::4], PUBLISHED))
 def test_published_configs_and_numbers_of_parameters(name: str) -> None:
     settings = PUBLISHED[name]["config"]
     family, config = config_from_huggingface(settings, FAMILIES)

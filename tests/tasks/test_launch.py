@@ -400,6 +400,7 @@ def test_one_process_of_slurm(tmp_path: Path) -> None:
     assert [rank["threads"] for rank in spied(tmp_path)] == [3]
 
 
+@pytest.mark.slow
 def test_machines_need_a_common_disk(server: Server, tmp_path: Path) -> None:
     """Else a resumed run of several would be one network each."""
     line = f"fit {SHORT} {TWO} --trainer.max_epochs 2 --run_dir r"

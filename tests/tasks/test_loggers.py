@@ -213,6 +213,7 @@ def test_checkpoints_are_artifacts(tracked: Path) -> None:
     assert list(sent[-1].aliases) == ["latest"]  # W&B itself calls so what comes last
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     """Also without network: W&B's run keeps its id, and no logger shows a value twice."""
     pytest.importorskip("tensorboard")

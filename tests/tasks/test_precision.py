@@ -51,8 +51,9 @@ def data() -> None:
 
 # What most often goes wrong is tried for all tasks, the rest for one.
 PRECISIONS = [("vit", precision) for precision in ("bf16-mixed", "16-mixed", "32")]
-EVERY = [(task, precision) for precision in ("bf16-mixed", "16-mixed", "32") for task in AFTER]
-PLAIN = [*((task, "bf16-true") for task in AFTER), *PRECISIONS]
+PRECISIONS_OF_ALL = ("bf16-mixed", "16-mixed", "32", "bf16-true")
+EVERY = [(task, precision) for precision in PRECISIONS_OF_ALL for task in AFTER]
+PLAIN = [("lm", "bf16-true"), *PRECISIONS]
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in EVERY if case not in PLAIN]
 
 

@@ -177,10 +177,10 @@ def test_a_head_that_fits_is_kept_unless_it_is_reset() -> None:
     (("neg", "pos"), {}, [0, 1]),
     (("pos", "neg"), {}, [1, 0]),
     (("LABEL_0", "LABEL_1"), {}, None),
-    (("NEGATIVE", "POSITIVE"), {}, None),
-    (("neg", "neutral", "pos"), {}, None),
-    (("neg", "neg"), {}, None),
-    (("neg", "pos"), {"id2label": None}, None),
+    pytest.param(("NEGATIVE", "POSITIVE"), {}, None, marks=pytest.mark.slow),
+    pytest.param(("neg", "neutral", "pos"), {}, None, marks=pytest.mark.slow),
+    pytest.param(("neg", "neg"), {}, None, marks=pytest.mark.slow),
+    pytest.param(("neg", "pos"), {"id2label": None}, None, marks=pytest.mark.slow),
     (("neg", "pos"), {"id2label": {"a": "neg", "b": "pos"}}, None),
 ])  # fmt: skip
 def test_rows_of_a_classifier_are_ordered_by_the_names_of_classes(

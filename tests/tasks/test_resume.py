@@ -248,6 +248,7 @@ def test_nothing_is_left_to_train(run_copy: Path, console: Console) -> None:
     assert "step 8, with --trainer.max_epochs 2\n" in out
 
 
+@pytest.mark.slow
 def test_the_checkpoint_does_not_stay_in_memory(run_copy: Path, monkeypatch: Patch) -> None:
     tensors: list[weakref.ref[torch.Tensor]] = []
     restore, step = ViTTask.restore, ViTTask.step

@@ -12,6 +12,7 @@ from PIL import Image
 from datamodules.sources import LabelledSource
 from tasks.base import Task
 from tasks.tracking.metrics_csv import read_rows
+from tests.helpers.marks import slow_except
 from tests.tasks.command import Capture, Console, Patch, run
 from tests.tasks.results import checkpoint, logged, metrics, same, summary
 from tests.tasks.tiny import FEW_STEPS, SHORT, TINY, picture, write_data
@@ -134,7 +135,7 @@ MONITORED = {**TINY, "mlm": f"{TINY['mlm']} {NEXT_SENTENCE}"}
 MONITORED["vit"] += " --model.optimizer.optimizer muon --model.optimizer.muon_lr 0.1"
 
 
-@pytest.mark.parametrize("task", MONITORED)
+@pytest.mark.parametrize("task", slow_except(["vit", "lm"], MONITORED))
 def test_names_to_monitor_are_those_that_are_logged(task: str, console: Console) -> None:
     write_data()
     line = f"fit {MONITORED[task]} {FEW_STEPS} --trainer.limit_test_batches 0 --run_dir r"

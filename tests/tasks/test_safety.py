@@ -264,6 +264,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("evil")
 @pytest.mark.parametrize("task", COMMANDS)
 def test_options_of_text_tasks_import_nothing(

@@ -125,6 +125,7 @@ def reduce_gradients(rank: int, sharded: bool) -> None:
     assert torch.equal(gradient, inputs.float().mean(0).bfloat16())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [True, False], ids=["fsdp", "ddp"])
 def test_gradients_are_summed_in_float32(sharded: bool, server: Server, tmp_path: Path) -> None:
     before = f"from tests.tasks.test_sharding import *; reduce_gradients(rank, {sharded})"
