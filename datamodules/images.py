@@ -202,6 +202,6 @@ class ImageData(ResumableDataModule):
     ) -> dict[str, Any]:
         """Passes on what a worker reports: an error is raised here, skipped files are counted."""
         if "error" in batch:
-            raise DataError(batch["error"])
+            raise batch["error"]
         self._skipped += batch.pop("skipped", [])
         return batch

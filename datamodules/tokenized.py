@@ -30,7 +30,7 @@ class TokenizedData(ResumableDataModule):
         seed: int,
         skip_bad: bool = False,
     ) -> None:
-        super().__init__(batch_size, eval_batch_size, 0, seed)
+        super().__init__(batch_size, eval_batch_size, num_workers=0, seed=seed)
         self.max_length = max_length
         self.tokenizer_config = tokenizer
         self.skip_bad = skip_bad
@@ -45,8 +45,8 @@ class TokenizedData(ResumableDataModule):
 
     def padding_fraction(self) -> float:
         """Fraction of this rank's tokens in the current training epoch that are padding."""
-        tokens, padded = self.count_tokens()
-        return 1 - tokens / padded
+        tokens, total = self.count_tokens()
+        return 1 - tokens / total
 
     def warn_truncated(self, datasets: list[Any]) -> None:
         """Warns of samples that were truncated in splits that were just loaded."""
@@ -55,16 +55,16 @@ class TokenizedData(ResumableDataModule):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The checkpoint's, a file's, or one trained from the training texts."""
+        """The tokenizer of the checkpoint if there is one, else as `make_tokenizer`."""
         return self.make_tokenizer()
 
     def make_tokenizer(self) -> Any:
-        """A file's, or one trained from the training texts."""
+        """Reads the tokenizer from its file, or trains it from the training texts."""
         texts = [] if self.tokenizer_config.file is not None else self.training_texts()
         return Tokenizer.load_or_train(texts, self.tokenizer_config)
 
     def stored_tokenizer(self, metadata: dict[str, Any]) -> Any:
-        """A checkpoint's."""
+        """The tokenizer in a checkpoint's metadata."""
         return Tokenizer.from_json(metadata["tokenizer"], self.tokenizer_config.truncate)
 
     @property
@@ -73,7 +73,7 @@ class TokenizedData(ResumableDataModule):
         return self.tokenizer.special_id("pad")
 
     def measure_metadata(self) -> dict[str, Any]:
-        """Primitives that a checkpoint keeps.
+        """Metadata that a checkpoint keeps: texts, numbers, None and dicts of them.
 
         Returns:
             tokenizer (content of its tokenizer.json), tokenizer_options, vocabulary (its size),
@@ -88,7 +88,7 @@ class TokenizedData(ResumableDataModule):
         }
 
     def _tokenizer_options(self) -> dict[str, Any]:
-        """The tokenizer's options; with a file those of training are what the file says."""
+        """The tokenizer's options; null for those that a tokenizer file does not tell."""
         options = asdict(self.tokenizer_config)
         if self.tokenizer_config.file is not None:
             options["kind"] = self.tokenizer.kind
@@ -105,7 +105,8 @@ class TokenizedData(ResumableDataModule):
         options = asdict(self.tokenizer_config)
         stored = self.stored_tokenizer(metadata)
         for name, value in metadata["tokenizer_options"].items():
-            if not name.endswith("file") and options[name] != value:
+            is_file = name.endswith("file")  # its content is compared below
+            if not is_file and options[name] != value:
                 raise UsageError(
                     f"--data.tokenizer.{name} {options[name]} (vocabulary {options['vocabulary']}) "
                     f"does not fit the checkpoint, whose tokenizer of {stored.vocab_size} tokens "

@@ -21,7 +21,8 @@ class BlockCache(NamedTuple):
 
 
 class TokenPositions(NamedTuple):
-    """Where tokens are: positions of new ones, (B or 1, N, 1), and of all, (B or 1, M, 1).
+    """Where tokens are: positions of new ones, (B or 1, N, 1), and of all, kept and
+    new, (B or 1, M, 1).
 
     `padding_mask` is that of all, boolean (B, M), False at padding; None: there is none.
     `in_order`: the new tokens are at 0, 1, ... in every row.
@@ -33,17 +34,17 @@ class TokenPositions(NamedTuple):
     in_order: bool
 
     def mask(self, padding_mask: Tensor | None) -> Mask:
-        """Mask of padding; `padding_mask` is that of the new tokens, as in `add_tokens`."""
+        """Mask of the padding of all tokens; `padding_mask` is that of the new ones."""
         if self.padding_mask is None or padding_mask is not None:
             return padding(self.padding_mask)
-        return Mask(self.padding_mask[:, None, None])  # (B, 1, 1, M): new tokens are allowed
+        return Mask(self.padding_mask[:, None, None])  # (B, 1, 1, M); no new token is padding
 
 
 class StackCache:
     """Cache of a stack of blocks; the base class keeps nothing."""
 
-    length = 0  # number of tokens that are kept
-    past = 0  # number of them before the new ones
+    length = 0  # number of tokens that are kept, those of the last `add_tokens` too
+    past = 0  # number of those before the last `add_tokens`
 
     def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
@@ -57,7 +58,8 @@ class StackCache:
         Args:
             tokens: (B, N); only shape and device matter.
             padding_mask: Boolean (B, N), False at padding; None: there is none.
-            positions: Integers (B, N); None: they count on, without padding.
+            positions: Integers (B, N); None: they continue those of the kept tokens; padding
+                is not counted.
         """
         padding_mask = none_if_no_padding(padding_mask)
         in_order = padding_mask is None and positions is None
@@ -65,12 +67,12 @@ class StackCache:
             if padding_mask is None:
                 positions = torch.arange(tokens.shape[1], device=tokens.device)[None]  # (1, N)
             else:
-                positions = count_tokens(padding_mask)
+                positions = positions_without_padding(padding_mask)
         positions = positions[..., None]  # (B or 1, N, 1)
         return TokenPositions(positions, positions, padding_mask, in_order)
 
     def causal_mask(self, count: int, device: torch.device) -> Mask:
-        """Causal mask of `count` new tokens, after those that are kept."""
+        """Causal mask of the last `count` tokens that were added, after the `past` earlier ones."""
         return causal(count, self.past + count, device)
 
 
@@ -78,6 +80,6 @@ NO_BLOCK_CACHE = BlockCache()
 NO_CACHE = StackCache()
 
 
-def count_tokens(padding_mask: Tensor) -> Tensor:
-    """Counts tokens that are no padding, from 0: boolean (B, N) -> integers (B, N)."""
+def positions_without_padding(padding_mask: Tensor) -> Tensor:
+    """Positions from 0 that skip padding: boolean (B, N) -> integers (B, N)."""
     return (padding_mask.long().cumsum(1) - 1).clamp(min=0)

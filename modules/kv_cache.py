@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from modules.attention import AttentionCache
-from modules.cache import BlockCache, StackCache, TokenPositions, count_tokens
+from modules.cache import BlockCache, StackCache, TokenPositions, positions_without_padding
 from modules.config import StackConfig, require
 from modules.masks import none_if_no_padding
 
@@ -101,7 +101,7 @@ class KVCache(StackCache):
         else:
             assert padding_mask is not None
             end = start + padding_mask.sum(1, keepdim=True)  # (B, 1)
-            positions = start + count_tokens(padding_mask)  # (B, N)
+            positions = start + positions_without_padding(padding_mask)  # (B, N)
         later = torch.arange(self.max_length - self.length, device=start.device)
         self.positions[:, self.length :, 0] = end + later  # (B, max_length - length)
         self.positions[:, self.past : self.length, 0] = positions

@@ -28,7 +28,7 @@ class TokenHead(nn.Module):
         return linear(x, self.weight, self.bias)
 
 
-class LanguageModel(nn.Module):
+class NextTokenModel(nn.Module):
     """Base of models whose hidden states predict the next token."""
 
     head: TokenHead

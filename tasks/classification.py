@@ -21,7 +21,7 @@ from tasks.tracking.run_folder import make_folder
 class ConfusionMatrix(MulticlassConfusionMatrix):
     """A confusion matrix, which is drawn and not logged."""
 
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of the values that are logged: none
 
 
 class ClassifierTask(Task):
@@ -30,12 +30,14 @@ class ClassifierTask(Task):
     Args:
         label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), from 0 to
             below 1.
-        kwargs: As of `Task`.
+        kwargs: Those of `Task`.
     """
 
     monitor = "val/acc"
     monitor_mode = "max"
-    dataset_metadata: tuple[str, ...] = ("class_names",)  # metadata that `data.dataset` has, too
+    dataset_metadata: tuple[str, ...] = (
+        "class_names",
+    )  # metadata that are options of data.dataset, too
 
     def __init__(self, label_smoothing: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

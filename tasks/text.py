@@ -22,9 +22,8 @@ class TextTask(Task):
 
     Args:
         pretrained: Weights and tokenizer to start from: a checkpoint (.ckpt) of this suite,
-            `hf/<model>` of the Hugging Face hub, or a local folder of its layout; null: random
-            weights.
-        kwargs: As of `Task`.
+            `hf/<model>` of the Hugging Face hub, or a local folder like it; null: random weights.
+        kwargs: Those of `Task`.
     """
 
     train_metrics = (*Task.train_metrics, "padding")
@@ -37,8 +36,8 @@ class TextTask(Task):
     def check_options(
         options: Any, on_command_line: Collection[str], given: Collection[str]
     ) -> None:
-        """Refuses options for training a tokenizer if a trained one is given."""
-        if options.data.tokenizer.file is None:
+        """Refuses options for training a tokenizer if a trained one is given, as `Task` does."""
+        if options.data.tokenizer.file is None:  # that of pretrained weights is filled in, too
             return
         origin = options.data.tokenizer.file
         if options.model.pretrained:
@@ -59,9 +58,9 @@ class TextTask(Task):
 
     def on_train_epoch_end(self) -> None:
         """Logs the fraction of padding in the epoch's batches, over all ranks."""
-        tokens, padded = self.datamodule.count_tokens()
+        tokens, total = self.datamodule.count_tokens()
         # `batch_size` weights the ranks in the mean.
-        self.log("train/padding", 1 - tokens / padded, sync_dist=True, batch_size=padded)
+        self.log("train/padding", 1 - tokens / total, sync_dist=True, batch_size=total)
 
 
 def fill_vocabulary(
@@ -72,7 +71,7 @@ def fill_vocabulary(
     Args:
         config: Of a network; its embedding may have more rows than the tokenizer has tokens.
         metadata: Of the data, with its vocabulary size and `max_length` in tokens.
-        name: Of the vocabulary size, in both.
+        name: Of the vocabulary size in `config` and in `metadata`.
     """
     net: Any = config
     tokens = metadata[name]

@@ -20,7 +20,7 @@ from datamodules.utils.files import printable, read_bytes
 from datamodules.utils.splits import SPLITS
 
 
-def text_columns(options: Any) -> tuple[str, ...]:
+def text_column_candidates(options: Any) -> tuple[str, ...]:
     """The columns that may hold the texts."""
     if options.text_column:
         return (options.text_column,)
@@ -29,7 +29,7 @@ def text_columns(options: Any) -> tuple[str, ...]:
 
 def text_column(source: Source, schema: pa.Schema) -> str:
     """Name of the column of texts of a source; raises as `find_column`."""
-    candidates = text_columns(source.options)
+    candidates = text_column_candidates(source.options)
     return source.find_column(schema, "text_column", candidates, is_text, "text")
 
 
@@ -40,9 +40,10 @@ class TextHub(LabelledTables[TextSamples], TextSource):
         table = self.table(split)
         texts = table.columns.column(text_column(self, table.columns.schema))
         labels = None if split == "unlabelled" else self.labels(split)
-        return text_samples(texts, table.rows, table.where, labels)
+        return text_samples(texts, table.rows, where=table.where, labels=labels)
 
     def labels(self, split: str) -> Tensor:
+        """(S,) int64; for pretraining they are not checked, and 0 without a column of classes."""
         if self.labelled:
             return super().labels(split)
         columns = self.table(split).columns
@@ -59,8 +60,9 @@ class TextTables(TextHub):
 
     @property
     def cell_types(self) -> CellTypes:
+        """Types of the cells that are read, by the names that their column may have."""
         label = self.options.label_column
-        found: CellTypes = {text_columns(self.options): (str,)}
+        found: CellTypes = {text_column_candidates(self.options): (str,)}
         if self.labelled:
             found[(label,) if label else ("label", "labels")] = (str, int)
         return found
@@ -83,13 +85,13 @@ class JsonTexts(TextTables):
 class TextFolder(ClassFolders[TextSamples], TextSource):
     """A text in each file, a folder for each class: `train/CLASS/*.txt`; likewise val/ and test/.
 
-    Texts without a class may lie in `unsupervised/`, or below train/ in a folder of that name
-    (unsup, unlabelled).
+    Texts without a class may lie in `unsupervised/` (or unsup/, unlabelled/, unlabeled/), beside
+    train/ or in it.
     """
 
     suffixes = (".txt",)
     example = "*.txt"
-    no_classes = SPLITS["unlabelled"]
+    no_classes = SPLITS["unlabelled"]  # names of folders
 
     def split_folder(self, split: str) -> Path | None:
         folder = super().split_folder(split)
@@ -106,26 +108,26 @@ class TextFolder(ClassFolders[TextSamples], TextSource):
         return self.read_files(*self.labelled_files(folder))
 
     def read_files(self, paths: list[Path], labels: Tensor | None = None) -> TextSamples:
-        """The texts in some files; those that are not UTF-8 are rejected."""
+        """The texts in some files; what is not UTF-8 is skipped with `skip_bad`, else refused."""
         texts = []
-        rows = []
-        for row, path in enumerate(paths):
+        numbers = []
+        for number, path in enumerate(paths):
             text = self.read_file(path)
             if text is not None:
                 texts.append(text)
-                rows.append(row)
-        index = torch.tensor(rows, dtype=torch.int64)
-        return text_samples(texts, index, paths, None if labels is None else labels[index])
+                numbers.append(number)
+        index = torch.tensor(numbers, dtype=torch.int64)
+        labels = None if labels is None else labels[index]
+        return text_samples(texts, index, where=paths, labels=labels)
 
     def read_file(self, path: Path) -> str | None:
-        """The text of a file; None if it is rejected."""
+        """The text of a file; None if it is skipped."""
         try:
-            content = read_bytes(path)
-            return content.decode("utf-8-sig")
+            return read_bytes(path).decode("utf-8-sig")
         except OSError as error:
             self.reject(printable(path), f"cannot be read ({error.strerror})")
         except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start) + 1
+            line = error.object.count(b"\n", 0, error.start) + 1
             self.reject(printable(path), f"{NOT_UTF8} in line {line}")
         return None
 
@@ -133,12 +135,13 @@ class TextFolder(ClassFolders[TextSamples], TextSource):
 class PlainTexts(TextFolder):
     """Texts to pretrain on: a file of documents between empty lines, or a folder of documents.
 
-    A folder with `train/CLASS/` is read as `TextFolder` reads it, with the same validation texts.
+    A folder with `train/CLASS/` is read as `TextFolder` reads it, so that pretraining and
+    classification hold out the same validation texts.
     """
 
     @cached_property
     def _unsplit(self) -> Path | None:
-        """The file or folder, if it is not one of splits and classes."""
+        """The file or folder of documents; None: a folder of splits and classes."""
         path = self.require_path("a .txt file, or a folder of such files")
         return path if path.is_file() or super().split_folder("train") is None else None
 
@@ -155,4 +158,5 @@ class PlainTexts(TextFolder):
                 raise UsageError(f"{path} holds no {', '.join(self.suffixes)} files.")
             return self.read_files(paths)
         texts = re.split(r"\n\s*\n", (self.read_file(path) or "").strip())
-        return text_samples(texts, torch.arange(1, len(texts) + 1), f"document {{}} of {path}")
+        where = f"document {{}} of {path}"  # {}: its number
+        return text_samples(texts, torch.arange(1, len(texts) + 1), where=where)

@@ -15,7 +15,7 @@ from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.progress import progress_bar
 from datamodules.vision.records import Records
 
-IMAGES_PER_JOB = 256  # of a thread
+IMAGES_PER_JOB = 256  # that a thread decodes at a time
 STATISTICS_SAMPLE = 2048  # images that mean and standard deviation of a stream are taken from
 
 
@@ -45,8 +45,8 @@ class StreamedImages:
     """A split that is decoded batch by batch, in workers; batches are those of `MemoryImages`.
 
     What a worker reports is part of the batch ("error", "skipped"): an exception would come with
-    its traceback. Batches have labels, or without `labelled` paths (prediction); other arguments as
-    `decode_all`.
+    its traceback. Batches have labels if `labelled`, else paths, for prediction; other arguments as
+    in `decode_all`.
     """
 
     in_memory = False
@@ -81,16 +81,23 @@ class StreamedImages:
                 images.append(image)
                 good.append(i)
             except (DataError, UsageError) as error:
+                if not (self.skip_bad and isinstance(error, DataError)):
+                    return failed(error)
                 skipped.append(self.records.name(i))
-                skippable = self.skip_bad and isinstance(error, DataError)
-                if not skippable or len(skipped) == len(indices):
-                    if get_worker_info() is None:
-                        raise
-                    return {"error": str(error)}
+        if not images:
+            some = f"none of {len(skipped)} images of a batch can be read, such as {skipped[0]}"
+            return failed(DataError(f"{some}: remove them."))
         batch: dict[str, Any] = {"image": torch.stack(images), "index": torch.tensor(good)}
         if skipped:
             batch["skipped"] = skipped
         return batch | _labels_or_paths(self.labels, self.names, batch["index"])
+
+
+def failed(error: Exception) -> dict[str, Any]:
+    """Raises an error, or in a worker returns a batch that has it."""
+    if get_worker_info() is None:
+        raise error
+    return {"error": error}
 
 
 def _labels_or_paths(labels: Tensor | None, names: Sequence[str], index: Tensor) -> dict[str, Any]:
@@ -141,7 +148,7 @@ def usable_cores() -> int:
 
 
 def channel_statistics(dataset: BatchedDataset) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel in [0, 1]; of a stream, of a sample of it."""
+    """Mean and standard deviation of each channel in [0, 1]; of a stream, only a sample is read."""
     order: Sequence[int] = range(len(dataset))
     if not dataset.in_memory:
         permutation = epoch_permutation(len(dataset), seed=0, epoch=0)

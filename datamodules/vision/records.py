@@ -68,7 +68,8 @@ class Records:
     def common_size(self, channels: int, skip_bad: bool) -> int:
         """Side of the first readable image, for data whose images all have one size.
 
-        Raises `UsageError` if it is not square; `DataError` if it is unreadable, or all are.
+        Raises `UsageError` if it is not square; `DataError` if it is unreadable; with
+        `skip_bad`, only if all are.
         """
         for i in range(len(self)):
             try:
@@ -76,7 +77,7 @@ class Records:
             except Exception:
                 if skip_bad:
                     continue
-                self.image_of_size(i, channels, 1)  # says what is wrong with it
+                self.image_of_size(i, channels, 1)  # fails again, and says why
                 raise
             if h != w:
                 raise UsageError(
@@ -86,7 +87,7 @@ class Records:
         raise DataError("none of the image files can be read.")
 
     def channels(self) -> int:
-        """1 if 16 images from all over the data are grey, else 3."""
+        """1 if 16 to 31 images from all over the data are grey, else 3."""
         counts = []
         for i in range(0, len(self), max(1, len(self) // 16)):
             try:
@@ -97,7 +98,7 @@ class Records:
 
 
 class PixelRecords(Records):
-    """Images that need no decoding: items is uint8 (S, C, H, W)."""
+    """Images that need no decoding: items is uint8 (all images, C, H, W)."""
 
     def name(self, i: int) -> str:
         return f"image {int(self.rows[i])}"
@@ -116,10 +117,10 @@ class PixelRecords(Records):
 
 @dataclass(frozen=True)
 class TableRecords(Records):
-    """Images in a column of an Arrow table, as bytes or as paths.
+    """Images in a column of an Arrow table: bytes, or structs of "bytes" and "path".
 
     Args:
-        roots: Folders that the files named in rows must lie in; paths are relative to the first.
+        roots: Folders that files named in the table must lie in; paths are relative to the first.
     """
 
     roots: tuple[Path, ...] = ()
@@ -144,9 +145,9 @@ class TableRecords(Records):
 
 
 def _reason(error: Exception) -> str:
-    """What the system or a decoder says, without places in torch's code."""
+    """What the system or a decoder says, without file names and lines of torch's source."""
     said = str(getattr(error, "strerror", None) or error).strip()
     if not said or "BytesIO" in said:
         return type(error).__name__
-    line = re.sub(r"\S*/\S+:\d+,? ?", "", said).splitlines()[0]
+    line = re.sub(r"\S*/\S+:\d+,? ?", "", said).partition("\n")[0]
     return line[:120] or type(error).__name__

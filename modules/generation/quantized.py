@@ -1,6 +1,6 @@
 """Linear layers for inference on CPUs, where most time goes into reading the weights.
 
-Packed, weights are in the order in which oneDNN reads them; int8 takes a quarter of the bytes.
+Packed weights are laid out as oneDNN reads them; int8 weights take a quarter of the bytes.
 """
 
 from typing import Literal
@@ -15,11 +15,11 @@ from modules.lm_heads import TokenHead
 
 QuantizationName = Literal["int8"]
 INT8_MAX = 127
-TINY = 1e-9  # the smallest step, so that zeros stay zeros
+TINY = 1e-9  # least maximum of a row: rows of zeros are not divided by 0
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (M, K) in steps of 1/127 of their largest number: int8 (M, K) and steps (M, 1)."""
+    """Rows (M, K) as int8 (M, K), and the scale of each row (M, 1): 1/127 of its largest number."""
     largest = torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True)
     steps = largest.clamp_(min=TINY).div_(INT8_MAX)
     return (rows / steps).round_().to(torch.int8), steps
@@ -35,8 +35,9 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.table = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # (N, K), opaque
         self.product = torch.ops.mkldnn._linear_pointwise.default  # looked up once
+        # With fewer multiplications `F.linear` is faster: for few rows of a small weight.
         is_small = weight.numel() < MIN_PRODUCTS_NO_GRAD
-        self.plain = weight.detach() if is_small else None  # for few rows
+        self.plain = weight.detach() if is_small else None
         self.bias = None if bias is None else bias.detach()
 
     @property
@@ -92,10 +93,10 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def prepare(net: nn.Module, quantization: QuantizationName | None = None) -> nn.Module:
-    """Replaces linear layers and `TokenHead` by layers for inference, in place.
+    """Replaces linear layers and the output layer (`TokenHead`) by layers for inference, in place.
 
-    Afterwards `net` can neither be trained, nor saved, nor moved. Without autocast only. "int8"
-    rounds the weights; `ValueError` if they are not on the CPU.
+    Afterwards `net` can neither be trained, nor saved, nor moved, nor called under autocast.
+    "int8" rounds the weights; `ValueError` if they are not on the CPU.
     """
     for parent in list(net.modules()):
         for name, layer in list(parent.named_children()):

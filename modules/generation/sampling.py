@@ -12,7 +12,7 @@ from modules.config import require
 
 StoppingName = Literal["never", "likely", "first"]
 
-RANGES = {  # of options: memory is taken for all new tokens and beams, and scores stay numbers
+RANGES = {  # of options: memory for all new tokens and beams is allocated, scores stay finite
     "max_new_tokens": (1, 1_000_000),
     "top_k": (1, 1_000_000_000),
     "top_p": (1e-9, 1),
@@ -22,7 +22,7 @@ RANGES = {  # of options: memory is taken for all new tokens and beams, and scor
     "length_penalty": (-10, 10),
     "seed": (-(2**63), 2**63 - 1),
 }
-NUCLEUS = 1000  # so many tokens nearly always have the mass `top_p`; sorting all is much slower
+NUCLEUS = 1000  # the likeliest 1000 tokens nearly always reach `top_p`; sorting all is slow
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class GenerationConfig:
 
     Args:
         max_new_tokens: Number of new tokens at most.
-        temperature: What scores are divided by before sampling; 0: always the likeliest token, the
-            lowest of equals.
+        temperature: What scores are divided by before sampling; 0: always the likeliest token, of
+            equals the one with the lowest id.
         top_k: Sample from the k likeliest tokens only (Fan 2018); null: from all.
         top_p: Sample from the likeliest tokens that together have this probability (Holtzman 2020);
             null: from all.
@@ -43,10 +43,10 @@ class GenerationConfig:
         beams: Number of sequences that beam search keeps; 1: no beam search.
         length_penalty: Beam search ranks by sum of log probabilities / length^this; above 0 favours
             long sequences.
-        early_stopping: When beam search for a prompt stops: "never" until no unfinished sequence
-            can still be among the best; "likely" when none could if it ended now, though longer
-            ones may divide by more; "first" as soon as there are as many finished sequences as
-            beams.
+        early_stopping: When beam search for a prompt stops. "first" (True in transformers): when
+            there are as many finished sequences as beams. "likely" (False): when no unfinished one
+            would be among the best if it ended now. "never": when none can be among the best at any
+            length.
         seed: Of the first row's samples; the next row's is one more.
     """
 
@@ -86,7 +86,7 @@ class GenerationConfig:
 
 
 def uniform(seeds: Sequence[int], count: int) -> Tensor:
-    """Random numbers from 0 up to 1, (rows, count), float64: each row's from its own seed."""
+    """Random numbers in [0, 1), (rows, count), float64: each row's from its own seed."""
     rows = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
@@ -123,9 +123,10 @@ def filter_scores(scores: Tensor, config: GenerationConfig) -> tuple[Tensor, Ten
 
 
 def nucleus(scores: Tensor, mass: float, log_mass: Tensor) -> tuple[Tensor, Tensor]:
-    """The best of scores (B, V) in order, (B, K), with this probability mass, and their tokens.
+    """The K highest of scores (B, V), descending, (B, K), and their tokens.
 
-    `log_mass` is the logarithm of the sum of all exponentials, (B, 1).
+    Together they have at least the probability `mass`. `log_mass` is the logarithm of the sum of
+    all exponentials, (B, 1).
     """
     top, tokens = scores.topk(min(NUCLEUS, scores.shape[1]))
     if (top - log_mass).exp().sum(1).min() < mass:
@@ -134,7 +135,7 @@ def nucleus(scores: Tensor, mass: float, log_mass: Tensor) -> tuple[Tensor, Tens
 
 
 def sample_tokens(scores: Tensor, config: GenerationConfig, random: Tensor) -> Tensor:
-    """The next tokens: scores (B, V), random numbers from 0 up to 1 (B,) -> (B,)."""
+    """The next tokens: scores (B, V), random numbers in [0, 1), (B,) -> (B,)."""
     if config.temperature == 0:
         return scores.argmax(1)
     scores, tokens = filter_scores(scores, config)

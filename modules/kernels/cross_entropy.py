@@ -19,10 +19,7 @@ GPU_LOGITS_PER_CHUNK = 2**27  # GPUs need larger matmuls to be busy
 
 
 def aligned(rows: int) -> int:
-    """At most `rows`: rounded down to a multiple of 8, which makes matmuls faster on GPUs.
-
-    Unchanged below 8, but at least 1.
-    """
+    """`rows` rounded down to a multiple of 8, for matmuls on GPUs; 1 to 7 as they are, 0 to 1."""
     return max(1, rows // 8 * 8 or rows)
 
 
@@ -39,7 +36,7 @@ def logits_grad(
     z_factor: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Gradient of the sum of the losses with respect to the logits, (C, V).
+    """Gradient of the sum of the losses with respect to the logits (C, V) of a chunk of C rows.
 
     Args:
         log_probs: Overwritten, (C, V).
@@ -87,7 +84,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         # A temporary slice of the weight's gradient takes a quarter of a chunk of logits.
         weight_rows = aligned(chunk_logits // 4 // x.shape[1])
         dtype = torch.promote_types(x.dtype, torch.float32)
-        table = cast(weight)  # once, not for each chunk
+        matrix = cast(weight)  # once, not for each chunk
         counted = targets != IGNORE_INDEX  # (S,)
         mean_factor = counted.sum().clamp(min=1).to(dtype).reciprocal()
         loss = x.new_zeros((), dtype=dtype)
@@ -103,7 +100,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             valid = counted[chunk]  # (C,)
             target = targets[chunk].masked_fill(~valid, 0)[:, None]  # (C, 1)
             chunk_x = cast(x[chunk])  # (C, E)
-            logits = linear(chunk_x, table, bias)  # (C, V)
+            logits = linear(chunk_x, matrix, bias)  # (C, V)
             target_logits = logits.gather(1, target)[:, 0] if z_loss else None  # (C,)
             correct += ((logits.argmax(1) == target[:, 0]) & valid).sum()
             log_probs = logits.log_softmax(1, dtype=dtype)  # (C, V)
@@ -121,9 +118,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             z_factor = None
             if target_logits is not None:
                 z_factor = 1 + 2 * z_loss * log_denominator  # (C,)
-            grad = logits_grad(log_probs, target, smoothing, z_factor, table.dtype)  # (C, V)
+            grad = logits_grad(log_probs, target, smoothing, z_factor, matrix.dtype)  # (C, V)
             if grad_x is not None:
-                grad_x[chunk] = linear(grad, table.T) * valid[:, None]
+                grad_x[chunk] = linear(grad, matrix.T) * valid[:, None]
             if grad_weight is not None:
                 valid_x = (chunk_x * valid[:, None]).T  # (E, C)
                 # In slices, so that no second (V, E) matrix is allocated.
@@ -131,7 +128,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                     rows = slice(row, row + weight_rows)
                     grad_weight[rows] += linear(grad.T[rows], valid_x)  # (V', E)
             if grad_bias is not None:
-                grad_bias += valid.to(table.dtype) @ grad
+                grad_bias += valid.to(matrix.dtype) @ grad
         ctx.save_for_backward(mean_factor, grad_x, grad_weight, grad_bias)
         ctx.mark_non_differentiable(correct)
         return loss * mean_factor, correct
@@ -157,11 +154,11 @@ def chunked_cross_entropy(
 
     Args:
         x: Vectors (..., E).
-        weight: Table (V, E).
+        weight: Output embedding (V, E).
         bias: (V,) or None.
-        targets: Rows of the table (...), or -100 for what does not count; if nothing counts, the
-            loss is 0. Any other number raises an error on CPUs and fails an assertion on GPUs.
-        smoothing: Probability mass of the target spread evenly over the table (Szegedy 2016).
+        targets: Token ids (...), or -100 for what does not count; if nothing counts, the loss
+            is 0. Any other number raises an error on CPUs and fails an assertion on GPUs.
+        smoothing: Probability mass of the target spread evenly over all tokens (Szegedy 2016).
         z_loss: Weight of the mean of log(sum of exp(logits))^2, which is added (Chowdhery 2022).
 
     Returns:

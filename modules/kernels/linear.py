@@ -1,4 +1,4 @@
-"""Matrix products with weights, on CPUs by oneDNN, which uses AVX-512 if there is.
+"""Matrix products with weights, on CPUs by oneDNN, which uses AVX-512 where there is.
 
 PyTorch's own float32 product is MKL's, which stays with AVX2 on processors that are not Intel's:
 half the speed.
@@ -20,7 +20,7 @@ MIN_PRODUCTS_NO_GRAD = 2**18  # the same without autograd, which is the larger p
 
 
 class OneDnnLinear(torch.autograd.Function):
-    """a b^T + bias by oneDNN: (M, K), (N, K), (N,) or None -> (M, N). Has all derivatives."""
+    """a b^T + bias by oneDNN: (M, K), (N, K), (N,) or None -> (M, N). Has second derivatives."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from modules.embedding import TokenEmbedding
 from modules.init import initialise
 from modules.kernels.dropout import Dropout
 from modules.kv_cache import KVCache
-from modules.lm_heads import LanguageModel, TokenHead
+from modules.lm_heads import NextTokenModel, TokenHead
 from modules.masks import documents as same_document
 from modules.position import build_position, check_position
 from modules.transformer import Stack
@@ -45,7 +45,9 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocabulary", "max_length", "sliding_window")
-        check_position(self.position, self.position_options, self.stack, (self.max_length or 1,))
+        check_position(
+            self.position, self.position_options, self.stack, grid=(self.max_length or 1,)
+        )
         window = self.sliding_window
         require(
             window is None or self.max_length is None or self.max_length <= window,
@@ -58,7 +60,7 @@ class DecoderConfig:
         )
 
 
-class Decoder(LanguageModel):
+class Decoder(NextTokenModel):
     """Tokens to hidden states (`forward`), which `logits` turns into logits of the next token.
 
     Raises `ValueError` if `vocabulary` or `max_length` of the config is null.
@@ -121,6 +123,7 @@ class Decoder(LanguageModel):
             mask = mask & same_document(documents)
         new = token_positions.new
         mask = mask.with_bias(self.position.bias(new, token_positions.all))
+        # None: new tokens are at 0, 1, ... in every row, which saves a look-up
         x = self.position.embed(self.embed(tokens), None if token_positions.in_order else new)
         return self.stack(self.dropout(x), mask, self.position.rotate(new), cache=cache)
 
@@ -142,7 +145,7 @@ def _gpt2(width: int, depth: int, heads: int, max_length: int = 1024) -> Decoder
 
 
 def _llama(width: int, depth: int, heads: int, kv_heads: int, max_length: int) -> DecoderConfig:
-    """Llama (Touvron 2023): RMSNorm, rotary positions, SwiGLU, grouped heads, no biases."""
+    """Llama (Touvron 2023): RMSNorm, rotary positions, SwiGLU, grouped queries, no biases."""
     stack = StackConfig(
         width,
         depth,

@@ -11,7 +11,7 @@ from modules.embedding import TokenEmbedding
 from modules.init import initialise
 from modules.kernels.dropout import Dropout
 from modules.kv_cache import KVCache
-from modules.lm_heads import LanguageModel, TokenHead
+from modules.lm_heads import NextTokenModel, TokenHead
 from modules.masks import Mask, padding, prefix
 from modules.models.seq2seq_config import SEQ2SEQ_PRESETS, Seq2SeqConfig
 from modules.norm import norm_factory
@@ -50,7 +50,7 @@ class TextStack(nn.Module):
         return self.stack(self.dropout(x), mask, self.position.rotate(new), context, cache)
 
 
-class Seq2Seq(LanguageModel):
+class Seq2Seq(NextTokenModel):
     """Source texts to contextual vectors, and target texts to scores of the next token.
 
     Raises `ValueError` if a vocabulary or `max_length` of the config is null.

@@ -15,22 +15,22 @@ class Seq2SeqConfig:
     """Sizes and variants of a model that turns a source text into a target text.
 
     Args:
-        source_vocabulary: Number of tokens of source texts; null: to be filled in from the data.
-        target_vocabulary: Number V of tokens of target texts; null: to be filled in from the data.
-        max_length: Tokens of either text, the end token too: number of learned positions of each
-            side, and length of the longest translation; null: to be filled in from the data.
-        architecture: Entry of `ARCHITECTURES`; "prefix" has the decoder's blocks only, without
-            cross-attention.
+        source_vocabulary: Size of the source vocabulary; null: to be filled in from the data.
+        target_vocabulary: Size V of the target vocabulary; null: to be filled in from the data.
+        max_length: Most tokens of either text, with the end token: number of learned positions of
+            each side, and length of the longest translation; null: to be filled in from the data.
+        architecture: Entry of `ARCHITECTURES`; "prefix" has the decoder's blocks only, and switches
+            their causal and cross_attention off.
         position: Position encoding of both sides, each with its own weights: an entry of
             `POSITIONS` in modules/position.py, such as learned, sinusoidal or rotary.
         position_options: Options of that encoding, such as {base: 100}.
-        tying: Which tables are one: "all" three, of source, target and output (Vaswani 2017,
-            section 3.4), the "inputs", that is source and target, "target" and output (Press 2017),
-            or "none".
+        tying: Which embedding matrices are shared: "all" three, of source, target and output
+            (Vaswani 2017, section 3.4), the "inputs", that is source and target, "target" and
+            output (Press 2017), or "none".
         scale_embedding: Multiply embeddings by sqrt(E) (Vaswani 2017, section 3.4); tables then
             start with std 1 / sqrt(E).
         embedding_norm: A norm after the sum of embedding and position (Lewis 2020).
-        output_bias: A learned number for each token in the scores.
+        output_bias: A learned bias of each token's logit.
         encoder: The blocks of the source.
         decoder: The blocks of the target; causal, with cross-attention.
     """
@@ -53,7 +53,9 @@ class Seq2SeqConfig:
     def __post_init__(self) -> None:
         check_sizes(self, "source_vocabulary", "target_vocabulary", "max_length")
         for stack in (self.encoder, self.decoder):
-            check_position(self.position, self.position_options, stack, (self.max_length or 1,))
+            check_position(
+                self.position, self.position_options, stack, grid=(self.max_length or 1,)
+            )
         require(
             not (self.encoder.causal or self.encoder.cross_attention),
             "The encoder needs encoder.causal and encoder.cross_attention off.",
@@ -79,7 +81,7 @@ class Seq2SeqConfig:
 
 
 def _published(width: int, mlp_width: int, depth: int, heads: int, dropout: float) -> Seq2SeqConfig:
-    """The Transformer as published (Vaswani 2017): post-norm, ReLU, sinusoidal positions."""
+    """The Transformer (Vaswani 2017) of these sizes: post-norm, ReLU, sinusoidal positions."""
     stack = StackConfig(
         width,
         depth,
@@ -96,7 +98,7 @@ def _published(width: int, mlp_width: int, depth: int, heads: int, dropout: floa
 
 
 SEQ2SEQ_PRESETS: dict[str, Seq2SeqConfig] = {
-    "tiny": _published(128, 256, 4, 4, 0.3),
+    "tiny": _published(128, 256, 4, 4, 0.3),  # for small data such as Multi30k; not in the paper
     "base": _published(512, 2048, 6, 8, 0.1),
     "big": _published(1024, 4096, 6, 16, 0.3),
 }

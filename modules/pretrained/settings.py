@@ -25,7 +25,7 @@ GATED_ACTIVATIONS: dict[str, FeedForwardName] = {
     "gelu": "geglu",
 }
 MAX_SIZE = 2**31 - 1  # of a vocabulary, a width, a context
-# Names that our options have in every config of transformers, beside the family's own.
+# Ours -> the general name in transformers, valid beside the family's own (`attribute_map`).
 ALIASES = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
@@ -65,10 +65,10 @@ def read_options(
         kinds: Dataclasses that have the type of each option.
 
     Raises:
-        ValueError: An option has another type, is too large or is missing; by their name.
+        ValueError: An option has another type, is too large or is missing; it names theirs.
     """
     types = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
-    types["feedforward"] = str  # a name of theirs
+    types["feedforward"] = str  # their name of the activation
     options = {}
     for theirs, ours in names.items():
         if settings.get(theirs) is None:
@@ -89,7 +89,7 @@ def build_config(
 ) -> Config:
     """Builds the config of a network from its own options and those of all its stacks.
 
-    `stacks` has the options of each stack alone, by name; None: there is one, `stack`.
+    `stacks`: the name of each stack -> options that only it has; None: there is one, `stack`.
     """
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     own = {name: value for name, value in options.items() if name in names}
@@ -100,7 +100,7 @@ def build_config(
 
 
 def drop_defaults(stack: StackConfig) -> StackConfig:
-    """Returns an equal stack with null for each option whose null means the same."""
+    """Returns an equal stack in which options that have the value that null stands for are null."""
     for name in ("mlp_width", "mlp_bias", "head_dim", "kv_heads"):
         if name == "head_dim" and stack.width % stack.heads:
             continue
@@ -111,7 +111,7 @@ def drop_defaults(stack: StackConfig) -> StackConfig:
 
 
 def get_option(config: Any, name: str) -> Any:
-    """Returns an option of a config or its stack, with what null means."""
+    """Returns an option of a config or its stack; if null, the value that it stands for."""
     if hasattr(config, "stack") and not hasattr(config, name):
         config = config.stack
     if isinstance(config, StackConfig) and name in ResolvedOptions._fields:
@@ -132,7 +132,7 @@ def write_options(config: Any, names: Mapping[str, str], activations: Activation
 def check_settings(settings: Settings, wanted: Mapping[str, Any]) -> None:
     """Raises `ValueError` if an option of a config.json is given and is not as it must be.
 
-    Null and empty values count as false.
+    Null, 0 and empty values count as false.
     """
     for name, value in wanted.items():
         got = settings.get(name, value)
@@ -142,7 +142,10 @@ def check_settings(settings: Settings, wanted: Mapping[str, Any]) -> None:
 
 
 def check_aliases(settings: Settings, names: Collection[str], options: Mapping[str, Any]) -> None:
-    """Raises `ValueError` if an option of ours differs from its second name in `ALIASES`."""
+    """Raises `ValueError` if a config.json has another value under an option's name in `ALIASES`.
+
+    `names` are options of ours to compare, `options` their values.
+    """
     for name in names:
         if name in ALIASES and options.get(name) is not None:
             check_settings(settings, {ALIASES[name]: options[name]})

@@ -16,7 +16,7 @@ from tasks.checkpoints.pretrained import (
     model_options,
     pretrained_weights,
 )
-from tasks.checkpoints.weights import OPTION, fill_config
+from tasks.checkpoints.weights import PRETRAINED, fill_config
 from tasks.errors import UsageError, usage_errors
 from tasks.options import Options
 from tasks.text import fill_vocabulary
@@ -70,9 +70,9 @@ def load_pretrained(
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     state = {name: value for name, value in state.items() if not name.startswith(reset)}
     net = build()
-    with usage_errors(f"{OPTION} {source}"):
+    with usage_errors(f"{PRETRAINED} {source}"):
         missing = load_weights(net, state, HEADS)
     if missing:
         parts = ", ".join(sorted({name.partition(".")[0] for name in missing}))
-        rank_zero_only(print)(f"{OPTION} {source}: initialised anew: {parts}")
+        rank_zero_only(print)(f"{PRETRAINED} {source}: initialised anew: {parts}")
     return net

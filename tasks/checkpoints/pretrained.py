@@ -12,7 +12,7 @@ from modules.pretrained.family import TransformersFamily, config_from_huggingfac
 from modules.pretrained.settings import Settings
 from modules.schema import checked
 from tasks.checkpoints.reading import KEY, Checkpoint, net_weights, read_checkpoint
-from tasks.checkpoints.weights import OPTION, State, match_classes, read_weights
+from tasks.checkpoints.weights import PRETRAINED, State, match_classes, read_weights
 from tasks.errors import DataError, UsageError, usage_errors
 from tasks.options import Options
 
@@ -31,7 +31,7 @@ DOWNLOADED_FILES = (
 )
 # Downloaded if there are no safetensors.
 PYTORCH_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
-CKPT_PATH = "--ckpt_path"  # names a model to use, as OPTION names one to train
+CKPT_PATH = "--ckpt_path"  # names a model to use, as PRETRAINED names one to train
 BEST = Path("checkpoints", "best.ckpt")  # in a run folder
 
 
@@ -112,7 +112,7 @@ class ModelFolder:
         DataError: It could not be downloaded.
     """
 
-    def __init__(self, source: str, families: Families, option: str = OPTION) -> None:
+    def __init__(self, source: str, families: Families, option: str = PRETRAINED) -> None:
         self.families = families
         self.option = option
         self.path = model_folder(source, option)
@@ -151,7 +151,9 @@ def read_task_checkpoint(source: str, tasks: Sequence[str]) -> Checkpoint:
     checkpoint = read_checkpoint(source)
     task = checkpoint[KEY]["task"]
     if task not in tasks:
-        raise UsageError(f"{OPTION} {source} is of task '{task}': give one of {' or '.join(tasks)}")
+        raise UsageError(
+            f"{PRETRAINED} {source} is of task '{task}': give one of {' or '.join(tasks)}"
+        )
     return checkpoint
 
 
@@ -179,7 +181,7 @@ def tokenizer_file(source: str, content: str) -> Path:
     return path
 
 
-def model_folder(source: str, option: str = OPTION) -> Path:
+def model_folder(source: str, option: str = PRETRAINED) -> Path:
     """Returns the folder with the files of a model, downloaded if it is `hf/<model>`.
 
     Raises:
@@ -229,7 +231,7 @@ def indexed_files(index: Path) -> list[Path]:
     return files
 
 
-def download(model: str, option: str = OPTION) -> Path:
+def download(model: str, option: str = PRETRAINED) -> Path:
     """Returns the folder with the files of a model on the hub; `option` named it."""
     from huggingface_hub import snapshot_download
 

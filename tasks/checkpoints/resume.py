@@ -25,8 +25,8 @@ print_once = rank_zero_only(print)
 class SavedRun:
     """A run to resume: options of its config.yaml, and a checkpoint with its path, if there is one.
 
-    `damaged` is the path of last.ckpt if the run does not resume from it, as it is damaged or
-    missing: it must not become previous.ckpt.
+    `damaged` is the path of last.ckpt if that is damaged or missing, else None: the next save keeps
+    a good last.ckpt as previous.ckpt, but not a damaged one.
     """
 
     options: Options
@@ -36,7 +36,7 @@ class SavedRun:
 
 
 def read_run(folder: Path, app: App) -> SavedRun:
-    """Reads the run to resume; refuses a folder that has none, or nothing to resume from."""
+    """Reads a run to resume; refuses a folder without one, or an ended run without checkpoint."""
     if not (folder / "config.yaml").is_file():
         raise UsageError(
             f"--resume {folder}: there is no config.yaml; give a run folder, such as "
@@ -49,7 +49,7 @@ def read_run(folder: Path, app: App) -> SavedRun:
         checkpoints = Path(dirpath)
     path, checkpoint = newest_checkpoint(checkpoints, app.name, print_once)
     if checkpoint is None:
-        if (folder / "summary.json").exists():
+        if (folder / "summary.json").exists():  # the run has ended
             read_checkpoint(checkpoints / LAST)  # raises an error: it is missing
         print_once(f"no checkpoint in {checkpoints} yet: starting from the beginning")
     damaged = None if path == checkpoints / LAST else checkpoints / LAST

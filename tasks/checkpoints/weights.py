@@ -15,10 +15,10 @@ from tasks.options import flat
 
 State = dict[str, Tensor]
 Config = TypeVar("Config")
-OPTION = "--model.pretrained"
+PRETRAINED = "--model.pretrained"
 
 
-def read_weights(source: str, option: str = OPTION) -> State:
+def read_weights(source: str, option: str = PRETRAINED) -> State:
     """Returns the tensors of a .safetensors file, or of a .pth or .bin file of tensors only.
 
     Raises:
@@ -56,7 +56,7 @@ def check_file(source: str, option: str) -> Path:
     return Path(source)
 
 
-def read_header(source: str, option: str = OPTION) -> dict[str, str]:
+def read_header(source: str, option: str = PRETRAINED) -> dict[str, str]:
     """Returns the metadata in the header of a .safetensors file; {} for other files."""
     path = check_file(source, option)
     if path.suffix != ".safetensors":
@@ -91,7 +91,8 @@ def match_classes(
         return state | {name: value[rows] for name, value in head.items()}
     known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "without names"
     rank_zero_only(print)(
-        f"{OPTION} {source}: the head is initialised anew for other classes than its own ({known})"
+        f"{PRETRAINED} {source}: the head is initialised anew for other classes than its own "
+        f"({known})"
     )
     return {name: value for name, value in state.items() if name not in head}
 

@@ -53,7 +53,9 @@ class Invocation:
         self.given: set[str] = set()
         self.arguments = ["--help"]
         if {"-h", "--help"}.isdisjoint(arguments):
-            self.arguments = self.expand(join_values(arguments, ["--compile", "--data.skip_bad"]))
+            self.arguments = self.expand(
+                join_values(arguments, switches=["--compile", "--data.skip_bad"])
+            )
 
     def expand(self, arguments: list[str]) -> list[str]:
         """Replace checkpoint, configs and presets by the options that they stand for, in front."""
@@ -91,7 +93,10 @@ class Invocation:
         return configs + others
 
     def as_config(self, name: str, value: str) -> str:
-        """What a config, preset or pretrained weights stand for, as `--config=<YAML>`."""
+        """What a config, preset or pretrained weights stand for, as `--config=<YAML>`.
+
+        The first line is a comment: the origin, which errors of parsing name.
+        """
         origin = one_line(f"{name} {value}")
         try:
             if name == "--preset":
@@ -107,7 +112,7 @@ class Invocation:
         return f"--config=# {origin}\n{in_yaml(options)}"
 
     def with_implied(self, options: Options) -> Options:
-        """Options of a file, on top of those that its preset and its pretrained weights imply."""
+        """Options, on top of those that their preset and their pretrained weights imply."""
         misplaced = sorted(COMMAND_LINE_ONLY.intersection(options))
         if misplaced:
             raise UsageError(f"{misplaced[0]} belongs on the command line, not in a config file")

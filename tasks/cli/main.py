@@ -33,7 +33,7 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
             raise UsageError(unknown_name(command, app.commands, "command"))
         else:
             run = build_command(app, command, arguments)
-            with SIGNALS.raising():
+            with SIGNALS.raising():  # a signal raises an exception, so that files are cleaned up
                 run()
     return status.code
 
@@ -42,7 +42,7 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
     """Parse and check the options of a command; return the function that runs it."""
     from tasks.training.allocator import tune_allocator
 
-    tune_allocator()
+    tune_allocator()  # glibc's malloc
     if command in app.extra_commands:
         from tasks.cli.parsing import parse_function
 

@@ -28,7 +28,7 @@ class SignalHandler:
       an exception during an import could leave half a module.
     - "raise": raise `Stopped` or `KeyboardInterrupt`, so that files and processes are cleaned up.
     - "defer": keep the first signal in `received` until training has finished its step; raise at
-      the second one.
+      the second one, except in processes of torchrun.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class SignalHandler:
         self.process = os.getpid()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self.process:  # a forked worker, which its parent stops
+        if os.getpid() != self.process:  # a forked worker; at Ctrl-C its parent stops it
             if number != signal.SIGINT:
                 os._exit(128 + number)
         elif self.mode != "defer" and self.is_launched():
@@ -56,9 +56,9 @@ class SignalHandler:
             raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
 
     def is_launched(self) -> bool:
-        """Whether another process of this run launched this one, which may still wait for it."""
-        launcher = os.environ.get("TESSERA_MAIN", "")
-        return os.environ.get("LOCAL_RANK", "0") != "0" and launcher not in ("", str(self.process))
+        """Whether the main process of this run launched this one, and so ends it, too."""
+        main = os.environ.get("TESSERA_MAIN", "")  # its process id
+        return os.environ.get("LOCAL_RANK", "0") != "0" and main not in ("", str(self.process))
 
     def install(self) -> None:
         """Handle signals until the end of this process; call it before any slow import."""
@@ -69,7 +69,7 @@ class SignalHandler:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle signals inside; only the main thread of a process can."""
+        """Handle signals in the `with` block; in other threads than the main one, do nothing."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         before = {number: signal.signal(number, self) for number in STOP_SIGNALS if in_main_thread}
         mode = self.mode
@@ -85,7 +85,7 @@ class SignalHandler:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Raise at a signal inside, so that files and processes are cleaned up."""
+        """Raise at a signal in the `with` block, so that files and processes are cleaned up."""
         before = self.mode
         self.mode = "raise"
         try:

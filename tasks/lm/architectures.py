@@ -1,4 +1,4 @@
-"""Which decoder to build: presets, sizes that fit the data, and pretrained weights."""
+"""Which decoder to build: sizes that fit the data, and pretrained weights."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -20,13 +20,13 @@ from tasks.checkpoints.pretrained import (
     pretrained_weights,
 )
 from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
-from tasks.checkpoints.weights import OPTION
+from tasks.checkpoints.weights import PRETRAINED
 from tasks.errors import UsageError, usage_errors
 from tasks.options import Options, merged
 from tasks.text import fill_vocabulary
 
 TASKS = ("lm",)  # whose checkpoints hold a decoder
-DEFAULT_LENGTH = 256  # tokens of a row of the data
+DEFAULT_LENGTH = 256  # of --data.max_length
 
 
 def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderConfig:
@@ -58,7 +58,7 @@ def pretrained_options(source: str) -> Options:
     return options
 
 
-def open_folder(source: str, option: str = OPTION) -> ModelFolder:
+def open_folder(source: str, option: str = PRETRAINED) -> ModelFolder:
     """Opens a model of Hugging Face; says if its window makes the context shorter."""
     folder = ModelFolder(source, FAMILIES, option)
     context = folder.config.max_length
@@ -74,7 +74,7 @@ def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, A
     """Builds a decoder with pretrained weights; refuses those of another size or tokenizer."""
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     net = Decoder(config)
-    with usage_errors(f"{OPTION} {source}"):
+    with usage_errors(f"{PRETRAINED} {source}"):
         load_weights(net, state)
     return net
 
@@ -89,7 +89,7 @@ class LanguageModel(NamedTuple):
 
     @property
     def boundary_tokens(self) -> BoundaryTokens:
-        """Special tokens around documents in its training data."""
+        """Special tokens around documents in its training data, if they were marked."""
         return (
             self.tokenizer.boundary_tokens if self.metadata["marks_documents"] else BoundaryTokens()
         )
@@ -98,13 +98,13 @@ class LanguageModel(NamedTuple):
         """Returns the generation settings of its folder, if it has one."""
         if self.folder is None:
             return None
-        forced = ("forced_bos_token_id", "forced_eos_token_id")
+        unsupported = ("forced_bos_token_id", "forced_eos_token_id")
         path, settings = self.folder.path, self.folder.settings
-        return read_generation(path, settings, self.net.vocabulary, forced)
+        return read_generation(path, settings, self.net.vocabulary, ignored=unsupported)
 
 
 def load_model(source: str) -> LanguageModel:
-    """Loads the language model of a checkpoint of `fit`, of `hf/<model>`, or of a folder."""
+    """Loads a language model: a checkpoint of `fit`, `hf/<model>` of the hub, or a local folder."""
     if source.startswith("hf/") or Path(source).is_dir():
         return load_folder(source)
     checkpoint = read_checkpoint(source, "lm")

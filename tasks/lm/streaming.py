@@ -12,7 +12,7 @@ from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.errors import UsageError
 from tasks.lm.architectures import LanguageModel
 
-CONTEXT = 8  # earlier tokens on which the text of new ones may depend, such as its first space
+CONTEXT = 8  # earlier tokens to decode with new ones: SentencePiece drops the first space
 INCOMPLETE = "\ufffd"  # text of an incomplete character
 
 
@@ -29,6 +29,7 @@ def prompt_tokens(model: LanguageModel, prompt: str) -> list[int]:
             f"the prompt has the character {letter!r} (U+{ord(letter):04X}), which is not in the "
             "vocabulary: leave it out"
         )
+    # `prefix` is what begins a document if one token separates documents, as in GPT-2.
     special = [boundary.bos] if prompt else [boundary.bos, boundary.prefix]
     begin = [token for token in special if token is not None]
     (ids,) = tokenizer.encode_batch([prompt if prompt or begin else "\n"])
@@ -50,7 +51,7 @@ class TextStream:
 
     Attributes:
         text: The text so far.
-        tokens: Number of tokens so far.
+        tokens: Number of tokens so far, with the end token.
         ended: Why it ended: "stop", "end" (token), or as given to `finish`; None: not ended.
     """
 
@@ -116,7 +117,7 @@ class TextStream:
 
 @dataclass
 class StreamBatch:
-    """Texts that are generated together; `steps` yields the next token of each, (streams,)."""
+    """Texts that are generated together; `steps` yields the next token of each, (B,)."""
 
     streams: list[TextStream]
     steps: Iterator[torch.Tensor]
@@ -146,11 +147,11 @@ def stream_texts(
     seeds: Sequence[int] | None = None,
     generation: FolderGeneration | None = None,
 ) -> StreamBatch:
-    """Starts texts after prompts; arguments as of `modules.generation.generate.generate`.
+    """Starts to generate after each prompt; arguments are those of `generate`.
 
     Args:
         stop: Strings that end a text.
-        generation: Settings of the model's folder.
+        generation: generation_config.json of a Hugging Face folder; its `stop` are token ids.
     """
     ends = end_tokens(model, generation)
     streams = [TextStream(model.tokenizer, prompt, stop, ends) for prompt in prompts]

@@ -30,7 +30,8 @@ class SampleConfig:
 
     Args:
         every: Optimizer steps between samples; null: only after the test.
-        prompts: Prompts to continue; "" begins a document, or a line.
+        prompts: Prompts to continue; "" begins a document, or a
+            line if no token begins documents.
         generation: How tokens are sampled, and how many.
     """
 
@@ -93,13 +94,13 @@ class LMTask(TextTask):
         return {name: MeanOf(name) for name in ("acc", "bytes_per_token")}
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Perplexity, and bits per byte of text, which do not depend on the tokenizer."""
+        """Perplexity, and bits per byte of text; only these can be compared between tokenizers."""
         loss = values[f"{split}/loss"]
         bits_per_byte = loss / values[f"{split}/bytes_per_token"] / math.log(2)
         return {f"{split}/perplexity": loss.exp(), f"{split}/bits_per_byte": bits_per_byte}
 
     def step(self, batch: Batch, training: bool) -> StepOutput:
-        """Returns loss (), means and their numbers of tokens, for a batch of tokens (B, T)."""
+        """Returns the loss, a scalar, and other means over the targets of tokens (B, T)."""
         targets = batch["targets"]
         hidden = self.net(
             batch["tokens"], positions=batch.get("positions"), documents=batch.get("documents")
@@ -109,9 +110,9 @@ class LMTask(TextTask):
         means = {"bytes_per_token": batch["bytes"].sum() / count.clamp(min=1)}
         if training:
             self.token_count.add(count, len(targets))
-            return StepOutput(loss, count, None, None, extra_metrics=means)
+            return StepOutput(loss, count, outputs=None, targets=None, extra_metrics=means)
         means["acc"] = correct / count.clamp(min=1)
-        return StepOutput(loss, count, means, dict.fromkeys(means, count))
+        return StepOutput(loss, count, outputs=means, targets=dict.fromkeys(means, count))
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
         """Logs also perplexity and bits per byte, unless the loss includes a z-loss."""
@@ -127,10 +128,11 @@ class LMTask(TextTask):
         self.flops = flops_per_token(self.net, self.metadata["max_length"])
 
     def rates(self, samples_per_s: float) -> dict[str, float]:
-        tokens = samples_per_s * self.token_count.per_sample()
+        """Tokens/s over all devices, and MFU of one."""
+        tokens_per_s = samples_per_s * self.token_count.per_sample()
         return {
-            "train/tokens_per_s": tokens,
-            "train/mfu": tokens * self.flops / self.peak / self.trainer.world_size,
+            "train/tokens_per_s": tokens_per_s,
+            "train/mfu": tokens_per_s * self.flops / self.peak / self.trainer.world_size,
         }
 
     # Samples --------------------------------------------------------------------------------------
@@ -151,7 +153,7 @@ class LMTask(TextTask):
         """Returns a sample of the tested network and writes all; none if the network is sharded."""
         if hasattr(self.net, "unshard"):
             return {}
-        self.net.to(self.trainer.strategy.root_device)
+        self.net.to(self.trainer.strategy.root_device)  # after the test it is on the CPU
         samples = self.sample_texts()
         write_samples(folder, "best", samples)
         prompt, text = samples[0]

@@ -22,9 +22,9 @@ class MaskedLMTask(TextTask):
     """Prediction of masked tokens and, with pairs in the data, of the next sentence (Devlin 2019).
 
     Args:
-        net: The network. A null number of tokens comes from the data.
-        mask: Which tokens are masked: others in each epoch, always the same in evaluation.
-        kwargs: As of `TextTask`.
+        net: The network. A null `vocabulary` is filled in from the data.
+        mask: Which tokens are masked: different ones in each epoch, the same in each evaluation.
+        kwargs: Those of `TextTask`.
     """
 
     name = "mlm"
@@ -52,7 +52,7 @@ class MaskedLMTask(TextTask):
         return [self.net.encoder]
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Accuracy of masked tokens; with sentence pairs, also that of the next sentence."""
+        """Accuracy of masked tokens; with pairs, also their loss, and that of the next sentence."""
         names = ("acc", "token_loss", "next_acc") if self.metadata["next_sentence"] else ("acc",)
         return {name: MeanOf(name) for name in names}
 
@@ -62,7 +62,7 @@ class MaskedLMTask(TextTask):
         return {f"{split}/perplexity": token_loss.exp()}
 
     def step(self, batch: Batch, training: bool) -> StepOutput:
-        """Returns loss (), means and their numbers of targets, for a batch of tokens (B, N).
+        """Returns the loss, a scalar, and means with their numbers of targets, of tokens (B, N).
 
         The loss is the mean over masked tokens plus, with pairs, the mean over pairs (Devlin 2019,
         A.2). Micro-batches and processes are weighted by their masked tokens.
@@ -70,8 +70,12 @@ class MaskedLMTask(TextTask):
         tokens = batch["tokens"]
         seeds = None
         if not training:
-            seeds = [position_seed(run_seed(), -1, i, 0) for i in batch["index"].tolist()]
-        masked, where = self.masker(tokens, batch["padding_mask"], seeds)
+            # One for each sample; no epoch of training is -1.
+            seeds = [
+                position_seed(run_seed(), epoch=-1, batch=i, rank=0)
+                for i in batch["index"].tolist()
+            ]
+        masked, where = self.masker(tokens, batch["padding_mask"], seeds)  # both (B, N)
         hidden = self.net.hidden(masked, batch["padding_mask"], batch.get("segments"))
         targets = tokens[where]  # (S,)
         loss, correct = self.net.loss(hidden, targets, where)
@@ -84,4 +88,4 @@ class MaskedLMTask(TextTask):
             loss = loss + F.cross_entropy(logits.float(), label)
             means["next_acc"] = (logits.argmax(-1) == label).float().mean()
             counts["next_acc"] = len(label)
-        return StepOutput(loss, count, means, counts)
+        return StepOutput(loss, count, outputs=means, targets=counts)

@@ -46,7 +46,7 @@ class DecodingConfig:
         val_beams: Beams in validation; 1: greedy.
         length_penalty: Beam search ranks by sum of log probabilities / length^this; above 0 favours
             long translations.
-        max_new_tokens: Tokens of a translation at most; null: `data.max_length`.
+        max_new_tokens: Tokens of a translation at most; null: the network's `max_length`.
     """
 
     beams: int = 5
@@ -59,7 +59,8 @@ class DecodingConfig:
             try:
                 self.generation(getattr(self, name), self.max_new_tokens or 1)
             except ValueError as error:
-                raise ValueError(f"decoding.{str(error).replace('beams', name, 1)}") from error
+                sentence = str(error).replace("beams", name, 1)  # begins with GenerationConfig's
+                raise ValueError(f"decoding.{sentence}") from error
 
     def generation(self, beams: int, max_length: int) -> GenerationConfig:
         """Returns options of `translate` for a network of `max_length` tokens."""
@@ -69,7 +70,7 @@ class DecodingConfig:
             temperature=0.0,
             beams=beams,
             length_penalty=self.length_penalty,
-            early_stopping="likely",
+            early_stopping="likely",  # False in transformers
         )
 
 
@@ -77,13 +78,13 @@ class Seq2SeqTask(TextTask):
     """Translation with an encoder-decoder (Vaswani 2017).
 
     Args:
-        net: The network. Null numbers of tokens and lengths come from the data.
+        net: The network. Null sizes of vocabularies and lengths come from the data.
         label_smoothing: Probability mass spread evenly over all tokens (Szegedy 2016), from 0 to
             below 1.
         decoding: How evaluation translates.
         average: Evaluate and save the mean of the weights at this many last validations (Vaswani
-            2017), all of which a checkpoint holds; null: none.
-        kwargs: As of `TextTask`.
+            2017), each of which a checkpoint holds; null: none.
+        kwargs: Those of `TextTask`.
     """
 
     name = "seq2seq"
@@ -142,7 +143,10 @@ class Seq2SeqTask(TextTask):
         return {f"{split}/perplexity": values[f"{split}/loss"].exp()}
 
     def step(self, batch: Batch, training: bool) -> StepOutput:
-        """Returns the loss () of sources (B, M) and targets (B, N); evaluation also translates."""
+        """Returns the loss of sources (B, M) and targets (B, N); evaluation also translates.
+
+        `tokens` are the targets moved right, `source_padding_mask` (B, M) is False at padding.
+        """
         targets = batch["targets"]
         hidden = self.net(batch["source"], batch["tokens"], batch["source_padding_mask"])
         loss, correct = self.net.loss(hidden, targets, self.label_smoothing if training else 0.0)
@@ -157,7 +161,7 @@ class Seq2SeqTask(TextTask):
             "sources": batch["text"],
             "references": batch["reference"],
         }
-        return StepOutput(loss, count, outputs, {"acc": count, **pairs})
+        return StepOutput(loss, count, outputs, targets={"acc": count, **pairs})
 
     def translations(self, batch: Batch) -> tuple[list[str], list[bool]]:
         """Returns the translations of a batch, and whether each ended before the length limit."""
@@ -178,7 +182,7 @@ class Seq2SeqTask(TextTask):
 
     def collect_media(self, batch: Batch, outputs: dict[str, Any]) -> None:
         """Keeps the cross-attention of the first translation."""
-        if self.collected or not any(outputs["texts"][:1]):
+        if self.collected or not any(outputs["texts"][:1]):  # an empty one has no picture
             return
         model = TranslationModel.of(self.net, self.metadata)
         source = batch["source"][0][batch["source_padding_mask"][0]].tolist()
@@ -198,7 +202,8 @@ class Seq2SeqTask(TextTask):
     def media(self, split: str) -> dict[str, Table | Picture]:
         media: dict[str, Table | Picture] = {**self.collected}
         self.collected = {}
-        rows = [row[1:4] for row in self.metrics[split]["scores"].found[:LOGGED]]
+        found = self.metrics[split]["scores"].found[:LOGGED]  # scored translations
+        rows = [(row.source, row.text, row.reference) for row in found]
         if rows:
             media["translations"] = Table(("source", "translation", "reference"), rows)
         return media

@@ -38,9 +38,9 @@ def choose_run_folder(task: str, chosen: str | None) -> Path:
         return Path(store.get("run_folder").decode())
     if by_slurm():
         job = "_".join(os.environ.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
-        line = zlib.crc32("\0".join(sys.argv[1:]).encode())
+        checksum = zlib.crc32("\0".join(sys.argv[1:]).encode())
         is_restart = int(os.environ.get("SLURM_RESTART_COUNT", 0)) > 0
-        return new_run_folder(task, chosen or f"runs/{task}/slurm_{job}_{line:08x}", is_restart)
+        return new_run_folder(task, chosen or f"runs/{task}/slurm_{job}_{checksum:08x}", is_restart)
     if inherited and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(inherited)
     return new_run_folder(task, chosen)
@@ -73,7 +73,7 @@ def check_writable(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Create a folder and those above it; raise `UsageError` if that fails."""
     try:
-        with made_parents(folder):
+        with made_parents(folder):  # removed again after an error
             folder.mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(f"--run_dir {folder} ({error.strerror}): give another folder") from error
@@ -91,7 +91,7 @@ def create_run_folder(folder: Path, task: str) -> None:
 
 
 def lock(folder: Path) -> BinaryIO:
-    """Reserve the folder for this process, until it closes the file or ends.
+    """Reserve the folder for this process, until it closes the returned file or ends.
 
     The file stays in the folder: a process that removed it could remove the lock of the next one.
     """
@@ -106,7 +106,7 @@ def lock(folder: Path) -> BinaryIO:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):  # others are of disks without locks
+            if error.errno in (errno.EACCES, errno.EAGAIN):  # else the file system has no locks
                 raise UsageError(
                     f"another process is training in {folder}: stop it first"
                 ) from error
@@ -115,7 +115,7 @@ def lock(folder: Path) -> BinaryIO:
 
 @contextmanager
 def remove_unless_started(folder: Path) -> Iterator[None]:
-    """Remove a folder that was created inside, unless the run got as far as its `config.yaml`."""
+    """After an exception, remove a folder that was created here and has no `config.yaml` yet."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
@@ -152,7 +152,7 @@ def git_commit() -> str | None:
         return done.stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", file.name)  # fails in a repository around site-packages
+        git("ls-files", "--error-unmatch", file.name)  # fails in site-packages
         commit = git("rev-parse", "HEAD")
         changes = git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):

@@ -57,7 +57,7 @@ def flops_per_token(net: Any, length: int) -> int:
 def matmul_peak(device: torch.device, precision: str, seconds: float = 0.3) -> float:
     """FLOP/s of a large matrix product in a precision such as "bf16-mixed", measured once.
 
-    It is repeated for so many seconds, and the fastest counts.
+    It is repeated for `seconds`; the fastest counts.
     """
     dtype = torch.float32
     for name, other in DTYPES.items():

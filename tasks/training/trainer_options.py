@@ -17,9 +17,9 @@ from tasks.options import as_list
 from tasks.tracking.metrics_csv import LoggedRows
 
 NO_LOGS = {"logger": ((None,), "only `fit` writes logs")}
-ONE_PROCESS = "several processes would each label a part, so predict runs in one"
+ONE_PROCESS = "several processes would each predict a part, so predict runs in one"
 CLIP = "give --model.optimizer.gradient_clip"
-# Options that cannot be changed, by command: the values that are accepted, and the reason.
+# For each command, options that cannot be changed: the accepted values, and the reason.
 FIXED: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
     "all": {
         "enable_checkpointing": ((None,), "the run folder holds the checkpoints; see --checkpoint"),
@@ -88,7 +88,7 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
         if isinstance(callback, RunCheckpoint):
             what = "--checkpoint.monitor"
             if callback.filename == BEST:
-                continue
+                continue  # ours: it saves nothing if there is no validation
         if monitor is not None and monitor not in known:
             raise UsageError(f"{what} {monitor}, which is not logged: there is {', '.join(known)}")
 
@@ -96,7 +96,7 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
 def set_defaults(options: Any, epochs: int) -> None:
     """Set defaults of precision and length of training; of loggers of one class, keep the last.
 
-    A resumed run that is given the config of its logger once more has it twice.
+    If a resumed run is given the config of its logger again, the logger is listed twice.
     """
     plugins = [str(getattr(plugin, "class_path", "")) for plugin in as_list(options.plugins)]
     if options.precision is None and not any(path.endswith("Precision") for path in plugins):
@@ -130,7 +130,7 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
     Args:
         loggers: Options of each, which are changed.
         folder: Run folder.
-        earlier: Rows that a resumed run keeps.
+        earlier: Rows of metrics.csv that a resumed run keeps.
     """
     is_new = not (folder / "config.yaml").exists()
     for logger in loggers:
@@ -151,11 +151,11 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
             options["version"] = None  # Lightning's other name of it
             options["resume"] = options.get("resume") or "allow"
         if name == "TensorBoardLogger" and not is_new:
-            options["purge_step"] = earlier.last_step + 1  # TensorBoard hides what is logged again
+            options["purge_step"] = earlier.last_step + 1  # TensorBoard hides what follows
 
 
 def wandb_id(folder: Path, chosen: str | None) -> str:
-    """The id of a run in W&B: its own, or as chosen, or of a sweep's agent, or a new one."""
+    """The id of a run in W&B: the saved one, else the chosen, that of a sweep, or a new one."""
     file = folder / "wandb_id"
     saved = read_bytes(file).decode(errors="replace") if file.exists() else None
     if saved and chosen and saved != chosen:

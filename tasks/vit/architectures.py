@@ -14,7 +14,7 @@ from modules.models.vit import ViT, ViTConfig
 from modules.pretrained.timm import NOT_IN_SHAPES, config_from_timm_model, config_from_timm_state
 from modules.pretrained.vit import TIMM
 from modules.schema import checked, from_dict
-from tasks.checkpoints.weights import OPTION, State, match_classes, read_header, read_weights
+from tasks.checkpoints.weights import PRETRAINED, State, match_classes, read_header, read_weights
 from tasks.errors import DataError, UsageError, unknown_name, usage_errors
 from tasks.options import Options, flat
 
@@ -52,7 +52,7 @@ def pretrained_options(source: str) -> Options:
         }
     weights = read_weights(source)
     base = known or KnownModel(ViTConfig(pool="mean", stack=StackConfig(heads=1)))
-    with usage_errors(f"{OPTION} {source}"):
+    with usage_errors(f"{PRETRAINED} {source}"):
         config = config_from_timm_state(weights, base.config, base.prefix_positions)
         if base.name is not None:
             check_sizes(base.name, config, base.config)
@@ -83,7 +83,7 @@ def check_described(source: str, given: Collection[str]) -> None:
     missing = [name for name in needed if name not in given]
     if missing and not source.startswith("timm/") and known_model(source) is None:
         raise UsageError(
-            f"{OPTION} {source}: its shapes do not say which timm model it is: add "
+            f"{PRETRAINED} {source}: its shapes do not say which timm model it is: add "
             f"{', '.join(missing)}, or name the file like the model "
             "(vit_base_patch16_224.safetensors)"
         )
@@ -98,7 +98,7 @@ def known_model(source: str) -> KnownModel | None:
     header = read_header(source)
     if "config" not in header:
         return model_by_name(source)
-    with usage_errors(f"{OPTION} {source}: its header"):
+    with usage_errors(f"{PRETRAINED} {source}: its header"):
         config = from_dict(ViTConfig, parse_object(header["config"]))
         metadata = parse_object(header.get("metadata", "{}"))
         names = checked(list[str] | None, metadata.get("class_names"), "class_names")
@@ -125,7 +125,9 @@ def model_by_name(source: str) -> KnownModel | None:
             arguments = checked(Options, settings.get("model_args") or {}, "model_args")
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
-            raise UsageError(f"{OPTION} {source}: {file} ({reason}): repair or move it") from error
+            raise UsageError(
+                f"{PRETRAINED} {source}: {file} ({reason}): repair or move it"
+            ) from error
         if arguments.keys() - SIZE_ARGUMENTS:
             return None
     name = str(settings.get("architecture", own))
@@ -139,7 +141,7 @@ def model_by_name(source: str) -> KnownModel | None:
 
 def from_timm(source: str, model: Any, **known: Any) -> KnownModel:
     """Returns what a model of timm says; raises `UsageError` if it is no plain ViT."""
-    with usage_errors(f"{OPTION} {source}"):
+    with usage_errors(f"{PRETRAINED} {source}"):
         config = config_from_timm_model(model)
     return KnownModel(config, prefix_positions=not model.no_embed_class, **known)
 
@@ -165,9 +167,9 @@ def load_pretrained(net: ViT, source: str, metadata: Mapping[str, Any]) -> None:
     try:
         weights = TIMM.weights_from_external(state, net.config, prefix_positions)
     except ValueError as error:
-        raise UsageError(f"{OPTION} {source} does not fit --model.net: {error}") from error
+        raise UsageError(f"{PRETRAINED} {source} does not fit --model.net: {error}") from error
     if "head.linear.weight" not in weights:  # another number of classes
-        rank_zero_only(print)(f"{OPTION} {source}: the head is initialised anew")
+        rank_zero_only(print)(f"{PRETRAINED} {source}: the head is initialised anew")
     names = known.class_names if known else None
     weights = match_classes(source, weights, names, metadata["class_names"])
     net.load_state_dict(weights, strict=False)  # only the head may be missing by now
@@ -179,7 +181,7 @@ def timm_weights(source: str) -> State:
     except Exception as error:  # of urllib, huggingface_hub, timm
         reason = type(error).__name__
         raise DataError(
-            f"{source} could not be downloaded ({reason}): give it as {OPTION} FILE.safetensors"
+            f"{source} could not be downloaded ({reason}): give it as {PRETRAINED} FILE.safetensors"
         ) from error
 
 

@@ -468,6 +468,25 @@ def test_workers_report_through_the_trainer(small: Path) -> None:
                 trainer.predict(Counting(), data)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("spoil, error, names", [
+    (lambda bad: bad.write_text("no image"), DataError, ["3.jpg", "none of 1"]),
+    (lambda bad: save(bad, size=(9, 9)), UsageError, ["3.jpg", "9 x 9"]),
+])  # fmt: skip
+def test_batches_that_cannot_be_used(
+    spoil: Any, error: type[Exception], names: list[str], workers: int, small: Path
+) -> None:
+    """No image can be read, or one has another size: the same error with and without workers."""
+    loading = replace(STREAMED, num_workers=workers, eval_batch_size=1)
+    save(small / "val" / "ant" / "1.jpg")
+    data = ImageData("folder", str(small), loading=loading, skip_bad=True)
+    data.setup("fit")
+    spoil(small / "train" / "bee" / "3.jpg")
+    with refused(error, *names):
+        for batch in data.eval_loader(data.dataset("train")):
+            data.on_before_batch_transfer(batch, 0)
+
+
 def test_no_network_says_what_to_put_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))

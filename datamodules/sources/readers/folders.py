@@ -19,9 +19,9 @@ from datamodules.utils.splits import SPLITS
 class ClassFolders(LabelledSource[S]):
     """Base of sources that are files in `train/CLASS/`, at any depth; likewise val/ and test/."""
 
-    example: str  # of a file, for messages
+    example: str  # name of a file in messages, such as 1.png
     unused_options = {"name", "subset", "local", "label_column", "image_column", "text_column"}
-    no_classes: tuple[str, ...] = ()  # folders beside those of the classes
+    no_classes: tuple[str, ...] = ()  # names of folders that are not classes
 
     @cached_property
     def root(self) -> Path:
@@ -74,8 +74,8 @@ class ClassFolders(LabelledSource[S]):
     def labelled_files(self, folder: Path) -> tuple[list[Path], Tensor]:
         """The files of a split's folder, class by class, and their labels (S,).
 
-        Raises `UsageError` if there are no files, or a folder that is no class; in the training
-        split, a class without files; `DataError` if a file is of another kind, unless bad files are
+        Raises `UsageError` if there are no files, if a folder is no class, or if a class of the
+        training split has no files; `DataError` if a file is of another kind and bad files are not
         skipped.
         """
         names = self.class_names
@@ -93,9 +93,11 @@ class ClassFolders(LabelledSource[S]):
             if (folder / name).is_dir():
                 files = files_below(folder / name, self.suffixes, self.reject)
             if not files and folder == self.split_folder("train"):
+                chosen = self.options.class_names
+                needless = "it from --data.dataset.class_names" if chosen else "the folder"
                 raise UsageError(
                     f"class {name} has no {self.noun}: put some into {folder / name}, or remove "
-                    "the folder."
+                    f"{needless}."
                 )
             paths += files
             labels += [label] * len(files)
@@ -107,7 +109,7 @@ class ClassFolders(LabelledSource[S]):
 def files_below(folder: Path, suffixes: tuple[str, ...], reject: Reject) -> list[Path]:
     """All files with these suffixes (in lower case) below a folder at any depth, sorted.
 
-    Hidden ones are ignored; `reject` is called for all others.
+    Hidden ones are ignored; `reject` is called for other suffixes and for what cannot be read.
     """
     files = []
     for path in regular_files(folder, reject):

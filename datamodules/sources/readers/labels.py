@@ -14,19 +14,21 @@ from datamodules.sources.readers.tables import TableSource, described_columns, f
 from datamodules.utils.errors import DataError, UsageError
 
 MAX_CLASS = 10**6  # whole numbers below this are taken for classes
+NUMBER = r"(?i)[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
 
 
 class LabelledTables(TableSource, LabelledSource[S]):
     """Base of sources that are tables with a column of classes.
 
-    The classes are those of the hub's description; else the values that the column holds in the
-    training split, sorted. If these are words, `class_names` may name them in another order.
+    The classes are those of the hub's description (`ClassLabel` of `datasets`); else the values
+    that the column holds in the training split, sorted. If these are words, the option
+    `class_names` may list them in another order.
     """
 
     @property
     def class_names(self) -> list[str]:
         if not self.has("train"):
-            if self.checkpoint_classes:
+            if self.checkpoint_classes:  # of the model that is tested
                 return self.checkpoint_classes
             splits = ", ".join(self.table_splits())
             raise UsageError(f"{self.origin} has no train split, only {splits}.")
@@ -54,6 +56,7 @@ class LabelledTables(TableSource, LabelledSource[S]):
             raise DataError(f"the {split} split of {self.origin} has no rows.")
         values = self._class_values
         named = self.options.class_names or self._described_classes(split)
+        # Classes that nobody has named are checked: the column may hold a measure or ids.
         checked = [] if named or not self.has("train") else values
         for index, value in enumerate(checked):
             if is_no_class(value) and index in indices:
@@ -75,7 +78,7 @@ class LabelledTables(TableSource, LabelledSource[S]):
         return indices
 
     def class_indices(self, split: str) -> Tensor:
-        """(S,) int64: the class of each row; the number of classes for a label that is none."""
+        """(S,) int64: the class of each row; the number of classes for an unknown label or none."""
         import pyarrow.compute as pc
 
         values = pa.array(self._class_values, pa.string())
@@ -125,18 +128,16 @@ class LabelledTables(TableSource, LabelledSource[S]):
 def is_no_class(value: str) -> bool:
     """Whether a label is a number that is no class: a measure or an id.
 
-    >>> [value for value in ("good", "3", "-1", "0.5", "1000000000000") if is_no_class(value)]
-    ['-1', '0.5', '1000000000000']
+    >>> [value for value in ("good", "nan", "3", "-1", "1e9", "1000000") if is_no_class(value)]
+    ['-1', '1e9', '1000000']
     """
-    try:
-        number = float(value)
-    except ValueError:
+    if not re.fullmatch(NUMBER, value):
         return False
-    return not value.isdecimal() or number >= MAX_CLASS
+    return not value.isdecimal() or float(value) >= MAX_CLASS
 
 
 def may_be_classes(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is one of texts or whole numbers, or of nothing at all."""
+    """Whether an Arrow type is one of texts or whole numbers, or null (an empty column)."""
     return bool(is_text(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind))
 
 
@@ -149,7 +150,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def is_not_utf8(column: pa.ChunkedArray) -> Tensor:
-    """(S,) bool: which of some Arrow strings are not UTF-8, which tables do not guarantee."""
+    """(S,) bool: which strings of a column are not UTF-8; Arrow files may hold such."""
     found = torch.zeros(len(column), dtype=torch.bool)
     try:
         column.validate(full=True)
