@@ -123,7 +123,7 @@ SKIPPABLE: list[tuple[str, Files, str, str]] = [  # command, files, place, word;
     ("texts csv d", csv("x" * 200_000 + ",bad"), CSV_LINE, "word"),
     ("texts hub d", LATIN, "row 20 of the train split of d", "UTF-8"),
     ("texts txt d", {**TXT, "train/bad/x.txt": " \n"}, "d/train/bad/x.txt", "no text"),
-    ("texts txt d", {**TXT, "train/bad/x.txt": BOM_UTF8 + b"a\n\xff"}, "d/train/bad/x.txt", "line 2"),
+    ("texts txt d", {**TXT, "train/bad/x.txt": BOM_UTF8 + b"a\n\xff"}, "bad/x.txt", "line 2"),
     ("texts txt d", {**TXT, "train/bad/x.pdf": b"a"}, "d/train/bad/x.pdf", ".txt"),
     ("corpus jsonl d", jsonl('{"text": ["a"]}'), JSON_LINE, "as text"),
     ("documents files d", jsonl('{"text": ["a"]}'), JSON_LINE, "as text"),
