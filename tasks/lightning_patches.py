@@ -1,7 +1,7 @@
 """All changes to Lightning (2.6) that need its private names, each with its reason.
 
-`tests/tasks/test_lightning_patches.py` fails once Lightning no longer needs one of them. A resumed
-run is exact, bit for bit, only with these loops and this checkpoint callback.
+A resumed run is exact, bit for bit, only with these loops and this checkpoint callback.
+`tests/tasks/test_lightning_patches.py` fails once Lightning does by itself what most of them do.
 """
 
 from collections.abc import Sequence

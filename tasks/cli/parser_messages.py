@@ -1,4 +1,7 @@
-"""jsonargparse's messages as one sentence, with the nearest option or choice."""
+"""jsonargparse's messages as one sentence, with the nearest option or choice.
+
+Its errors hold a text only, so these patterns follow its wording; what matches none stays as it is.
+"""
 
 import difflib
 import re

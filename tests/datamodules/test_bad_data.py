@@ -93,6 +93,7 @@ def write_all(files: Files) -> None:
 
 TXT = {f"train/{row['label']}/{i}.txt": row["text"] for i, row in enumerate(ROWS)}
 JSON_FILE = {"good.jsonl": ROWS}
+NOT_UTF8 = BOM_UTF8 + b"a\n\xff"
 LATIN = parquet(text=raw(*[b"a"] * 20, b"\xe9"), label=[*[0, 1] * 10, 1])
 CSV_LINE, JSON_LINE = "line 3 of d/train.csv", "line 2 of d/train.jsonl"
 BAD_EN, BAD_DE = ('{"translation": {"en": [], "de": "a"}}', '{"translation": {"en": "a", "de": 2}}')
@@ -123,7 +124,7 @@ SKIPPABLE: list[tuple[str, Files, str, str]] = [  # command, files, place, word;
     ("texts csv d", csv("x" * 200_000 + ",bad"), CSV_LINE, "word"),
     ("texts hub d", LATIN, "row 20 of the train split of d", "UTF-8"),
     ("texts txt d", {**TXT, "train/bad/x.txt": " \n"}, "d/train/bad/x.txt", "no text"),
-    ("texts txt d", {**TXT, "train/bad/x.txt": BOM_UTF8 + b"a\n\xff"}, "bad/x.txt", "line 2"),
+    ("texts txt d", {**TXT, "train/bad/x.txt": NOT_UTF8}, "d/train/bad/x.txt", "line 2"),
     ("texts txt d", {**TXT, "train/bad/x.pdf": b"a"}, "d/train/bad/x.pdf", ".txt"),
     ("corpus jsonl d", jsonl('{"text": ["a"]}'), JSON_LINE, "as text"),
     ("documents files d", jsonl('{"text": ["a"]}'), JSON_LINE, "as text"),

@@ -1,4 +1,8 @@
-"""Reading a file, plain or compressed: lines, rows of CSV, JSON objects or an Arrow table."""
+"""Reading a file, plain or compressed: lines, rows of CSV, JSON objects or an Arrow table.
+
+CSV and JSON Lines are not read by pyarrow or `datasets`: both take some malformed lines, and do not
+tell the number of a bad line.
+"""
 
 import csv
 import io
