@@ -12,11 +12,13 @@ README = (ROOT / "README.md").read_text()
 NAMES = sorted(set(re.findall(r"python -m tests\.benchmarks\.(\w+)", README)))
 SHORT = {  # others: one round
     "checkpoints": "--rounds 1 --largest 10M",
-    "cifar_peer": "--minutes 0.5",
+    "cifar_peer": "--minutes 0.1",
     "gpu": "--rounds 1 --tiny",
     "growth": "--rounds 1 --axes length --smallest 512 --plot plot.png",
-    "imdb_baseline": "",
-    "nanogpt_peer": "",
+    "imdb_baseline": "--every 20",
+    "input": "--rounds 1 --seconds 1",
+    "nanogpt_peer": "--steps 100",
+    "tokenise": "--rounds 1 --texts 2000",
     "tokenised_bleu": "translations.tsv",
 }
 FASTER = {  # row that is faster than the first of its table; head and ratio of its memory

@@ -75,6 +75,8 @@ def nanogpt(options: Namespace, text: Path, folder: Path) -> Trained:
     shutil.copy(text, data / "input.txt")
     subprocess.run([sys.executable, "prepare.py"], cwd=data, check=True)
     line = ["train.py", CHARACTERS, *THEIRS[options.size].split()]
+    if options.steps:
+        line += [f"--max_iters={options.steps}", f"--lr_decay_iters={options.steps}"]
     seconds = run(line, copy, options.threads)
     saved = torch.load(copy / "out-shakespeare-char" / "ckpt.pt", map_location="cpu")
     net = nanogpt_model(str(copy), **saved["model_args"])
@@ -88,6 +90,8 @@ def nanogpt(options: Namespace, text: Path, folder: Path) -> Trained:
 def tessera(options: Namespace, text: Path, folder: Path) -> Trained:
     """Trains ours."""
     line = ["-m", "tasks.lm", "fit", "--config", OURS[options.size], "--data.path", str(text)]
+    if options.steps:
+        line += ["--trainer.max_steps", str(options.steps)]
     seconds = run([*line, "--run_dir", str(folder)], _compare.ROOT, options.threads)
     from tasks.lm.architectures import load_model
 
@@ -126,6 +130,7 @@ def main() -> None:
     parser.add_argument("--nanogpt", default="", metavar="FOLDER", help="a checkout of nanoGPT")
     parser.add_argument("--size", choices=THEIRS, default="cpu", help="of model and recipe")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="of training; default: those of the recipes")
     options = parser.parse_args()
     text = (_compare.data_folder("tinyshakespeare") / "input.txt").resolve()
     letters = text.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """Tokenising IMDB's 75,000 training reviews, beside the package `tokenizers` alone.
 
-    TESSERA_DATA=FOLDER python -m tests.benchmarks.tokenise
+    TESSERA_DATA=FOLDER python -m tests.benchmarks.tokenise [--texts 75000]
 
 Both use one WordPiece tokenizer of 16,000 tokens, trained on the labelled reviews, and all cores.
 `encode_batch` gets lists of strings, a thousand texts at a time, and drops the results. Ours begins
@@ -34,12 +34,12 @@ def reviews(*splits: str) -> Any:
     return pa.chunked_array([chunk for column in columns for chunk in column.chunks])
 
 
-def tokenizers(_: Namespace) -> Round:
+def tokenizers(options: Namespace) -> Round:
     """Rounds of the package alone."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(os.environ["TESSERA_TOKENIZER"])
-    texts = reviews(*SPLITS).to_pylist()
+    texts = reviews(*SPLITS)[: options.texts].to_pylist()
 
     def run() -> int:
         for start in range(0, len(texts), AT_ONCE):
@@ -49,12 +49,12 @@ def tokenizers(_: Namespace) -> Round:
     return run
 
 
-def tessera(_: Namespace) -> Round:
+def tessera(options: Namespace) -> Round:
     """Rounds with the token cache, which is empty each time."""
     from datamodules.tokenizers import Tokenizer
     from datamodules.tokens.token_cache import tokenised
 
-    texts = reviews(*SPLITS)
+    texts = reviews(*SPLITS)[: options.texts]
 
     def run() -> int:
         written = tokenised(texts, Tokenizer.from_file(os.environ["TESSERA_TOKENIZER"]))
@@ -69,13 +69,16 @@ COMPETITORS = {"tokenizers": tokenizers, "tessera": tessera}
 
 def main() -> None:
     """Parses the command line, trains the tokenizer and prints the table."""
-    options = _compare.parse(_compare.arguments(__doc__, 5), COMPETITORS)
+    parser = _compare.arguments(__doc__, 5)
+    parser.add_argument("--texts", type=int, default=75_000, help="number of reviews")
+    options = _compare.parse(parser, COMPETITORS)
     from datamodules.tokenizers import Tokenizer, TokenizerConfig
 
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        tokenizer = Tokenizer.train(reviews("train"), TokenizerConfig(vocabulary=VOCABULARY))
-        print(f"trained on 25,000 reviews in {time.perf_counter() - start:.1f} s")
+        labelled = reviews("train")[: options.texts]
+        tokenizer = Tokenizer.train(labelled, TokenizerConfig(vocabulary=VOCABULARY))
+        print(f"trained on {len(labelled):,} reviews in {time.perf_counter() - start:.1f} s")
         file = Path(folder, "tokenizer.json")
         file.write_text(tokenizer.to_json())
         os.environ |= {"TESSERA_CACHE": folder, "TESSERA_TOKENIZER": str(file)}
