@@ -122,13 +122,13 @@ class TextData(TokenizedData):
         dataset = self.dataset("train")
         epoch = self.trainer.current_epoch if self.trainer else 0
         batches = self.train_sampler(dataset).batches(epoch)
-        return count_tokens(batches, dataset.lengths, dataset.token_counts)
+        return count_tokens(batches, dataset.padded_lengths, dataset.token_counts)
 
     # Batches.
 
     def train_sampler(self, dataset: Any) -> ResumableBatchSampler:
         """The order of training: batches of similar length, by texts or by tokens."""
-        lengths = dataset.lengths
+        lengths = dataset.padded_lengths
         if not self.loading.buckets:
             lengths = torch.ones_like(lengths)
         world_size, rank = self.train_ranks(dataset)
@@ -140,7 +140,7 @@ class TextData(TokenizedData):
         """The order of evaluation: longest first; "index" says which sample is which."""
         if not self.loading.buckets:
             return super().eval_sampler(dataset)
-        return BucketBatchSampler(dataset.lengths, self.eval_batch_size)
+        return BucketBatchSampler(dataset.padded_lengths, self.eval_batch_size)
 
     def batch_layout(self, world_size: int) -> dict[str, int]:
         """As in the base class, with what decides how long a batch is."""
@@ -170,7 +170,7 @@ class Sequences:
         self.tokenizer = tokenizer
         self.token_counts = token_counts
         self.max_length = max_length
-        self.lengths = round_up(token_counts, multiple, max_length)  # (S,) with padding
+        self.padded_lengths = round_up(token_counts, multiple, max_length)  # (S,)
         self.pad_id = tokenizer.special_id("pad")
 
     def __len__(self) -> int:
@@ -178,7 +178,7 @@ class Sequences:
 
     def pad(self, index: Tensor, rows: Sequence[list[int]], fill: int | None = None) -> Tensor:
         """Rows of token ids as one tensor (B, N), as long as the samples `index` (B,) need."""
-        length = int(self.lengths[index].max())
+        length = int(self.padded_lengths[index].max())
         value = self.pad_id if fill is None else fill
         return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
 

@@ -45,7 +45,8 @@ class PairTokens:
         source, target = self.token_counts.unbind(1)
         self._source = Sequences(tokenizer.source, source, max_length, multiple)
         self._target = Sequences(tokenizer.target, target, max_length, multiple)
-        self.lengths = torch.stack([self._source.lengths, self._target.lengths], dim=1)  # (S, 2)
+        padded = [self._source.padded_lengths, self._target.padded_lengths]
+        self.padded_lengths = torch.stack(padded, dim=1)  # (S, 2)
 
     def __len__(self) -> int:
         return len(self.token_counts)

@@ -16,7 +16,7 @@ class SourceOptions(HubOptions):
     """What to know about a data set that its files do not say.
 
     Args:
-        label_column: Column with the classes; None: label, labels or the first of a class type.
+        label_column: Column with the classes; None: label, labels or the first `ClassLabel`.
         val_fraction: Fraction of the training samples of each class that is held out if the data
             have no validation split.
         split_seed: Seed of that split; independent of the seed of training, so that runs can be

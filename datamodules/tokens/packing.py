@@ -115,8 +115,8 @@ class PackedDocuments(Rows):
 
     def __init__(self, file: TokenFile, length: int, pad_id: int) -> None:
         super().__init__(file, length, pad_id)
-        # With a prefix the token before a document is the end of another, and its first token has
-        # an input.
+        # A separator before the first document, as in GPT-2: the first token of a document is a
+        # target, too, as the token before it is that separator or the end of another document.
         self._has_prefix = int(file.offsets[0] > 0)
         sizes = (np.diff(file.offsets) - 1 + self._has_prefix).clip(0)  # (D,) targets
         self.num_targets = int(sizes.sum())
@@ -125,7 +125,9 @@ class PackedDocuments(Rows):
         with_remainder = remainders.nonzero()[0]  # (P,) documents
         row = best_fit_decreasing(remainders[with_remainder], length)
         self._shared = with_remainder[row.argsort(kind="stable")]  # (P,) documents, row by row
-        self._shared_before = exclusive_cumsum(np.bincount(row))  # (R + 1,) in the rows before one
+        self._shared_before = exclusive_cumsum(
+            np.bincount(row)
+        )  # (R + 1,) documents in earlier rows
 
     def __len__(self) -> int:
         return int(self._full_rows_before[-1]) + len(self._shared_before) - 1

@@ -122,7 +122,7 @@ class Encoder(nn.Module):
             tokens: Integers (B, N).
             padding_mask: Boolean (B, N), False at padding; None: there is none.
             segments: Integers (B, N), each token's segment; None: the first everywhere.
-            record: Collects the attention weights of each block.
+            record: An `AttentionRecord`, which collects the attention weights of each block.
 
         Returns:
             (B, N, E); values at padding are undefined.

@@ -41,7 +41,7 @@ def checkpoint_options(source: str, tasks: Sequence[str], **open_options: Any) -
     Args:
         source: A checkpoint of `fit`.
         tasks: Tasks whose networks will do.
-        open_options: Options that the new data decide, with the value that leaves them open.
+        open_options: Options of the network that the new data decide, such as `num_classes=None`.
     """
     saved = read_task_checkpoint(source, tasks)[KEY]
     tokenizer = tokenizer_file(source, saved["metadata"]["tokenizer"])
@@ -70,7 +70,9 @@ def without_dropout(net: Options) -> Options:
 def pretrained_weights(
     source: str, tasks: Sequence[str], metadata: Mapping[str, Any], families: Families
 ) -> State:
-    """Returns weights under our names; the classifier has the classes of the data, in order.
+    """Returns weights under our names.
+
+    The classifier's rows are in the order of the data's classes; with others it is left out.
 
     Args:
         source: A checkpoint of `fit`, `hf/<model>`, or a local folder of Hugging Face's layout.

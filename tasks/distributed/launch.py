@@ -47,7 +47,7 @@ def resume_if_restarted(task: str, arguments: list[str]) -> list[str]:
     if resume or external_launcher() is None:
         return arguments
     folder = choose_run_folder(task, take_option(rest, "--run_dir")[0])
-    if not (folder / "config.yaml").is_file():  # written once all processes have come this far
+    if not (folder / "config.yaml").is_file():  # written after all processes were here
         return arguments
     rank_zero_only(print)(f"started again: continuing {folder}")
     return [f"--resume={folder}"]
@@ -173,9 +173,9 @@ class SameCheckpoint(Callback):
 def fail_together(trainer: pl.Trainer) -> Iterator[None]:
     """End all processes of a run if one fails, with one message.
 
-    The process that failed prints it. The others lose their connection to it and exit; the first of
-    them names it. If all fail with the same error, one prints it. Lightning kills processes that
-    hang.
+    The process that failed prints it. The others lose their connection to it and exit; local rank
+    0, if it is one of them, names it. If all fail with the same error, one prints it. Lightning
+    kills processes that hang.
 
     Raises:
         RunError: The processes could not connect; or, on local rank 0, another process ended.
@@ -189,12 +189,13 @@ def fail_together(trainer: pl.Trainer) -> Iterator[None]:
             _raise_once(error, trainer)
         raise
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # its threads may abort a process that ends first
+        # Or the threads of the group may abort this process while it exits.
+        torch.distributed.destroy_process_group()
 
 
 def _raise_once(error: Exception, trainer: pl.Trainer) -> None:
     """Raise what this process has to say about an error, or `SystemExit` if another one says it."""
-    text = re.sub(r"^\[\S+\] ", "", str(error))  # without the place in torch
+    text = re.sub(r"^\[\S+\] ", "", str(error))  # without torch's [file:line]
     reason = (text.partition("Last error:\n")[2] or text).partition("\n")[0]  # NCCL's comes last
     of_torch = isinstance(error, DistError) or type(error) is RuntimeError
     if of_torch and not torch.distributed.is_initialized():

@@ -27,10 +27,10 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
         max_new_tokens: Maximum number of tokens of a translation, up to what the model can
             generate.
         temperature: Of sampling, with 1 beam; 0: no sampling.
-        early_stopping: When beam search ends for a sentence: "likely": when no unfinished
-            translation would rank among the best if it ended now; "never": when none can rank among
-            them any more, often at the length limit; "first": when as many are finished as there
-            are beams.
+        early_stopping: When beam search ends for a sentence. "likely" (False in transformers): when
+            no unfinished translation would rank among the best if it ended now. "never": when none
+            can rank among them any more, often at the length limit. "first" (True): when as many
+            are finished as there are beams.
         seed: Of sampling the first sentence; the next one has `seed` + 1.
         nbest: Translations of each sentence, best first, each on a line with the sentence's number
             and the score.
@@ -98,10 +98,11 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
         print("there was nothing to translate: the input is empty", file=sys.stderr)
     unfinished = sum(not translation.finished for best in found for translation in best)
     if unfinished:
-        print(
-            f"{unfinished} translations were not finished: raise --max_new_tokens",
-            file=sys.stderr,
-        )
+        longest = model.net.max_length
+        advice = "raise --max_new_tokens"
+        if options.max_new_tokens >= longest:
+            advice = f"the model generates at most {longest} tokens"
+        print(f"{unfinished} translations were not finished: {advice}", file=sys.stderr)
 
 
 def translations(

@@ -50,7 +50,9 @@ class RunRecord(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Samples and seconds, for the `summary.json` of a resumed run."""
         now = time.perf_counter()
-        new_seconds = now - self.clock_start if self.new_samples else 0.0
+        new_seconds = 0.0
+        if self.new_samples:
+            new_seconds = now - self.clock_start - self.task.untimed_seconds
         return {
             "samples": self.samples + self.new_samples - self.step_samples,
             "seconds": self.seconds + new_seconds,
@@ -101,6 +103,7 @@ class RunRecord(Callback):
         self.start_clock(pl_module)
 
     def start_clock(self, task: Any) -> None:
+        self.task = task
         self.clock_start = time.perf_counter()
         self.new_samples = 0
         task.untimed_seconds = 0.0
@@ -111,7 +114,7 @@ class RunRecord(Callback):
         """Log the learning rate of each parameter group, if they differ."""
         rates = {f"train/lr_{group['name']}": group["lr"] for group in optimizer.param_groups}
         if len(set(rates.values())) > 1:
-            device = pl_module.device  # numbers would wait for a GPU
+            device = pl_module.device  # Python numbers would wait for the GPU
             tensors = {name: torch.full((), rate, device=device) for name, rate in rates.items()}
             pl_module.log_dict(tensors)
 

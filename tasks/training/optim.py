@@ -102,9 +102,10 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
     """Sorts the trainable parameters of `net` by their role into groups for the optimizer.
 
     Returns:
-        One group per role that occurs, "matrix", "table" and "scalar" in this order. Each has
-        `name` (the role), `kind` ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With
-        `layer_decay`, one per role and depth, named "matrix/3".
+        One group per role that occurs, in this order: "matrix" (hidden linear weights), "table"
+        (embeddings, convolutions, classifiers), "scalar" (all others). Each has `name` (the role),
+        `kind` ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With `layer_decay`, one per
+        role and depth, named "matrix/3".
     """
     roles = parameter_roles(net)
     depths = parameter_depths(net)

@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from PIL import Image
 from datamodules.sources import LabelledSource
 from tasks.base import Task
 from tasks.tracking.metrics_csv import read_rows
+from tasks.tracking.record import RunRecord
 from tests.helpers.marks import slow_except
 from tests.tasks.command import Capture, Console, Patch, run
 from tests.tasks.results import checkpoint, logged, metrics, same, summary
@@ -47,6 +50,16 @@ def test_summary(finished: Path) -> None:
     assert found["samples_per_s"] > 0 and found["seconds"] > 0
     assert {"tessera", "python", "torch", "pytorch-lightning"} <= found["versions"].keys()
     assert "git_commit" in found
+
+
+def test_samples_are_not_timed_as_training(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, {}, [])
+    task = SimpleNamespace(untimed_seconds=0.0)
+    record.start_clock(task)
+    record.new_samples = 1
+    time.sleep(0.2)
+    task.untimed_seconds += 0.2
+    assert record.state_dict()["seconds"] < 0.1
 
 
 def test_best_is_the_best_and_the_latest_of_equals(finished: Path) -> None:

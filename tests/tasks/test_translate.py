@@ -125,7 +125,8 @@ def test_length_limits(command: str, console: Console) -> None:
     assert out.splitlines()[0] == cut[0]
     line = f'{command} --text "six five four three two" --max_new_tokens'
     out, err = console.printed(f"{line} 2", TASK)
-    assert out.endswith(f"{UNFINISHED}\n") and "1 translations were not finished" in err
+    assert out.endswith(f"{UNFINISHED}\n")
+    assert "1 translations were not finished: raise --max_new_tokens" in err
     (row,) = console.objects(f"{line} 2", TASK)
     assert not row["finished"] and row["tokens"] == 2
     assert f"{row['translation']}{UNFINISHED}\n" == out
