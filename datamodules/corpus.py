@@ -34,9 +34,9 @@ class CorpusData(TokenizedData):
 
     With packed documents also "documents": int64 (B, T), the same number for tokens of one
     document, -1 at padding, and "positions": int64 (B, T), in the document. A document's bytes are
-    divided evenly among its tokens. Evaluation takes every target of a split once, in order; its
-    bytes add up to those of the text, without a first token that no special token is before:
-    nothing predicts it.
+    divided evenly among its tokens. Evaluation takes every target of a split once, in a fixed
+    order; its bytes add up to those of the text, except those of a first token without a special
+    token before it: nothing predicts it.
 
     If there are several documents, special tokens mark the beginning and end of each, as far as
     the tokenizer has them: [BOS] and [EOS], or one between documents. A single document has none.
@@ -173,7 +173,7 @@ class CorpusData(TokenizedData):
         rank_zero_warn(f"{count}, such as {named}: {advice}.")
 
     def count_tokens(self) -> tuple[float, float]:
-        """As in the base class, but of all ranks: they share the rows of one process."""
+        """As in the base class, but summed over all ranks, among which the rows are split."""
         dataset = self.dataset("train")
         padded = len(dataset) * self.max_length
         return (dataset.num_targets if isinstance(dataset, PackedDocuments) else padded), padded

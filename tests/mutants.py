@@ -4,8 +4,9 @@
 
 1. Draw a sample of mutants, at most one per function. It depends on the seed and the sources only.
 2. Record with coverage which test file executes which lines.
-3. For each mutant, run the test files that execute its statement, the fastest first. The mutant is
-   caught if a test fails or does not end in time, and missed at once if no test executes it.
+3. For each mutant, run the test files that execute its statement, first those that execute most of
+   its file in the least time. The mutant is caught if a test fails or does not end in time. It is
+   missed if no test executes it, or if all pass that take no more than `--seconds` together.
 
 The tests run in a temporary copy of the checkout. Both files hold JSON lines, written as soon as a
 result is known, so the same command continues after an interruption. Results of other sources are
@@ -202,14 +203,23 @@ def record(checkout: Path, file: str, marks: str) -> dict[str, Any]:
     return {"failed": failed, "seconds": round(seconds, 1), "lines": lines}
 
 
-def judge(checkout: Path, mutant: Mutant, records: dict[str, Any], marks: str) -> dict[str, Any]:
-    """The test that catches a mutant, if one does, and the number of test files that execute it."""
-    left = []
-    for file, entry in sorted(records.items(), key=lambda item: item[1]["seconds"]):
+def judge(
+    checkout: Path, mutant: Mutant, records: dict[str, Any], marks: str, most: float
+) -> dict[str, Any]:
+    """The test that catches a mutant, if one does within seconds, and the number of test files."""
+    executing = {}
+    for file, entry in records.items():
         is_sound = all("::" in test for test in entry["failed"])  # single tests can be left out
-        if is_sound and not set(mutant.lines).isdisjoint(entry["lines"].get(mutant.path, [])):
+        lines = entry["lines"].get(mutant.path, [])
+        if is_sound and not set(mutant.lines).isdisjoint(lines):
+            executing[file] = entry["seconds"] / len(lines)
+    left = []
+    total = 0.0
+    for file in sorted(executing, key=executing.__getitem__):
+        total += records[file]["seconds"]
+        if total <= most or not left:
             left.append(file)
-    verdict: dict[str, Any] = {"caught": None, "files": len(left)}
+    verdict: dict[str, Any] = {"caught": None, "files": len(executing), "run": len(left)}
     target = checkout / mutant.path
     original = target.read_text()
     write_source(target, mutant.text)
@@ -262,6 +272,7 @@ def main() -> None:
     parser.add_argument("--tests", nargs="*", help="these test files only, relative to the source")
     parser.add_argument("-m", dest="marks", default="not slow", help="which tests, as pytest's -m")
     parser.add_argument("--list", action="store_true", help="print the sample and test nothing")
+    parser.add_argument("--seconds", type=float, default=1e9, help="of tests for each mutant")
     options = parser.parse_args()
     source = options.source.resolve()
     mutants = sample(source, options.count, options.seed)
@@ -287,7 +298,9 @@ def main() -> None:
                 print(f"left out, as it fails without a mutant: {test} ({file})")
         version = digest(sources)
         work = {
-            f"{version} {mutant.key}": partial(judge, checkout, mutant, records, options.marks)
+            f"{version} {mutant.key}": partial(
+                judge, checkout, mutant, records, options.marks, options.seconds
+            )
             for mutant in mutants
         }
         verdicts = resume(options.out, work)

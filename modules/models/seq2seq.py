@@ -76,7 +76,7 @@ class Seq2Seq(NextTokenModel):
         self.build_stacks(self.max_length)
 
     def make_embedding(self, vocabulary: int, scale: bool) -> TokenEmbedding:
-        """An embedding; with std 1 / sqrt(E) if scaled, so that vectors start with variance 1."""
+        """An embedding, times sqrt(E) if `scale`; std is 1 / sqrt(E) with `scale_embedding`."""
         stack = self.config.decoder
         embedding = TokenEmbedding(vocabulary, stack.width, scale)
         if self.config.scale_embedding:

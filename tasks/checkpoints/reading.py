@@ -178,7 +178,7 @@ def check_training(checkpoint: Mapping[str, Any]) -> None:
             require(key in state, f"callbacks.{name}.{key} is missing.")
         folder, *paths = (state[key] for key in CHECKPOINT_PATHS)
         for path in filter(None, (*paths, *state.get("best_k_models", ()), folder)):
-            # The text is compared: it is what `RunCheckpoint` replaces. A URL is no path.
+            # Compared as strings, in which `RunCheckpoint` replaces the folder. A URL is no path.
             inside = isinstance(path, str) and f"{path}/".startswith(f"{folder}/")
             inside = inside and ":/" not in path and ".." not in Path(path).parts
             require(inside, f"callbacks name {path}, which is not in their folder {folder}.")

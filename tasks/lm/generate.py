@@ -65,9 +65,14 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
 
 @dataclass(frozen=True)
 class Completion:
-    """The text after a prompt, which may still grow with others; `score` is of beam search."""
+    """The text after a prompt, which may still grow with others; `score` is of beam search.
+
+    `number` is that of the prompt and `sample` that of the text after it, both from 1.
+    """
 
     prompt: str
+    number: int
+    sample: int
     stream: TextStream
     batch: StreamBatch
     score: float | None = None
@@ -95,13 +100,12 @@ def generate(options: GenerateOptions, on_command_line: Collection[str] = ()) ->
     start = time.perf_counter()
     complete = beam_completions if options.beams > 1 else sampled_completions
     completions = complete(model, prompts, tokens, options, generation)
-    for number, completion in enumerate(completions):
-        sample = number % options.num_samples + 1
+    for completion in completions:
         if options.json:
-            print_json(completion, sample)
+            print_json(completion)
             continue
-        names = [f"prompt {number // options.num_samples + 1}"] if len(prompts) > 1 else []
-        names += [f"sample {sample}"] if options.num_samples > 1 else []
+        names = [f"prompt {completion.number}"] if len(prompts) > 1 else []
+        names += [f"sample {completion.sample}"] if options.num_samples > 1 else []
         if names:
             print(f"{'--- ' + ', '.join(names) + ' ':-<80}")
         print(completion.prompt, end="", flush=True)
@@ -128,9 +132,11 @@ def sampled_completions(
     rows = [ids for ids in tokens for _ in samples]
     seeds = [options.seed + sample for _ in tokens for sample in samples]
     batch = stream_texts(model, rows, options, options.stop, seeds, generation)
-    names = [prompt for prompt in prompts for _ in samples]
+    streams = iter(batch.streams)
     return [
-        Completion(name, stream, batch) for name, stream in zip(names, batch.streams, strict=True)
+        Completion(prompt, number, sample + 1, next(streams), batch)
+        for number, prompt in enumerate(prompts, 1)
+        for sample in samples
     ]
 
 
@@ -147,14 +153,14 @@ def beam_completions(
     renormalize = generation is None or bool(generation.settings.renormalize_logits)
     found = beam_search(model.net, tokens, options, ends, banned, renormalize)
     completions = []
-    for prompt, ids, best in zip(prompts, tokens, found, strict=True):
-        for text, score in best[: options.num_samples]:
+    for number, (prompt, ids, best) in enumerate(zip(prompts, tokens, found, strict=True), 1):
+        for sample, (text, score) in enumerate(best[: options.num_samples], 1):
             stream = TextStream(model.tokenizer, ids, end_tokens=ends)
             for token in text:
                 stream.add(token)
             stream.finish("length" if len(text) == options.max_new_tokens else "context")
             complete = StreamBatch([stream], iter(()))
-            completions.append(Completion(prompt, stream, complete, score))
+            completions.append(Completion(prompt, number, sample, stream, complete, score))
     return completions
 
 
@@ -199,13 +205,13 @@ def truncate(
     return tokens[-limit:]
 
 
-def print_json(completion: Completion, sample: int) -> None:
+def print_json(completion: Completion) -> None:
     """Prints an object once its text is complete."""
     text = "".join(completion.chunks())
     entry: dict[str, Any] = {
         "prompt": completion.prompt,
         "text": text,
-        "sample": sample,
+        "sample": completion.sample,
         "tokens": completion.stream.tokens,
         "ended": completion.stream.ended,
     }

@@ -46,9 +46,9 @@ class LoggedRows:
     def __init__(self, checkpoint: Checkpoint | None) -> None:
         self.last_step = (checkpoint["global_step"] if checkpoint else 0) - 1
         loops = checkpoint["loops"]["fit_loop"] if checkpoint else {}
-        self.validates = loops.get("epoch_loop.state_dict", {}).get("validates", False)
+        self.validation_due = loops.get("epoch_loop.state_dict", {}).get("validates", False)
         epochs = loops.get("epoch_progress", {}).get("current", {"completed": 0, "ready": 0})
-        self.ends_epoch = epochs["completed"] < epochs["ready"]
+        self.epoch_end_due = epochs["completed"] < epochs["ready"]
 
     def keeps(self, row: Mapping[str, Any]) -> bool:
         """Whether a row stays; the last step may still validate or end its epoch."""
@@ -56,8 +56,8 @@ class LoggedRows:
         if step != self.last_step or "train/grad_norm" in row:
             return step <= self.last_step
         if any(name.startswith("val/") for name in row):
-            return not self.validates
-        return not self.ends_epoch
+            return not self.validation_due
+        return not self.epoch_end_due
 
 
 class MetricsCSV(Logger):
