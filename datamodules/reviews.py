@@ -135,7 +135,8 @@ class ReviewData(TextData):
 
     def _lines(self, file: BinaryIO, origin: str) -> tuple[list[str], list[int], str]:
         """The lines that are UTF-8, their numbers, and what to call them; the others are bad."""
-        texts, rows = [], []
+        texts = []
+        rows = []
         for number, line in enumerate(read_lines(file, origin, self.source.reject), 1):
             if line is not None:
                 texts.append(line)

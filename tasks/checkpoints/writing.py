@@ -13,7 +13,9 @@ from datamodules.utils.files import replacing
 from tasks.checkpoints.reading import Checkpoint, check_training, checkpoint_errors, read_checkpoint
 from tasks.errors import RunError
 
-LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+LAST = "last.ckpt"
+PREVIOUS = "previous.ckpt"
+BEST = "best.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -82,7 +82,8 @@ def fresh_store() -> Store:
     kept, rank = torchrun_store()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return kept
-    host, size = os.environ["MASTER_ADDR"], int(os.environ["WORLD_SIZE"])
+    host = os.environ["MASTER_ADDR"]
+    size = int(os.environ["WORLD_SIZE"])
     patience = timedelta(minutes=30)
     if rank == 0:
         fresh = TCPStore(host, 0, size, True, patience, wait_for_workers=False, multi_tenant=True)

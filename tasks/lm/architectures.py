@@ -99,8 +99,9 @@ class LanguageModel(NamedTuple):
         if self.folder is None:
             return None
         unsupported = ("forced_bos_token_id", "forced_eos_token_id")
-        path, settings = self.folder.path, self.folder.settings
-        return read_generation(path, settings, self.net.vocabulary, ignored=unsupported)
+        return read_generation(
+            self.folder.path, self.folder.settings, self.net.vocabulary, ignored=unsupported
+        )
 
 
 def load_model(source: str) -> LanguageModel:

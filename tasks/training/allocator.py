@@ -3,8 +3,10 @@
 import ctypes
 import platform
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
-KEPT = 1 << 30  # bytes
+# As in glibc's malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+KEPT_BYTES = 1 << 30
 OLDER_LIMIT = 1 << 25  # the most that older versions of glibc accept as M_MMAP_THRESHOLD
 
 
@@ -21,5 +23,5 @@ def tune_allocator() -> bool:
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    mapped = mallopt(M_MMAP_THRESHOLD, KEPT) or mallopt(M_MMAP_THRESHOLD, OLDER_LIMIT)
-    return bool(mapped and mallopt(M_TRIM_THRESHOLD, KEPT))
+    mapped = mallopt(M_MMAP_THRESHOLD, KEPT_BYTES) or mallopt(M_MMAP_THRESHOLD, OLDER_LIMIT)
+    return bool(mapped and mallopt(M_TRIM_THRESHOLD, KEPT_BYTES))

@@ -15,7 +15,9 @@ from modules.kernels.linear import linear
 
 # By the first letters of Lightning's precision.
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
-CPU_ROWS, GPU_ROWS = 2048, 8192  # of the matrices that are multiplied
+# Of the matrices that are multiplied.
+CPU_ROWS = 2048
+GPU_ROWS = 8192
 
 
 class TokenCount(nn.Module):

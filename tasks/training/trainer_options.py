@@ -49,7 +49,7 @@ MAXIMUM = 2**63 - 1  # PyTorch's largest integer
 NOT_ZERO = ("accumulate_grad_batches", "limit_train_batches", "max_epochs", "max_steps")
 # These replace Lightning's.
 LOGGERS = {name: f"tasks.tracking.loggers.{name}" for name in ("WandbLogger", "TensorBoardLogger")}
-BEST = "best"  # name of the checkpoint with the best value of the task's monitor
+BEST_FILENAME = "best"  # name of the checkpoint with the best value of the task's monitor
 
 
 def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
@@ -87,7 +87,7 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
         what = f"the callback {type(callback).__name__} monitors"
         if isinstance(callback, RunCheckpoint):
             what = "--checkpoint.monitor"
-            if callback.filename == BEST:
+            if callback.filename == BEST_FILENAME:
                 continue  # ours: it saves nothing if there is no validation
         if monitor is not None and monitor not in known:
             raise UsageError(f"{what} {monitor}, which is not logged: there is {', '.join(known)}")
