@@ -17,7 +17,7 @@ from datamodules.utils.errors import UsageError
 for _message in (".*does not have many workers.*", ".*your dataloader is not resumable.*"):
     warnings.filterwarnings("ignore", _message)
 
-GRACE_SECONDS = 30  # that a worker lives on after a SIGTERM
+WORKER_GRACE_SECONDS = 30  # that a worker lives on after a SIGTERM
 SPLITS_OF_STAGE = {
     "fit": ("train", "val"),
     "validate": ("val",),
@@ -47,7 +47,7 @@ def require_same(option: str, given: Any, stored: Any) -> None:
 def outlive_signals(worker: int) -> None:
     """Lets a worker outlive SIGINT, and SIGTERM for a while: its parent still needs batches."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_SECONDS))
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(WORKER_GRACE_SECONDS))
 
 
 def training_position(trainer: pl.Trainer) -> tuple[int, int]:

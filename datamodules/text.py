@@ -19,7 +19,7 @@ from datamodules.utils.batching import (
 )
 from datamodules.utils.errors import UsageError
 
-KEPT = {"head": "the head", "tail": "the tail", "both": "head and tail"}  # by `truncate`
+KEPT_PARTS = {"head": "the head", "tail": "the tail", "both": "head and tail"}  # by `truncate`
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class TextData(TokenizedData):
         count = sum(dataset.truncated for dataset in datasets)
         if count:
             total = sum(len(dataset) for dataset in datasets)
-            kept = KEPT[self.tokenizer_config.truncate]
+            kept = KEPT_PARTS[self.tokenizer_config.truncate]
             rank_zero_warn(
                 f"{count:,} of {total:,} {self.noun} are longer than {self.max_length} tokens and "
                 f"were cut (keeping {kept}): raise --data.max_length to keep all of it."

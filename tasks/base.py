@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 
 from tasks.checkpoints.reading import KEY, VERSION, Checkpoint, net_weights
-from tasks.checkpoints.weights import load_weights
+from tasks.checkpoints.weights import load_checkpoint_weights
 from tasks.errors import RunError, usage_errors
 from tasks.options import merged
 from tasks.tracking.media import Picture, Table
@@ -178,7 +178,7 @@ class Task(pl.LightningModule):
             self.net = self.build(self.metadata)
             optim.freeze(self.net, self.optimizer_config.freeze)
         if self.restored is not None:
-            load_weights(self.net, net_weights(self.restored), self.restored[KEY]["net"])
+            load_checkpoint_weights(self.net, net_weights(self.restored), self.restored[KEY]["net"])
             self.restored = None  # frees its memory
         if self.compile_net and self.trainer.state.fn == "fit":
             for part in self.modules_to_compile():

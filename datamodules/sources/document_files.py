@@ -68,7 +68,7 @@ def read_objects(source: Source, path: Path) -> Parts:
             source.reject(f"line {line} of {path}", fault)
 
 
-def read_rows(source: Source, path: Path) -> Parts:
+def read_parquet_or_arrow(source: Source, path: Path) -> Parts:
     """A table with a column of texts."""
     from pyarrow import parquet
 
@@ -140,10 +140,10 @@ TEXT_READERS: dict[str, Reader] = {
 }
 READERS: dict[str, Reader] = {  # by the end of the name, in lower case
     **TEXT_READERS,
-    **dict.fromkeys(ARROW, read_rows),
+    **dict.fromkeys(ARROW, read_parquet_or_arrow),
     **{f"{suffix}{end}": TEXT_READERS[suffix] for suffix in TEXT_READERS for end in COMPRESSION},
 }
-FORMATS = ", ".join((*TEXT_READERS, *ARROW))
+KNOWN_SUFFIXES = ", ".join((*TEXT_READERS, *ARROW))
 
 
 def reader_of(path: Path) -> Reader | None:
@@ -179,7 +179,7 @@ class DocumentFiles(DocumentSource):
         Raises `UsageError` if there are none; `DataError` if some are of another kind, and bad ones
         are not to be skipped.
         """
-        wanted = f"a file or a folder of {FORMATS} (text also as {' or '.join(COMPRESSION)})"
+        wanted = f"a file or a folder of {KNOWN_SUFFIXES} (text also as {' or '.join(COMPRESSION)})"
         root = self.require_path(wanted)
         files = [root] if reader_of(root) else []
         if root.is_dir():

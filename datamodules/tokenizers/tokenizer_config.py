@@ -9,7 +9,7 @@ from datamodules.tokenizers.special_tokens import named_special_tokens
 from datamodules.utils.errors import DataError
 
 CONFIG = "tokenizer_config.json"
-Settings = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 
 # Classes of transformers, by the settings of `tokenizer_config.json` that they use.
 BERT = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
@@ -30,7 +30,7 @@ CLASS_OF_MODEL = {  # if the tokenizer's files do not name one
 }
 
 
-def tokenizer_class(settings: Settings, config: Settings, content: Settings) -> str:
+def tokenizer_class(settings: JsonObject, config: JsonObject, content: JsonObject) -> str:
     """Name of the class that transformers would use, without "Fast".
 
     From the contents of `tokenizer_config.json`, the model's `config.json` and `tokenizer.json`.
@@ -44,7 +44,7 @@ def tokenizer_class(settings: Settings, config: Settings, content: Settings) -> 
     return GENERIC if name == LLAMA and byte_level else name
 
 
-def apply_settings(content: dict[str, Any], settings: Settings, name: str, folder: Path) -> None:
+def apply_settings(content: dict[str, Any], settings: JsonObject, name: str, folder: Path) -> None:
     """Changes the content of a `tokenizer.json` as the class `name` of transformers does.
 
     `settings` are those of `tokenizer_config.json` in this folder. Raises `DataError` if one has a
@@ -76,7 +76,7 @@ def apply_settings(content: dict[str, Any], settings: Settings, name: str, folde
             )
 
 
-def flag(settings: Settings, name: str, default: bool | None, folder: Path) -> bool | None:
+def flag(settings: JsonObject, name: str, default: bool | None, folder: Path) -> bool | None:
     """A setting that is true or false; `default` if it is missing or null.
 
     Raises `DataError` if it is something else.
@@ -91,7 +91,7 @@ def flag(settings: Settings, name: str, default: bool | None, folder: Path) -> b
     return value
 
 
-def _parts(content: Settings, name: str) -> Iterator[dict[str, Any]]:
+def _parts(content: JsonObject, name: str) -> Iterator[dict[str, Any]]:
     """A normalizer or pre_tokenizer of a `tokenizer.json`, then its members if a sequence."""
     part = content.get(name)
     if not isinstance(part, dict):
@@ -102,12 +102,12 @@ def _parts(content: Settings, name: str) -> Iterator[dict[str, Any]]:
             yield from _parts({name: member}, name)
 
 
-def _lowercases(content: Settings) -> bool:
+def _lowercases(content: JsonObject) -> bool:
     parts = _parts(content, "normalizer")
     return any(part.get("type") == "Lowercase" or part.get("lowercase") is True for part in parts)
 
 
-def _adds_prefix_space(content: Settings) -> bool:
+def _adds_prefix_space(content: JsonObject) -> bool:
     for part in (*_parts(content, "normalizer"), *_parts(content, "pre_tokenizer")):
         if part.get("type") == "Prepend" or part.get("add_prefix_space") is True:
             return True
@@ -117,7 +117,7 @@ def _adds_prefix_space(content: Settings) -> bool:
 
 
 def add_tokens(
-    content: dict[str, Any], settings: Settings, older: Settings, name: str, folder: Path
+    content: dict[str, Any], settings: JsonObject, older: JsonObject, name: str, folder: Path
 ) -> dict[str, Any]:
     """A `tokenizer.json` with the tokens of `added_tokens_decoder`, else `added_tokens.json`.
 
@@ -183,7 +183,7 @@ def _with_tokens(
     return json.loads(backend.to_str()), ids
 
 
-def _extra_special_tokens(settings: Settings) -> Iterator[str]:
+def _extra_special_tokens(settings: JsonObject) -> Iterator[str]:
     """Further tokens that a `tokenizer_config.json` calls special."""
     for name in ("extra_special_tokens", "additional_special_tokens"):
         tokens = settings.get(name)

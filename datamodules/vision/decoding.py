@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 # Pillow would read more, some by other programs.
-FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG")
+IMAGE_FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG")
 MAX_PIXELS = 2**27  # of an image that is decoded without Pillow, which has a limit of its own
 
 
@@ -28,7 +28,7 @@ def decode(data: bytes, channels: int) -> Tensor:
         return decode_jpeg(encoded, mode, apply_exif_orientation=b"Exif\x00" in data[:4096])
     from PIL import Image, ImageOps
 
-    with Image.open(io.BytesIO(data), formats=FORMATS) as file:
+    with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as file:
         image: Any = ImageOps.exif_transpose(file)
         if image.mode.startswith("I;16"):  # 16 bits: Pillow's own conversion would clip to white
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -65,7 +65,7 @@ def count_channels(data: bytes) -> int:
     """1 if an encoded image is grey, else 3; reads the header only."""
     from PIL import Image
 
-    with Image.open(io.BytesIO(data), formats=FORMATS) as file:
+    with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as file:
         return 1 if file.mode in ("1", "L", "LA") or file.mode.startswith("I") else 3
 
 

@@ -15,8 +15,8 @@ from modules.pretrained.settings import (
     Settings,
     build_config,
     check_feedforward,
+    check_fixed_options,
     check_heads,
-    check_options,
     check_settings,
     quoted,
     write_options,
@@ -25,7 +25,7 @@ from modules.pretrained.weights import Layers, Names, State, drop_other_classifi
 from modules.schema import checked
 
 HEADS = ("pool.", "pooler.", "head.", "sentence.")  # need not be in a file
-POSITIONS = "encoder.position.table"
+POSITION_TABLE = "encoder.position.table"
 SEGMENTS = "encoder.segment.weight"
 # What all models of these families have.
 COMMON = {
@@ -90,7 +90,7 @@ class BertFamily(TransformersFamily[BertConfig]):
             **self.layers,
         }
         tensors = {
-            POSITIONS: f"{embeddings}.position_embeddings.weight",
+            POSITION_TABLE: f"{embeddings}.position_embeddings.weight",
             SEGMENTS: f"{embeddings}.token_type_embeddings.weight",
             "head.tokens.bias": self.token_bias,
         }
@@ -117,11 +117,11 @@ class BertFamily(TransformersFamily[BertConfig]):
 
     def import_tensor(self, name: str, value: Tensor, config: BertConfig) -> Tensor:
         """Drops the positions that no token has."""
-        return value[self.first_position(config) :] if name == POSITIONS else value  # (N, E)
+        return value[self.first_position(config) :] if name == POSITION_TABLE else value  # (N, E)
 
     def export_tensor(self, name: str, value: Tensor, config: BertConfig) -> Tensor:
         """Adds zeros for the positions that no token has."""
-        if name != POSITIONS:
+        if name != POSITION_TABLE:
             return value
         unused = value.new_zeros(self.first_position(config), value.shape[1])
         return torch.cat((unused, value))  # (first + N, E)
@@ -139,7 +139,7 @@ class BertFamily(TransformersFamily[BertConfig]):
             self.check_classifier(config)
         has_segments = config.segments or "segments" in self.fixed
         if not has_segments:
-            state = {**state, SEGMENTS: state[POSITIONS].new_zeros(1, config.stack.width)}
+            state = {**state, SEGMENTS: state[POSITION_TABLE].new_zeros(1, config.stack.width)}
         theirs = super().weights_to_external(state, config)
         if self.token_bias in theirs:
             theirs |= {copy: theirs[original].clone() for copy, original in self.tied.items()}
@@ -193,13 +193,13 @@ class BertFamily(TransformersFamily[BertConfig]):
         return settings
 
     def check(self, config: BertConfig) -> None:
-        check_options(self.name, config, COMMON | self.fixed)
+        check_fixed_options(self.name, config, COMMON | self.fixed)
         check_feedforward(self.name, config, self.activations)
         check_heads(self.name, config.stack)
 
     def check_classifier(self, config: BertConfig) -> None:
         """The same for what comes after the encoder in a classifier."""
-        check_options(self.name, config, {"pool": "cls", "pooler": self.pooler})
+        check_fixed_options(self.name, config, {"pool": "cls", "pooler": self.pooler})
 
 
 def count_classes(settings: Settings) -> int | None:

@@ -16,8 +16,8 @@ from modules.pretrained.settings import (
     Settings,
     build_config,
     check_feedforward,
+    check_fixed_options,
     check_heads,
-    check_options,
     check_position_options,
     check_settings,
     quoted,
@@ -144,11 +144,11 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
 
     def check(self, config: DecoderConfig) -> None:
         stack = config.stack
-        check_options(self.name, config, {**COMMON, "bias": stack.qkv_bias, **self.fixed})
+        check_fixed_options(self.name, config, {**COMMON, "bias": stack.qkv_bias, **self.fixed})
         check_position_options(self.name, config, {"fraction": 1}, free=("base", "scaling"))
         check_feedforward(self.name, config, self.activations)
         if self.window == "never":
-            check_options(self.name, config, {"sliding_window": None})
+            check_fixed_options(self.name, config, {"sliding_window": None})
         if self.name == "gpt2":
             check_heads(self.name, stack)
         if self.name == "llama":
@@ -212,7 +212,7 @@ def matching_family(config: DecoderConfig) -> DecoderFamily:
 
 # Names --------------------------------------------------------------------------------------------
 
-SIZES = ("vocabulary", "max_length", "width", "depth", "heads")
+REQUIRED_OPTIONS = ("vocabulary", "max_length", "width", "depth", "heads")
 WITH_BIAS = {"bias": True, "qkv_bias": True, "mlp_bias": True}
 WITHOUT_BIAS = {"bias": False, "qkv_bias": False, "mlp_bias": False}
 BLOCK = "stack.blocks.{i}"
@@ -246,7 +246,7 @@ GPT2 = DecoderFamily(
         "attn_pdrop": "attention_dropout",
         "tie_word_embeddings": "tied",
     },
-    required=SIZES,
+    required=REQUIRED_OPTIONS,
     defaults={
         "norm_eps": 1e-5,
         "feedforward": "gelu_new",
@@ -315,7 +315,7 @@ def llama(
         embed="model.embed_tokens",
         layers=LLAMA_LAYERS,
         options={**LLAMA_OPTIONS, **(options or {})},
-        required=(*SIZES, "mlp_width"),
+        required=(*REQUIRED_OPTIONS, "mlp_width"),
         defaults={
             "norm_eps": 1e-6,
             "feedforward": "silu",

@@ -15,8 +15,8 @@ from modules.pretrained.settings import (
     build_config,
     check_aliases,
     check_feedforward,
+    check_fixed_options,
     check_heads,
-    check_options,
     check_position_options,
     check_settings,
     get_option,
@@ -180,7 +180,7 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
 
     def check(self, config: Seq2SeqConfig) -> None:
         name = self.name
-        check_options(name, config, {"architecture": "encoder_decoder", **self.fixed})
+        check_fixed_options(name, config, {"architecture": "encoder_decoder", **self.fixed})
         known = sorted(set(self.tying.values()))
         require(
             config.tying in known,
@@ -188,7 +188,7 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
         )
         check_position_options(name, config, POSITION_OPTIONS)
         for stack in (config.encoder, config.decoder):
-            check_options(name, stack, self.stack_fixed)
+            check_fixed_options(name, stack, self.stack_fixed)
             check_feedforward(name, stack, self.activations)
             if "head_dim" not in self.options.values():
                 check_heads(name, stack)

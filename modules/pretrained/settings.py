@@ -151,7 +151,7 @@ def check_aliases(settings: Settings, names: Collection[str], options: Mapping[s
             check_settings(settings, {ALIASES[name]: options[name]})
 
 
-def check_options(family: str, config: Any, wanted: Mapping[str, Any]) -> None:
+def check_fixed_options(family: str, config: Any, wanted: Mapping[str, Any]) -> None:
     """Raises `ValueError` if an option of ours is not what all models of `family` have."""
     for name, value in wanted.items():
         got = get_option(config, name)

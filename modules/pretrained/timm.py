@@ -15,7 +15,7 @@ from torch import nn
 
 from modules.config import FeedForwardName, PoolName, StackConfig, require
 from modules.models.vit import ViTConfig
-from modules.pretrained.settings import check_feedforward, check_heads, check_options
+from modules.pretrained.settings import check_feedforward, check_fixed_options, check_heads
 from modules.pretrained.vit import count_prefix_positions
 from modules.pretrained.weights import State, build_on_meta
 
@@ -122,7 +122,7 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
     Raises `ValueError` if there is no such model, with the option.
     """
     stack = config.stack
-    check_options("timm", config, COMMON)
+    check_fixed_options("timm", config, COMMON)
     check_heads("timm", stack)
     check_feedforward("timm", config, ACTIVATIONS)
     require(config.pool in POOLS, f'timm models have no pool "{config.pool}".')

@@ -14,10 +14,10 @@ from modules.config import require
 from modules.models.vit import ViT, ViTConfig
 from modules.position import resize_grid
 from modules.pretrained.family import Family
-from modules.pretrained.settings import check_options
+from modules.pretrained.settings import check_fixed_options
 from modules.pretrained.weights import Layers, Names, State, drop_other_classifier, weight_names
 
-POSITIONS = "position.table"
+POSITION_TABLE = "position.table"
 TOKENS = "prefix.vectors"
 BLOCK = "stack.blocks.{i}"
 
@@ -37,14 +37,14 @@ class ViTFamily(Family[ViTConfig]):
 
     def names(self, config: ViTConfig) -> Names:
         """Returns our names with theirs; positions and tokens keep ours."""
-        tensors = {**self.tensors, POSITIONS: POSITIONS, TOKENS: TOKENS}
+        tensors = {**self.tensors, POSITION_TABLE: POSITION_TABLE, TOKENS: TOKENS}
         return weight_names(self.layers, config.stack.depth, tensors)
 
     def networks(self, config: ViTConfig) -> list[nn.Module]:
         return [ViT(config)]
 
     def check(self, config: ViTConfig) -> None:
-        check_options(self.name, config, {"position": "learned"})
+        check_fixed_options(self.name, config, {"position": "learned"})
 
     def weights_from_external(
         self, state: State, config: ViTConfig, prefix_positions: bool | None = None
@@ -67,7 +67,7 @@ class ViTFamily(Family[ViTConfig]):
         patches = positions[covered:]  # (N, E)
         side = math.isqrt(len(patches))
         grid = patches.unflatten(0, (side, side))  # (rows, columns, E)
-        rest[POSITIONS] = resize_grid(grid, config.grid)  # (rows, columns, E)
+        rest[POSITION_TABLE] = resize_grid(grid, config.grid)  # (rows, columns, E)
         if len(prefix):
             rest[TOKENS] = prefix + positions[:covered] if covered else prefix  # (P, E)
         return drop_other_classifier(
@@ -83,7 +83,7 @@ class ViTFamily(Family[ViTConfig]):
         which are then zeros; None: unless there are registers, as in most models of timm.
         """
         theirs = super().weights_to_external(state, config)
-        positions = theirs.pop(POSITIONS).flatten(0, 1)  # (N, E)
+        positions = theirs.pop(POSITION_TABLE).flatten(0, 1)  # (N, E)
         prefix = theirs.pop(TOKENS, positions[:0])  # (P, E)
         if prefix_positions is None:
             prefix_positions = not config.register_tokens

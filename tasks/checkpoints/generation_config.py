@@ -30,7 +30,7 @@ UNSUPPORTED: dict[str, Any] = {
     **dict.fromkeys((*OTHERS, "top_h"), None),
     **dict.fromkeys(("remove_invalid_values", "token_healing"), False),
 }
-Options = TypeVar("Options", bound=GenerationConfig)
+GenerationConfigType = TypeVar("GenerationConfigType", bound=GenerationConfig)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,9 @@ class FolderGeneration:
                 )
         return tuple(tokens)
 
-    def apply_to(self, options: Options, given: Collection[str], prompt_length: int) -> Options:
+    def apply_to(
+        self, options: GenerationConfigType, given: Collection[str], prompt_length: int
+    ) -> GenerationConfigType:
         """Returns options with the folder's settings where none are given; prints which it ignores.
 
         Args:

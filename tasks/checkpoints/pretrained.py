@@ -32,7 +32,7 @@ DOWNLOADED_FILES = (
 # Downloaded if there are no safetensors.
 PYTORCH_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 CKPT_PATH = "--ckpt_path"  # names a model to use, as PRETRAINED names one to train
-BEST = Path("checkpoints", "best.ckpt")  # in a run folder
+BEST_CHECKPOINT = Path("checkpoints", "best.ckpt")  # in a run folder
 
 
 def checkpoint_options(source: str, tasks: Sequence[str], **open_options: Any) -> Options:
@@ -192,15 +192,15 @@ def model_folder(source: str, option: str = PRETRAINED) -> Path:
     """
     wanted = "a checkpoint (.ckpt) or a folder with config.json, model.safetensors, tokenizer.json"
     if source.startswith("hf/"):
-        folder = download(source.removeprefix("hf/"), option)
+        folder = download_folder(source.removeprefix("hf/"), option)
     elif Path(source).is_dir():
         folder = Path(source).resolve()
     else:
         raise UsageError(f"{option} {source}: no such folder; give {wanted}, or hf/<model>")
     if weight_files(folder):
         return folder
-    if (folder / BEST).is_file():
-        best = Path(source) / BEST
+    if (folder / BEST_CHECKPOINT).is_file():
+        best = Path(source) / BEST_CHECKPOINT
         raise UsageError(f"{option} {source} is a run folder: give its checkpoint, {best}")
     if not (folder / "config.json").is_file():
         raise UsageError(f"{option} {source} holds no model: give {wanted}")
@@ -233,7 +233,7 @@ def indexed_files(index: Path) -> list[Path]:
     return files
 
 
-def download(model: str, option: str = PRETRAINED) -> Path:
+def download_folder(model: str, option: str = PRETRAINED) -> Path:
     """Returns the folder with the files of a model on the hub; `option` named it."""
     from huggingface_hub import snapshot_download
 

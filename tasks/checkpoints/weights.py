@@ -97,7 +97,9 @@ def match_classes(
     return {name: value for name, value in state.items() if name not in head}
 
 
-def load_weights(net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
+def load_checkpoint_weights(
+    net: Any, weights: Mapping[str, Tensor], saved: Mapping[str, Any]
+) -> None:
     """Loads `weights` that were saved with the config `saved`; an error names differing options."""
     try:
         net.load_state_dict(weights)

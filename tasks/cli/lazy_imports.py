@@ -14,7 +14,7 @@ _UNUSED = {
     *("transformers", "torchvision", "matplotlib", "scienceplots"),
     *("onnxruntime", "librosa", "torchaudio", "regex"),
 }
-EXPECTED = (  # Lightning's warnings about what is intended here
+EXPECTED_WARNINGS = (  # Lightning's warnings about what is intended here
     ".*treespec, LeafSpec.*",  # its own use of torch
     "Experiment logs directory .* exists",  # a resumed run keeps its rows
     "Checkpoint directory .* exists",  # and its checkpoints
@@ -36,7 +36,8 @@ def import_lightning() -> None:
     def check_used(self: RequirementCache) -> None:
         name = re.split(r"[^\w-]", self.requirement or self.module or "")[0]
         if name in _UNUSED:
-            self.available, self.message = False, f"{name} is not used here"
+            self.available = False
+            self.message = f"{name} is not used here"
         else:
             check(self)
 
@@ -45,7 +46,7 @@ def import_lightning() -> None:
         import pytorch_lightning  # noqa: F401
     finally:
         RequirementCache._check_available = check  # type: ignore[method-assign]
-    for message in EXPECTED:
+    for message in EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", message)
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     for name in ("pytorch_lightning", "lightning_fabric"):  # no hints and lists of hardware

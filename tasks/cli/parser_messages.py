@@ -15,7 +15,9 @@ UNKNOWN_OPTION = (
     r"|[Kk]ey '([\w.]+)' is not expected"
 )
 WRONG_VALUE = r'.*Parser key "([\w.]+)":(.*)(?:Got value|Given value): ?(.*)'
-EXPECTED = r"Expected an? (?:<class '(?:\w+\.)*(\w+)'>|(dot import path)|typing\.Literal\[(.*?)\])"
+EXPECTED_TYPE = (
+    r"Expected an? (?:<class '(?:\w+\.)*(\w+)'>|(dot import path)|typing\.Literal\[(.*?)\])"
+)
 TYPE_NAMES = {
     "int": "a whole number",
     "float": "a number",
@@ -64,7 +66,7 @@ def wrong_value(key: str, reason: str, value: str) -> str:
         key = f"{key}.{nested[1]}"
         value = nested[2]
     value = value[:200] or "''"
-    types = re.findall(EXPECTED, reason)
+    types = re.findall(EXPECTED_TYPE, reason)
     choices = [choice for *_, literal in types for choice in re.findall(r"[\w.-]+", literal)]
     names = [TYPE_NAMES.get(a or b, a) for a, b, _ in types if a or b]
     names = list(dict.fromkeys(names + choices))

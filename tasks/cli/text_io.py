@@ -36,7 +36,7 @@ def json_line(value: object) -> str:
     return json.dumps(value, ensure_ascii=ascii_only)
 
 
-def read_lines(name: str, option: str, what: str) -> list[str]:
+def read_input_lines(name: str, option: str, what: str) -> list[str]:
     """The lines of a text file in UTF-8; `name` is a path or - for standard input.
 
     Args:

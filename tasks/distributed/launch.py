@@ -33,7 +33,7 @@ from tasks.tracking.run_folder import choose_run_folder
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 GPU_STRATEGIES = {"fsdp", "Sharded"}
-UNSUPPORTED = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")  # fsdp replaces them
+REPLACED_BY_FSDP = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
 LOST_CONNECTION = r"(?i)connection|timed out|broken pipe|failed to recv|pair closure"
 GRACE_SECONDS = 5.0  # until another process has ended, or answers
 
@@ -70,8 +70,8 @@ def resolve_devices(options: Any, command: str) -> None:
     if not isinstance(name, str):
         name = str(getattr(name, "class_path", "")).rpartition(".")[2]
     has_gpus = options.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    if name in UNSUPPORTED or (isinstance(options.strategy, str) and name not in STRATEGIES):
-        supported = "fsdp" if name in UNSUPPORTED else " or ".join(STRATEGIES)
+    if name in REPLACED_BY_FSDP or (isinstance(options.strategy, str) and name not in STRATEGIES):
+        supported = "fsdp" if name in REPLACED_BY_FSDP else " or ".join(STRATEGIES)
         raise UsageError(f"--trainer.strategy {name} is not supported: give {supported}")
     if name in GPU_STRATEGIES and not has_gpus:
         raise UsageError(f"--trainer.strategy {name} needs GPUs, and there are none: give ddp")
@@ -232,7 +232,8 @@ def _ended_process(children: list[subprocess.Popen]) -> str:
 def _is_first_to_report(message: str) -> bool:
     """Whether no other process has reported this; asks the store that connects them."""
     try:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        host = os.environ["MASTER_ADDR"]
+        port = int(os.environ["MASTER_PORT"])
         store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=GRACE_SECONDS))
         return store.add(f"reported {message}", 1) == 1
     except (DistError, KeyError):  # the process that keeps the store has ended, and said why

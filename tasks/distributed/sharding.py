@@ -44,7 +44,7 @@ class Sharded(ModelParallelStrategy):
         """Shard the network, once; refuse options that need all weights in one process."""
         task: Any = self.lightning_module
         if trainer.state.fn == TrainerFn.FITTING:
-            check_options(task)
+            check_sharding_options(task)
         if not isinstance(task.net, FSDPModule):
             shard(task.net, init_device_mesh(self.root_device.type, (self.world_size,)))
         super().setup(trainer)
@@ -111,7 +111,7 @@ class Sharded(ModelParallelStrategy):
         return checkpoint
 
 
-def check_options(task: Any) -> None:
+def check_sharding_options(task: Any) -> None:
     """Raise `UsageError` for options that do not work with sharded weights."""
     needed = {
         "--model.ema null": getattr(task, "ema", None) is not None,

@@ -10,7 +10,7 @@ from modules.config import require
 from modules.generation.beam_search import beam_search
 from modules.generation.sampling import GenerationConfig
 from tasks.checkpoints.generation_config import FolderGeneration
-from tasks.cli.text_io import json_line, read_lines
+from tasks.cli.text_io import json_line, read_input_lines
 from tasks.errors import UsageError
 from tasks.inference import InferenceOptions, prepared
 from tasks.lm.architectures import LanguageModel, load_model
@@ -102,7 +102,7 @@ def generate(options: GenerateOptions, on_command_line: Collection[str] = ()) ->
     completions = complete(model, prompts, tokens, options, generation)
     for completion in completions:
         if options.json:
-            print_json(completion)
+            print_completion_json(completion)
             continue
         names = [f"prompt {completion.number}"] if len(prompts) > 1 else []
         names += [f"sample {completion.sample}"] if options.num_samples > 1 else []
@@ -168,7 +168,7 @@ def read_prompts(options: GenerateOptions) -> list[str]:
     """Returns the prompts of the command line and the file; one empty prompt if there are none."""
     if options.prompt_file is None:
         return options.prompt or [""]
-    lines = read_lines(options.prompt_file, "--prompt_file", "prompts")
+    lines = read_input_lines(options.prompt_file, "--prompt_file", "prompts")
     prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise UsageError(f"--prompt_file {options.prompt_file} has no prompt: write one per line")
@@ -205,7 +205,7 @@ def truncate(
     return tokens[-limit:]
 
 
-def print_json(completion: Completion) -> None:
+def print_completion_json(completion: Completion) -> None:
     """Prints an object once its text is complete."""
     text = "".join(completion.chunks())
     entry: dict[str, Any] = {

@@ -17,10 +17,10 @@ from tasks.errors import UsageError, usage_errors
 from tasks.inference import DeviceName, prepared
 from tasks.seq2seq.architectures import TranslationModel, load_model
 
-FORMATS = ("pdf", "png", "svg")
+FIGURE_FORMATS = ("pdf", "png", "svg")
 TOKEN_SIZE = 0.2  # inches
 LABEL_SIZE = 0.9  # inches, beside each panel
-MAX_SIZE = 200.0  # inches, of a figure
+MAX_INCHES = 200.0  # of a figure
 INCOMPLETE = "\ufffd"  # text of an incomplete character
 
 
@@ -47,7 +47,7 @@ def attend(
     if beams < 1:
         raise UsageError(f"--beams {beams} must be at least 1")
     format = Path(out).suffix.removeprefix(".").lower() or "png"
-    if format not in FORMATS:
+    if format not in FIGURE_FORMATS:
         raise UsageError(f"--out {out}: give a name that ends in .pdf, .png or .svg")
     model = prepared(load_model(ckpt_path), device)
     (source,), (cut,) = model.tokenizer.encode_sources([text], model.net.max_length)
@@ -142,7 +142,7 @@ def draw(
     targets = [label.replace("$", r"\$") for label in target]
     width = heads * (TOKEN_SIZE * len(source) + LABEL_SIZE)
     height = layers * (TOKEN_SIZE * len(target) + LABEL_SIZE)
-    scale = min(1.0, MAX_SIZE / max(width, height))
+    scale = min(1.0, MAX_INCHES / max(width, height))
     figure = matplotlib.figure.Figure(figsize=(scale * width, scale * height), layout="constrained")
     panels = figure.subplots(layers, heads, squeeze=False)
     for layer in range(layers):

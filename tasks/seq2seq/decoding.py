@@ -1,16 +1,15 @@
 """Special tokens of decoding: those that begin and end a translation, and banned ones."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 from datamodules.tokenizers.pairs import PairTokenizer
 from modules.generation.translation import DecodingRules
+from modules.pretrained.settings import Settings
 from tasks.checkpoints.generation_config import FolderGeneration, read_generation
 
 # The token forced at the length limit if a folder's files do not name it.
 FORCED_EOS = {"marian": 0, "bart": 2}
-Settings = Mapping[str, Any]
 
 
 class DecodingTokens(TypedDict):

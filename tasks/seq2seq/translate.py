@@ -10,7 +10,7 @@ from modules.config import require
 from modules.generation.sampling import GenerationConfig, StoppingName
 from modules.generation.translation import Translation
 from modules.generation.translation import translate as search
-from tasks.cli.text_io import json_line, printed, read_lines
+from tasks.cli.text_io import json_line, printed, read_input_lines
 from tasks.inference import InferenceOptions, prepared
 from tasks.seq2seq.architectures import TranslationModel, load_model
 
@@ -73,7 +73,7 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
     """Translate texts, a sentence a line."""
     lines = list(options.text)
     if options.file is not None or not lines:
-        lines += read_lines(options.file or "-", "--file", "sentences")
+        lines += read_input_lines(options.file or "-", "--file", "sentences")
     model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
     if model.generation:
         # The prompt is the start token.
@@ -85,7 +85,7 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
         for rank, translation in enumerate(best, 1):
             text = model.tokenizer.decode(translation.tokens)
             if options.json:
-                print_json(number, line, rank, translation, text)
+                print_translation_json(number, line, rank, translation, text)
             elif options.nbest == 1:
                 print(printed(text, translation.finished))
             else:
@@ -132,7 +132,9 @@ def translations(
     return found
 
 
-def print_json(line: int, source: str, rank: int, translation: Translation, text: str) -> None:
+def print_translation_json(
+    line: int, source: str, rank: int, translation: Translation, text: str
+) -> None:
     entry = {
         "line": line,
         "source": source,

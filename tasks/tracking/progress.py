@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, RichProgressBar
 
 
-def progress_bar(wanted: bool | None) -> list[Callback]:
+def progress_bar_callbacks(wanted: bool | None) -> list[Callback]:
     """The progress display: none if `wanted` is false, a rich bar on a terminal, else lines."""
     if wanted is False:
         return []

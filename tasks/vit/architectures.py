@@ -55,7 +55,7 @@ def pretrained_options(source: str) -> Options:
     with usage_errors(f"{PRETRAINED} {source}"):
         config = config_from_timm_state(weights, base.config, base.prefix_positions)
         if base.name is not None:
-            check_sizes(base.name, config, base.config)
+            check_timm_sizes(base.name, config, base.config)
     net = asdict(replace(config, num_classes=None))
     if known is None:  # other options describe the rest
         net["class_token"] = config.has_class_token
@@ -65,7 +65,7 @@ def pretrained_options(source: str) -> Options:
     return {"model": {"net": net}, "data": {}}
 
 
-def check_sizes(model: str, config: ViTConfig, model_config: ViTConfig) -> None:
+def check_timm_sizes(model: str, config: ViTConfig, model_config: ViTConfig) -> None:
     """Raises `ValueError` if weights do not have the sizes of a timm model."""
     free_sizes = {name: getattr(config, name) for name in ("image_size", "channels", "num_classes")}
     expected = flat(asdict(replace(model_config, **free_sizes)))

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tasks.base import Task
 from tasks.distributed import launch
-from tasks.distributed.sharding import Sharded, by_index, by_name, check_options, shard
+from tasks.distributed.sharding import Sharded, by_index, by_name, check_sharding_options, shard
 from tasks.errors import UsageError
 from tests.tasks.command import ROOT, Console, Patch, run
 from tests.tasks.forked import Server
@@ -140,7 +140,7 @@ def test_what_needs_whole_weights(options: dict[str, Any], named: str) -> None:
     """The message names the options that resolve it."""
     task = SimpleNamespace(**{"ema": None, "average": None, "compile_net": False} | options)
     with pytest.raises(UsageError, match=f"{named}$"):
-        check_options(task)
+        check_sharding_options(task)
 
 
 @pytest.mark.parametrize("task", ["vit", *TASKS])
@@ -148,7 +148,7 @@ def test_defaults_train_sharded(task: str, monkeypatch: Patch, console: Console)
     """`configs/trainer/fsdp.yaml` needs no further option."""
 
     def stop(self: Sharded) -> None:
-        check_options(self.lightning_module)
+        check_sharding_options(self.lightning_module)
         raise UsageError("accepted")
 
     monkeypatch.setattr(launch, "GPU_STRATEGIES", set())  # as if there were GPUs

@@ -33,7 +33,7 @@ ROWS_AT_ONCE = 10_000  # rows that exist as Python objects at a time
 
 
 @dataclass(frozen=True)
-class Table:
+class TableSplit:
     """The S rows of one split."""
 
     columns: pa.Table
@@ -113,18 +113,18 @@ class TableSource(Source):
 
     @cached_property
     def _downloaded(self) -> dict[str, pa.Table]:
-        return download(self.options)
+        return download_splits(self.options)
 
     def table_splits(self) -> list[str]:
         """The splits that the data have."""
         return list(self.table_files or self._downloaded)
 
     @cached_property
-    def _tables(self) -> dict[str, Table]:
+    def _tables(self) -> dict[str, TableSplit]:
         """Those that were read."""
         return {}
 
-    def table(self, split: str) -> Table:
+    def table(self, split: str) -> TableSplit:
         """A split that the data have, read once.
 
         Raises `DataError` if a file is damaged or empty, or has other columns than another.
@@ -135,7 +135,7 @@ class TableSource(Source):
             self._tables[split] = read(split)
         return self._tables[split]
 
-    def _read_arrow(self, split: str) -> Table:
+    def _read_arrow(self, split: str) -> TableSplit:
         if self.table_files:
             paths = self.table_files[split]
             tables = [read_table(path) for path in paths]
@@ -147,9 +147,9 @@ class TableSource(Source):
         else:
             table = self._downloaded[split]
         where = f"row {{}} of the {split} split of {self.origin}"
-        return Table(table, torch.arange(table.num_rows), where)
+        return TableSplit(table, torch.arange(table.num_rows), where)
 
-    def _read_text(self, split: str) -> Table:
+    def _read_text(self, split: str) -> TableSplit:
         """The rows of a CSV, TSV or JSON Lines file, as text."""
         path = self.table_files[split][0]
         rows = self._rows(path)
@@ -164,7 +164,7 @@ class TableSource(Source):
         if not tables:
             raise DataError(f"{path} has no rows.")
         table = pa.concat_tables(tables, promote_options="default")
-        return Table(table, torch.tensor(lines), f"line {{}} of {path}")
+        return TableSplit(table, torch.tensor(lines), f"line {{}} of {path}")
 
     def _rows(self, path: Path) -> Iterator[Row]:
         if uncompressed_suffix(path) in CSV:
@@ -231,7 +231,7 @@ def described_columns(schema: pa.Schema, kind: str) -> list[str]:
     return [name for name in schema.names if features.get(name, {}).get("_type") == kind]
 
 
-def download(options: Any) -> dict[str, pa.Table]:
+def download_splits(options: Any) -> dict[str, pa.Table]:
     """The splits of a data set of the hub, by our names of splits.
 
     Raises `DataError` if the hub cannot be reached, or does not have it.
