@@ -72,7 +72,7 @@ class KVCache(StackCache):
             self.length + count <= self.max_length and rows == len(self.padding_mask),
             f"{count} tokens in {rows} rows do not fit into a cache of {len(self.padding_mask)} "
             f"rows by {self.max_length} tokens of which {self.length} are taken; make a larger "
-            "one, or shorten the text.",
+            "one, or shorten the sequence.",
         )
         self.past = self.length
         self.length += count

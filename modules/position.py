@@ -112,7 +112,7 @@ class Learned(Position):
         count = math.prod(self.grid)
         require(
             length <= count,
-            f"{length} tokens are more than the {count} learned positions; shorten the text.",
+            f"{length} tokens are more than the {count} learned positions; shorten the sequence.",
         )
 
     def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:

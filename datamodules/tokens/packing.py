@@ -165,21 +165,21 @@ def best_fit_decreasing(sizes: np.ndarray, capacity: int) -> np.ndarray:
     order = np.argsort(-sizes, kind="stable")
     rows = np.empty(len(sizes), np.int64)
     open_rows: dict[int, np.ndarray] = {}  # by the room that is left
-    place = 0
+    position = 0
     num_rows = 0
     values, counts = np.unique(sizes, return_counts=True)
     for size, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
-        end = place + count
-        while place < end:
+        end = position + count
+        while position < end:
             room = min((room for room in open_rows if room >= size), default=None)
             if room is None:  # as many new rows as these spans fill
                 room = capacity
-                new = -(-(end - place) // (capacity // size))
+                new = -(-(end - position) // (capacity // size))
                 open_rows[room] = np.arange(num_rows, num_rows + new)
                 num_rows += new
-            filled, untouched = np.split(open_rows.pop(room), [end - place])
-            rows[order[place : place + len(filled)]] = filled
-            place += len(filled)
+            filled, untouched = np.split(open_rows.pop(room), [end - position])
+            rows[order[position : position + len(filled)]] = filled
+            position += len(filled)
             for left, some in ((room, untouched), (room - size, filled)):
                 if left and len(some):
                     open_rows[left] = np.concatenate([open_rows.get(left, some[:0]), some])

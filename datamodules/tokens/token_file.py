@@ -99,7 +99,7 @@ class TokenFile:
         return TokenFile, (self.path,)
 
     def gather(self, index: np.ndarray, runs: int) -> np.ndarray:
-        """The tokens at some places, of any shape.
+        """The tokens at some positions, of any shape.
 
         Args:
             index: Numbers of the tokens in the file.
@@ -120,13 +120,13 @@ class TokenFile:
         """
         document = np.searchsorted(self.offsets, index, "right") - 1
         document = document.clip(0, len(self) - 1)
-        place = index - self.offsets[document]  # number of the token in its document, from 0 on
+        position = index - self.offsets[document]  # of the token in its document
         others = self.offsets[document + 1] - self.offsets[document] - 1  # tokens after the first
         # The part of the others that is before `index`; without others, all or nothing.
-        is_past = (place > 0) | (others < 0)
-        fraction = np.where(others > 0, (place - 1).clip(0) / others.clip(1), is_past)
+        is_past = (position > 0) | (others < 0)
+        fraction = np.where(others > 0, (position - 1).clip(0) / others.clip(1), is_past)
         before = self.bytes[document]
-        first = self.first_token_bytes[document] * (place > 0)
+        first = self.first_token_bytes[document] * (position > 0)
         rest = self.bytes[document + 1] - before - first
         return before + first + np.rint(rest * fraction).astype(np.int64)
 

@@ -1,7 +1,7 @@
-"""Random augmentation of a whole batch at once, on its device, with random draws for each image.
+"""Random augmentation of a whole batch at once, on its device, with random numbers for each image.
 
-They come from torch's global generator of that device. (The transforms of torchvision draw once for
-a whole batch.)
+They come from torch's global generator of that device. (The transforms of torchvision sample
+once for a whole batch.)
 """
 
 from dataclasses import asdict, dataclass

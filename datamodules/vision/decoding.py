@@ -46,18 +46,18 @@ def jpeg_pixels(data: bytes) -> int:
     """
     if data[:2] != b"\xff\xd8":
         return 0
-    place = 2
-    while place + 9 <= len(data) and data[place] == 0xFF:
-        marker = data[place + 1]
+    offset = 2
+    while offset + 9 <= len(data) and data[offset] == 0xFF:
+        marker = data[offset + 1]
         if marker == 0xFF:  # a fill byte
-            place += 1
+            offset += 1
             continue
         if marker == 1 or 0xD0 <= marker <= 0xD9:  # markers without a size, which belong elsewhere
             return 0
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # start of frame
-            height = int.from_bytes(data[place + 5 : place + 7], "big")
-            return height * int.from_bytes(data[place + 7 : place + 9], "big")
-        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+            height = int.from_bytes(data[offset + 5 : offset + 7], "big")
+            return height * int.from_bytes(data[offset + 7 : offset + 9], "big")
+        offset += 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
     return 0
 
 

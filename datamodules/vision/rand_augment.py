@@ -1,7 +1,7 @@
-"""RandAugment (Cubuk 2020) on a batch: each image draws operations and signs, each runs once.
+"""RandAugment (Cubuk 2020) on a batch: operations and signs are sampled for each image.
 
-The fourteen operations and their strengths are those of `torchvision.transforms.v2.RandAugment`,
-which applies one operation to all images of a batch.
+Each operation runs once, on all images that have it. The fourteen operations and their strengths
+are those of `torchvision.transforms.v2.RandAugment`, which applies one operation to a whole batch.
 """
 
 from collections.abc import Callable
@@ -86,7 +86,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class RandAugment(nn.Module):
-    """Applies `num_ops` operations, drawn from `OPERATIONS`, to each image; magnitude 0 to 30."""
+    """Applies `num_ops` operations, sampled from `OPERATIONS`, to each image; magnitude 0 to 30."""
 
     def __init__(self, num_ops: int, magnitude: int) -> None:
         super().__init__()

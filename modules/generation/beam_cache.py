@@ -1,8 +1,9 @@
 """The cache of beam search: tokens that sequences share are kept once.
 
-Keys and values are not copied when beams are reordered: each sequence has a list of the slots of
-its tokens. On CPUs, scores and results of attention are weighted sums of table rows by
-`torch.embedding_bag`, which is faster than batched matrix products with one query each.
+Keys and values are not copied when beams are reordered. They are in tables, where a slot holds
+those of one token, and each sequence has a list of the slots of its tokens. On CPUs, scores and
+results of attention are weighted sums of table rows by `torch.embedding_bag`, which is faster than
+batched matrix products with one query each.
 """
 
 from copy import copy
@@ -39,7 +40,7 @@ class BeamCache(StackCache):
         self.used_slots = self.length
         self.slot_count = self.length + beams * max_new_tokens
         self.slots = torch.arange(self.length, device=device).expand(batch, beams, -1)  # (B, K, M)
-        self.index = BagIndex(self.slots, self.slot_count, self.config)
+        self.index = TableIndex(self.slots, self.slot_count, self.config)
         positions = cache.positions[:, : self.length]
         if not cache.per_row_positions:
             positions = positions[:1]
@@ -62,7 +63,7 @@ class BeamCache(StackCache):
 
     def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
-        layer_cache = BagLayerCache if self.use_embedding_bag else SlotLayerCache
+        layer_cache = EmbeddingBagLayerCache if self.use_embedding_bag else GatheredLayerCache
         return BlockCache(layer_cache(self, index), self.contexts[index])
 
     def add_tokens(
@@ -78,14 +79,14 @@ class BeamCache(StackCache):
             tokens.shape == (batch * beams, 1) and self.length < self.max_length,
             f"{tokens.shape[1]} tokens in {len(tokens)} rows do not fit: {batch} x {beams} "
             f"sequences take one at a time, and have {self.length} of at most {self.max_length}; "
-            "make more room, or shorten the text.",
+            "make more room, or shorten the sequence.",
         )
         new = torch.arange(self.used_slots, self.used_slots + beams, device=tokens.device)[:, None]
         self.slots = torch.cat((self.slots, new.expand(batch, -1, 1)), 2)  # (B, K, M)
         self.past = self.length
         self.length += 1
         self.used_slots += beams
-        self.index = BagIndex(self.slots, self.slot_count, self.config, self.index.key_bags)
+        self.index = TableIndex(self.slots, self.slot_count, self.config, self.index.key_bags)
         seen = self.positions[:, : self.length]
         if len(seen) > 1:
             seen = seen.repeat_interleave(beams, 0)  # (B * K, M, 1)
@@ -100,7 +101,7 @@ class BeamCache(StackCache):
         if pair is None:
             return context
         if self.use_embedding_bag:
-            return BagContextCache(pair, self.beams, self.config, self.index.key_bags)
+            return EmbeddingBagContextCache(pair, self.beams, self.config, self.index.key_bags)
         return SharedContextCache(pair, self.beams)
 
     def reorder(self, beams: Tensor) -> None:
@@ -111,7 +112,7 @@ class BeamCache(StackCache):
         """Keeps only the sequences of the rows at the indices `rows`, (R,)."""
         other = copy(self)
         other.slots = self.slots[rows]
-        other.index = BagIndex(other.slots, self.slot_count, self.config)
+        other.index = TableIndex(other.slots, self.slot_count, self.config)
         if len(self.positions) > 1:
             other.positions = self.positions[rows]
         if self.padding_mask is not None:
@@ -127,7 +128,7 @@ def prefers_embedding_bag(device: torch.device, config: StackConfig) -> bool:
     return device.type == "cpu" and config.attention == "dot"
 
 
-class BagIndex:
+class TableIndex:
     """Which rows of the tables of keys and values each sequence attends to.
 
     Args:
@@ -179,7 +180,7 @@ class EmbeddingBag:
         return bags[0]
 
 
-class SlotLayerCache(AttentionCache):
+class GatheredLayerCache(AttentionCache):
     """One layer's keys and values in slots, gathered for each sequence."""
 
     def __init__(self, cache: BeamCache, layer: int) -> None:
@@ -204,7 +205,7 @@ class SlotLayerCache(AttentionCache):
         return keys.flatten(0, 2)[rows], values.flatten(0, 2)[rows]  # (B * K, G, M, D)
 
 
-class BagLayerCache(SlotLayerCache):
+class EmbeddingBagLayerCache(GatheredLayerCache):
     """The same for `attention_by_embedding_bag`: nothing is gathered."""
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,7 +242,7 @@ class SharedContextCache(ContextCache):
         return out.flatten(0, 1)[:, :, None]  # (B * K, H, 1, D)
 
 
-class BagContextCache(SharedContextCache):
+class EmbeddingBagContextCache(SharedContextCache):
     """The same for `attention_by_embedding_bag`, with the key bags of the sequences' index."""
 
     def __init__(
@@ -251,7 +252,7 @@ class BagContextCache(SharedContextCache):
         k, v = pair
         batch, _, length, _ = k.shape
         slots = torch.arange(length, device=k.device).expand(batch, beams, -1)  # (B, K, M)
-        self.index = BagIndex(slots, length, config, key_bags)
+        self.index = TableIndex(slots, length, config, key_bags)
         self.keys = k.mT.contiguous()  # (B, G, D, M)
         self.values = v.transpose(1, 2).contiguous()  # (B, M, G, D)
 
@@ -261,7 +262,7 @@ class BagContextCache(SharedContextCache):
 
 
 def attention_by_embedding_bag(
-    q: Tensor, keys: Tensor, values: Tensor, index: BagIndex, mask: Mask, beams: int = 1
+    q: Tensor, keys: Tensor, values: Tensor, index: TableIndex, mask: Mask, beams: int = 1
 ) -> Tensor:
     """Attention with one query each, by weighted sums of rows of tables.
 

@@ -1,4 +1,4 @@
-"""Translation: target texts by greedy decoding, beam search or sampling."""
+"""Translation: target sequences by greedy decoding, beam search or sampling."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from modules.models.seq2seq import Seq2Seq
 
 
 class Translation(NamedTuple):
-    """A target text."""
+    """A target sequence."""
 
     tokens: list[int]  # with the end token
     score: float
@@ -31,9 +31,9 @@ class DecodingRules(NamedTuple):
 
     Args:
         renormalize: The probability mass of banned tokens goes to the others; False: it is lost.
-        forced_bos: Every text begins with one of these, which counts as certain; none: with any.
-        forced_eos: A text that has not ended before ends with one of these at the length limit, the
-            same way.
+        forced_bos: Each sequence begins with one of these, which counts as certain; none: with any.
+        forced_eos: A sequence that has not ended before ends with one of these at the length limit,
+            the same way.
     """
 
     renormalize: bool = True
@@ -45,10 +45,10 @@ DEFAULT_RULES = DecodingRules()
 
 
 class Seq2SeqDecoder(IncrementalDecoder):
-    """Encodes source texts, then decodes `beams` target texts for each; arguments as `translate`.
+    """Encodes sources, then decodes `beams` target sequences for each.
 
-    Raises `ValueError` if a source is empty, longer than the model's limit, or has tokens that the
-    model does not know.
+    Arguments as of `translate`. Raises `ValueError` if a source is empty, longer than the model's
+    limit, or has tokens that the model does not know.
     """
 
     net: Seq2Seq  # type: ignore[assignment]
@@ -118,21 +118,21 @@ def translate(
     seeds: Sequence[int] | None = None,
     rules: DecodingRules = DEFAULT_RULES,
 ) -> list[list[Translation]]:
-    """Target texts for a batch of source texts.
+    """Target sequences for a batch of sources.
 
     With `beams` above 1, beam search; with temperature 0, the likeliest token each time; otherwise
-    tokens are sampled, each source's with its own seed. Texts that are done leave the batch.
+    tokens are sampled, each source's with its own seed. Sequences that are done leave the batch.
 
-    Hugging Face's `generate` finds the same texts and scores if `rules` are those of its model; its
-    `early_stopping` False is "likely" here, True is "first". Only there, any of equal scores may
-    win, and "never" is a guess with a `length_penalty` below 0.
+    Hugging Face's `generate` finds the same sequences and scores if `rules` are those of its model;
+    its `early_stopping` False is "likely" here, True is "first". Only there, any of equal scores
+    may win, and "never" is a guess with a `length_penalty` below 0.
 
     Args:
         net: The model, in evaluation mode.
         sources: Token ids of each source, as in training: with the end token, if it was there.
         config: How tokens are chosen, and how many at most; never more than `net.max_length`.
-        start: The token that target texts begin with.
-        stop: Tokens that end a text.
+        start: The token that target sequences begin with.
+        stop: Tokens that end a sequence.
         banned: Tokens that are never generated, as if their scores were -inf.
         seeds: One seed per source; None: `config.seed` + number of the source.
         rules: What else decides on tokens; sampling always renormalizes.
@@ -173,7 +173,7 @@ def sample_targets(
     stop: Collection[int],
     seeds: Sequence[int] | None,
 ) -> list[Hypotheses]:
-    """One text for each source, token by token, and its score; arguments as in `sample`."""
+    """One sequence for each source, token by token, and its score; arguments as in `sample`."""
     steps = list(sample(decoder, config, stop, seeds, with_log_probs=True))
     tokens = torch.stack([step[0] for step in steps], 1)  # (P, L)
     log_probs = torch.stack([step[1] for step in steps], 1)  # (P, L)

@@ -29,7 +29,7 @@ class BertConfig:
     Args:
         vocabulary: Number V of tokens; null: to be filled in from the tokenizer.
         num_classes: Number of classes; null: to be filled in from the data.
-        max_length: Number of learned positions; other position encodings also take longer texts.
+        max_length: Number of learned positions; other encodings also take longer sequences.
         segments: Number of kinds of segments (2 in BERT: first and second sentence); 0: none.
         position: Position encoding, an entry of `POSITIONS` in modules/position.py, such as
             learned, rotary or none.

@@ -1,4 +1,4 @@
-"""Encoder-decoders (Vaswani 2017) and prefix language models: source text in, target text out."""
+"""Encoder-decoders (Vaswani 2017) and prefix language models: source sequence in, target out."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ class TextStack(nn.Module):
 
 
 class Seq2Seq(NextTokenModel):
-    """Source texts to contextual vectors, and target texts to scores of the next token.
+    """Source sequences to contextual vectors, and targets to scores of the next token.
 
     Raises `ValueError` if a vocabulary or `max_length` of the config is null.
     """
@@ -113,7 +113,7 @@ class Seq2Seq(NextTokenModel):
     def encode(
         self, source: Tensor, padding_mask: Tensor | None = None, record: StackCache = NO_CACHE
     ) -> Context:
-        """Encodes source texts.
+        """Encodes source sequences.
 
         Args:
             source: Integers (B, M).
@@ -132,7 +132,7 @@ class Seq2Seq(NextTokenModel):
         return Context(states, mask)
 
     def embed_source(self, source: Tensor) -> Tensor:
-        """Tokens of source texts (B, M) -> their vectors (B, M, E)."""
+        """Tokens of source sequences (B, M) -> their vectors (B, M, E)."""
         embed = self.embed if self.source_embed is None else self.source_embed
         return embed(source)
 
@@ -143,7 +143,7 @@ class Seq2Seq(NextTokenModel):
         padding_mask: Tensor | None = None,
         cache: StackCache = NO_CACHE,
     ) -> Tensor:
-        """Runs the decoder on target texts.
+        """Runs the decoder on target sequences.
 
         Args:
             tokens: Integers (B, N), beginning with the start token unless they continue a cache.
@@ -186,7 +186,7 @@ class PrefixLM(Seq2Seq):
     """
 
     def build_stacks(self, length: int) -> None:
-        """Makes one stack for both texts in a row, of up to `length` tokens each."""
+        """Makes one stack for source and target in a row, of up to `length` tokens each."""
         stack = replace(
             self.config.decoder, causal=False, cross_attention=False, context_width=None
         )

@@ -12,13 +12,14 @@ TyingName = Literal["all", "inputs", "target", "none"]
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
-    """Sizes and variants of a model that turns a source text into a target text.
+    """Sizes and variants of a model that turns a source sequence into a target sequence.
 
     Args:
         source_vocabulary: Size of the source vocabulary; null: to be filled in from the data.
         target_vocabulary: Size V of the target vocabulary; null: to be filled in from the data.
-        max_length: Most tokens of either text, with the end token: number of learned positions of
-            each side, and length of the longest translation; null: to be filled in from the data.
+        max_length: Most tokens of source and of target, with the end token: number of learned
+            positions of each side, and length of the longest translation; null: to be filled in
+            from the data.
         architecture: Entry of `ARCHITECTURES`; "prefix" has the decoder's blocks only, and switches
             their causal and cross_attention off.
         position: Position encoding of both sides, each with its own weights: an entry of
