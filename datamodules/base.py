@@ -227,7 +227,7 @@ class ResumableDataModule(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, int]:
         """The `epoch` and `batch` that come next, and what decides which samples are in it."""
-        if self.trainer is None or self.trainer.fit_loop._combined_loader is None:
+        if self.trainer is None or self.trainer.train_dataloader is None:  # not in `fit`
             return {}
         epoch, batch = training_position(self.trainer)
         if batch >= self.trainer.num_training_batches:

@@ -1,4 +1,4 @@
-"""All changes to Lightning (2.6) that need its private names, each with its reason.
+"""Changes to Lightning (2.6), and uses of private names of its and of torch, with their reasons.
 
 A resumed run is exact, bit for bit, only with these loops and this checkpoint callback.
 `tests/tasks/test_lightning_patches.py` fails once Lightning does by itself what most of them do.
@@ -237,7 +237,10 @@ class RunCheckpoint(ModelCheckpoint):
     saved_epochs = 0  # completed epochs at the latest save
 
     def check_monitor_top_k(self, trainer: Trainer, current: torch.Tensor | None = None) -> bool:
-        """Whether to save; with save_top_k=1, the latest of equal scores wins."""
+        """Whether to save; with save_top_k=1, the latest of equal scores wins.
+
+        Equal scores are common on small validation sets; the later weights have seen more samples.
+        """
         best = self.best_model_score
         tied = current is not None and best is not None and bool(current == best)
         return tied or super().check_monitor_top_k(trainer, current)

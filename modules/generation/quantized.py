@@ -1,6 +1,8 @@
 """Linear layers for inference on CPUs, where most time goes into reading the weights.
 
-Packed weights are laid out as oneDNN reads them; int8 weights take a quarter of the bytes.
+Packed weights are laid out as oneDNN reads them; int8 weights take a quarter of the bytes. PyTorch
+has no public names for the operators, `mkldnn._linear_pointwise` and `_int_mm`, which its compiler
+calls, too.
 """
 
 from typing import Literal

@@ -1,7 +1,7 @@
 """Matrix products with weights, on CPUs by oneDNN, which uses AVX-512 where there is.
 
 PyTorch's own float32 product is MKL's, which stays with AVX2 on processors that are not Intel's:
-half the speed.
+half the speed. The operator has no public name; PyTorch's compiler calls it, too.
 """
 
 import platform

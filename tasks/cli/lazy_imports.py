@@ -3,6 +3,7 @@
 Lightning imports torchmetrics, which imports transformers, torchvision and matplotlib if they are
 installed, for metrics that no task here computes: about half of the start-up time. Telling
 torchmetrics that they are absent keeps them out; our own code still imports them when needed.
+This patch is not in `tasks/lightning_patches.py`, which imports Lightning: it must come first.
 """
 
 import logging

@@ -1,5 +1,14 @@
 """jsonargparse's messages as one sentence, with the nearest option or choice.
 
+Without this, a user who gives `--model.net.stack.order prr` sees several lines with Python's types:
+
+    usage: python -m tasks.vit fit [options]
+    tip: For details of accepted options run: python -m tasks.vit --help
+    error: Parser key "model.net.stack.order":
+      Expected a typing.Literal['pre', 'post', 'parallel']. Got value: prr
+
+instead of `--model.net.stack.order prr: must be pre, post or parallel: did you mean pre?`
+
 Its errors hold a text only, so these patterns follow its wording; what matches none stays as it is.
 """
 

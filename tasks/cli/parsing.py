@@ -108,6 +108,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
     def known_options(self) -> set[str]:
         """Names of all options that a file may hold, without dashes in front."""
+        # argparse has no public list of a parser's options.
         names = [name for action in self._actions for name in action.option_strings]
         return {
             name.removeprefix("--")
