@@ -1,7 +1,7 @@
 """GPT-2, Llama, Mistral and Qwen of transformers: weights and configs, converted both ways."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from modules.config import StackConfig, default, require
 from modules.models.gpt import Decoder, DecoderConfig
 from modules.position import Rotary
-from modules.pretrained.family import TransformersFamily, first_match
+from modules.pretrained.family import TransformersFamily
 from modules.pretrained.settings import (
     ACTIVATIONS,
     GATED_ACTIVATIONS,
@@ -201,15 +201,6 @@ def write_rotary(config: DecoderConfig) -> Settings:
     return {"rope_theta": base, "rope_scaling": found or None, "rope_parameters": parameters}
 
 
-def matching_family(config: DecoderConfig) -> DecoderFamily:
-    """Returns the first family with a model that equals ours.
-
-    Raises `ValueError` if none has one; with the reason of the nearest.
-    """
-    nearest = "qwen3" if config.stack.qk_norm else "llama"
-    return first_match(config, FAMILIES, "gpt2" if config.position == "learned" else nearest)
-
-
 # Names --------------------------------------------------------------------------------------------
 
 REQUIRED_OPTIONS = ("vocabulary", "max_length", "width", "depth", "heads")
@@ -256,6 +247,7 @@ GPT2 = DecoderFamily(
         "init": "gpt2",
     },
     fixed={"position": "learned", "norm": "layernorm", "qk_norm": False, **WITH_BIAS},
+    typical={"position": "learned"},
     only={
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
@@ -337,12 +329,15 @@ FAMILIES = {
         llama("llama", "LlamaForCausalLM", {}, BIAS_OPTIONS),
         llama("mistral", "MistralForCausalLM", WITHOUT_BIAS, window="always"),
         llama("qwen2", "Qwen2ForCausalLM", {**WITHOUT_BIAS, "qkv_bias": True}, window="some"),
-        llama(
-            "qwen3",
-            "Qwen3ForCausalLM",
-            {"mlp_bias": False, "qk_norm": True},
-            {"attention_bias": "qkv_bias"},
-            "some",
+        replace(
+            llama(
+                "qwen3",
+                "Qwen3ForCausalLM",
+                {"mlp_bias": False, "qk_norm": True},
+                {"attention_bias": "qkv_bias"},
+                "some",
+            ),
+            typical={"qk_norm": True},
         ),
     )
 }

@@ -15,6 +15,7 @@ from modules.pretrained.settings import (
     check_aliases,
     check_model_type,
     check_settings,
+    get_option,
     quoted,
     read_options,
 )
@@ -131,6 +132,7 @@ class TransformersFamily(Family[Config]):
         required: Options of ours that the file must say.
         defaults: Options of ours if the file does not say.
         fixed: Options of ours that all models of the family have.
+        typical: Options of ours by which a model that no family has is nearest to this one.
         only: Options of theirs that are supported at one value only.
         activations: Their name of an activation -> ours.
         prefix: Of the names of most weights; files of bare models leave it out.
@@ -142,6 +144,7 @@ class TransformersFamily(Family[Config]):
     required: tuple[str, ...]
     defaults: dict[str, Any] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
+    typical: dict[str, Any] = field(default_factory=dict)
     only: dict[str, Any] = field(default_factory=dict)
     activations: Activations
     prefix: str = ""
@@ -150,6 +153,11 @@ class TransformersFamily(Family[Config]):
     def full_name(self, name: str) -> str:
         """Adds the prefix of a bare model."""
         return name if name.startswith((self.prefix, *self.heads)) else self.prefix + name
+
+    def count_typical(self, config: Config) -> int:
+        """Returns the number of `typical` options; -1 if the config has another value of one."""
+        equal = all(get_option(config, name) == value for name, value in self.typical.items())
+        return len(self.typical) if equal else -1
 
     def read(self, settings: Settings, *kinds: type) -> dict[str, Any]:
         """Returns the options of a config.json, under our names, with defaults.
@@ -175,7 +183,7 @@ class TransformersFamily(Family[Config]):
         """
 
 
-FamilyType = TypeVar("FamilyType", bound=Family)
+FamilyType = TypeVar("FamilyType", bound=TransformersFamily)
 
 
 def config_from_huggingface(
@@ -190,19 +198,17 @@ def config_from_huggingface(
     return name, families[name].config_from_external(settings)
 
 
-def first_match(
-    config: Any, families: Mapping[str, FamilyType], nearest: str | None = None
-) -> FamilyType:
+def matching_family(config: Any, families: Mapping[str, FamilyType]) -> FamilyType:
     """Returns the first family with a model that equals ours.
 
-    Raises `ValueError` if none has one, with the reason of the `nearest` family; None: the first.
+    Raises `ValueError` if none has one, with the reason of the nearest.
     """
-    reasons: dict[str, str] = {}
+    reasons: dict[str, ValueError] = {}
     for name, family in families.items():
         try:
             family.check(config)
         except ValueError as error:
-            reasons[name] = str(error)
+            reasons[name] = error
         else:
             return family
-    raise ValueError(reasons[nearest or next(iter(families))])
+    raise reasons[max(families, key=lambda name: families[name].count_typical(config))]

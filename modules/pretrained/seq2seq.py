@@ -12,7 +12,6 @@ from torch import Tensor
 from modules.config import GATED
 from modules.init import RESIDUAL
 from modules.models.seq2seq import Seq2SeqConfig
-from modules.pretrained.family import first_match
 from modules.pretrained.seq2seq_family import BIAS, SIDES, Seq2SeqFamily
 from modules.pretrained.settings import ACTIVATIONS, Settings, check_settings
 from modules.pretrained.weights import Layers, Names
@@ -123,15 +122,6 @@ class T5Family(Seq2SeqFamily):
         }
 
 
-def matching_family(config: Seq2SeqConfig) -> Seq2SeqFamily:
-    """Returns the first family with a model that equals ours.
-
-    Raises `ValueError` if none has one; with the reason of the nearest.
-    """
-    nearest = {"learned": "bart", "t5": "t5"}.get(config.position)
-    return first_match(config, FAMILIES, nearest)
-
-
 # Names --------------------------------------------------------------------------------------------
 
 BART_BLOCK: Layers = {
@@ -219,6 +209,7 @@ BART = BartFamily(
     },
     options=BART_OPTIONS,
     fixed={"position": "learned", "embedding_norm": True},
+    typical={"position": "learned"},
     only={"normalize_before": False, "normalize_embedding": True, "add_final_layer_norm": False},
     tying_options=("tie_word_embeddings",),
     tying={(True,): "all"},
@@ -288,6 +279,7 @@ T5 = T5Family(
         "scale_embedding": False,
         "output_bias": False,
     },
+    typical={"position": "t5"},
     stack_fixed={
         **EVERY_STACK,
         "order": "pre",

@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from modules.pretrained.decoder import matching_family
+from modules.pretrained.decoder import FAMILIES
+from modules.pretrained.family import matching_family
 from tasks.checkpoints.exporting import TextFormat, export_text_model
 from tasks.lm.architectures import load_model
 
@@ -24,7 +25,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         special_tokens = {role: special_tokens[role] for role in special_tokens if role == "pad"}
 
     def convert(net: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        family = matching_family(net.config)
+        family = matching_family(net.config, FAMILIES)
         state = family.weights_to_external(net.state_dict(), net.config)
         return family.config_to_external(net.config, special_tokens), state
 

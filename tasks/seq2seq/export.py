@@ -8,7 +8,8 @@ from torch import Tensor
 
 from datamodules.tokenizers import PairTokenizer
 from datamodules.utils.files import write_text
-from modules.pretrained.seq2seq import matching_family
+from modules.pretrained.family import matching_family
+from modules.pretrained.seq2seq import FAMILIES
 from tasks.checkpoints.exporting import (
     TextFormat,
     export_text_model,
@@ -40,7 +41,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
     special_tokens = {role: token for role, token in ids.items() if token is not None}
 
     def convert(net: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        family = matching_family(net.config)
+        family = matching_family(net.config, FAMILIES)
         state = family.weights_to_external(net.state_dict(), net.config)
         return family.config_to_external(net.config, special_tokens), state
 
