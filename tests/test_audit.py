@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.command import ROOT
+from tests.helpers.command import ROOT
 
 KNOWN = {"name": "b", "version": "1", "vulns": []}
 HOLE = {"id": "PYSEC-2024-1", "fix_versions": ["2.0"], "aliases": ["CVE-2024-1"]}

@@ -20,7 +20,7 @@ from PIL import Image
 from datamodules.sources import SOURCES
 from modules.position import POSITIONS
 from tasks.cli.main import main
-from tests.tasks.tiny import write_pairs, write_reviews
+from tests.helpers.tiny import write_pairs, write_reviews
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

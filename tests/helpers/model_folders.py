@@ -6,7 +6,7 @@ from typing import Any
 
 from datamodules.embedded.reviews import generate
 from datamodules.tokenizers import SPECIAL_TOKENS, Tokenizer, TokenizerConfig
-from tests.datamodules.test_sentencepiece import marian
+from tests.datamodules.tokenizers.test_sentencepiece import marian
 from tests.parity.families import MODELS, Case
 
 STILL = "--model.optimizer.lr 1e-12 --model.optimizer.weight_decay 0"  # keeps the weights

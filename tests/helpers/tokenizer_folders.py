@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.datamodules.test_sentencepiece import marian
-from tests.datamodules.test_tokenizers import TEXTS, trained
+from tests.datamodules.tokenizers.test_sentencepiece import marian
+from tests.datamodules.tokenizers.test_tokenizers import TEXTS, trained
 
 LETTERS = sorted(set("".join(TEXTS) + "DéjàVuF<new>N中文") - {" "})
 

@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from tasks.tracking import report
-from tests.tasks.cases import Wholes
-from tests.tasks.command import Capture, Console, Patch, run
-from tests.tasks.forked import Server
-from tests.tasks.tiny import PAIRS, SHORT, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
+from tests.helpers.cases import Wholes
+from tests.helpers.command import Capture, Console, Patch, run
+from tests.helpers.forked import Server
+from tests.helpers.tiny import PAIRS, SHORT, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
 
 BLANK = Image.new("RGB", (4, 4))
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from tests.tasks.command import Console, Patch, process, run
-from tests.tasks.results import checkpoint, logged, summary
-from tests.tasks.tiny import FEW_STEPS, NO_UPDATES, PAIRS, TINY, write_data
+from tests.helpers.command import Console, Patch, process, run
+from tests.helpers.results import checkpoint, logged, summary
+from tests.helpers.tiny import FEW_STEPS, NO_UPDATES, PAIRS, TINY, write_data
 
 DEFAULT_SECONDS = 300  # of any default run: 90 to 120 on a fast processor, more beside other jobs
 DEFAULT_RUNS = [  # task, metric, and the interval in which it lies

@@ -10,10 +10,10 @@ import pytest
 from pyarrow import parquet
 
 from datamodules.images import ImageData
+from tests.helpers.command import Console, run
+from tests.helpers.results import summary
 from tests.helpers.tables import write
-from tests.tasks.command import Console, run
-from tests.tasks.results import summary
-from tests.tasks.tiny import NET, SMALL_LM, SMALL_S2S, picture, write_images, write_pairs
+from tests.helpers.tiny import NET, SMALL_LM, SMALL_S2S, picture, write_images, write_pairs
 
 pytestmark = pytest.mark.timeout(120)  # a pipe or a device would be read for ever
 

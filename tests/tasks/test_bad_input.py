@@ -11,9 +11,9 @@ import yaml
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from tasks.errors import UsageError
-from tests.tasks.command import Console, Patch, run
-from tests.tasks.results import checkpoint, summary
-from tests.tasks.tiny import (
+from tests.helpers.command import Console, Patch, run
+from tests.helpers.results import checkpoint, summary
+from tests.helpers.tiny import (
     SHORT,
     SMALL_LM,
     SMALL_S2S,

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tasks.cli.config_files import read_config
-from tests.tasks.command import ROOT, run
-from tests.tasks.results import metrics
-from tests.tasks.tiny import write_corpus, write_images, write_pairs, write_reviews
+from tests.helpers.command import ROOT, run
+from tests.helpers.results import metrics
+from tests.helpers.tiny import write_corpus, write_images, write_pairs, write_reviews
 from tests.test_readme import write_parquet
 
 EVERY = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))

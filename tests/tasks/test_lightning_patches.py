@@ -12,7 +12,7 @@ from pytorch_lightning.loggers import WandbLogger
 from torch.utils.data import DataLoader
 
 from tasks.cli.lazy_imports import _UNUSED
-from tests.tasks.command import process
+from tests.helpers.command import process
 
 
 class Line(pl.LightningModule):

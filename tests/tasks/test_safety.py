@@ -26,8 +26,8 @@ from datamodules.sources.readers.formats import open_decompressed
 from tasks.checkpoints.pretrained import DOWNLOADED_FILES, weight_files
 from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.errors import DataError
-from tests.tasks.command import Console, Patch, process, run
-from tests.tasks.tiny import SMALL_LM, Malicious, write_corpus, write_images, write_pairs
+from tests.helpers.command import Console, Patch, process, run
+from tests.helpers.tiny import SMALL_LM, Malicious, write_corpus, write_images, write_pairs
 from tests.test_architecture import TREES, each_file
 
 EVIL = "from pathlib import Path\nPath('pwned').touch()\nclass Thing: pass\n"

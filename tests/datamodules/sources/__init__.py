@@ -1,0 +1,1 @@
+"""Reading texts, pairs and documents from files and from the hub."""

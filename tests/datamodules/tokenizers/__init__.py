@@ -1,0 +1,1 @@
+"""Tokenizers: trained, pretrained, and SentencePiece's."""

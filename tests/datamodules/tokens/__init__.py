@@ -1,0 +1,1 @@
+"""Files of tokens, and how they are packed into rows."""

@@ -1,0 +1,1 @@
+"""Checkpoints, resumed runs, model folders and exported models."""

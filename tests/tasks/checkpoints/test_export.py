@@ -1,0 +1,107 @@
+"""Exported models: other programs give the same logits; what cannot be written leaves nothing."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+from tasks.checkpoints.exporting import new_folder
+from tests.helpers.command import Console, run
+from tests.helpers.results import same
+from tests.helpers.tiny import SHORT
+from tests.tasks.vit.test_timm import trained
+
+Fit = Callable[[str], Path]
+ROTARY = "--model.net.position rotary2d --model.net.stack.feedforward swiglu"
+
+
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    """Runs by their options, each made once."""
+    made: dict[str, Path] = {}
+
+    def fit(options: str) -> Path:
+        if options not in made:
+            folder = tmp_path_factory.mktemp("fits") / "run"
+            assert run(f"fit {SHORT} --trainer.max_epochs 1 {options} --run_dir {folder}") == 0
+            made[options] = folder
+        return made[options]
+
+    return fit
+
+
+def export(folder: Path, format: str, output: str) -> int:
+    path = folder / "checkpoints" / "best.ckpt"
+    return run(f"export --ckpt_path {path} --format {format} --output {output}")
+
+
+def test_timm(fit: Fit, console: Console) -> None:
+    options = "--model.net.register_tokens 2 --model.net.stack.qk_norm true --model.ema 0.9"
+    folder = fit(f"--model.net.position learned --model.net.stem patch {options}")
+    line = f"export --ckpt_path {folder}/checkpoints/best.ckpt --format timm"
+    out, _ = console.printed(f"{line} --output out.safetensors")
+    call = re.search(r"timm\.create_model\(.*\)", out)
+    assert call
+    model = eval(call[0], {"timm": timm}).eval()  # as a user would paste it
+    images = torch.randn(3, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model(images), trained(str(folder))[0](images), atol=1e-5, rtol=0
+        )
+
+
+@pytest.mark.parametrize("options", [ROTARY, pytest.param("", marks=pytest.mark.slow)])
+def test_onnx(options: str, fit: Fit) -> None:
+    assert export(fit(options), "onnx", "out.onnx") == 0
+    session = onnxruntime.InferenceSession("out.onnx")
+    net, metadata = trained(str(fit(options)))
+    for batch in (1, 7):
+        pixels = torch.rand(batch, 1, 8, 8)
+        (logits,) = session.run(None, {"images": pixels.numpy()})
+        with torch.no_grad():
+            expected = net((pixels - metadata["mean"][0]) / metadata["std"][0])
+        torch.testing.assert_close(torch.from_numpy(logits), expected, atol=1e-5, rtol=0)
+    assert '"9"' in session.get_modelmeta().custom_metadata_map["class_names"]
+
+
+def test_safetensors(fit: Fit) -> None:
+    assert export(fit(""), "safetensors", "a/b.safetensors") == 0
+    net, _ = trained(str(fit("")))
+    assert same(load_file("a/b.safetensors"), dict(net.state_dict()))
+    assert [path.name for path in Path("a").iterdir()] == ["b.safetensors"]
+
+
+def test_a_folder_that_cannot_be_filled_leaves_nothing() -> None:
+    for kept in ([], ["x"]):
+        with pytest.raises(ValueError, match="no"), new_folder(Path("x/y/z")) as folder:
+            (folder / "file").touch()
+            raise ValueError("no")
+        assert [str(path) for path in Path().rglob("*")] == kept
+        Path("x").mkdir(exist_ok=True)
+    with new_folder(Path("x/y/z")) as folder:
+        (folder / "file").touch()
+    assert sorted(str(path) for path in Path("x/y").rglob("*")) == ["x/y/z", "x/y/z/file"]
+
+
+@pytest.mark.parametrize("output", [".", "..", "there", "here/..", "/proc/model"])
+def test_places_that_take_no_file(
+    output: str, best: Path, lm_letters: Path, console: Console
+) -> None:
+    for name in ("here", "there/more"):
+        Path(name).mkdir(parents=True)
+    sources = {"vit": best, "lm": lm_letters}
+    for task, format in (("vit", "safetensors"), ("vit", "onnx"), ("lm", "hf")):
+        place = f"{output}.safetensors" if output == "/proc/model" and task == "vit" else output
+        line = f"export --ckpt_path {sources[task]} --format {format} --output {place}"
+        assert ".tmp" not in console.refused(line, place, task=task)
+
+
+@pytest.mark.parametrize("format", ["timm", "safetensors"])
+def test_names_that_readers_would_misread(format: str, best: Path, console: Console) -> None:
+    line = f"export --ckpt_path {best} --format {format} --output out_timm"
+    console.refused(line, ".safetensors")

@@ -1,0 +1,1 @@
+"""The command line: options, help, standard streams and signals."""

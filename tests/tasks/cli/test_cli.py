@@ -1,0 +1,191 @@
+"""The command line: which option wins, help, and what each command imports."""
+
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks import __version__
+from tasks.cli.config_files import read_config
+from tasks.cli.lightning_cli import TaskCLI
+from tasks.cli.main import help_screen
+from tasks.cli.parsing import names_data
+from tasks.options import flat
+from tasks.vit.__main__ import APP
+from tests.helpers.command import Console, Patch, environment, process, run
+from tests.helpers.tiny import SHORT, picture
+
+UNUSED = {"timm", "wandb", "transformers", "datasets", "onnx", "onnxruntime", "tensorboard"}
+UNUSED |= {"torchvision", "sklearn"}
+DEPTH = "model.net.stack.depth"
+Options = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture
+def options(monkeypatch: Patch) -> Options:
+    """A function from a command line to the options that `fit` would have, flat."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(TaskCLI, "fit", lambda self: seen.append(flat(self.options_to_save())))
+
+    def parse(line: str) -> dict[str, Any]:
+        assert run(f"fit {line}") == 0
+        return seen[-1]
+
+    return parse
+
+
+def write(name: str, **content: Any) -> None:
+    Path(name).write_text(yaml.safe_dump(content))
+
+
+@pytest.mark.parametrize("line, depth", [
+    ("--config a.yaml --config b.yaml", 3),
+    ("--config b.yaml --config=a.yaml", 2),
+    (f"--{DEPTH} 4 --config a.yaml", 4),
+    (f"--config a.yaml --{DEPTH} 4 --{DEPTH} 5", 5),
+    ("--config a.yaml --preset digits", 4),  # the preset's
+    ("--config c.yaml", 5),
+    (f"--config c.yaml --{DEPTH} 7", 7),
+])  # fmt: skip
+def test_command_line_wins_then_the_later(line: str, depth: int, options: Options) -> None:
+    for name, value in (("a.yaml", 2), ("b.yaml", 3)):
+        write(name, model={"net": {"stack": {"depth": value}}})
+    net = {"stack": {"depth": 5, "drop_path": 0.25}}
+    write("c.yaml", preset="cifar_tiny", model={"net": net}, data={})
+    found = options(line)
+    assert found[DEPTH] == depth
+    if "c.yaml" in line:
+        assert found["model.net.stack.drop_path"] == 0.25
+        width = "model.net.stack.width"
+        assert found[width] == options("--preset cifar_tiny")[width] != options("")[width]
+
+
+def test_default_config_is_for_runs_that_name_no_data(options: Options) -> None:
+    default = flat(read_config("configs/vit/digits.yaml"))  # of the package, not of this folder
+    plain = options("")
+    assert all(plain[name] == value for name, value in default.items() if name != "preset")
+    write("c.yaml", data={"source": "digits"})
+    assert options("--config c.yaml")["model.optimizer.lr"] == 1e-3
+    assert names_data(["--config=configs/vit/digits.yaml"])
+    assert not names_data(["--config=configs/logger/wandb.yaml", "--trainer.max_epochs=3"])
+
+
+def test_compile_is_short_for_model_compile(options: Options) -> None:
+    assert options("--compile")["model.compile"] is True
+    assert options("")["model.compile"] is False
+
+
+# Help ---------------------------------------------------------------------------------------------
+
+
+def test_help_is_one_screen() -> None:
+    lines = help_screen(APP).splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 120
+    examples = [line for line in lines if line.startswith("  python -m tasks.vit ")]
+    assert len(examples) >= 6
+    for command in ("fit", "validate", "test", "predict", "export"):
+        assert any(line.split()[:1] == [command] for line in lines)
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_help_of_every_option(command: str, console: Console) -> None:
+    text = " ".join(console.printed(f"{command} --help")[0].split())
+    for option in ("--trainer.max_epochs", f"--{DEPTH}", "--data.path", "--run_dir"):
+        assert option in text
+    assert ("--checkpoint.every_n_train_steps" in text) == (command == "fit")
+    assert "Peak learning rate" in text and "(type: float, default: 0.001)" in text
+    assert "configs/vit/digits.yaml" in text
+    assert not re.findall(r"--[\w.]+ \S+ \((?:type|required)", text)  # options without a sentence
+    assert "onnx" in console.printed("export --help")[0]
+
+
+# Imports ------------------------------------------------------------------------------------------
+
+
+def imported(output: str) -> set[str]:
+    """Packages that `process` says were imported."""
+    return set(output.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize("line, code", [("--help", 0), ("", 0), ("--version", 0), ("fti", 2)])
+def test_screens_do_not_import_torch(line: str, code: int) -> None:
+    done = process(line)
+    assert done.returncode == code
+    heavy = {"torch", "numpy", "pytorch_lightning", "jsonargparse", "yaml"}
+    assert not imported(done.stdout) & (UNUSED | heavy)
+    assert len(done.stderr.splitlines()) == (code != 0)
+    assert line != "--version" or done.stdout.startswith(f"tessera {__version__}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line, unused",
+    [
+        ("predict --data.predict_path a.png", {"matplotlib"}),
+        (
+            "export --format safetensors --output a.safetensors",
+            {"matplotlib", "pytorch_lightning", "torchmetrics"},
+        ),
+    ],
+)
+def test_commands_import_what_they_use(
+    line: str, unused: set[str], best: Path, tmp_path: Path
+) -> None:
+    picture(8, "L").save(tmp_path / "a.png")
+    done = process(f"{line} --ckpt_path {best}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not imported(done.stdout) & (UNUSED | unused)
+
+
+@pytest.mark.slow
+def test_fit_in_a_process_without_a_terminal(tmp_path: Path) -> None:
+    done = process(f"fit {SHORT} --run_dir r", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert not imported(done.stdout) & (UNUSED - {"sklearn"})
+    assert "epoch 2/2" in done.stdout and "\x1b" not in done.stdout
+    for word in ("test/acc", "test/loss", "best.ckpt", "predict --ckpt_path", "run folder"):
+        assert word in done.stdout
+
+
+# Progress -----------------------------------------------------------------------------------------
+
+
+def test_no_progress_if_it_is_switched_off(console: Console) -> None:
+    out, _ = console.printed(f"fit {SHORT} --trainer.enable_progress_bar false --run_dir r")
+    assert "epoch 2/2" not in out
+
+
+def run_on_terminal(line: str, folder: Path) -> tuple[int, str]:
+    """Exit code of `python -m tasks.vit LINE`, and what a terminal shows, without control codes."""
+    terminal, stream = pty.openpty()
+    command = [sys.executable, "-m", "tasks.vit", *shlex.split(line)]
+    settings = {"TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
+    streams: Any = {"stdin": stream, "stdout": stream, "stderr": stream}
+    child = subprocess.Popen(command, cwd=folder, env=environment(**settings), **streams)
+    os.close(stream)
+    sent = b""
+    try:
+        while part := os.read(terminal, 65536):
+            sent += part
+    except OSError:  # Linux, once the process has closed its side
+        pass
+    os.close(terminal)
+    return child.wait(), re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", sent.decode())
+
+
+@pytest.mark.slow
+def test_progress_bar_on_a_terminal(tmp_path: Path) -> None:
+    code, screen = run_on_terminal(f"fit {SHORT} --run_dir r", tmp_path)
+    assert code == 0, screen
+    for epoch in (0, 1):
+        assert re.search(rf"Epoch {epoch}/1 +━+.* [1-4]/4 .*train/loss: \d+\.\d+", screen), screen
+    assert re.search(r"val/acc: \d\.\d+", screen) and "epoch 2/2" not in screen
+    assert re.search(r"Results.*test/acc.*run folder.*best checkpoint", screen, re.DOTALL)

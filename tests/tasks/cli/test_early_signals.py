@@ -1,0 +1,127 @@
+"""A signal at any moment: exit code 130 or 143, at most one line, nothing left behind."""
+
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import ROOT, environment
+from tests.helpers.tiny import SHORT
+
+NEVER = ("Traceback", "terminate called", "RecursionError", "Fatal", "Exception ignored")
+FIT = f"tasks.vit fit {SHORT} --run_dir r"
+GENERATE = "tasks.lm generate --ckpt_path {0} --prompt The --max_new_tokens 64"
+EXPORT = "tasks.lm export --ckpt_path {0} --format safetensors --output out.safetensors"
+WORKERS = f"{FIT} --data.loading.num_workers 2 --data.loading.memory_limit_mb 0"
+TWO = f"{FIT} --trainer.strategy ddp --trainer.devices 2"
+
+
+def own() -> dict[str, str]:
+    """Variables with which a process finds modules in its folder."""
+    return environment(PYTHONPATH=f".:{ROOT}")
+
+
+def start(line: str, folder: Path) -> subprocess.Popen[str]:
+    """`python -m LINE` in a folder, of which nothing has happened but that it handles SIGTERM."""
+    folder.mkdir()
+    command = [sys.executable, "-m", *shlex.split(line)]
+    with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
+        process = subprocess.Popen(
+            command, cwd=folder, env=own(), stdout=out, stderr=err, start_new_session=True
+        )
+    while process.poll() is None and not catches(process.pid):
+        time.sleep(0.001)
+    # still before anything heavy
+    assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    return process
+
+
+def catches(pid: int) -> bool:
+    """Whether a process has a handler of SIGTERM."""
+    (mask,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def strike(line: str, delay: float, number: int, folder: Path, group: bool = False) -> None:
+    """Start a command, send it a signal after some seconds, and look at how it ends."""
+    process = start(line, folder)
+    try:
+        time.sleep(delay)
+        if process.poll() is None:
+            os.killpg(process.pid, number) if group else process.send_signal(number)
+        code = process.wait(90)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    error = (folder / "err").read_text()
+    assert code in (128 + number, 0), f"{code} after {delay:.2f} s: {error}"
+    assert not any(word in error for word in NEVER), error
+    assert error.count("\n") <= 1 or "--resume" in error, error
+    left = {path.name for path in folder.iterdir()} - {"out", "err"}
+    assert not left or (folder / "r" / "config.yaml").exists() or code == 0, left
+    assert not list(folder.rglob(".*.tmp"))
+
+
+@pytest.mark.parametrize("line, delay, number", [
+    (FIT, 0.0, signal.SIGINT), (FIT, 0.6, signal.SIGTERM), (GENERATE, 1.5, signal.SIGINT),
+])  # fmt: skip
+def test_a_few_moments(
+    line: str, delay: float, number: int, lm_letters: Path, tmp_path: Path
+) -> None:
+    strike(line.format(lm_letters), delay, number, tmp_path / "here")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    "line, most, count",
+    [(FIT, 10, 12), (GENERATE, 4, 8), (EXPORT, 4, 5), (WORKERS, 12, 8), (TWO, 10, 6)],
+)
+def test_many_moments(line: str, most: float, count: int, lm_letters: Path, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for turn in range(count):
+        delay = most * (turn + draw.random()) / count
+        number = draw.choice((signal.SIGINT, signal.SIGTERM))
+        group = line == TWO or draw.random() < 0.5
+        strike(line.format(lm_letters), delay, number, tmp_path / str(turn), group)
+
+
+HALF_A_MODULE = """
+import os, time
+try:
+    os.kill(os.getpid(), {0})
+    time.sleep(5)
+except BaseException as error:
+    raise RuntimeError("half a module") from error
+"""
+WAITS_AT_ITS_END = """
+import os, threading, time
+threading.Thread(target=time.sleep, args=(3,)).start()
+threading.Timer(2, os.kill, (os.getpid(), {0})).start()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module, code, line", [
+    ("pytorch_lightning", HALF_A_MODULE, "fit"), ("sitecustomize", WAITS_AT_ITS_END, "--version"),
+])  # fmt: skip
+def test_in_an_import_and_after_the_end(module: str, code: str, line: str, number: int) -> None:
+    Path(f"{module}.py").write_text(code.format(int(number)))
+    command = [sys.executable, "-m", "tasks.vit", line]
+    done = subprocess.run(command, capture_output=True, text=True, env=own())
+    assert done.returncode == 128 + number
+    assert done.stderr in ("error: interrupted\n", "terminated\n")
+    assert done.stdout.startswith("tessera ") == (line == "--version")
+
+
+def test_a_process_that_only_imports_keeps_its_handlers() -> None:
+    now = "[signal.getsignal(number) for number in (2, 15)]"
+    code = f"import signal; before = {now}\nimport tasks.vit.__main__, tasks.cli.signals\n"
+    subprocess.run([sys.executable, "-c", f"{code}assert before == {now}"], check=True, env=own())

@@ -1,0 +1,100 @@
+"""Closed standard streams, encodings that lack a character, and names that are not UTF-8."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import Console, environment, run
+from tests.helpers.results import checkpoint
+from tests.helpers.tiny import SHORT, picture
+
+
+def shell(line: str, task: str, **more: str) -> subprocess.CompletedProcess[bytes]:
+    """`python -m tasks.TASK LINE` in a shell, whose redirections the line may hold."""
+    command = f"{shlex.quote(sys.executable)} -m tasks.{task} {line}"
+    return subprocess.run(["bash", "-c", command], capture_output=True, env=environment(**more))
+
+
+GENERATE = "generate --ckpt_path {0} --max_new_tokens 2"
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [("--help", 0), ("fti", 2), pytest.param(GENERATE, 0, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed(closed: str, line: str, code: int, lm_letters: Path) -> None:
+    done = shell(f"{line.format(lm_letters)} {closed}", "lm")
+    assert done.returncode == code
+    assert done.stderr.count(b"\n") == (("2>" not in closed) and line != "--help"), done.stderr
+    assert (b"error" in done.stderr) == (code == 2 and "2>" not in closed)
+    assert (done.stdout == b"") == (" >" in f" {closed}" or code == 2)
+
+
+@pytest.mark.slow
+def test_closed_in_training_and_prediction(tmp_path: Path) -> None:
+    """No file that is opened takes the place of a stream."""
+    done = shell(f"fit {SHORT} --run_dir r <&- >&- 2>&-", "vit")
+    assert done.returncode == 0 and checkpoint("r")["global_step"] == 8
+    picture(8, "L").save("a.png")
+    line = "predict --ckpt_path r/checkpoints/best.ckpt --data.predict_path a.png"
+    assert shell(f"{line} <&- >&- 2>&-", "vit").returncode == 0
+    assert Path("predictions.csv").read_text().splitlines()[1].startswith("a.png,")
+
+
+def test_a_full_device() -> None:
+    done = shell("--help >/dev/full", "lm")
+    assert done.returncode == 1
+    assert done.stderr.count(b"\n") == 1 and done.stderr.startswith(b"error: ")
+
+
+def test_errors_in_ascii() -> None:
+    done = shell("wörk", "lm", PYTHONIOENCODING="ascii")
+    assert done.returncode == 2 and b"'w\\xf6rk'" in done.stderr
+
+
+@pytest.mark.slow
+def test_texts_in_ascii(lm_bytes: Path) -> None:
+    line = f"generate --ckpt_path {lm_bytes} --prompt 'Zwölf 🙂' --max_new_tokens 4"
+    done = shell(f"{line} --json", "lm", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and done.stderr.count(b"\n") == 1, done.stderr
+    assert done.stdout.isascii() and json.loads(done.stdout)["prompt"] == "Zwölf 🙂"
+    done = shell(line, "lm", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and done.stdout.startswith(b"Zw\\xf6lf \\U0001f642"), done.stderr
+
+
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
+NAMED = {
+    f"generate --ckpt_path {NOT_UTF8}": "lm",
+    f"generate --ckpt_path x --prompt {NOT_UTF8}": "lm",
+    f"generate --ckpt_path x --prompt_file {NOT_UTF8}": "lm",
+    NOT_UTF8: "lm",
+    f"fit --resume {NOT_UTF8}": "vit",
+    f"fit --config {NOT_UTF8}": "vit",
+    f"fit --preset {NOT_UTF8}": "vit",
+    f"fit --data.source folder --data.path {NOT_UTF8}": "vit",
+}
+
+
+@pytest.mark.parametrize("line", NAMED, ids=ascii)
+def test_what_is_not_utf8_is_named(line: str, console: Console) -> None:
+    console.refused(line, r"caf\udce9", task=NAMED[line])
+
+
+def test_predictions_of_files_that_are_not_utf8(best: Path) -> None:
+    picture(8, "L").save(f"{NOT_UTF8}.png")
+    assert run(f"predict --ckpt_path {best} --data.predict_path {NOT_UTF8}.png") == 0
+    assert Path("predictions.csv").read_bytes().splitlines()[1].startswith(rb"caf\xe9.png,")
+
+
+@pytest.mark.slow
+def test_a_run_folder_that_is_not_utf8() -> None:
+    name = shlex.quote(NOT_UTF8)
+    assert shell(f"fit {SHORT} --run_dir {name}", "vit").returncode == 0
+    done = shell(f"fit --resume {name} --trainer.max_epochs 3", "vit")
+    assert done.returncode == 0 and checkpoint(NOT_UTF8)["global_step"] == 12, done.stderr

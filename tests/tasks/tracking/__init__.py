@@ -1,0 +1,1 @@
+"""Loggers and run folders."""

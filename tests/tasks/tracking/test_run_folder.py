@@ -1,0 +1,245 @@
+"""What a run leaves in its folder, how its config repeats it, and links and pipes in it."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from datamodules.sources import LabelledSource
+from tasks.base import Task
+from tasks.tracking.metrics_csv import read_rows
+from tasks.tracking.record import RunRecord
+from tests.helpers.command import Capture, Console, Patch, run
+from tests.helpers.marks import slow_except
+from tests.helpers.results import checkpoint, logged, metrics, same, summary
+from tests.helpers.tiny import FEW_STEPS, SHORT, TINY, picture, write_data
+
+pytestmark = pytest.mark.timeout(120)
+RUN_FILES = {
+    *("config.yaml", "metrics.csv", "summary.json", "confusion.png", "curves.png", ".lock"),
+    *("checkpoints/best.ckpt", "checkpoints/last.ckpt", "checkpoints/previous.ckpt"),
+}
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    """All files below a folder, with what is in them."""
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_files(finished: Path) -> None:
+    assert {str(path.relative_to(finished)) for path in files(finished)} == RUN_FILES
+    assert not (finished.parent / "latest").exists()  # that is for runs/vit
+    for name in ("confusion.png", "curves.png"):
+        with Image.open(finished / name) as image:
+            assert image.width >= 200 and len(set(image.convert("L").tobytes())) > 2
+
+
+def test_summary(finished: Path) -> None:
+    found = summary(finished)
+    weights = checkpoint(finished, "best")["state_dict"]
+    sizes = {name: value.numel() for name, value in weights.items() if name.startswith("net.")}
+    assert found["parameters"] == sum(sizes.values())
+    assert found["steps"] == 8 and found["epochs"] == 2
+    assert 0 <= found["test/acc"] <= 1 and found["test/loss"] > 0
+    assert found["samples_per_s"] > 0 and found["seconds"] > 0
+    assert {"tessera", "python", "torch", "pytorch-lightning"} <= found["versions"].keys()
+    assert "git_commit" in found
+
+
+def test_samples_are_not_timed_as_training(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, {}, [])
+    task = SimpleNamespace(untimed_seconds=0.0)
+    record.start_clock(task)
+    record.new_samples = 1
+    time.sleep(0.2)
+    task.untimed_seconds += 0.2
+    assert record.state_dict()["seconds"] < 0.1
+
+
+def test_best_is_the_best_and_the_latest_of_equals(finished: Path) -> None:
+    scores = logged(finished, "val/acc")
+    assert len(scores) == 2
+    assert checkpoint(finished, "best")["epoch"] == scores.index(max(scores))
+    assert checkpoint(finished)["global_step"] == 8
+    line = f"fit {SHORT} --model.optimizer.lr 1e-12 --trainer.limit_test_batches 0 --run_dir r"
+    assert run(line) == 0
+    assert len(set(logged("r", "val/acc"))) == 1
+    assert checkpoint("r", "best")["global_step"] == 8
+
+
+def test_config_repeats_the_run(finished: Path) -> None:
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    assert config["model"]["net"]["num_classes"] == 10 and config["model"]["net"]["channels"] == 1
+    assert config["data"]["dataset"]["class_names"] == [str(digit) for digit in range(10)]
+    assert len(config["data"]["dataset"]["mean"]) == len(config["data"]["dataset"]["std"]) == 1
+    assert config["seed_everything"] == 0 and config["trainer"]["max_epochs"] == 2
+    assert not {"run_dir", "resume", "config", "preset"} & config.keys()
+    assert run(f"fit --config {finished / 'config.yaml'} --run_dir again") == 0
+    assert same(checkpoint("again")["state_dict"], checkpoint(finished)["state_dict"])
+    assert metrics("again") == metrics(finished)
+    assert Path("again/config.yaml").read_text() == (finished / "config.yaml").read_text()
+
+
+def test_half_a_row_is_none(tmp_path: Path) -> None:
+    """As a kill leaves it."""
+    (tmp_path / "metrics.csv").write_text("step,train/loss\r\n0,0.5\r\n1,0.2")
+    assert read_rows(tmp_path / "metrics.csv") == [{"step": "0", "train/loss": "0.5"}]
+
+
+def test_default_folder_and_latest(tmp_path: Path) -> None:
+    line = "fit --trainer.max_steps 1 --trainer.limit_test_batches 0 --model.net.stack.depth 1"
+    for _ in range(2):
+        assert run(f"{line} --trainer.limit_val_batches 1") == 0
+    runs = sorted(path for path in (tmp_path / "runs/vit").iterdir() if not path.is_symlink())
+    assert len(runs) == 2
+    assert (tmp_path / "runs/vit/latest").resolve() in runs
+    assert (runs[0] / "checkpoints/last.ckpt").exists()
+
+
+def test_fast_dev_run_keeps_no_record() -> None:
+    assert run(f"fit {SHORT} --trainer.fast_dev_run true --run_dir r") == 0
+    assert not Path("r/config.yaml").exists() and not Path("latest").exists()
+
+
+def test_more_options_of_the_trainer() -> None:
+    callback = "EarlyStopping --trainer.callbacks.monitor=val/loss"
+    line = f"{SHORT} --trainer.callbacks+=pytorch_lightning.callbacks.{callback}"
+    line += " --trainer.precision bf16-mixed --trainer.accumulate_grad_batches 2"
+    line += " --checkpoint.monitor train/loss --checkpoint.save_top_k 1 --checkpoint.filename least"
+    assert run(f"fit {line} --trainer.logger false --run_dir r") == 0
+    last = checkpoint("r")
+    assert last["global_step"] == 4 and checkpoint("r", "least")["global_step"] in (2, 4)
+    assert any("EarlyStopping" in name for name in last["callbacks"])
+    assert run(f"fit {SHORT} --checkpoint.monitor step --checkpoint.save_top_k 1 --run_dir b") == 0
+
+
+@pytest.mark.parametrize("task", ("vit", "bert"))
+def test_no_test_leaves_the_test_split_unread(task: str, monkeypatch: Patch) -> None:
+    asked: list[str] = []
+    split = LabelledSource.split
+    monkeypatch.setattr(
+        LabelledSource, "split", lambda self, name: asked.append(name) or split(self, name)
+    )
+    assert run(f"fit {SHORT} --trainer.limit_test_batches 0 --run_dir r", task) == 0
+    assert set(asked) == {"train", "val"}
+    found = summary("r")
+    assert not [name for name in found if name.startswith("test/")]
+    assert found["val/acc"] == pytest.approx(logged("r", "val/acc")[-1]) and found["steps"] == 8
+    assert Path("r/curves.png").exists() and not Path("r/confusion.png").exists()
+
+
+def test_interrupted(monkeypatch: Patch, capsys: Capture) -> None:
+    def interrupt(self: Task, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Task, "training_step", interrupt)
+    assert run(f"fit {SHORT} --run_dir r") == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+NEXT_SENTENCE = "--data.next_sentence true --model.net.segments 2"
+MONITORED = {**TINY, "mlm": f"{TINY['mlm']} {NEXT_SENTENCE}"}
+MONITORED["vit"] += " --model.optimizer.optimizer muon --model.optimizer.muon_lr 0.1"
+
+
+@pytest.mark.parametrize("task", slow_except(["vit", "lm"], MONITORED))
+def test_names_to_monitor_are_those_that_are_logged(task: str, console: Console) -> None:
+    write_data()
+    line = f"fit {MONITORED[task]} {FEW_STEPS} --trainer.limit_test_batches 0 --run_dir r"
+    error = console.refused(f"{line} --checkpoint.monitor nope", task=task)
+    listed = error.strip().partition("there is ")[2].split(", ")
+    assert run(line, task) == 0
+    header = Path("r/metrics.csv").read_text().splitlines()[0].split(",")
+    assert sorted(listed) == sorted(header)
+
+
+# Links and pipes ----------------------------------------------------------------------------------
+
+RESUME = "fit --resume run --trainer.max_epochs 3"
+SOURCES = {"vit": ("finished", 3), "lm": ("lm_letters", 2), "seq2seq": ("translator", 18)}
+WRITTEN = ("summary.json", "curves.png", "checkpoints/previous.ckpt")
+KINDS = ["link", "hard link", "broken link", "pipe"]
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"), [*(("vit", kind) for kind in KINDS), ("lm", "link"), ("seq2seq", "link")]
+)
+def test_what_is_no_file_of_its_own_is_replaced(
+    task: str, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """Links to files elsewhere, which stay as they are; links to nothing, and pipes."""
+    fixture, epochs = SOURCES[task]
+    source: Path = request.getfixturevalue(fixture)
+    folder = Path(shutil.copytree(source if task == "vit" else source.parents[1], "run"))
+    Path("elsewhere").mkdir()
+    for number, path in enumerate(files(folder)):
+        elsewhere = Path("elsewhere", str(number)).absolute()
+        is_read = str(path.relative_to(folder)) not in WRITTEN
+        if kind == "hard link":
+            os.link(path, elsewhere)
+        elif path.name != ".lock" and not (is_read and kind in ("broken link", "pipe")):
+            if kind == "link":
+                shutil.copy(path, elsewhere)
+            path.unlink()
+            os.mkfifo(path) if kind == "pipe" else path.symlink_to(elsewhere)
+    before = files(Path("elsewhere"))
+    (folder / "checkpoints/.last.ckpt.1.tmp").symlink_to(Path("elsewhere/new").absolute())
+    line = f"fit --resume run --trainer.max_epochs {epochs} --trainer.limit_train_batches 2"
+    line += " --trainer.limit_val_batches 1 --trainer.limit_test_batches 1"
+    assert run(line, task) == 0
+    assert files(Path("elsewhere")) == before
+    assert all((folder / name).is_file() for name in WRITTEN)
+    for name in ("summary.json", "curves.png", "metrics.csv", "checkpoints/last.ckpt"):
+        assert not (folder / name).is_symlink()
+    assert not (folder / "checkpoints/.last.ckpt.1.tmp").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.csv", ".lock", "checkpoints/last.ckpt"])
+def test_pipes_that_are_read_are_refused(name: str, run_copy: Path, console: Console) -> None:
+    (run_copy / name).unlink()
+    os.mkfifo(run_copy / name)
+    console.refused(RESUME, Path(name).name, code=1 if name == ".lock" else 2)
+
+
+def test_lock_is_no_link(run_copy: Path, console: Console) -> None:
+    Path("file").write_text("kept")
+    (run_copy / ".lock").unlink()
+    (run_copy / ".lock").symlink_to(Path("file").absolute())
+    console.refused(RESUME, ".lock", code=1)
+    assert Path("file").read_text() == "kept"
+
+
+def test_exports_and_predictions_replace_links(best: Path) -> None:
+    picture(8, "L").save("one.png")
+    Path("file").write_text("kept")
+    for name in ("predictions.csv", "model.safetensors"):
+        Path(name).symlink_to("file")
+    assert run(f"predict --ckpt_path {best} --data.predict_path one.png") == 0
+    assert run(f"export --ckpt_path {best} --format safetensors --output model.safetensors") == 0
+    assert Path("file").read_text() == "kept" and not Path("predictions.csv").is_symlink()
+
+
+def test_folders_may_be_links(run_copy: Path) -> None:
+    """The run folder itself, as `latest` is, and that of its checkpoints, on a larger disk."""
+    shutil.move(run_copy / "checkpoints", "large_disk")
+    (run_copy / "checkpoints").symlink_to(Path("large_disk").absolute())
+    Path("latest").symlink_to("run")
+    assert run("fit --resume latest --trainer.max_epochs 3") == 0
+    assert (run_copy / "checkpoints").is_symlink() and Path("latest").is_symlink()
+    assert torch.load("large_disk/last.ckpt", weights_only=True)["global_step"] == 12
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\x00binary\n\n", b"loss\n1\n", b"step,train/loss\n1,y\n", b"step\n1,2\n"]
+)
+def test_metrics_that_are_something_else(content: bytes, run_copy: Path, console: Console) -> None:
+    (run_copy / "metrics.csv").write_bytes(content)
+    before = files(run_copy)
+    console.refused(RESUME, "metrics.csv", code=1)
+    assert files(run_copy) == before

@@ -1,0 +1,1 @@
+"""Optimizers, losses, precision, averaged weights and evaluation."""

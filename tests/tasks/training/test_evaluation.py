@@ -1,0 +1,191 @@
+"""Commands on a checkpoint; their metrics do not depend on batches or processes."""
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix
+
+from datamodules.images import ImageData
+from modules.models.vit import ViT, ViTConfig
+from tasks.base import Task
+from tasks.bert.task import CalibrationError
+from tasks.checkpoints.reading import KEY, load_config, net_weights
+from tasks.text import MeanOf
+from tasks.training.evaluation import update_metric
+from tasks.training.optim import OptimConfig
+from tests.helpers.command import Console, run
+from tests.helpers.forked import Server
+from tests.helpers.results import checkpoint, metrics, summary
+from tests.helpers.tiny import TINY, picture, write_data
+
+# One process --------------------------------------------------------------------------------------
+
+
+def logits(checkpoint: Path, pixels: Tensor) -> Tensor:
+    """What a checkpoint's network says about images (B, C, H, W) of uint8."""
+    saved: dict[str, Any] = torch.load(checkpoint, weights_only=True)
+    metadata = saved[KEY]["metadata"]
+    net = ViT(load_config(ViTConfig, saved[KEY]["config"]["model"]["net"])).eval()
+    net.load_state_dict(net_weights(saved))
+    with torch.no_grad():
+        return net((pixels / 255 - metadata["mean"][0]) / metadata["std"][0])
+
+
+def test_scores_of_images(finished: Path, best: Path, console: Console) -> None:
+    """Those of a forward pass over all of the test split; those that the run found."""
+    found = summary(finished)
+    out, _ = console.printed(f"test --ckpt_path {best} --trainer.limit_test_batches 1")
+    assert f"{found['test/acc']:.4f}" in out and f"{found['test/loss']:.4f}" in out
+    assert "val/acc" in console.printed(f"validate --ckpt_path {best}")[0]
+    data = ImageData()
+    data.setup("test")
+    batches = list(data.test_dataloader())
+    labels = torch.cat([batch["label"] for batch in batches])
+    scores = torch.cat([logits(best, batch["image"]) for batch in batches])
+    assert 350 <= len(labels) <= 370
+    out, _ = console.printed(f"test --ckpt_path {best}")
+    assert f"{float((scores.argmax(1) == labels).double().mean()):.4f}" in out
+    assert f"{float(F.cross_entropy(scores, labels)):.4f}" in out
+    assert list(Path().iterdir()) == []
+
+
+def predictions(path: str = "predictions.csv") -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_predictions_of_images(best: Path, console: Console) -> None:
+    line = f"predict --ckpt_path {best} --data.predict_path"
+    picture(8, "L").save("a.png")
+    assert run(f"{line} a.png") == 0
+    (row,) = predictions()
+    assert list(row) == ["path", "label", *map(str, range(10))] and row["path"].endswith("a.png")
+    probabilities = torch.tensor([float(row[str(digit)]) for digit in range(10)])
+    pixels = torch.tensor(list(Image.open("a.png").tobytes())).reshape(1, 1, 8, 8)
+    expected = logits(best, pixels).softmax(-1)[0]
+    torch.testing.assert_close(probabilities, expected, atol=1e-5, rtol=0)
+    assert row["label"] == str(int(expected.argmax()))
+    Path("images/deeper").mkdir(parents=True)
+    for mode in ("L", "RGB", "CMYK"):
+        picture(11).convert(mode).save(f"images/deeper/{mode}.tif")
+    Path("predictions.csv").unlink()
+    assert run(f"{line} images --run_dir out") == 0
+    found = predictions("out/predictions.csv")
+    assert [Path(row["path"]).stem for row in found] == ["CMYK", "L", "RGB"]
+    assert not Path("predictions.csv").exists()
+    Path("images/bad.png").write_bytes(b"not an image")
+    console.refused(f"{line} images", "bad.png", "skip_bad", code=1)
+    out, _ = console.printed(f"{line} images --data.skip_bad true")
+    assert "1 bad files skipped" in out and len(predictions()) == 3
+
+
+# Several processes --------------------------------------------------------------------------------
+
+SIZES = {  # that make an odd number of batches
+    "vit": "130",
+    "bert": "150",
+    "mlm": "10 --data.next_sentence true --model.net.segments 2",
+    "lm": "3 --data.packing documents",
+    "seq2seq": "7",
+}
+FIT = (
+    "fit --trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.val_check_interval 1 "
+    "--trainer.log_every_n_steps 1"
+)
+KEEP_METRICS = """
+import json, pathlib, tasks.cli.lightning_cli as cli
+def keep(found, *_):
+    found = {name: float(value) for name, value in found.items() if "/" in name}
+    pathlib.Path("found.json").write_text(json.dumps(found))
+cli.print_results = keep
+"""
+Evaluate = Callable[[str, str, int], dict[str, float]]
+
+
+@pytest.fixture
+def evaluate(server: Server, tmp_path: Path) -> Evaluate:
+    """A function from a command, a task and a number of ranks to the metrics."""
+    write_data(tmp_path, texts=40)
+
+    def found(line: str, task: str, ranks: int) -> dict[str, float]:
+        line += " --trainer.accelerator cpu"
+        if ranks > 1:
+            line += f" --trainer.devices {ranks} --trainer.strategy ddp"
+        server.run(line, tmp_path, task, before=KEEP_METRICS, ranks=ranks)
+        return json.loads((tmp_path / "found.json").read_text())
+
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", SIZES)
+def test_metrics_are_those_of_one_process(task: str, evaluate: Evaluate) -> None:
+    batches = "--data.loading.eval_batch_size"
+    line = f"{FIT} {TINY[task]} --data.batch_size 4 {batches} {SIZES[task]} --run_dir r"
+    found = evaluate(line, task, 2)
+    step = checkpoint("r", "best")["global_step"] - 1
+    (row,) = (row for row in metrics("r") if int(row["step"]) == step and "val/loss" in row)
+    logged = {name: float(value) for name, value in row.items() if name.startswith("val/")}
+    best = "--ckpt_path r/checkpoints/best.ckpt"
+    assert evaluate(f"validate {best}", task, 1) == logged
+    alone = evaluate(f"test {best}", task, 1)
+    assert len(alone) > 1
+    assert alone == {name: value for name, value in found.items() if name.startswith("test/")}
+    one_batch = f"test {best} {batches} 5000"  # the second rank and the third have none
+    assert evaluate(one_batch, task, 3) == evaluate(one_batch, task, 1)
+
+
+# Metrics ------------------------------------------------------------------------------------------
+
+
+def test_calibration_does_not_depend_on_the_order() -> None:
+    probabilities = torch.randn(5000, 3).mul(3).softmax(-1)
+    labels = torch.randint(3, (5000,))
+    found = set()
+    for order in (torch.arange(5000), torch.randperm(5000), probabilities[:, 0].argsort()):
+        metric = CalibrationError(3).to(torch.float64)
+        for part in order.split(700):
+            metric.update(probabilities[part], labels[part])
+        found.add(float(metric.compute().float()))
+    assert len(found) == 1
+
+
+class TwoMeans(Task):
+    """A task with two means of the same shape."""
+
+    def build(self, metadata: Mapping[str, Any]) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def make_metrics(self) -> dict[str, Metric]:
+        return {name: MeanOf(name) for name in ("one", "two")}
+
+
+def test_means_that_begin_alike_stay_apart() -> None:
+    task = TwoMeans(OptimConfig())
+    task.metadata = {"known": True}
+    task.configure_model()
+    for value in (1.0, 0.0):
+        values = {"one": torch.tensor(value), "two": torch.tensor(1.0)}
+        task.metrics["val"].update(values, dict.fromkeys(values, 1))
+    assert task.metrics["val"].compute() == {"val/one": 0.5, "val/two": 1.0}
+
+
+@pytest.mark.parametrize("kind", (CalibrationError, MulticlassAUROC, MulticlassConfusionMatrix))
+def test_batch_that_does_not_count_adds_nothing(kind: type[Metric]) -> None:
+    ours = kind(3)
+    theirs = kind(3)
+    probabilities = torch.randn(9, 3).softmax(-1)
+    labels = torch.randint(3, (9,))
+    ours.update(probabilities[:5], labels[:5])
+    update_metric(theirs, (probabilities[:5], labels[:5]), True)
+    update_metric(theirs, (probabilities[5:], labels[5:]), False)
+    assert torch.equal(ours.compute(), theirs.compute())

@@ -1,0 +1,105 @@
+"""An optimizer step is the mean over all its targets, whatever the micro-batches and ranks."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from datamodules.base import ResumableDataModule
+from datamodules.tokens.masking import Masker
+from tests.helpers.command import Patch, run
+from tests.helpers.forked import Server
+from tests.helpers.results import checkpoint, logged
+from tests.helpers.tiny import PAIRS, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
+
+# Nothing random but the order, and an AdamW whose steps show how long a gradient is instead of the
+# noise where it is 0.
+CALM = (
+    "--model.optimizer.optimizer adamw --model.optimizer.eps 1e-3 --model.optimizer.warmup 0 "
+    "--model.optimizer.schedule constant --model.optimizer.gradient_clip null "
+    "--trainer.log_every_n_steps 1 --trainer.max_epochs 9 --trainer.accelerator cpu"
+)
+STILL = "--model.net.stack.depth 1 --model.net.stack.dropout 0 --model.net.stack.drop_path 0"
+NARROW = f"{STILL} --model.net.stack.width 32 --model.net.stack.heads 2"
+LM = f"{SMALL_LM} {STILL} --data.source files --data.path texts"
+TASKS = {
+    "vit": f"{STILL} --model.augment.crop_padding 0 --trainer.limit_val_batches 2",
+    "bert": f"{NARROW} --trainer.limit_val_batches 2",
+    "mlm": f"{NARROW} --data.source txt --data.path texts --data.dataset.val_fraction 0.4 "
+    "--data.max_length 44 --data.tokenizer.vocabulary 300",
+    "lm": f"{LM} --data.packing documents",
+    "lm windows": LM,
+    "seq2seq": f"{SMALL_S2S} {PAIRS}",
+}
+
+
+def same_draws(tokens: torch.Tensor, seeds: list[int] | None) -> torch.Tensor:
+    """What decides on a token's mask (3, B, N) follows from the token and its place alone."""
+    numbers = tokens * 7 + torch.arange(tokens.shape[1]) * 31
+    return torch.stack([numbers * factor % 101 / 101 for factor in (3, 5, 11)])
+
+
+@pytest.fixture(autouse=True)
+def data(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Masker, "_random", staticmethod(same_draws))
+    write_corpus(Path("texts"), 40)
+    write_pairs(Path("pairs"), 130)
+
+
+def assert_equal_runs(one: str, two: str, steps: int) -> None:
+    ours, theirs = checkpoint(one)["state_dict"], checkpoint(two)["state_dict"]
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[name], weight, atol=1e-6, rtol=0, msg=name)
+    for name in ("train/loss", "train/grad_norm"):
+        assert len(logged(one, name)) >= steps
+        assert logged(one, name) == pytest.approx(logged(two, name), rel=1e-5)
+
+
+class Parts:
+    """A loader's batches, each but the last cut into two that are unlike in size."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.sampler = loader, loader.sampler
+
+    def __len__(self) -> int:
+        return 2 * len(self.loader) - 1
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number, batch in enumerate(self.loader, 1):
+            most = len(next(iter(batch.values())))
+            cuts = [0, most // 4, most] if number < len(self.loader) else [0, most]
+            for start, stop in zip(cuts, cuts[1:], strict=False):
+                yield {name: value[start:stop] for name, value in batch.items()}
+
+
+@pytest.mark.parametrize("case", [
+    "vit", "lm",
+    *(pytest.param(case, marks=pytest.mark.slow) for case in TASKS if case not in ("vit", "lm")),
+])  # fmt: skip
+def test_micro_batches_equal_a_large_batch(case: str, monkeypatch: Patch) -> None:
+    task = case.split()[0]
+    size, loader = {"lm": 8, "mlm": 32}.get(task, 64), ResumableDataModule.train_loader
+    line = f"fit {TASKS[case]} {CALM} --trainer.max_epochs 1 --trainer.limit_test_batches 0"
+    line += f" --data.batch_size {size}"
+    assert run(f"{line} --trainer.limit_train_batches 10 --run_dir whole", task) == 0
+    monkeypatch.setattr(ResumableDataModule, "train_loader", lambda *args: Parts(loader(*args)))
+    line += " --trainer.limit_train_batches 20 --trainer.accumulate_grad_batches 2"
+    assert run(f"{line} --run_dir parts", task) == 0
+    assert_equal_runs("parts", "whole", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TASKS)
+def test_two_ranks_equal_one_process(case: str, server: Server, tmp_path: Path) -> None:
+    task = case.split()[0]
+    line = f"fit {TASKS[case]} {CALM} --trainer.max_steps 20 --trainer.limit_test_batches 0"
+    assert run(f"{line} --data.batch_size 16 --run_dir one", task) == 0
+    two = f"{line} --trainer.devices 2 --trainer.strategy ddp --data.batch_size 8 --run_dir r"
+    before = (
+        "from tests.tasks.training.test_loss_weighting import *; "
+        "Masker._random = staticmethod(same_draws)"
+    )
+    server.run(two, tmp_path, task, before=before, ranks=2)
+    assert_equal_runs("r", "one", 20)
