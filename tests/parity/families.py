@@ -186,6 +186,8 @@ VARIANTS = {  # our network -> its variants: class of theirs, options that diffe
 PLAIN = ("GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM", "MarianMTModel")  # others: slow
 CASES = {name: Case(name, settings) for name, settings in MODELS.items()}
 CASES |= {name: Case(kind, {**MODELS[kind], **more}) for name, (kind, more) in VARIANTS.items()}
+DECODERS = [case for case in CASES.values() if case.family in decoder.FAMILIES]
+SEQ2SEQ = [case for case in CASES.values() if case.family in seq2seq.FAMILIES]
 
 
 def randomise(model: Any, std: float = 0.2) -> Any:

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,22 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from modules.generation.generate import generate
-from modules.generation.sampling import GenerationConfig
-from modules.generation.translation import translate
-from modules.models.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM
-from modules.models.gpt import DECODER_PRESETS
-from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq
-from modules.position import RotaryScaling, build_position
+from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
+from modules.position import RotaryScaling
 from modules.pretrained import bert, decoder, seq2seq
-from modules.pretrained.family import config_from_huggingface, matching_family
+from modules.pretrained.family import config_from_huggingface
 from modules.pretrained.weights import load_weights
-from tests.helpers.marks import slow_except
 from tests.parity.families import (
     CASES,
+    DECODERS,
     EOS,
     FAMILIES,
     LLAMA3,
+    SEQ2SEQ,
     VOCABULARY,
     Case,
     Settings,
     difference,
-    network,
     our_logits,
     ours,
     randomise,
@@ -40,9 +34,6 @@ from tests.parity.families import (
     to_external,
 )
 
-PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
-DECODERS = [case for case in CASES.values() if case.family in decoder.FAMILIES]
-SEQ2SEQ = [case for case in CASES.values() if case.family in seq2seq.FAMILIES]
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 SPECIAL_TOKENS = {"decoder_start": 0, "eos": EOS, "pad": 0}
 
@@ -88,76 +79,6 @@ def test_models_come_here_and_go_back(case: Case) -> None:
         assert (again.config.eos_token_id, again.config.pad_token_id) == (EOS, 0)
     if case in SEQ2SEQ:
         assert again.config.decoder_start_token_id == 0
-
-
-@pytest.mark.parametrize("case", DECODERS, ids=lambda case: case.family)
-def test_greedy_decoding_with_a_cache(case: Case) -> None:
-    model = case.build(initializer_range=0.3)
-    inputs = texts(model.config, (17, 5, 30), left=True)
-    tokens = inputs["input_ids"]
-    mask = inputs["attention_mask"]
-    with torch.inference_mode():
-        found = model.generate(tokens, attention_mask=mask, do_sample=False, max_new_tokens=64)
-    prompts = [row[kept].tolist() for row, kept in zip(tokens, mask.bool(), strict=True)]
-    steps = generate(ours(model), prompts, GenerationConfig(64, temperature=0))
-    assert torch.equal(torch.stack(list(steps), 1), found[:, tokens.shape[1] :])
-    assert len(found.unique()) > 10
-
-
-def assert_same_translations(
-    model: Any,
-    net: Seq2Seq,
-    beams: int = 1,
-    penalty: float = 1.0,
-    stopping: Any = "likely",
-    new: int = 16,
-) -> None:
-    """Compares all hypotheses of their `generate` and our `translate`, and their scores."""
-    inputs = texts(model.config, (19, 5, 9, 13))
-    rows = [
-        row[kept.bool()].tolist()
-        for row, kept in zip(inputs["input_ids"], inputs.pop("attention_mask"), strict=True)
-    ]
-    options: Any = {"num_beams": beams, "num_return_sequences": beams, "max_new_tokens": new}
-    if beams > 1:
-        options |= {"length_penalty": penalty, "output_scores": True}
-        options["early_stopping"] = {"likely": False, "first": True}.get(stopping, stopping)
-    with torch.inference_mode():
-        found = model.generate(
-            inputs["input_ids"],
-            attention_mask=(inputs["input_ids"] != 0).long(),
-            do_sample=False,
-            return_dict_in_generate=True,
-            **options,
-        )
-    config = GenerationConfig(
-        new, temperature=0, beams=beams, length_penalty=penalty, early_stopping=stopping
-    )
-    got = [text for some in translate(net, rows, config, 0, [EOS]) for text in some]
-    for number, (text, expected) in enumerate(
-        zip(got, found.sequences[:, 1:].tolist(), strict=True)
-    ):
-        length = expected.index(EOS) + 1 if EOS in expected else len(expected)
-        assert (text.tokens, text.finished) == (expected[:length], EOS in expected)
-        if beams > 1:
-            score = found.sequences_scores[number].item()
-            assert text.score == pytest.approx(score, rel=1e-4, abs=1e-4)
-    assert beams == 1 or any(text.finished for text in got)
-
-
-@pytest.mark.parametrize("case", SEQ2SEQ, ids=[n for n, c in CASES.items() if c in SEQ2SEQ])
-def test_greedy_decoding_and_beam_search(case: Case) -> None:
-    # The cache of T5 wants both sides equally deep.
-    model = case.build(**({"num_decoder_layers": 2} if case.family == "t5" else {}))
-    with torch.no_grad():  # so that some texts end
-        if case.family == "t5":
-            model.get_output_embeddings().weight[EOS] *= 3
-        else:
-            model.final_logits_bias[:, EOS] += 6 if model.config.scale_embedding else 3
-    net = ours(model)
-    assert_same_translations(model, net, new=40)
-    for penalty, stopping in ((0.6, "likely"), (2.0, "likely"), (0.0, "first"), (2.0, "never")):
-        assert_same_translations(model, net, 5, penalty, stopping)
 
 
 def test_the_head_of_next_sentences() -> None:
@@ -283,7 +204,6 @@ def test_a_t5_with_one_table_and_unscaled_logits() -> None:
 
 # Positions and windows ----------------------------------------------------------------------------
 
-
 USED = {"use_sliding_window": True, "sliding_window": 16}
 
 
@@ -352,77 +272,3 @@ def test_rates_of_dropout(name: str, changes: Settings, rates: tuple[float, ...]
     if family == "llama":  # which has no other rates
         stack = replace(config.stack, dropout=0.1, drop_path=0.1)
         assert decoder.FAMILIES["llama"].config_to_external(replace(config, stack=stack)) == written
-
-
-# Published models ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", slow_except(list(PUBLISHED)[::4], PUBLISHED))
-def test_published_configs_and_numbers_of_parameters(name: str) -> None:
-    settings = PUBLISHED[name]["config"]
-    family, config = config_from_huggingface(settings, FAMILIES)
-    written = FAMILIES[family].config_to_external(config, SPECIAL_TOKENS)
-    assert config_from_huggingface(written, FAMILIES) == (family, config)
-    differ = {key for key in settings.keys() & written.keys() if settings[key] != written[key]}
-    allowed = {"rope_scaling", "sliding_window", "activation_function"}
-    if family == "mistral":
-        allowed.add("max_position_embeddings")
-    assert {key for key in differ if not key.endswith("token_id")} <= allowed
-    architecture = FAMILIES[family].architecture
-    kind = getattr(transformers, architecture)
-    with torch.device("meta"):
-        net = network(architecture, config)
-        models = [kind(kind.config_class(**said)) for said in (settings, written)]
-    assert sum(value.numel() for value in net.parameters()) == PUBLISHED[name]["parameters"]
-    back = FAMILIES[family].weights_to_external(net.state_dict(), config)
-    for model in models:
-        state = {key: model.state_dict()[key] for key in back}
-        assert all(value.shape == state[key].shape for key, value in back.items())
-        found = FAMILIES[family].weights_from_external(state, config)
-        assert net.state_dict().keys() == found.keys()
-
-
-ROTARY = {name: PUBLISHED[name]["config"] for name in PUBLISHED}
-ROTARY = {name: settings for name, settings in ROTARY.items() if "rope_theta" in settings}
-ROTARY |= {name: CASES[name].written() for name in ("LlamaForCausalLM", "linear scaling")}
-
-
-@pytest.mark.parametrize("name", ROTARY)
-def test_rotations_are_equal_to_the_last_bit_also_far_away(name: str) -> None:
-    settings = ROTARY[name]
-    family, config = config_from_huggingface(settings, FAMILIES)
-    kind = FAMILIES[family].architecture.removesuffix("ForCausalLM")
-    code = import_module(f"transformers.models.{family}.modeling_{family}")
-    rotary = getattr(code, f"{kind}RotaryEmbedding")(transformers.AutoConfig.for_model(**settings))
-    places = torch.arange(0, 131072, 101)[None]  # (1, N)
-    encoding = build_position("rotary", config.position_options, config.stack, (131072,))
-    rotation = encoding.rotate(places[..., None])
-    half = config.stack.resolved.head_dim // 2
-    expected = rotary(torch.zeros(1), places)
-    for mine, other in zip((rotation.cos, rotation.sin), expected, strict=True):
-        assert torch.equal(mine[0, 0, :, half:], other[0, :, half:])  # (N, D / 2)
-
-
-def test_presets_are_as_published() -> None:
-    sizes = {
-        "tiny": (128, 2, 2, 512),
-        "mini": (256, 4, 4, 1024),
-        "small": (512, 4, 8, 2048),
-        "base": (768, 12, 12, 3072),
-    }
-    for name, size in sizes.items():
-        config = replace(BERT_PRESETS[name], vocabulary=30522, num_classes=2)
-        stack = config.stack
-        assert (stack.width, stack.depth, stack.heads, stack.resolved.mlp_width) == size
-        assert bert.BERT.config_to_external(config, ["no", "yes"])["hidden_size"] == stack.width
-    published = transformers.BertConfig(architectures=["BertForSequenceClassification"])
-    assert config_from_huggingface(published.to_dict(), FAMILIES) == ("bert", config)
-    gpt2 = DECODER_PRESETS["gpt2"]
-    stack = replace(gpt2.stack, dropout=0.1, mlp_dropout=0.0, attention_dropout=0.1)
-    config = replace(gpt2, vocabulary=50257, stack=stack)
-    assert config_from_huggingface(PUBLISHED["gpt2"]["config"], FAMILIES) == ("gpt2", config)
-    for config in DECODER_PRESETS.values():
-        expected = "llama" if config.position == "rotary" else "gpt2"
-        assert matching_family(replace(config, vocabulary=9), decoder.FAMILIES).name == expected
-    for config in SEQ2SEQ_PRESETS.values():
-        assert matching_family(config, seq2seq.FAMILIES).name == "marian"

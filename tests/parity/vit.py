@@ -1,13 +1,18 @@
-"""Random models of timm, and how far our ViT is from them."""
+"""Random models of timm and ours, and how far they are from each other."""
 
+from dataclasses import replace
 from typing import Any
 
 import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from modules.config import StackConfig
 from modules.models.vit import ViT, ViTConfig
 from modules.pretrained.vit import FAMILIES
+
+PLAIN = ViTConfig(32, 8, 3, 5, stack=StackConfig(width=48, depth=2, heads=4))
 
 
 def on_meta(build: Any, *arguments: Any, **options: Any) -> Any:
@@ -54,3 +59,25 @@ def difference(net: ViT, theirs: nn.Module, size: int = 0) -> float:
     expected = getattr(expected, "logits", expected)
     assert found.shape == expected.shape
     return (found - expected).abs().max().item()
+
+
+def tiny_timm(**options: Any) -> Any:
+    """A small model of timm's class with random weights."""
+    sizes: Any = {
+        "img_size": 32,
+        "patch_size": 8,
+        "num_classes": 5,
+        "embed_dim": 48,
+        "depth": 2,
+        "num_heads": 4,
+    }
+    return randomise(on_meta(VisionTransformer, **{**sizes, **options}))
+
+
+def changed(option: str, value: Any) -> ViT:
+    """A random network that differs from `PLAIN` in one option."""
+    torch.manual_seed(0)
+    own = option.removeprefix("stack.")
+    if own == option:
+        return ViT(replace(PLAIN, **{option: value})).eval()
+    return ViT(replace(PLAIN, stack=replace(PLAIN.stack, **{own: value}))).eval()

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from tasks.errors import UsageError
 from tests.helpers.command import Console, Patch, run
-from tests.helpers.results import checkpoint, summary
+from tests.helpers.results import summary
 from tests.helpers.tiny import (
     SHORT,
     SMALL_LM,
@@ -328,61 +327,6 @@ def test_one_sentence_names_it(
     names = (named,) if isinstance(named, str) else named
     console.refused(line, *names, task=task, code=code)
     assert contents(folder / "done") == before
-
-
-CONFIGS = {  # the content of a file, and what the sentence names beside the file
-    "preset: [tiny]": "preset is a list",
-    "preset: ''": "preset is ''",
-    "model: {pretrained: true}": "model.pretrained is True",
-    "model: {optimizer: {lr: 2024-02-02}}": "--model.optimizer.lr 2024-02-02",
-    f"trainer: {{max_epochs: {'9' * 5000}}}": "line 1",
-    "model: {net: {stack: [1]}}": "model.net.stack is a list",
-    "model: {net: {stack: null}}": "model.net.stack is null",
-    "model: {net: small.yaml}": "model.net is 'small.yaml'",
-    "model: {optimizer: }": "model.optimizer is null",
-    "trainer: 5": "trainer is 5",
-    "trainer:": "trainer is null",
-    "data: {dataset: 5}": "data.dataset is 5",
-    "data: {loading: {seed: 3}}": "--data.loading.seed",
-    "checkpoint: 5": "checkpoint is 5",
-    "modell: {net: {}}": "did you mean --model?",
-    "model: {init_args: {net: {}}}": "--model.init_args",
-    "trainer: {5: 6}": "--trainer.5",
-    "null: 6": "--null",
-    "trainer: {max_epochs: 1}\nmodel: {}\ntrainer: {max_epochs: 2}": "line 3: 'trainer'",
-    "trainer:\n  max_epochs: 1\n  'max_epochs': 2": "line 3: 'max_epochs'",
-    "trainer: {callbacks: [{class_path: A, class_path: B}]}": "line 1: 'class_path'",
-    "trainer: {max_epochs: !!int abc}": "line 1: 'abc'",
-    "trainer: *there": "there",
-    "seed_everything: abc": "--seed_everything",
-    "help: true": "help",
-    "# nothing": "",
-    "trainer: {max_epochs: 1}\n---\ntrainer: {}": "line 2",
-}
-
-
-@pytest.mark.parametrize("text", CONFIGS, ids=lambda text: text[:60])
-def test_config_files(text: str, console: Console) -> None:
-    Path("c.yaml").write_text(text)
-    console.refused("fit --config c.yaml", CONFIGS[text], "c.yaml")
-
-
-@pytest.mark.parametrize("text", ["preset: [tiny]", "trainer: 5", "modell: {net: {}}", "# nothing"])
-def test_config_of_a_run_folder(text: str, run_copy: Path, console: Console) -> None:
-    (run_copy / "config.yaml").write_text(text)
-    console.refused(f"fit --resume {run_copy}", CONFIGS[text], "config.yaml")
-
-
-def test_good_config_files() -> None:
-    """With a byte order mark and an anchor, and sections as options."""
-    Path("net.yaml").write_text("{stack: {width: 32, heads: 2}}")
-    Path("c.yaml").write_text("\ufefftrainer: &a {max_epochs: 1}\ndata: {source: digits}\n")
-    line = f"fit --config c.yaml {SHORT.replace('--trainer.max_epochs 2', '')} --preset digits"
-    assert run(f"{line} --model.net net.yaml --model.optimizer '{{lr: 1e-4}}' --run_dir r") == 0
-    assert checkpoint("r")["global_step"] == 4
-    config = yaml.safe_load(Path("r/config.yaml").read_text())
-    assert config["model"]["net"]["stack"]["width"] == 32
-    assert config["model"]["optimizer"]["lr"] == 1e-4
 
 
 def test_skip_bad_counts(console: Console) -> None:

@@ -19,9 +19,9 @@ from tasks.distributed.sharding import Sharded, by_index, by_name, check_shardin
 from tasks.errors import UsageError
 from tests.helpers.command import ROOT, Console, Patch, run
 from tests.helpers.forked import Server
+from tests.helpers.launched import FOUR_STEPS, assert_once, finish, start
 from tests.helpers.results import checkpoint, logged, summary
 from tests.helpers.tiny import FEW_STEPS, TINY, write_data
-from tests.tasks.distributed.test_launch import SHORT, assert_once, finish, start
 
 SHARDED = "'--trainer.strategy={class_path: tests.helpers.callbacks.OnCPU}'"
 
@@ -52,7 +52,7 @@ def test_sharded_weights_train_as_whole_ones(tmp_path: Path) -> None:
     """Weights, optimizer states, norms of gradients and scores; one process tests, and two resume,
     sharded or not.
     """
-    line = f"{SHORT} --model.optimizer.gradient_clip 0.5 --trainer.limit_test_batches 2"
+    line = f"{FOUR_STEPS} --model.optimizer.gradient_clip 0.5 --trainer.limit_test_batches 2"
     line += " --checkpoint.every_n_train_steps 2"
     # pictures of the first process, which then needs all weights
     pictures = "--config configs/logger/tensorboard.yaml"

@@ -1,0 +1,74 @@
+"""Runs of several processes that others start, and what each of them saw."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.command import environment as variables
+from tests.helpers.results import metrics
+
+FOUR_STEPS = (
+    "--trainer.limit_train_batches 4 --trainer.limit_val_batches 1 --trainer.max_epochs 1 "
+    "--trainer.log_every_n_steps 1 --model.net.stack.depth 1 --model.augment.crop_padding 0"
+)
+TORCHRUN = "torch.distributed.run --standalone --nproc_per_node 2"
+DDP = "--config configs/trainer/ddp.yaml"
+
+
+def start(line: str, folder: Path, before: str = "", **more: str) -> subprocess.Popen[str]:
+    """`python -m LINE` in `folder`, with a callback that says what it saw; one thread unless told
+    otherwise.
+    """
+    folder.mkdir(exist_ok=True)
+    line += " --trainer.callbacks+=tests.helpers.callbacks.Spy"
+    command = [*shlex.split(before), sys.executable, "-m", *shlex.split(line)]
+    own = {name: value for name, value in variables(TESSERA_TRUST="tests", **more).items() if value}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=folder, env=own, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(*processes: subprocess.Popen[str]) -> list[str]:
+    """What the processes said, once all have ended."""
+    return [process.communicate(timeout=200)[0] for process in processes]
+
+
+def errors(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith("error: ")]
+
+
+def spied(folder: Path) -> list[dict[str, Any]]:
+    """What each rank saw."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
+
+
+def assert_once(text: str) -> None:
+    for word in ("Results", "run folder", "next:", "epoch 1/1"):
+        assert text.count(word) == 1, text
+
+
+def assert_logged(folder: Path, steps: int) -> None:
+    """Each step once, and validation and test once."""
+    rows = metrics(folder)
+    assert [int(row["step"]) for row in rows if "train/loss" in row] == list(range(steps))
+    assert [sum(name in row for row in rows) for name in ("val/loss", "test/loss")] == [1, 1]
+
+
+def run_folder_of(folder: Path) -> Path:
+    """The only one below a folder."""
+    (found,) = {path.parent for path in folder.rglob("metrics.csv")}
+    assert len([path for path in found.parent.iterdir() if (path / "config.yaml").exists()]) <= 2
+    return found
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
