@@ -1,0 +1,1 @@
+"""What the suite does, from single blocks to whole runs of several processes."""

@@ -1,0 +1,1 @@
+"""Speed, memory and quality, beside those of other libraries."""

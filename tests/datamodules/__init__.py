@@ -1,0 +1,1 @@
+"""Data modules, and what they are made of: sources, tokenizers, batches."""

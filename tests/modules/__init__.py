@@ -1,0 +1,1 @@
+"""Blocks, models, kernels and generation."""
