@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from tests.benchmarks import _compare
 
-WIDTH, LAYERS, HEADS, HIDDEN, VOCABULARY = 128, 4, 4, 256, 8000  # the preset "tiny"
+# The preset "tiny".
+WIDTH = 128
+LAYERS = 4
+HEADS = 4
+HIDDEN = 256
+VOCABULARY = 8000
 LENGTH = 64  # tokens of a sentence at most
 Batch = dict[str, Any]
 

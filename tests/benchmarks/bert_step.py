@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from tests.benchmarks import _compare
 from tests.benchmarks._compare import Round
 
-BATCH, LENGTH, VOCABULARY = 32, 256, 16_000
+BATCH = 32
+LENGTH = 256
+VOCABULARY = 16_000
 STEPS = 10  # in each round
 LR = 1e-4
 Batch = dict[str, torch.Tensor]
@@ -113,9 +115,11 @@ def training(options: Namespace) -> Round:
     build, logits = SIDES[name]
     net = build().train()
     if name == "tessera":
-        optimizer, batches = _compare.our_optimizer(net, lr=LR), our_batches()
+        optimizer = _compare.our_optimizer(net, lr=LR)
+        batches = our_batches()
     else:
-        optimizer, batches = torch.optim.AdamW(net.parameters(), lr=LR), their_batches()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=LR)
+        batches = their_batches()
 
     def loss() -> tuple[torch.Tensor, int]:
         batch = next(batches)

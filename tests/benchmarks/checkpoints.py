@@ -50,7 +50,8 @@ def saving(options: Namespace) -> Round:
     first_taken: list[float] = []
 
     def run() -> dict[str, float]:
-        before, start = status_mib("VmHWM"), time.perf_counter()
+        before = status_mib("VmHWM")
+        start = time.perf_counter()
         writer.save_checkpoint(whole, path)
         saved = time.perf_counter()
         first_taken.append(status_mib("VmHWM") - before)

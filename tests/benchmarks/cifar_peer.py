@@ -27,10 +27,19 @@ from torchvision import transforms as tv
 
 from tests.benchmarks import _compare
 
-BATCH, EPOCHS, COOLDOWN, WARMUP, MIXUP_OFF = 128, 300, 10, 10, 175
-LR, LOWEST_LR, WEIGHT_DECAY, SMOOTHING = 55e-5, 1e-5, 6e-2, 0.1
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-WIDTH, HEADS = 128, 2
+BATCH = 128
+EPOCHS = 300
+COOLDOWN = 10
+WARMUP = 10
+MIXUP_OFF = 175
+LR = 55e-5
+LOWEST_LR = 1e-5
+WEIGHT_DECAY = 6e-2
+SMOOTHING = 0.1
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2470, 0.2435, 0.2616)
+WIDTH = 128
+HEADS = 2
 
 
 class Layer(nn.Module):

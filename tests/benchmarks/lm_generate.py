@@ -24,7 +24,8 @@ from tests.benchmarks._compare import Round
 from tests.benchmarks._decoders import SIZES, installed, tessera, with_our_weights
 
 READING = "reading"
-PROMPT, NEW = 32, 128
+PROMPT = 32
+NEW = 128
 CONTEXT = 1024  # for the plot
 SAME = {"hugging face": "tessera", "litgpt": "tessera, rotary"}  # which make the same tokens
 

@@ -33,7 +33,9 @@ def autocast(options: Namespace) -> Any:
 
 def build(options: Namespace) -> tuple[Any, Any]:
     """Model and optimizer of a worker."""
-    sizes, device, name = SIZES[options.size], options.device, options.worker
+    sizes = SIZES[options.size]
+    device = options.device
+    name = options.worker
     if name.startswith("tessera"):
         from tasks.training.allocator import tune_allocator
 
@@ -49,7 +51,8 @@ def build(options: Namespace) -> tuple[Any, Any]:
 
 def training(options: Namespace) -> Round:
     """Rounds of training steps, in tokens."""
-    sizes, device = SIZES[options.size], options.device
+    sizes = SIZES[options.size]
+    device = options.device
     context = autocast(options)
     torch.manual_seed(0)
     net, optimizer = build(options)

@@ -23,7 +23,8 @@ from tests.benchmarks import _compare
 if TYPE_CHECKING:
     from datamodules.images import ImageData
 
-BATCH, STEPS = 64, 12  # in each round
+BATCH = 64
+STEPS = 12  # in each round
 LINE = (
     f"--preset cifar_tiny --data.source digits --data.batch_size {BATCH} --trainer.max_epochs 1"
     " --trainer.accelerator cpu --run_dir"

@@ -15,7 +15,9 @@ import torch
 from tests.benchmarks import _compare
 from tests.benchmarks._compare import Round
 
-BATCH, LENGTH, VOCABULARY = 32, 256, 30_000
+BATCH = 32
+LENGTH = 256
+VOCABULARY = 30_000
 LR = 1e-4
 
 

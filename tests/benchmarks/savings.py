@@ -17,7 +17,8 @@ from tests.benchmarks import _compare
 from tests.benchmarks._compare import Round
 from tests.benchmarks._decoders import SMALL_VOCABULARY, small_decoder
 
-BATCH, LENGTH = 16, 256
+BATCH = 16
+LENGTH = 256
 WAYS = {  # name: (whether activations are recomputed, micro-batches of a step)
     "plain": (False, 1),
     "checkpointing": (True, 1),

@@ -16,7 +16,10 @@ import torch
 from tests.benchmarks import _compare, _translators
 from tests.benchmarks._compare import Round
 
-SENTENCES, BEAMS, NEW, START = 100, 5, 50, 5
+SENTENCES = 100
+BEAMS = 5
+NEW = 50
+START = 5
 SPREAD = 0.3  # of the weights, so that probabilities differ
 Translator = Callable[[list[list[int]]], list[list[int]]]
 

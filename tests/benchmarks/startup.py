@@ -16,7 +16,8 @@ import time
 
 from tests.benchmarks import _compare
 
-TORCH, LIGHTNING = "import torch", "import pytorch_lightning"
+TORCH = "import torch"
+LIGHTNING = "import pytorch_lightning"
 COMMANDS = {  # name: (arguments of Python, what it is measured against, largest ratio wanted)
     TORCH: (["-c", TORCH], TORCH, None),
     "--help": (["-m", "tasks.vit", "--help"], TORCH, 0.5),

@@ -193,7 +193,8 @@ def test_bad_tables(image_table: Path) -> None:
         ImageData(**data, dataset=DatasetOptions(label_column="breed")).setup("fit")
     path = image_table / "train-00000-of-00001.parquet"
     table = pq.read_table(path)
-    images, labels = table.column("img").to_pylist(), table.column("label").to_pylist()
+    images = table.column("img").to_pylist()
+    labels = table.column("label").to_pylist()
 
     def check(row: int, *names: str) -> None:
         columns = {"img": pa.array(images, table.schema.field("img").type), "label": labels}

@@ -121,7 +121,8 @@ def by_path(data: ImageData) -> dict[str, tuple[Tensor, int]]:
     """Image and label of the training and validation images, by the name of the file."""
     found = {}
     for split in ("train", "val"):
-        batch, records = everything(data, split), data._split(split)
+        batch = everything(data, split)
+        records = data._split(split)
         for i, (image, label) in enumerate(zip(batch["image"], batch["label"], strict=True)):
             found[records.name(i)] = image, int(label)
     return found

@@ -18,7 +18,8 @@ from tests.helpers.corpora import corpus, letters, poem
 from tests.helpers.data_modules import MODULES, translations
 from tests.helpers.recorder import Recorder, fit, tiny_trainer
 
-BATCHES, EPOCHS = 5, 3  # 42 samples in batches of 8, the rest dropped
+BATCHES = 5  # 42 samples in batches of 8, the rest dropped
+EPOCHS = 3
 
 
 class Numbers:

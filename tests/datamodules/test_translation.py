@@ -11,7 +11,9 @@ from datamodules.text import TextLoading
 from datamodules.tokenizers import PairTokenizerConfig, Tokenizer, TokenizerConfig
 from datamodules.translation import TranslationData
 
-BOS, EOS, IGNORED = 5, 6, -100
+BOS = 5
+EOS = 6
+IGNORED = -100
 SMALL = PairTokenizerConfig(vocabulary=400)
 EN = ["a man", "two dogs run", "the street is wet", "a woman in a red coat waits at the corner"]
 DE = ["ein Mann", "zwei Hunde rennen auf der Wiese und bellen", "nass", "eine Frau wartet hier"]

@@ -86,7 +86,8 @@ class Wholes:
     """Runs that were never interrupted, as far as they were asked for."""
 
     def __init__(self, server: Server, place: Path) -> None:
-        self.server, self.place = server, place
+        self.server = server
+        self.place = place
 
     def __call__(self, case: str, ranks: int = 1) -> Path:
         """The run folder of a case."""

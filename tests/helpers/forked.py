@@ -27,7 +27,9 @@ class Running:
     """
 
     def __init__(self, server: "Server", pids: list[int], folder: Path) -> None:
-        self.server, self.pids, self.folder = server, pids, folder
+        self.server = server
+        self.pids = pids
+        self.folder = folder
 
     def wait(self, ranks: slice = slice(None)) -> list[int]:
         """Exit codes, minus the signal if one killed it."""

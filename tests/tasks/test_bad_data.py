@@ -18,7 +18,8 @@ from tests.helpers.tiny import NET, SMALL_LM, SMALL_S2S, picture, write_images, 
 pytestmark = pytest.mark.timeout(120)  # a pipe or a device would be read for ever
 
 Make = Callable[[str], Any]
-USER, FAILED = 2, 1
+USER = 2
+FAILED = 1
 FIT = f"fit {NET} --trainer.max_epochs 1 --data.tokenizer.vocabulary 300 --data.batch_size 8"
 LINES = {  # by task; a source and options follow, and what is read lies in d/
     "vit": "fit --preset digits --model.net.channels null --data.path d --data.source",

@@ -21,7 +21,9 @@ from tests.helpers.tiny import (
     write_pairs,
 )
 
-USER, FAILED = 2, 1  # exit codes
+# Exit codes.
+USER = 2
+FAILED = 1
 HUGE = "1" + "0" * 30
 LONG = "x" * 300
 ABBREVIATIONS = {  # first word of a case

@@ -57,7 +57,8 @@ def jsonl(bad: bytes | str, rows: Any = ROWS) -> Files:
 
 def parquet(**columns: Any) -> Files:
     """A table of 20 texts with these columns instead, or more."""
-    texts, labels = [row["text"] for row in ROWS], [i % 2 for i in range(20)]
+    texts = [row["text"] for row in ROWS]
+    labels = [i % 2 for i in range(20)]
     return {"train-0.parquet": {"text": texts, "label": labels, **columns}}
 
 
@@ -95,8 +96,10 @@ TXT = {f"train/{row['label']}/{i}.txt": row["text"] for i, row in enumerate(ROWS
 JSON_FILE = {"good.jsonl": ROWS}
 NOT_UTF8 = BOM_UTF8 + b"a\n\xff"
 LATIN = parquet(text=raw(*[b"a"] * 20, b"\xe9"), label=[*[0, 1] * 10, 1])
-CSV_LINE, JSON_LINE = "line 3 of d/train.csv", "line 2 of d/train.jsonl"
-BAD_EN, BAD_DE = ('{"translation": {"en": [], "de": "a"}}', '{"translation": {"en": "a", "de": 2}}')
+CSV_LINE = "line 3 of d/train.csv"
+JSON_LINE = "line 2 of d/train.jsonl"
+BAD_EN = '{"translation": {"en": [], "de": "a"}}'
+BAD_DE = '{"translation": {"en": "a", "de": 2}}'
 JSON = [  # a line that holds no text and label, a word of what is said of it
     (b'{"text": "caf\xe9", "label": "bad"}', "UTF-8"),
     (b'{"text": "", "label": "bad"}', "no text"),

@@ -95,7 +95,8 @@ def test_special_tokens_are_found_by_the_names_in_other_files(tmp_path: Path) ->
         assert named.digest == again.digest != unnamed.digest
 
 
-TEXT_END, TURN_END = "<|endoftext|>", "<|im_end|>"
+TEXT_END = "<|endoftext|>"
+TURN_END = "<|im_end|>"
 QWEN = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": TURN_END, "add_bos_token": False}
 LLAMA = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": TEXT_END, "eos_token": TURN_END}
 GPT2 = {"tokenizer_class": "GPT2Tokenizer"}

@@ -11,7 +11,9 @@ import torch
 from datamodules.tokens.packing import PackedDocuments, RandomWindows, Windows, best_fit_decreasing
 from datamodules.tokens.token_file import TokenChunk, TokenFile, write_tokens
 
-BOS, EOS, PAD = 1, 2, 0
+BOS = 1
+EOS = 2
+PAD = 0
 SIZES = [5, 0, 33, 8, 1, 64, 17, 2, 40, 9, 3, 7, 12, 31]  # of documents, without special tokens
 LENGTHS = [1, 8, 16, 100, 1000]
 BOUNDARIES: dict[str, dict[str, bool]] = {

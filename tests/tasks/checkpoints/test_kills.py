@@ -43,7 +43,8 @@ def test_killed_in_the_middle(
     case: str, ranks: int, server: Server, wholes: Wholes, folder: Path
 ) -> None:
     """Of a step, the last rank, of a checkpoint and of a validation, the first, in one run."""
-    task, line = CASES[case][0], first(case, ranks)
+    task = CASES[case][0]
+    line = first(case, ranks)
     for moment in ("step", "half-written checkpoint", "validation"):
         killed = ranks - 1 if moment == "step" else 0
         running = server.start(line, folder, task, at(moment, ranks=(killed,)), ranks)
@@ -84,11 +85,14 @@ def test_killed_again_and_again(
     """One run, killed at random moments of its training; of two processes both, or one, which ends
     the other.
     """
-    whole, moments = fill(tmp_path / "whole"), random.Random(0)
+    whole = fill(tmp_path / "whole")
+    moments = random.Random(0)
     line = first("both lengths", ranks).replace("max_epochs 2", "max_epochs 12")
     server.run(line, whole, "seq2seq", ranks=ranks)
     seconds = time.time() - (whole / "r" / "config.yaml").stat().st_mtime
-    steps, seen, config = [0], 0, folder / "r" / "config.yaml"
+    steps = [0]
+    seen = 0
+    config = folder / "r" / "config.yaml"
     for killed, left in kills:
         running = server.start(line, folder, "seq2seq", ranks=ranks)
         running.wait_for("r/config.yaml")
@@ -114,11 +118,14 @@ def test_other_batches_are_refused_by_name(
     case: str, ranks: int, server: Server, wholes: Wholes
 ) -> None:
     """Another batch size in one process; another number of processes."""
-    options, named = "--data.batch_size 3", "batch size"
+    options = "--data.batch_size 3"
+    named = "batch size"
     if case == "tokens per batch":
-        options, named = "--data.loading.batch_tokens 128", "batch_tokens 256"
+        options = "--data.loading.batch_tokens 128"
+        named = "batch_tokens 256"
     if ranks == 2:
-        options, named = TWO, "number of devices 1"
+        options = TWO
+        named = "number of devices 1"
     line = f"fit --resume r --trainer.max_epochs 9 --trainer.max_steps 99 {options}"
     running = server.start(line, wholes(case).parent, CASES[case][0], ranks=ranks)
     assert running.wait()[0] == 2, running.output()
@@ -145,7 +152,9 @@ def test_generators_resume_where_they_were(
     case: str, ranks: int, server: Server, folder: Path, tmp_path: Path
 ) -> None:
     """What hooks of users draw between steps does not follow from the position in training."""
-    task, line, whole = CASES[case][0], first(case, ranks), fill(tmp_path / "whole")
+    task = CASES[case][0]
+    line = first(case, ranks)
+    whole = fill(tmp_path / "whole")
     draws = "draw_between_steps()\n"
     server.run(line, whole, task, before=draws, ranks=ranks)
     running = server.start(line, folder, task, draws + at("step"), ranks)

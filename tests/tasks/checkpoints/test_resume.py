@@ -251,7 +251,8 @@ def test_nothing_is_left_to_train(run_copy: Path, console: Console) -> None:
 @pytest.mark.slow
 def test_the_checkpoint_does_not_stay_in_memory(run_copy: Path, monkeypatch: Patch) -> None:
     tensors: list[weakref.ref[torch.Tensor]] = []
-    restore, step = ViTTask.restore, ViTTask.step
+    restore = ViTTask.restore
+    step = ViTTask.step
 
     def restored(self: ViTTask, checkpoint: dict[str, Any]) -> None:
         tensors.extend(map(weakref.ref, checkpoint["state_dict"].values()))

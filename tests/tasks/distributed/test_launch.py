@@ -44,7 +44,8 @@ DEFAULTS = {"accelerator": "auto", "devices": "auto", "num_nodes": 1, "strategy"
 class Options(SimpleNamespace):
     """The Trainer's, as jsonargparse has them."""
 
-    __getitem__, __setitem__ = SimpleNamespace.__getattribute__, SimpleNamespace.__setattr__
+    __getitem__ = SimpleNamespace.__getattribute__
+    __setitem__ = SimpleNamespace.__setattr__
 
 
 @pytest.fixture

@@ -36,7 +36,9 @@ def corpus(folder: str, packing: str) -> CorpusData:
 
 def sum_losses(net: Decoder, data: CorpusData) -> tuple[float, int, int]:
     """Sum of the test losses, correct predictions, tokens: each row alone, all logits at once."""
-    total, correct, count = 0.0, 0, 0
+    total = 0.0
+    correct = 0
+    count = 0
     for batch in data.test_dataloader():
         inputs = {k: batch[k] for k in ("tokens", "positions", "documents") if k in batch}
         for row, targets in enumerate(batch["targets"]):

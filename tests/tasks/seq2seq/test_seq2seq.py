@@ -33,7 +33,9 @@ def sum_losses(
     model: TranslationModel, sources: list[str], references: list[str]
 ) -> tuple[float, int, int]:
     """Sum of the losses, correct predictions, tokens: each pair alone, all logits at once."""
-    total, correct, count = 0.0, 0, 0
+    total = 0.0
+    correct = 0
+    count = 0
     for source, reference in zip(sources, references, strict=True):
         (read,), _ = model.tokenizer.encode_sources([source], 24)
         (ids,) = model.tokenizer.target.encode_batch([reference])

@@ -17,7 +17,10 @@ from torch.utils.data import DataLoader
 
 from tasks.training.averaging import EMA, LastWeights
 
-DECAY, COUNT, BATCHES, ACCUMULATE = 0.5, 3, 10, 2
+DECAY = 0.5
+COUNT = 3
+BATCHES = 10
+ACCUMULATE = 2
 Weights = dict[str, Tensor]
 KINDS = {"EMA": lambda: EMA(DECAY), "LastWeights": lambda: LastWeights(COUNT)}
 
@@ -31,7 +34,8 @@ class TiedNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        self.a = nn.Linear(6, 6)
+        self.b = nn.Linear(6, 6, bias=False)
         self.b.weight = self.a.weight
         self.register_buffer("count", torch.zeros(()))
 
@@ -46,7 +50,8 @@ class Toy(LightningModule):
 
     def __init__(self, stop_at: int | None = None, stop_in_validation: int | None = None) -> None:
         super().__init__()
-        self.stop_at, self.stop_in_validation = stop_at, stop_in_validation
+        self.stop_at = stop_at
+        self.stop_in_validation = stop_in_validation
         self.seen: list[Weights] = []
 
     def configure_model(self) -> None:
@@ -152,7 +157,8 @@ def mean(weights: list[Weights]) -> Weights:
 
 @pytest.mark.parametrize("decay", [0.05, 0.5, 0.9])
 def test_ema_equals_torch_average(decay: float, tmp_path: Path) -> None:
-    ema, task = EMA(decay), Toy()
+    ema = EMA(decay)
+    task = Toy()
     trainer = fit(task, 12, ema, ModelCheckpoint(tmp_path, "x", every_n_train_steps=12))
     weights, average = torch_reference(12, decay)
     assert same(weights_of(task), average) and not same(weights, average)
@@ -167,7 +173,8 @@ def test_ema_equals_torch_average(decay: float, tmp_path: Path) -> None:
 
 
 def test_validation_and_what_follows_see_the_mean_of_the_latest(tmp_path: Path) -> None:
-    expected, task = plain(14), Toy()
+    expected = plain(14)
+    task = Toy()
     saver = ModelCheckpoint(tmp_path, "x", every_n_epochs=1, save_on_train_epoch_end=False)
     fit(task, 14, LastWeights(COUNT), saver)
     seen = task.seen[1:]
@@ -191,16 +198,19 @@ def test_resume_is_exact(tmp_path: Path, stop_at: int, kind: str) -> None:
     saved = tmp_path / f"step={stop_at // ACCUMULATE}.ckpt"
     if stop_at == 2 and kind == "LastWeights":  # before the first validation there is no average
         assert same(load(saved)["state_dict"], trained(load(saved), kind))
-    average, task = KINDS[kind](), Toy()
+    average = KINDS[kind]()
+    task = Toy()
     fit(task, 14, average, resume=saved)
-    straight_average, straight = KINDS[kind](), Toy()
+    straight_average = KINDS[kind]()
+    straight = Toy()
     fit(straight, 14, straight_average)
     assert same(weights_of(task), weights_of(straight))
     assert same(average.state_dict()["trained"], straight_average.state_dict()["trained"])
 
 
 def test_stop_in_validation(tmp_path: Path) -> None:
-    task, saver = Toy(stop_in_validation=3), ModelCheckpoint(tmp_path, "x", save_on_exception=True)
+    task = Toy(stop_in_validation=3)
+    saver = ModelCheckpoint(tmp_path, "x", save_on_exception=True)
     with pytest.raises(Stop):
         fit(task, 12, EMA(DECAY), saver)
     weights, average = torch_reference(4)

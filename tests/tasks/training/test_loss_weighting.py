@@ -61,7 +61,8 @@ class Parts:
     """A loader's batches, each but the last cut into two that are unlike in size."""
 
     def __init__(self, loader: Any) -> None:
-        self.loader, self.sampler = loader, loader.sampler
+        self.loader = loader
+        self.sampler = loader.sampler
 
     def __len__(self) -> int:
         return 2 * len(self.loader) - 1
@@ -80,7 +81,8 @@ class Parts:
 ])  # fmt: skip
 def test_micro_batches_equal_a_large_batch(case: str, monkeypatch: Patch) -> None:
     task = case.split()[0]
-    size, loader = {"lm": 8, "mlm": 32}.get(task, 64), ResumableDataModule.train_loader
+    size = {"lm": 8, "mlm": 32}.get(task, 64)
+    loader = ResumableDataModule.train_loader
     line = f"fit {TASKS[case]} {CALM} --trainer.max_epochs 1 --trainer.limit_test_batches 0"
     line += f" --data.batch_size {size}"
     assert run(f"{line} --trainer.limit_train_batches 10 --run_dir whole", task) == 0

@@ -125,7 +125,8 @@ def test_a_table_that_two_layers_share_is_of_the_lower_one() -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_layer_decay_slows_lower_layers(optimizer: Any, make: Callable[[], nn.Module]) -> None:
     net = make()
-    depths, names = parameter_depths(net), {id(p): name for name, p in net.named_parameters()}
+    depths = parameter_depths(net)
+    names = {id(p): name for name, p in net.named_parameters()}
     top = max(depths.values())
     groups = parameter_groups(net, OptimConfig(optimizer=optimizer, lr=1.0, layer_decay=0.5))
     rates = {names[id(p)]: group["lr"] for group in groups for p in group["params"]}
@@ -274,7 +275,8 @@ def test_unknown_length_is_refused(schedule: Any, warmup: float, total: float) -
 @pytest.mark.parametrize("warmup", [0, 3])
 def test_some_schedules_need_no_length(schedule: Any, warmup: int) -> None:
     config = OptimConfig(schedule=schedule, warmup=warmup)
-    endless, net = tiny_vit(), tiny_vit()
+    endless = tiny_vit()
+    net = tiny_vit()
     train(endless, build(endless, config, math.inf), range(6))
     train(net, build(net, config, 6), range(6))
     assert same_weights(endless, net)

@@ -63,7 +63,8 @@ def test_few_steps(task: str, precision: str, monkeypatch: Patch) -> None:
     """Losses and norms of gradients are in 32 bits, metrics in 64; weights have those chosen."""
     seen: list[tuple[torch.dtype, torch.dtype]] = []
     norms: list[float] = []
-    step, scale = Task.log_step, torch.nn.utils.clip_grads_with_norm_
+    step = Task.log_step
+    scale = torch.nn.utils.clip_grads_with_norm_
     evaluate = Task.on_validation_epoch_end
 
     def watched(self: Task, means: Any) -> None:
@@ -173,7 +174,9 @@ def test_scaled_run_is_killed_and_resumed(
     case: str, ranks: int, scale: int, server: Server, tmp_path: Path
 ) -> None:
     """Steps overflow before the kill and after it."""
-    whole, folder, task = fill(tmp_path / "whole"), fill(tmp_path / "here"), CASES[case][0]
+    whole = fill(tmp_path / "whole")
+    folder = fill(tmp_path / "here")
+    task = CASES[case][0]
     line = first(case, ranks).replace("--trainer.precision bf16-mixed", "")
     scaled = f"scale_gradients(init_scale=2.0**{scale}, growth_interval=2)\n"
     server.run(line, whole, task, before=scaled, ranks=ranks)
@@ -190,7 +193,8 @@ def test_scaled_run_is_killed_and_resumed(
 
 def test_a_step_that_overflows_is_left_out(monkeypatch: Patch, capsys: Capture) -> None:
     scale_gradients(monkeypatch.setattr, init_scale=2.0**24, growth_interval=2)
-    clip, seen = Task.configure_gradient_clipping, list[tuple[Tensor, float, bool]]()
+    clip = Task.configure_gradient_clipping
+    seen: list[tuple[Tensor, float, bool]] = []
 
     def watched(self: Task, *arguments: Any, **options: Any) -> None:
         plugin: Any = self.trainer.precision_plugin
