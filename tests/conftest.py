@@ -31,7 +31,7 @@ def end_of_process() -> Iterator[None]:
     import torch
 
     before = dict(os.environ)
-    threads = torch.get_num_threads()  # bits depend on it
+    threads = torch.get_num_threads()  # sums are rounded differently with another number
     yield
     torch.set_num_threads(threads)
     if "wandb" in sys.modules:

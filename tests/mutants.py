@@ -121,22 +121,22 @@ def parts(node: ast.AST, statement: ast.stmt) -> Iterator[tuple[ast.AST, ast.stm
 
 
 def sample(checkout: Path, count: int, seed: int) -> list[Mutant]:
-    """Mutants of `count` functions; functions with the same name and text get the same draws."""
-    drawn = []
+    """Mutants of `count` functions; functions with the same name and text get the same changes."""
+    sampled = []
     for file in sorted(file for name in PACKAGES for file in (checkout / name).rglob("*.py")):
         path = file.relative_to(checkout).as_posix()
         tree = ast.parse(file.read_text())
         for name, function in functions(tree):
             found = [pair for top in function.body for pair in parts(top, top) if changed(pair[0])]
             if found:
-                draw = random.Random(f"{seed} {path} {name}")
-                place = draw.random()
-                kind = draw.choice(sorted({type(node).__name__ for node, _ in found}))
+                rng = random.Random(f"{seed} {path} {name}")
+                order = rng.random()
+                kind = rng.choice(sorted({type(node).__name__ for node, _ in found}))
                 of_kind = [pair for pair in found if type(pair[0]).__name__ == kind]
-                node, statement = draw.choice(of_kind)
-                drawn.append((place, f"{path}:{statement.lineno} {name}", tree, node, statement))
+                node, statement = rng.choice(of_kind)
+                sampled.append((order, f"{path}:{statement.lineno} {name}", tree, node, statement))
     mutants = []
-    for _, name, tree, node, statement in sorted(drawn, key=lambda entry: entry[:2])[:count]:
+    for _, name, tree, node, statement in sorted(sampled, key=lambda entry: entry[:2])[:count]:
         new = changed(node)
         assert new
         before, after = (ast.unparse(one).partition("\n")[0] for one in (node, new))

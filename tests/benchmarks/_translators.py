@@ -16,6 +16,7 @@ LAYERS = 4
 HEADS = 4
 HIDDEN = 256
 VOCABULARY = 8000
+
 LENGTH = 64  # tokens of a sentence at most
 Batch = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Texts to pretrain on: every token once, the right ones masked, pairs drawn anew in each epoch."""
+"""Texts to pretrain on: every token once, the right ones masked, new pairs in each epoch."""
 
 import math
 from types import SimpleNamespace
@@ -134,17 +134,17 @@ def is_near(count: Tensor, total: int, probability: float) -> bool:
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
-@pytest.mark.parametrize("share", [0.15, 0.4])
-def test_fractions(whole_words: bool, share: float) -> None:
+@pytest.mark.parametrize("probability", [0.15, 0.4])
+def test_fractions(whole_words: bool, probability: float) -> None:
     tokens = torch.randint(7, V, (1000, 202))
     tokens[:, 0] = 2
     tokens[:, -1] = 3
-    masked, where = masker(share, 0.7, 0.2, whole_words=whole_words)(tokens, tokens > 0)
+    masked, where = masker(probability, 0.7, 0.2, whole_words=whole_words)(tokens, tokens > 0)
     independent = tokens > 6
     if whole_words:  # the pieces of a word are selected together
         independent &= torch.tensor(STARTS)[tokens] | (torch.arange(202) == 1)
-    assert is_near((where & independent).sum(), int(independent.sum()), share)
-    assert where.float().mean() == pytest.approx(share, abs=0.01)
+    assert is_near((where & independent).sum(), int(independent.sum()), probability)
+    assert where.float().mean() == pytest.approx(probability, abs=0.01)
     count = int(where.sum())
     is_mask = where & (masked == 4)
     is_random = where & (masked != tokens) & ~is_mask
@@ -185,10 +185,10 @@ def test_words_are_masked_whole() -> None:
     several = 0
     for row, selected in zip(tokens.tolist(), where.tolist(), strict=True):
         words: list[list[bool]] = []
-        for place, token in enumerate(row):
-            if token < 7 or STARTS[token] or row[place - 1] < 7:
+        for position, token in enumerate(row):
+            if token < 7 or STARTS[token] or row[position - 1] < 7:
                 words.append([])
-            words[-1].append(selected[place])
+            words[-1].append(selected[position])
         assert all(len(set(word)) == 1 for word in words)
         several += sum(len(word) > 1 and word[0] for word in words)
     assert several > 100

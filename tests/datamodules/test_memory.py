@@ -24,16 +24,16 @@ def corpus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Pat
     Pieces of words are learned from 50 million characters, in which, as in English, some words come
     often and 300,000 once or twice.
     """
-    draw = Random(0)
+    rng = Random(0)
     size = SIZES[request.param]
     blocks, rare = (60, 0.03) if request.param == "bpe" else (1, 0.0)
-    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 9))) for _ in range(2000)]
+    words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(1, 9))) for _ in range(2000)]
     texts = []
     for _ in range(blocks):
-        documents = [draw.choices(words, k=draw.randint(180, 360)) for _ in range(700)]
+        documents = [rng.choices(words, k=rng.randint(180, 360)) for _ in range(700)]
         for document in documents:
-            for position in draw.sample(range(len(document)), int(rare * len(document))):
-                document[position] = "".join(draw.choices(ascii_lowercase, k=8))
+            for position in rng.sample(range(len(document)), int(rare * len(document))):
+                document[position] = "".join(rng.choices(ascii_lowercase, k=8))
         texts.append(("\n\n".join(map(" ".join, documents)) + "\n\n").encode())
     path = tmp_path / "corpus.txt"
     with open(path, "wb") as file:

@@ -66,4 +66,4 @@ class Spy(pl.Callback):
     ) -> None:
         if self.slow:
             time.sleep(4)
-            Path("whole").touch()
+            Path("cleaned_up").touch()

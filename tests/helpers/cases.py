@@ -1,4 +1,4 @@
-"""A small run for each sampler, whole ones to compare with, and signals at chosen moments."""
+"""A small run for each sampler, uninterrupted runs to compare with, and signals at kill points."""
 
 import signal
 from pathlib import Path
@@ -63,9 +63,9 @@ CASES = {  # by sampler: task and options
 }
 
 
-def at(moment: str, number: int = signal.SIGKILL, ranks: tuple[int, ...] = (0,)) -> str:
-    """Python code that has some ranks send themselves a signal at some moment."""
-    return f"if rank in {ranks}: strike({moment!r}, {int(number)})"
+def signal_at(point: str, number: int = signal.SIGKILL, ranks: tuple[int, ...] = (0,)) -> str:
+    """Python code that has some ranks send themselves a signal at a kill point."""
+    return f"if rank in {ranks}: send_signal({point!r}, {int(number)})"
 
 
 def fill(folder: Path) -> Path:
@@ -82,16 +82,16 @@ def first(case: str, ranks: int = 1) -> str:
     return f"fit {CASES[case][1]} {SHARED} {TWO if ranks == 2 else ''} --run_dir r"
 
 
-class Wholes:
+class UninterruptedRuns:
     """Runs that were never interrupted, as far as they were asked for."""
 
-    def __init__(self, server: Server, place: Path) -> None:
+    def __init__(self, server: Server, folder: Path) -> None:
         self.server = server
-        self.place = place
+        self.folder = folder
 
     def __call__(self, case: str, ranks: int = 1) -> Path:
         """The run folder of a case."""
-        folder = self.place / f"{case} {ranks}".replace(" ", "_")
+        folder = self.folder / f"{case} {ranks}".replace(" ", "_")
         if not folder.exists():
             self.server.run(first(case, ranks), fill(folder), CASES[case][0], ranks=ranks)
         return folder / "r"

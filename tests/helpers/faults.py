@@ -1,4 +1,4 @@
-"""Faults for one process of a run, at chosen moments: signals, kills, full disks, random draws."""
+"""Faults for one process of a run, at kill points: signals, full disks, random numbers."""
 
 import io
 import os
@@ -18,7 +18,7 @@ from tasks.distributed import launch
 from tasks.training import trainer_options
 
 Act = Callable[..., Any]
-MOMENTS: dict[str, tuple[Any, str, int]] = {  # a function, and which of its calls
+KILL_POINTS: dict[str, tuple[Any, str, int]] = {  # a function, and which of its calls
     "step": (Task, "training_step", 8),  # most often while gradients accumulate
     "half-written checkpoint": (torch, "save", 2),
     "validation": (Task, "validation_step", 1),
@@ -28,9 +28,9 @@ MOMENTS: dict[str, tuple[Any, str, int]] = {  # a function, and which of its cal
 }
 
 
-def at(moment: str, act: Act) -> None:
+def call_at(point: str, act: Act) -> None:
     """Call `act` with the arguments of a function, before one of its calls."""
-    owner, name, number = MOMENTS[moment]
+    owner, name, number = KILL_POINTS[point]
     real = getattr(owner, name)
     calls = 0
 
@@ -48,12 +48,12 @@ def at(moment: str, act: Act) -> None:
     setattr(owner, name, patched)
 
 
-def strike(moment: str, number: int = signal.SIGKILL, times: int = 1) -> None:
+def send_signal(point: str, number: int = signal.SIGKILL, times: int = 1) -> None:
     """Have this process send itself a signal; of a checkpoint, half is written by then."""
     write = torch.save
 
     def act(*arguments: Any) -> None:
-        if moment == "half-written checkpoint":
+        if point == "half-written checkpoint":
             buffer = io.BytesIO()
             write(arguments[0], buffer)
             arguments[1].write(buffer.getvalue()[: buffer.tell() // 2])
@@ -61,38 +61,38 @@ def strike(moment: str, number: int = signal.SIGKILL, times: int = 1) -> None:
         for _ in range(times):
             os.kill(os.getpid(), number)
 
-    at(moment, act)
+    call_at(point, act)
 
 
-def pause(moment: str, seconds: float) -> None:
-    at(moment, lambda *_: time.sleep(seconds))
+def pause(point: str, seconds: float) -> None:
+    call_at(point, lambda *_: time.sleep(seconds))
 
 
-def fill_disk(moment: str, size: int) -> None:
+def fill_disk(point: str, size: int) -> None:
     """From then on no file can have more than `size` bytes."""
-    at(moment, lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
+    call_at(point, lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
 
 
-def draw_between_steps() -> None:
-    """Add to gradients numbers that hooks draw from all global generators, on all ranks."""
+def sample_between_steps() -> None:
+    """Add to gradients numbers that hooks sample from all global generators, on all ranks."""
 
-    def draw(name: str) -> None:
+    def patch(name: str) -> None:
         real = getattr(Task, name)
 
         def hook(self: Any, *arguments: Any) -> Any:
-            self.drawn = torch.rand(()) + random.random() + np.random.rand()
+            self.sampled = torch.rand(()) + random.random() + np.random.rand()
             if torch.distributed.is_initialized():
-                torch.distributed.all_reduce(self.drawn)
+                torch.distributed.all_reduce(self.sampled)
             return real(self, *arguments)
 
         setattr(Task, name, hook)
 
     def on_before_optimizer_step(self: Any, optimizer: Any) -> None:
         for parameter in self.net.parameters():
-            parameter.grad += self.drawn
+            parameter.grad += self.sampled
 
     for name in ("on_train_epoch_start", "on_train_batch_start", "on_validation_epoch_start"):
-        draw(name)
+        patch(name)
     Task.on_before_optimizer_step = on_before_optimizer_step
 
 

@@ -9,7 +9,6 @@ from datamodules.tokenizers import SPECIAL_TOKENS, Tokenizer, TokenizerConfig
 from tests.datamodules.tokenizers.test_sentencepiece import marian
 from tests.parity.families import MODELS, Case
 
-STILL = "--model.optimizer.lr 1e-12 --model.optimizer.weight_decay 0"  # keeps the weights
 ROBERTA_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<a>", "<b>")
 BART_TOKENS = ("<a>", "<unk>", "<s>", "</s>", "<mask>", "<pad>", "<b>")
 NUMBERS = ["two three", "one's nine eight seven six", "ten ten ten four"]

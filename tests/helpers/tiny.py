@@ -101,10 +101,10 @@ def write_pairs(
 
     folder.mkdir()
     words = ["one's", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    draw = Random(0)
+    rng = Random(0)
     for split, size in (("train", count), ("val", 16), (test, 12)):
         texts = [
-            " ".join(draw.choices(words, k=1 + int(6 * draw.random()))) + "\n" for _ in range(size)
+            " ".join(rng.choices(words, k=1 + int(6 * rng.random()))) + "\n" for _ in range(size)
         ]
         for language, way in zip(languages, (str, str.upper), strict=True):
             (folder / f"{split}.{language}").write_text("".join(map(way, texts)))

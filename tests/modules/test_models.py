@@ -100,11 +100,11 @@ def test_all_see_the_source_but_not_its_padding(kind: str) -> None:
     tokens = random_tokens(3, 9)
     mask = SOURCE > 0
     before = net(SOURCE, tokens, mask)
-    for place in range(7):
+    for position in range(7):
         changed = SOURCE.clone()
-        changed[:, place] += 1
+        changed[:, position] += 1
         moved = (net(changed, tokens, mask) - before).abs().amax(2) > 1e-5  # (B, N)
-        assert torch.equal(moved, mask[:, place, None].expand(-1, 9))
+        assert torch.equal(moved, mask[:, position, None].expand(-1, 9))
     with pytest.raises(RuntimeError):
         net(SOURCE[:2], tokens)  # another number of rows
 
@@ -157,12 +157,12 @@ def test_the_loss_of_a_masked_language_model_is_that_of_its_scores() -> None:
     net = tiny("masked").train()
     tokens = random_tokens(3, 9)
     segments = torch.randint(2, tokens.shape)
-    places = torch.rand(3, 9) < 0.6
-    targets = random_tokens(3, 9)[places]
+    where = torch.rand(3, 9) < 0.6
+    targets = random_tokens(3, 9)[where]
     vectors = net.hidden(tokens, None, segments)
-    logits = net(tokens, None, segments, places)
+    logits = net(tokens, None, segments, where)
     plain = F.cross_entropy(logits, targets, label_smoothing=0.1)
-    loss, correct = net.loss(vectors, targets, places, 0.1)
+    loss, correct = net.loss(vectors, targets, where, 0.1)
     sentences = net.sentence_logits(vectors).square().sum()
     close(loss, plain)
     close(gradients(loss + sentences, net), gradients(plain + sentences, net), rtol=1e-4)
@@ -295,16 +295,16 @@ def test_bert_drops_whole_tokens_in_training_only() -> None:
 
 
 @torch.no_grad()
-def test_masked_language_models_score_chosen_places() -> None:
+def test_masked_language_models_score_chosen_positions() -> None:
     net = tiny("masked")
     tokens = random_tokens()
-    places = torch.zeros(3, LENGTH, dtype=torch.bool)
-    places[0, 2] = places[1, 0] = places[2, 4] = True
+    where = torch.zeros(3, LENGTH, dtype=torch.bool)
+    where[0, 2] = where[1, 0] = where[2, 4] = True
     everywhere = net(tokens)
     assert everywhere.shape == (3 * LENGTH, VOCAB)
-    close(net(tokens, None, None, places), everywhere[places.flatten()])
+    close(net(tokens, None, None, where), everywhere[where.flatten()])
     close(net(tokens, None, None, torch.tensor([36, 2])), everywhere[[36, 2]])
-    assert net(tokens, None, None, places & False).shape == (0, VOCAB)
+    assert net(tokens, None, None, where & False).shape == (0, VOCAB)
 
 
 @torch.no_grad()

@@ -70,8 +70,8 @@ def test_attention_is_that_of_torch(kind: str) -> None:
     context_width = None if context is None else width
     net = MultiHeadAttention(E, H, context_width=context_width).eval()
     copy_attention(net, theirs)
-    drawn = None if allowed is None else ~allowed
-    options = {"key_padding_mask": padded, "attn_mask": drawn, "average_attn_weights": False}
+    attn_mask = None if allowed is None else ~allowed
+    options = {"key_padding_mask": padded, "attn_mask": attn_mask, "average_attn_weights": False}
     expected, weights = theirs(x, other, other, **options)
     record: list[Tensor] = []
     close(net(x, context, mask), expected)

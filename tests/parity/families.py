@@ -235,13 +235,13 @@ def to_external(family: str, net: Any, special_tokens: Any = None) -> Settings:
 
 def texts(config: Any, lengths: tuple[int, ...] = (29, 11, 20), left: bool = False) -> Any:
     """Random input of a model of theirs, padded on the right or on the left."""
-    places = torch.arange(max(lengths))[None]
+    positions = torch.arange(max(lengths))[None]
     sizes = torch.tensor(lengths)[:, None]
-    mask = places >= max(lengths) - sizes if left else places < sizes  # (B, N)
+    mask = positions >= max(lengths) - sizes if left else positions < sizes  # (B, N)
     tokens = torch.randint(3, 50, mask.shape).masked_fill(~mask, config.pad_token_id)
     inputs = {"input_ids": tokens, "attention_mask": mask.long()}
     if config.model_type == "bert":
-        inputs["token_type_ids"] = (places > 3).long().expand_as(tokens)
+        inputs["token_type_ids"] = (positions > 3).long().expand_as(tokens)
     if config.model_type in decoder.FAMILIES:
         inputs["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)
     if config.model_type in seq2seq.FAMILIES:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tasks.tracking import report
-from tests.helpers.cases import Wholes
+from tests.helpers.cases import UninterruptedRuns
 from tests.helpers.command import Capture, Console, Patch, run
 from tests.helpers.forked import Server
 from tests.helpers.tiny import PAIRS, SHORT, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
@@ -42,9 +42,11 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def wholes(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Wholes:
+def uninterrupted_runs(
+    server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> UninterruptedRuns:
     """Runs that were never interrupted."""
-    return Wholes(server, tmp_path_factory.mktemp("wholes"))
+    return UninterruptedRuns(server, tmp_path_factory.mktemp("uninterrupted_runs"))
 
 
 @pytest.fixture(scope="session")

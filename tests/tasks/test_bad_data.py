@@ -111,7 +111,7 @@ def not_utf8(name: str) -> None:
     Path(os.fsdecode(os.fsencode(name).replace(b"bad", b"b\xe9d"))).touch()
 
 
-PLACES: dict[str, tuple[Callable[[], Any], str]] = {  # good data, where something odd is put
+ODD_FILES: dict[str, tuple[Callable[[], Any], str]] = {  # good data, where something odd is put
     "vit folder": (images, "d/train/cat/bad.png"),
     "bert txt": (texts, "d/train/cat/bad.txt"),
     "lm files": (texts, "d/train/bad.txt"),
@@ -120,14 +120,14 @@ PLACES: dict[str, tuple[Callable[[], Any], str]] = {  # good data, where somethi
     "seq2seq files": (pairs, "d/bad.en"),
 }
 ODD: list[tuple[str, Make]]
-ODD = [(place, odd) for place in PLACES for odd in (pipe, link_to("nowhere"))]
+ODD = [(command, odd) for command in ODD_FILES for odd in (pipe, link_to("nowhere"))]
 ODD += [("vit folder", link_to("/tmp")), ("bert txt", link_to("/dev/zero"))]
 ODD += [("lm files", not_utf8), ("bert hub", link_to("test-bad.parquet"))]
 
 
 @pytest.mark.parametrize(("command", "odd"), ODD)
 def test_what_is_no_file_is_named(command: str, odd: Make, console: Console) -> None:
-    make, name = PLACES[command]
+    make, name = ODD_FILES[command]
     make()
     odd(name)
     task, line = line_of(command)

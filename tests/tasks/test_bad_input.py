@@ -24,6 +24,7 @@ from tests.helpers.tiny import (
 # Exit codes.
 USER = 2
 FAILED = 1
+
 HUGE = "1" + "0" * 30
 LONG = "x" * 300
 ABBREVIATIONS = {  # first word of a case

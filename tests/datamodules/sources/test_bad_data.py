@@ -117,7 +117,8 @@ JSON = [  # a line that holds no text and label, a word of what is said of it
     (f'{{"text": "ok", "label": "bad", "x": {DEEP}}}'.encode(), "nested"),
     (f'{{"text": "ok", "label": {DIGITS}}}'.encode(), "digits"),
 ]
-SKIPPABLE: list[tuple[str, Files, str, str]] = [  # command, files, place, word; 20 samples are good
+# Command, files, location, word; 20 samples are good.
+SKIPPABLE: list[tuple[str, Files, str, str]] = [
     *(("texts jsonl d", jsonl(line), JSON_LINE, word) for line, word in JSON),
     ("texts csv d", csv("  ,good"), CSV_LINE, "no text"),
     ("texts csv d", csv(b"caf\xe9,good"), CSV_LINE, "UTF-8"),
@@ -152,13 +153,13 @@ SKIPPABLE: list[tuple[str, Files, str, str]] = [  # command, files, place, word;
 
 @pytest.mark.parametrize("case", SKIPPABLE, ids=lambda case: f"{case[0]}, {case[3]}")
 def test_bad_samples_are_named_or_skipped_and_counted(case: Any) -> None:
-    command, files, place, word = case
+    command, files, location, word = case
     write_all(files)
-    with refused(DataError, place, word, "--data.skip_bad true"):
+    with refused(DataError, location, word, "--data.skip_bad true"):
         count(build(command))
     for _ in range(2):  # what is skipped is counted anew
         source = build(command, skip_bad=True)
-        assert count(source) == 20 and set(source.skipped) == {place}
+        assert count(source) == 20 and set(source.skipped) == {location}
 
 
 def validation(line: str) -> Files:

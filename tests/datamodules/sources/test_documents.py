@@ -64,11 +64,11 @@ def test_blank_lines_split_documents(
 
 
 def test_pieces_do_not_depend_on_blocks() -> None:
-    draw = Random(0)
-    text = "".join(draw.choice("ab \n\n.é") for _ in range(5000))
+    rng = Random(0)
+    text = "".join(rng.choice("ab \n\n.é") for _ in range(5000))
     pieces = list(split_pieces([(text, True)], 100))
     for _ in range(20):
-        cuts = [0, *sorted(draw.sample(range(len(text)), draw.randrange(60))), len(text)]
+        cuts = [0, *sorted(rng.sample(range(len(text)), rng.randrange(60))), len(text)]
         parts = [(text[a:b], False) for a, b in zip(cuts, cuts[1:], strict=False)]
         assert list(split_pieces([*parts, ("", True)], 100)) == pieces
     assert joined(pieces) == [text] and max(len(piece.text) for piece in pieces) == 100
@@ -78,10 +78,10 @@ def test_pieces_do_not_depend_on_blocks() -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "word", "whitespace", "character"])
 def test_no_tokenizer_notices_the_cuts(kind: Any) -> None:
-    draw = Random(1)
+    rng = Random(1)
     words = ["the", "cat", "isn't", "on", "3.5", "a", "mat,"]
-    lines = [" ".join(draw.choices(words, k=9)) for _ in range(400)]
-    text = "".join(line + draw.choice(["\n", "\n", "\n\n", " \n", "\n  "]) for line in lines)
+    lines = [" ".join(rng.choices(words, k=9)) for _ in range(400)]
+    text = "".join(line + rng.choice(["\n", "\n", "\n\n", " \n", "\n  "]) for line in lines)
     tokenizer = Tokenizer.train([text], TokenizerConfig(kind, 400, 1, False))
     parts = [piece.text for piece in split_pieces([(text, True)], 500)]
     tokens, sizes = tokenizer.encode_concatenated(parts)

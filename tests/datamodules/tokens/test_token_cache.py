@@ -98,26 +98,26 @@ def test_files_of_another_size_are_written_again(tokenizer: Tokenizer, size: flo
     assert_written_again(tokenizer, intact)
 
 
-@pytest.mark.parametrize("place", [0, 20, 30, 38, 45, 50, 64, 0.3, 0.8, -1])
-def test_changed_files_are_written_again(tokenizer: Tokenizer, place: float) -> None:
+@pytest.mark.parametrize("offset", [0, 20, 30, 38, 45, 50, 64, 0.3, 0.8, -1])
+def test_changed_files_are_written_again(tokenizer: Tokenizer, offset: float) -> None:
     """Whether the change is in the header, the tokens or the table of documents."""
     path = tokenised(TEXTS, tokenizer).path
     intact = path.read_bytes()
     path.unlink()
     content = bytearray(intact)
-    content[int(place * len(intact)) if 0 < place < 1 else int(place)] ^= 4
+    content[int(offset * len(intact)) if 0 < offset < 1 else int(offset)] ^= 4
     path.write_bytes(content)
     assert_written_again(tokenizer, intact)
 
 
 def test_large_files_are_read_alike(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tokenised(TEXTS, tokenizer)
-    places = np.arange(0, len(file.tokens) - 9, 7)[:, None] + np.arange(9)
-    expected = file.gather(places, len(places))
+    positions = np.arange(0, len(file.tokens) - 9, 7)[:, None] + np.arange(9)
+    expected = file.gather(positions, len(positions))
     monkeypatch.setattr(token_file, "LARGE", 10_000)
     large = TokenFile(file.path)
     for _ in range(3):
-        assert (large.gather(places, 1) == expected).all()
+        assert (large.gather(positions, 1) == expected).all()
 
 
 # Preparation that ends early, in a process of its own.

@@ -1,4 +1,4 @@
-"""Batches: each sample once, as many for every rank, any place at once, and little padding."""
+"""Batches: each sample once, as many for every rank, any position at once, and little padding."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -244,8 +244,8 @@ def test_padding_is_counted() -> None:
 
 def test_pairs_are_hardly_padded_on_either_side() -> None:
     lengths = lengths_of(5000, pairs=True)
-    shares = [
+    fractions = [
         padding_fraction(BucketBatchSampler(by, 8, 400, shuffle=True).batches(0), lengths, lengths)
         for by in (lengths, lengths.amax(1), lengths[:, 0])
     ]
-    assert shares[0] < 0.05 < 2 * shares[0] < min(shares[1:]), shares
+    assert fractions[0] < 0.05 < 2 * fractions[0] < min(fractions[1:]), fractions

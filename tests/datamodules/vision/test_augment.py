@@ -1,4 +1,4 @@
-"""Batched augmentation: each image has random draws of its own; one image is as in torchvision."""
+"""Batched augmentation: each image has its own random numbers; one image is as in torchvision."""
 
 from itertools import product
 

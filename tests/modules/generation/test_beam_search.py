@@ -120,8 +120,8 @@ def test_the_largest_of_wide_rows(width: int, levels: int) -> None:
     for count in (1, 6, 11):
         for rows in (scores, *scores.split(1)):
             expected = rows.sort(dim=1, descending=True, stable=True)
-            top, places = stable_topk(rows, count)
-            assert torch.equal(places, expected[1][:, :count])
+            top, indices = stable_topk(rows, count)
+            assert torch.equal(indices, expected[1][:, :count])
             assert torch.equal(top, expected[0][:, :count])
 
 

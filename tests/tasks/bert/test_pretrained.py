@@ -15,16 +15,16 @@ from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.cache import content_key
 from modules.pretrained.bert import FAMILIES
 from tests.helpers.command import Console, Patch, run
-from tests.helpers.model_folders import STILL, encoder_folder
+from tests.helpers.model_folders import encoder_folder
 from tests.helpers.results import checkpoint
-from tests.helpers.tiny import NET, write_reviews
+from tests.helpers.tiny import NET, NO_UPDATES, write_reviews
 
 DATA = "--data.source hub --data.max_length 16 --data.batch_size 4 --data.path"
 FIT = (
     "fit --trainer.limit_train_batches 3 --trainer.limit_val_batches 2 --trainer.max_epochs 1 "
     f"--trainer.limit_test_batches 1 --trainer.log_every_n_steps 1 {DATA}"
 )
-STAY = f"{STILL} --model.optimizer.freeze 3"
+FROZEN = f"{NO_UPDATES} --model.optimizer.freeze 3"
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_cache_that_takes_no_tokenizer(
 def test_hugging_face_and_back(task: str, head: str, family: str, console: Console) -> None:
     write_reviews(Path("hub"))
     theirs = encoder_folder(Path("theirs"), FAMILIES[family].architecture + head)
-    assert run(f"{FIT} hub --model.pretrained theirs {STAY} --run_dir r", task) == 0
+    assert run(f"{FIT} hub --model.pretrained theirs {FROZEN} --run_dir r", task) == 0
     line = "export --ckpt_path r/checkpoints/best.ckpt --format hf --output back"
     out, _ = console.printed(line, task)
     # What only DistilBERT has becomes DistilBERT, all else BERT.
@@ -161,7 +161,7 @@ def assert_rows(folder: str, weights: dict[str, torch.Tensor], rows: list[int] |
 def test_a_head_that_fits_is_kept_unless_it_is_reset() -> None:
     write_reviews(Path("hub"))
     encoder_folder(Path("theirs"), "BertForSequenceClassification")
-    line = f"{FIT} hub {STILL} --model.pretrained theirs"
+    line = f"{FIT} hub {NO_UPDATES} --model.pretrained theirs"
     assert run(f"{line} --run_dir kept", "bert") == 0
     assert run(f"{line} --model.reset_head true --run_dir reset", "bert") == 0
     kept = checkpoint("kept")["state_dict"]
@@ -190,7 +190,7 @@ def test_rows_of_a_classifier_are_ordered_by_the_names_of_classes(
     theirs = encoder_folder(Path("theirs"), "BertForSequenceClassification", names)
     file = Path("theirs/config.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
-    said, _ = console.printed(f"{FIT} hub {STAY} --model.pretrained theirs --run_dir r", "bert")
+    said, _ = console.printed(f"{FIT} hub {FROZEN} --model.pretrained theirs --run_dir r", "bert")
     assert ("anew" in said) == (rows is None)
     if rows is None and not settings:
         assert ", ".join(names) in said
@@ -207,7 +207,7 @@ def test_a_checkpoint_of_a_classifier_takes_the_classes_of_the_data(
     state = checkpoint("first", "best")["state_dict"]
     weights = {name: state[f"net.head.linear.{name}"] for name in ("weight", "bias")}
     for folder, rows in {"a": [0, 1], "b": [1, 0], "c": None}.items():
-        line = f"{FIT} {folder} {STAY} --model.pretrained first/checkpoints/best.ckpt"
+        line = f"{FIT} {folder} {FROZEN} --model.pretrained first/checkpoints/best.ckpt"
         out, _ = console.printed(f"{line} --run_dir {folder}2", "bert")
         assert ("anew" in out) == (rows is None)
         assert_rows(f"{folder}2", weights, rows)

@@ -23,7 +23,7 @@ from tests.helpers.command import Console, Patch, run
 from tests.helpers.results import checkpoint, metrics, same
 from tests.helpers.tiny import SHORT, Malicious
 
-Place = tuple[str | int, ...]  # of an entry
+Keys = tuple[str | int, ...]  # of an entry
 GONE = ...
 
 
@@ -50,8 +50,8 @@ def test_tensors_and_primitives_only(finished: Path) -> None:
 
 def flip_one_bit(content: bytes) -> bytes:
     """In the middle, which is a weight."""
-    place = len(content) // 2
-    return content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :]
+    offset = len(content) // 2
+    return content[:offset] + bytes([content[offset] ^ 16]) + content[offset + 1 :]
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
@@ -105,10 +105,10 @@ def test_run_that_was_killed_before_its_first_checkpoint(finished: Path, run_cop
 # Entries that are missing or wrong ----------------------------------------------------------------
 
 
-def changed(tree: Any, place: Place, value: Any) -> Any:
-    """The same tree with another value in one place."""
+def changed(tree: Any, keys: Keys, value: Any) -> Any:
+    """The same tree with another value of one entry."""
     tree = type(tree)(tree)
-    name, *rest = place
+    name, *rest = keys
     if rest:
         tree[name] = changed(tree[name], tuple(rest), value)
     elif value is GONE:
@@ -127,7 +127,7 @@ def replace_checkpoints(folder: Path, content: dict[str, Any]) -> Path:
 
 
 HEAD = "net.head.linear.bias"
-ENTRIES: dict[Place, tuple[Any, int, str]] = {  # value, exit code, named
+ENTRIES: dict[Keys, tuple[Any, int, str]] = {  # value, exit code, named
     (KEY,): (5, 1, "tessera"),
     (KEY, "version"): (1, 2, "version 1"),
     (KEY, "task"): (["vit"], 1, "tessera.task"),
@@ -142,16 +142,16 @@ ENTRIES: dict[Place, tuple[Any, int, str]] = {  # value, exit code, named
 READERS = ["test --ckpt_path {0}", "export --ckpt_path {0} --format timm", "fit --resume {1}"]
 
 
-@pytest.mark.parametrize("place", ENTRIES, ids=str)
-def test_entry_is_named(place: Place, run_copy: Path, console: Console) -> None:
-    value, code, named = ENTRIES[place]
-    file = replace_checkpoints(run_copy, changed(checkpoint(run_copy), place, value))
+@pytest.mark.parametrize("keys", ENTRIES, ids=str)
+def test_entry_is_named(keys: Keys, run_copy: Path, console: Console) -> None:
+    value, code, named = ENTRIES[keys]
+    file = replace_checkpoints(run_copy, changed(checkpoint(run_copy), keys, value))
     for command in READERS:
         console.refused(command.format(file, run_copy), "last.ckpt", named, code=code)
 
 
 OPTIMIZER = ("optimizer_states", 0, "state", 0)
-TRAINING: list[tuple[str, Place, Any, str]] = [  # of a run to continue
+TRAINING: list[tuple[str, Keys, Any, str]] = [  # of a run to continue
     ("adamw", ("global_step",), GONE, "global_step"),
     ("adamw", ("optimizer_states",), GONE, "optimizer_states"),
     ("adamw", ("callbacks", "EMA", "step"), GONE, "callbacks.EMA.step"),
@@ -172,12 +172,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in ("adamw", "muon")}
 
 
-@pytest.mark.parametrize("optimizer, place, value, named", TRAINING, ids=str)
+@pytest.mark.parametrize("optimizer, keys, value, named", TRAINING, ids=str)
 def test_state_of_training_is_named(
-    optimizer: str, place: Place, value: Any, named: str, trained: dict[str, Path], console: Console
+    optimizer: str, keys: Keys, value: Any, named: str, trained: dict[str, Path], console: Console
 ) -> None:
     shutil.copytree(trained[optimizer], "r")
-    replace_checkpoints(Path("r"), changed(checkpoint("r"), place, value))
+    replace_checkpoints(Path("r"), changed(checkpoint("r"), keys, value))
     console.refused("fit --resume r --trainer.max_epochs 3", "last.ckpt", named, code=1)
 
 

@@ -96,9 +96,9 @@ def test_places_that_take_no_file(
         Path(name).mkdir(parents=True)
     sources = {"vit": best, "lm": lm_letters}
     for task, format in (("vit", "safetensors"), ("vit", "onnx"), ("lm", "hf")):
-        place = f"{output}.safetensors" if output == "/proc/model" and task == "vit" else output
-        line = f"export --ckpt_path {sources[task]} --format {format} --output {place}"
-        assert ".tmp" not in console.refused(line, place, task=task)
+        path = f"{output}.safetensors" if output == "/proc/model" and task == "vit" else output
+        line = f"export --ckpt_path {sources[task]} --format {format} --output {path}"
+        assert ".tmp" not in console.refused(line, path, task=task)
 
 
 @pytest.mark.parametrize("format", ["timm", "safetensors"])

@@ -10,9 +10,18 @@ import pytest
 
 from tasks.base import Task
 from tasks.cli.signals import SignalHandler
-from tests.helpers.cases import CASES, TWO, Wholes, assert_same, at, fill, first, random_states
+from tests.helpers.cases import (
+    CASES,
+    TWO,
+    UninterruptedRuns,
+    assert_same,
+    fill,
+    first,
+    random_states,
+    signal_at,
+)
 from tests.helpers.command import Patch, run
-from tests.helpers.faults import MOMENTS, strike
+from tests.helpers.faults import KILL_POINTS, send_signal
 from tests.helpers.forked import Running, Server
 from tests.helpers.results import checkpoint, same
 from tests.helpers.tiny import SHORT
@@ -40,27 +49,29 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_killed_in_the_middle(
-    case: str, ranks: int, server: Server, wholes: Wholes, folder: Path
+    case: str, ranks: int, server: Server, uninterrupted_runs: UninterruptedRuns, folder: Path
 ) -> None:
     """Of a step, the last rank, of a checkpoint and of a validation, the first, in one run."""
     task = CASES[case][0]
     line = first(case, ranks)
-    for moment in ("step", "half-written checkpoint", "validation"):
-        killed = ranks - 1 if moment == "step" else 0
-        running = server.start(line, folder, task, at(moment, ranks=(killed,)), ranks)
+    for point in ("step", "half-written checkpoint", "validation"):
+        killed = ranks - 1 if point == "step" else 0
+        running = server.start(line, folder, task, signal_at(point, ranks=(killed,)), ranks)
         assert end(running, killed) == -signal.SIGKILL, running.output()
         partial = list((folder / "r" / "checkpoints").glob(".*.tmp"))
-        assert partial or moment != "half-written checkpoint"
+        assert partial or point != "half-written checkpoint"
         line = "fit --resume r"
     out = server.run(line, folder, task, ranks=ranks)
     assert "resuming from" not in out
-    assert_same(folder / "r", wholes(case, ranks))
+    assert_same(folder / "r", uninterrupted_runs(case, ranks))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size, named", [(600, "make room"), (20_000, "last.ckpt")])
-def test_a_full_disk(size: int, named: str, server: Server, wholes: Wholes, folder: Path) -> None:
-    """Stops the run, at a row of metrics or at a checkpoint; what was saved before is whole."""
+def test_a_full_disk(
+    size: int, named: str, server: Server, uninterrupted_runs: UninterruptedRuns, folder: Path
+) -> None:
+    """Stops the run, at a row of metrics or at a checkpoint; what was saved before is complete."""
     running = server.start(first("plain"), folder, before=f"fill_disk('step', {size})")
     assert running.wait() == [1]
     (error,) = filter(None, running.output().splitlines())
@@ -68,7 +79,7 @@ def test_a_full_disk(size: int, named: str, server: Server, wholes: Wholes, fold
     assert checkpoint(folder / "r")["global_step"] == 6
     assert not list((folder / "r").rglob(".*.tmp"))
     server.run("fit --resume r", folder)
-    assert_same(folder / "r", wholes("plain"))
+    assert_same(folder / "r", uninterrupted_runs("plain"))
 
 
 # ranks that are killed, and those that are left
@@ -82,14 +93,14 @@ OF_TWO = [(slice(2), slice(0)), (slice(1), slice(1, 2)), (slice(1, 2), slice(1))
 def test_killed_again_and_again(
     ranks: int, kills: list[tuple[slice, slice]], server: Server, folder: Path, tmp_path: Path
 ) -> None:
-    """One run, killed at random moments of its training; of two processes both, or one, which ends
+    """One run, killed at random times of its training; of two processes both, or one, which ends
     the other.
     """
-    whole = fill(tmp_path / "whole")
-    moments = random.Random(0)
+    uninterrupted = fill(tmp_path / "uninterrupted")
+    rng = random.Random(0)
     line = first("both lengths", ranks).replace("max_epochs 2", "max_epochs 12")
-    server.run(line, whole, "seq2seq", ranks=ranks)
-    seconds = time.time() - (whole / "r" / "config.yaml").stat().st_mtime
+    server.run(line, uninterrupted, "seq2seq", ranks=ranks)
+    seconds = time.time() - (uninterrupted / "r" / "config.yaml").stat().st_mtime
     steps = [0]
     seen = 0
     config = folder / "r" / "config.yaml"
@@ -99,7 +110,7 @@ def test_killed_again_and_again(
         while config.stat().st_mtime_ns == seen:  # written anew when training begins
             time.sleep(0.005)
         seen = config.stat().st_mtime_ns
-        codes = running.kill(moments.uniform(0.0, seconds / len(kills)), killed)
+        codes = running.kill(rng.uniform(0.0, seconds / len(kills)), killed)
         assert set(codes) == {-signal.SIGKILL}
         since = time.monotonic()
         assert set(running.wait(left)) <= {1} and time.monotonic() - since < 60
@@ -108,14 +119,14 @@ def test_killed_again_and_again(
         steps.append(checkpoint(folder / "r")["global_step"] if last.exists() else 0)
     assert steps == sorted(steps) and len(set(steps)) > len(kills) // 4, steps
     server.run(line, folder, "seq2seq", ranks=ranks)
-    assert_same(folder / "r", whole / "r")
+    assert_same(folder / "r", uninterrupted / "r")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_other_batches_are_refused_by_name(
-    case: str, ranks: int, server: Server, wholes: Wholes
+    case: str, ranks: int, server: Server, uninterrupted_runs: UninterruptedRuns
 ) -> None:
     """Another batch size in one process; another number of processes."""
     options = "--data.batch_size 3"
@@ -127,20 +138,20 @@ def test_other_batches_are_refused_by_name(
         options = TWO
         named = "number of devices 1"
     line = f"fit --resume r --trainer.max_epochs 9 --trainer.max_steps 99 {options}"
-    running = server.start(line, wholes(case).parent, CASES[case][0], ranks=ranks)
+    running = server.start(line, uninterrupted_runs(case).parent, CASES[case][0], ranks=ranks)
     assert running.wait()[0] == 2, running.output()
     (error,) = running.errors()  # of whichever was first
     assert named in error
 
 
 @pytest.mark.slow
-def test_more_time(server: Server, wholes: Wholes, folder: Path) -> None:
+def test_more_time(server: Server, uninterrupted_runs: UninterruptedRuns, folder: Path) -> None:
     """A run that `max_time` ended, in the middle of an epoch, resumes there."""
     line = f"{first('length buckets')} --trainer.max_time 00:00:00:02"
     server.run(line, folder, "bert", before="pause('step', 3)")
     assert checkpoint(folder / "r")["global_step"] == 2  # the eighth batch is of the third step
     server.run("fit --resume r --trainer.max_time 00:01:00:00", folder, "bert")
-    ours, theirs = checkpoint(folder / "r"), checkpoint(wholes("length buckets"))
+    ours, theirs = checkpoint(folder / "r"), checkpoint(uninterrupted_runs("length buckets"))
     for part in ("state_dict", "optimizer_states", "lr_schedulers"):
         assert same(ours[part], theirs[part])
 
@@ -151,32 +162,36 @@ def test_more_time(server: Server, wholes: Wholes, folder: Path) -> None:
 def test_generators_resume_where_they_were(
     case: str, ranks: int, server: Server, folder: Path, tmp_path: Path
 ) -> None:
-    """What hooks of users draw between steps does not follow from the position in training."""
+    """What hooks of users sample between steps does not follow from the position in training."""
     task = CASES[case][0]
     line = first(case, ranks)
-    whole = fill(tmp_path / "whole")
-    draws = "draw_between_steps()\n"
-    server.run(line, whole, task, before=draws, ranks=ranks)
-    running = server.start(line, folder, task, draws + at("step"), ranks)
+    uninterrupted = fill(tmp_path / "uninterrupted")
+    sampling = "sample_between_steps()\n"
+    server.run(line, uninterrupted, task, before=sampling, ranks=ranks)
+    running = server.start(line, folder, task, sampling + signal_at("step"), ranks)
     assert end(running, 0) == -signal.SIGKILL, running.output()
     line = "fit --resume r"
-    running = server.start(line, folder, task, draws + at("validation", signal.SIGTERM), ranks)
+    running = server.start(
+        line, folder, task, sampling + signal_at("validation", signal.SIGTERM), ranks
+    )
     assert running.wait() == [128 + signal.SIGTERM] * ranks, running.output()
-    server.run(line, folder, task, before=draws, ranks=ranks)
-    assert_same(folder / "r", whole / "r")
+    server.run(line, folder, task, before=sampling, ranks=ranks)
+    assert_same(folder / "r", uninterrupted / "r")
     states = random_states(checkpoint(folder / "r"))
     assert len(states) == ranks and len({str(one["torch"]) for one in states}) == ranks
 
 
 @pytest.mark.slow
-def test_one_process_at_a_time(server: Server, wholes: Wholes, folder: Path) -> None:
-    running = server.start(first("plain"), folder, before=at("step", signal.SIGSTOP))
+def test_one_process_at_a_time(
+    server: Server, uninterrupted_runs: UninterruptedRuns, folder: Path
+) -> None:
+    running = server.start(first("plain"), folder, before=signal_at("step", signal.SIGSTOP))
     running.wait_for("r/checkpoints/last.ckpt")
     refused = server.start("fit --resume r", folder)
     assert refused.wait() == [2] and len(refused.errors()) == 1
     running.kill()
     server.run("fit --resume r", folder)
-    assert_same(folder / "r", wholes("plain"))
+    assert_same(folder / "r", uninterrupted_runs("plain"))
 
 
 # Signals ------------------------------------------------------------------------------------------
@@ -185,48 +200,54 @@ RESUME = "python -m tasks.{} fit --resume {}/r"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case, moment, size, to, number", [
+@pytest.mark.parametrize("case, point, size, to, number", [
     ("length buckets", "step", 1, (0,), signal.SIGTERM),
     ("both lengths", "validation", 1, (0,), signal.SIGINT),
     ("plain", "validation", 1, (0,), signal.SIGTERM),
     ("plain", "end", 1, (0,), signal.SIGTERM),
-    *[("length buckets", moment, 2, to, number) for moment in ("step", "validation")
+    *[("length buckets", point, 2, to, number) for point in ("step", "validation")
       for to, number in (((1,), signal.SIGTERM), ((0,), signal.SIGINT), ((0, 1), signal.SIGINT))],
 ])  # fmt: skip
 def test_stopped_and_resumed(
-    case: str, moment: str, size: int, to: Any, number: int, server: Server, wholes: Wholes,
+    case: str,
+    point: str,
+    size: int,
+    to: Any,
+    number: int,
+    server: Server,
+    uninterrupted_runs: UninterruptedRuns,
     folder: Path,
-) -> None:  # fmt: skip
+) -> None:
     """A signal to some of the ranks stops all of them after a complete step."""
     task = CASES[case][0]
-    running = server.start(first(case, size), folder, task, at(moment, number, to), size)
+    running = server.start(first(case, size), folder, task, signal_at(point, number, to), size)
     assert running.wait() == [128 + number] * size, running.output()
     out = running.output()
     assert f"stopped by {signal.Signals(number).name} after step" in out
     assert out.count(RESUME.format(task, folder)) == 1 and not running.errors()
     assert size == 1 or "--resume" not in running.output(1)
     out = server.run("fit --resume r", folder, task, ranks=size)
-    assert ("nothing was left to train" in out) == (moment == "end")
-    assert_same(folder / "r", wholes(case, size))
+    assert ("nothing was left to train" in out) == (point == "end")
+    assert_same(folder / "r", uninterrupted_runs(case, size))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment, number, times, said", [
+@pytest.mark.parametrize("point, number, times, said", [
     ("step", signal.SIGINT, 2, "error: interrupted"),  # the second one stops at once
     ("test", signal.SIGTERM, 1, RESUME),
     ("test", signal.SIGINT, 1, "error: interrupted"),
     ("set-up", signal.SIGTERM, 1, "terminated"),
 ])  # fmt: skip
 def test_stopped_at_once(
-    moment: str, number: int, times: int, said: str, server: Server, folder: Path
+    point: str, number: int, times: int, said: str, server: Server, folder: Path
 ) -> None:
-    strike_here = f"strike({moment!r}, {int(number)}, {times})"
-    running = server.start(first("plain"), folder, before=strike_here)
+    before = f"send_signal({point!r}, {int(number)}, {times})"
+    running = server.start(first("plain"), folder, before=before)
     assert running.wait() == [128 + number]
     assert said.format("vit", folder) in running.output().strip().splitlines()[-1]
-    if moment == "step":
+    if point == "step":
         assert checkpoint(folder / "r")["global_step"] == 6  # the seventh step is complete
-    assert (folder / "r").exists() == (moment != "set-up")
+    assert (folder / "r").exists() == (point != "set-up")
 
 
 @pytest.mark.parametrize(
@@ -234,8 +255,8 @@ def test_stopped_at_once(
 )
 def test_a_signal_saves_also_if_last_is_not_asked_for(more: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Task, "training_step", Task.training_step)  # to be put back
-    monkeypatch.setitem(MOMENTS, "step", (Task, "training_step", 3))
-    strike("step", signal.SIGTERM)
+    monkeypatch.setitem(KILL_POINTS, "step", (Task, "training_step", 3))
+    send_signal("step", signal.SIGTERM)
     assert run(f"fit {SHORT} --checkpoint.save_last false {more} --run_dir r") == 143
     assert checkpoint("r")["global_step"] == 3
 

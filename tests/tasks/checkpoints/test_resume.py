@@ -31,15 +31,15 @@ from tasks.cli.lazy_imports import import_lightning
 import_lightning()
 from tasks.base import Task
 from tests.helpers import faults
-faults.MOMENTS["step"] = Task, "training_step", 14
-faults.strike("step")
+faults.KILL_POINTS["step"] = (Task, "training_step", 14)
+faults.send_signal("step")
 """
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with everything random switched on, never interrupted."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
     assert run(f"fit {EVERYTHING} --run_dir {folder}") == 0
     return folder
 
@@ -62,26 +62,26 @@ def seen(monkeypatch: Patch) -> list[list[int]]:
 # The seed -----------------------------------------------------------------------------------------
 
 
-def test_each_seed_epoch_batch_and_rank_draws_its_own() -> None:
-    def draws(seed: int, epoch: int, batch: int, rank: int) -> float:
+def test_each_seed_epoch_batch_and_rank_has_its_own_numbers() -> None:
+    def sample(seed: int, epoch: int, batch: int, rank: int) -> float:
         os.environ["PL_GLOBAL_SEED"] = str(seed)
         task: Any = SimpleNamespace(current_epoch=epoch, global_rank=rank)
         Task.on_train_batch_start(task, {}, batch)
         return float(torch.rand((), dtype=torch.float64))
 
-    places = list(product((1, 2), (0, 1, 2), (0, 1, 2), (0, 1)))
-    found = [draws(*place) for place in places]
-    assert len(set(found)) == len(places)
-    assert [draws(*place) for place in reversed(places)] == found[::-1]
+    positions = list(product((1, 2), (0, 1, 2), (0, 1, 2), (0, 1)))
+    found = [sample(*position) for position in positions]
+    assert len(set(found)) == len(positions)
+    assert [sample(*position) for position in reversed(positions)] == found[::-1]
 
 
-def test_same_seed_same_bits(whole: Path, seen: list[list[int]]) -> None:
+def test_same_seed_same_bits(uninterrupted: Path, seen: list[list[int]]) -> None:
     assert run(f"fit {EVERYTHING} --run_dir a") == 0
-    assert_same(Path("a"), whole)
+    assert_same(Path("a"), uninterrupted)
     assert run(f"fit {EVERYTHING} --seed_everything 8 --run_dir b") == 0
     assert len(seen) == 32
     assert all(one != other for one, other in zip(seen[:16], seen[16:], strict=True))
-    ours, theirs = checkpoint("b")["state_dict"], checkpoint(whole)["state_dict"]
+    ours, theirs = checkpoint("b")["state_dict"], checkpoint(uninterrupted)["state_dict"]
     assert not any(torch.equal(ours[n], theirs[n]) for n in theirs if n.endswith("qkv.weight"))
 
 
@@ -109,12 +109,12 @@ def test_overfitting_resumes_in_mid_epoch(seen: list[list[int]]) -> None:
 # Kills --------------------------------------------------------------------------------------------
 
 
-def test_killed_in_mid_epoch(whole: Path, tmp_path: Path) -> None:
+def test_killed_in_mid_epoch(uninterrupted: Path, tmp_path: Path) -> None:
     done = process(f"fit {EVERYTHING} --run_dir r", KILL, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert checkpoint("r")["global_step"] == 12  # the epoch has 8 steps
     assert run("fit --resume r") == 0
-    assert_same(Path("r"), whole)
+    assert_same(Path("r"), uninterrupted)
 
 
 class Killed(BaseException):
@@ -146,20 +146,20 @@ def test_killed_after_a_checkpoint(
             raise Killed
 
     line = f"fit {SHORT} {options}"
-    assert run(f"{line} --run_dir whole") == 0
+    assert run(f"{line} --run_dir uninterrupted") == 0
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(AtomicCheckpointIO, "save_checkpoint", killed)
         run(f"{line} --run_dir r")
     assert run("fit --resume r") == 0
-    assert metrics("r") == metrics("whole")
-    ours, theirs = checkpoint("r"), checkpoint("whole")
+    assert metrics("r") == metrics("uninterrupted")
+    ours, theirs = checkpoint("r"), checkpoint("uninterrupted")
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "loops", "epoch"):
         assert same(ours[part], theirs[part]), part
     for name in theirs["callbacks"]:
         if name.startswith("EarlyStopping"):
             assert same(ours["callbacks"][name], theirs["callbacks"][name])
             assert theirs["callbacks"][name]["wait_count"] == 1
-    assert summary("r")["epochs"] == summary("whole")["epochs"] == epochs
+    assert summary("r")["epochs"] == summary("uninterrupted")["epochs"] == epochs
 
 
 # What a resumed run may change --------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_options_on_the_command_line_win_and_are_printed(run_copy: Path, console
 
 
 def test_a_moved_run_keeps_its_best(run_copy: Path) -> None:
-    """A best checkpoint that cannot be beaten stays, and is found in the new place."""
+    """A best checkpoint that cannot be beaten stays, and is found in the new folder."""
     path = run_copy / "checkpoints" / "last.ckpt"
     saved = torch.load(path, weights_only=True)
     for state in saved["callbacks"].values():

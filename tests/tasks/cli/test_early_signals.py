@@ -49,7 +49,7 @@ def catches(pid: int) -> bool:
     return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def strike(line: str, delay: float, number: int, folder: Path, group: bool = False) -> None:
+def signal_after(line: str, delay: float, number: int, folder: Path, group: bool = False) -> None:
     """Start a command, send it a signal after some seconds, and look at how it ends."""
     process = start(line, folder)
     try:
@@ -75,7 +75,7 @@ def strike(line: str, delay: float, number: int, folder: Path, group: bool = Fal
 def test_a_few_moments(
     line: str, delay: float, number: int, lm_letters: Path, tmp_path: Path
 ) -> None:
-    strike(line.format(lm_letters), delay, number, tmp_path / "here")
+    signal_after(line.format(lm_letters), delay, number, tmp_path / "here")
 
 
 @pytest.mark.slow
@@ -85,12 +85,12 @@ def test_a_few_moments(
     [(FIT, 10, 12), (GENERATE, 4, 8), (EXPORT, 4, 5), (WORKERS, 12, 8), (TWO, 10, 6)],
 )
 def test_many_moments(line: str, most: float, count: int, lm_letters: Path, tmp_path: Path) -> None:
-    draw = random.Random(0)
+    rng = random.Random(0)
     for turn in range(count):
-        delay = most * (turn + draw.random()) / count
-        number = draw.choice((signal.SIGINT, signal.SIGTERM))
-        group = line == TWO or draw.random() < 0.5
-        strike(line.format(lm_letters), delay, number, tmp_path / str(turn), group)
+        delay = most * (turn + rng.random()) / count
+        number = rng.choice((signal.SIGINT, signal.SIGTERM))
+        group = line == TWO or rng.random() < 0.5
+        signal_after(line.format(lm_letters), delay, number, tmp_path / str(turn), group)
 
 
 HALF_A_MODULE = """

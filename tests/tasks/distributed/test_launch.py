@@ -115,20 +115,20 @@ FILES = ".lock config.yaml metrics.csv summary.json confusion.png curves.png che
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line, place", [
+@pytest.mark.parametrize("line, expected", [
     (f"tasks.vit fit {FOUR_STEPS} {DDP}", "runs/vit/latest"),
     (f"{TORCHRUN} -m tasks.vit fit {FOUR_STEPS}", "runs/vit/latest"),
     (f"{TORCHRUN} -m tasks.vit fit {FOUR_STEPS} {TWO} --run_dir chosen", "chosen"),
     # with no more than the configuration of the processes: the data are the default ones
     (f"tasks.mlm fit {TEXT} {DDP}", "runs/mlm/latest"),
 ])  # fmt: skip
-def test_two_processes_are_one_run(line: str, place: str, tmp_path: Path) -> None:
+def test_two_processes_are_one_run(line: str, expected: str, tmp_path: Path) -> None:
     process = start(f"{line} --trainer.limit_test_batches 2", tmp_path)
     (said,) = finish(process)
     assert process.returncode == 0, said
     assert_once(said)
     folder = run_folder_of(tmp_path)
-    assert folder == (tmp_path / place).resolve()
+    assert folder == (tmp_path / expected).resolve()
     if "vit" in line:
         assert {path.name for path in folder.iterdir()} == set(FILES.split())
     assert_logged(folder, 4)

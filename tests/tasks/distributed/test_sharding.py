@@ -1,6 +1,4 @@
-"""Sharded weights, here on two CPU processes, train as whole ones do, and their checkpoints are the
-same.
-"""
+"""Sharded weights, on two CPU processes, train as unsharded ones do, with the same checkpoints."""
 
 import shutil
 from pathlib import Path
@@ -57,25 +55,25 @@ def test_sharded_weights_train_as_whole_ones(tmp_path: Path) -> None:
     # pictures of the first process, which then needs all weights
     pictures = "--config configs/logger/tensorboard.yaml"
     assert_once(fit(f"{line} {SHARDED} {pictures} --run_dir sharded", tmp_path))
-    fit(f"{line} --trainer.devices 2 --run_dir whole", tmp_path)
-    sharded, whole = tmp_path / "sharded", tmp_path / "whole"
+    fit(f"{line} --trainer.devices 2 --run_dir unsharded", tmp_path)
+    sharded, unsharded = tmp_path / "sharded", tmp_path / "unsharded"
     for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
-        assert_close(checkpoint(sharded)[name], checkpoint(whole)[name])
-    norms, others = (logged(run, "train/grad_norm") for run in (sharded, whole))
+        assert_close(checkpoint(sharded)[name], checkpoint(unsharded)[name])
+    norms, others = (logged(run, "train/grad_norm") for run in (sharded, unsharded))
     assert len(norms) == 4 and min(norms) > 0.5 and norms == pytest.approx(others, rel=1e-4)
-    ours, theirs = summary(sharded), summary(whole)
+    ours, theirs = summary(sharded), summary(unsharded)
     for name in ("test/acc", "parameters", "steps"):
         assert ours[name] == theirs[name]
     assert run(f"test --ckpt_path {sharded}/checkpoints/last.ckpt") == 0
 
-    moved = shutil.copytree(whole, tmp_path / "moved")
+    moved = shutil.copytree(unsharded, tmp_path / "moved")
     more = "--trainer.max_epochs 2 --model.optimizer.schedule constant"
-    fit(f"--resume whole {more}", tmp_path)
+    fit(f"--resume unsharded {more}", tmp_path)
     fit(f"--resume sharded {more}", tmp_path)
     fit(f"--resume moved {more} {SHARDED}", tmp_path)
     for name in ("state_dict", "optimizer_states", "global_step"):
-        assert_close(checkpoint(sharded)[name], checkpoint(whole)[name])
-        assert_close(checkpoint(moved)[name], checkpoint(whole)[name])
+        assert_close(checkpoint(sharded)[name], checkpoint(unsharded)[name])
+        assert_close(checkpoint(moved)[name], checkpoint(unsharded)[name])
 
 
 DRY = "--model.net.stack.dropout 0"
@@ -92,7 +90,7 @@ GPUS = "import tasks.distributed.launch as l; l.GPU_STRATEGIES = set()"  # as if
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_trains_sharded(task: str, server: Server, tmp_path: Path) -> None:
-    """By its default options, as with whole weights."""
+    """By its default options, as with unsharded weights."""
     for strategy in ("fsdp", "ddp"):
         folder = tmp_path / strategy
         folder.mkdir()

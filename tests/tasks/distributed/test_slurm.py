@@ -83,7 +83,7 @@ def test_slurms_processes_are_one_run_and_continue_it(machines: int, tmp_path: P
     codes, said = attempt(0)
     (error,) = errors(said)
     assert codes == [1, -signal.SIGKILL] and "another process of this run ended" in error
-    assert "([/" not in error, error  # a place in torch's code
+    assert "([/" not in error, error  # a line of torch's code
     codes, said = attempt(1)
     assert codes == [0, 0] and said.count("started again: continuing") == 1, said
     assert_once(said)

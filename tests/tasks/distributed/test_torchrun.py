@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cases import Wholes, assert_same, fill, first
+from tests.helpers.cases import UninterruptedRuns, assert_same, fill, first
 from tests.helpers.command import ROOT, run
 from tests.helpers.launched import (
     FOUR_STEPS,
@@ -41,20 +41,22 @@ def test_torchrun_starts_again_where_it_was(tmp_path: Path) -> None:
     again = f"{TORCHRUN} --max-restarts 1 -m tasks.vit {line}"
     processes = [
         start(again, tmp_path / "killed", END="1 7 SIGKILL"),
-        start(f"tasks.vit {line} --trainer.devices 2", tmp_path / "whole"),
+        start(f"tasks.vit {line} --trainer.devices 2", tmp_path / "uninterrupted"),
     ]
     said, _ = finish(*processes)
     assert [process.returncode for process in processes] == [0, 0], said
     assert said.count("started again: continuing") == 1 and said.count("epoch 2/2") == 1, said
     assert [rank["first"] for rank in spied(tmp_path / "killed")] == [6, 6]
-    ours, theirs = (run_folder_of(tmp_path / name) for name in ("killed", "whole"))
+    ours, theirs = (run_folder_of(tmp_path / name) for name in ("killed", "uninterrupted"))
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
         assert same(checkpoint(ours)[part], checkpoint(theirs)[part]), part
     assert metrics(ours) == metrics(theirs)
 
 
 @pytest.mark.slow
-def test_torchrun_stops_at_a_signal_and_resumes(wholes: Wholes, tmp_path: Path) -> None:
+def test_torchrun_stops_at_a_signal_and_resumes(
+    uninterrupted_runs: UninterruptedRuns, tmp_path: Path
+) -> None:
     """One for torchrun, one from a terminal, and one for a process that is slow to end: torchrun
     ends it meanwhile.
     """
@@ -80,8 +82,8 @@ def test_torchrun_stops_at_a_signal_and_resumes(wholes: Wholes, tmp_path: Path) 
     (said,) = finish(process)
     assert process.returncode == 0, said
     assert [rank["first"] for rank in spied(folder)] == [step, step]
-    assert (folder / "whole").exists()  # what the slow one had to do at its end
-    assert_same(folder / "r", wholes("workers", 2))
+    assert (folder / "cleaned_up").exists()  # what the slow one had to do at its end
+    assert_same(folder / "r", uninterrupted_runs("workers", 2))
 
 
 @pytest.mark.slow

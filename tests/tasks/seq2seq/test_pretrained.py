@@ -21,12 +21,11 @@ from tests.datamodules.tokenizers.test_sentencepiece import ENGLISH, train
 from tests.helpers.command import Console, run
 from tests.helpers.model_folders import (
     NUMBERS,
-    STILL,
     TRANSLATORS,
     save_model,
 )
 from tests.helpers.results import checkpoint, same
-from tests.helpers.tiny import PAIRS, SMALL_S2S, write_pairs
+from tests.helpers.tiny import NO_UPDATES, PAIRS, SMALL_S2S, write_pairs
 
 LINE = (
     f"{PAIRS} --data.max_length 24 --data.batch_size 16 --trainer.max_epochs 1 "
@@ -72,7 +71,7 @@ def test_hugging_face_and_back(family: str, start: int, begin: bool, console: Co
     first = load_model("theirs")
     metadata = first.metadata
     assert metadata["languages"] == (["en", "de"] if family == "marian" else [])
-    assert run(f"fit {LINE} {STILL} --model.pretrained theirs --run_dir r", "seq2seq") == 0
+    assert run(f"fit {LINE} {NO_UPDATES} --model.pretrained theirs --run_dir r", "seq2seq") == 0
     kept = checkpoint("r", "best")
     for name, value in first.net.state_dict().items():
         torch.testing.assert_close(kept["state_dict"][f"net.{name}"], value, atol=1e-6, rtol=0)
@@ -170,7 +169,7 @@ def test_languages_with_a_tokenizer_each() -> None:
     model = transformers.MarianMTModel.from_pretrained("out")
     assert theirs(model, source, target) == expected
     for pretrained, folder in (("out", "a"), (BEST, "b")):
-        line = f"fit {LINE} {STILL} --model.pretrained {pretrained} --run_dir {folder}"
+        line = f"fit {LINE} {NO_UPDATES} --model.pretrained {pretrained} --run_dir {folder}"
         assert run(line, "seq2seq") == 0
         assert ours(load_model(f"{folder}/checkpoints/best.ckpt")) == expected
 

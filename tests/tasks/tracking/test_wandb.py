@@ -40,7 +40,7 @@ from tests.helpers import faults
 def end(*_):
     sys.modules["wandb"].finish()
     os.kill(os.getpid(), signal.SIGKILL)
-faults.at("step", end)
+faults.call_at("step", end)
 """
 SECRETS = {
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",

@@ -33,11 +33,11 @@ def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_quantized_weights_stay_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    places: list[str] = []
+    devices: list[str] = []
 
     class Net(nn.Module):
-        def to(self, place: str) -> "Net":  # type: ignore[override]
-            places.append(place)
+        def to(self, device: str) -> "Net":  # type: ignore[override]
+            devices.append(device)
             return self
 
     class Model(NamedTuple):
@@ -47,7 +47,7 @@ def test_quantized_weights_stay_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> N
     prepared(Model(Net()), "auto", "int8")
     prepared(Model(Net()), "auto")
     prepared(Model(Net()), "cuda")
-    assert places == ["cpu", "cuda", "cuda"]
+    assert devices == ["cpu", "cuda", "cuda"]
 
 
 def test_steps_do_not_wait_for_a_bar_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,18 +14,18 @@ from tests.helpers.forked import Server
 from tests.helpers.results import checkpoint, logged
 from tests.helpers.tiny import PAIRS, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
 
-# Nothing random but the order, and an AdamW whose steps show how long a gradient is instead of the
-# noise where it is 0.
-CALM = (
+# A large eps: a step shows the size of a gradient, and hardly rounding where it is nearly 0.
+OPTIMIZER = (
     "--model.optimizer.optimizer adamw --model.optimizer.eps 1e-3 --model.optimizer.warmup 0 "
     "--model.optimizer.schedule constant --model.optimizer.gradient_clip null "
     "--trainer.log_every_n_steps 1 --trainer.max_epochs 9 --trainer.accelerator cpu"
 )
-STILL = "--model.net.stack.depth 1 --model.net.stack.dropout 0 --model.net.stack.drop_path 0"
-NARROW = f"{STILL} --model.net.stack.width 32 --model.net.stack.heads 2"
-LM = f"{SMALL_LM} {STILL} --data.source files --data.path texts"
+# Nothing is random but the order.
+NO_DROPOUT = "--model.net.stack.depth 1 --model.net.stack.dropout 0 --model.net.stack.drop_path 0"
+NARROW = f"{NO_DROPOUT} --model.net.stack.width 32 --model.net.stack.heads 2"
+LM = f"{SMALL_LM} {NO_DROPOUT} --data.source files --data.path texts"
 TASKS = {
-    "vit": f"{STILL} --model.augment.crop_padding 0 --trainer.limit_val_batches 2",
+    "vit": f"{NO_DROPOUT} --model.augment.crop_padding 0 --trainer.limit_val_batches 2",
     "bert": f"{NARROW} --trainer.limit_val_batches 2",
     "mlm": f"{NARROW} --data.source txt --data.path texts --data.dataset.val_fraction 0.4 "
     "--data.max_length 44 --data.tokenizer.vocabulary 300",
@@ -35,15 +35,15 @@ TASKS = {
 }
 
 
-def same_draws(tokens: torch.Tensor, seeds: list[int] | None) -> torch.Tensor:
-    """What decides on a token's mask (3, B, N) follows from the token and its place alone."""
+def fixed_numbers(tokens: torch.Tensor, seeds: list[int] | None) -> torch.Tensor:
+    """What decides on a token's mask (3, B, N) follows from the token and its position alone."""
     numbers = tokens * 7 + torch.arange(tokens.shape[1]) * 31
     return torch.stack([numbers * factor % 101 / 101 for factor in (3, 5, 11)])
 
 
 @pytest.fixture(autouse=True)
 def data(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Masker, "_random", staticmethod(same_draws))
+    monkeypatch.setattr(Masker, "_random", staticmethod(fixed_numbers))
     write_corpus(Path("texts"), 40)
     write_pairs(Path("pairs"), 130)
 
@@ -83,7 +83,7 @@ def test_micro_batches_equal_a_large_batch(case: str, monkeypatch: Patch) -> Non
     task = case.split()[0]
     size = {"lm": 8, "mlm": 32}.get(task, 64)
     loader = ResumableDataModule.train_loader
-    line = f"fit {TASKS[case]} {CALM} --trainer.max_epochs 1 --trainer.limit_test_batches 0"
+    line = f"fit {TASKS[case]} {OPTIMIZER} --trainer.max_epochs 1 --trainer.limit_test_batches 0"
     line += f" --data.batch_size {size}"
     assert run(f"{line} --trainer.limit_train_batches 10 --run_dir whole", task) == 0
     monkeypatch.setattr(ResumableDataModule, "train_loader", lambda *args: Parts(loader(*args)))
@@ -96,12 +96,12 @@ def test_micro_batches_equal_a_large_batch(case: str, monkeypatch: Patch) -> Non
 @pytest.mark.parametrize("case", TASKS)
 def test_two_ranks_equal_one_process(case: str, server: Server, tmp_path: Path) -> None:
     task = case.split()[0]
-    line = f"fit {TASKS[case]} {CALM} --trainer.max_steps 20 --trainer.limit_test_batches 0"
+    line = f"fit {TASKS[case]} {OPTIMIZER} --trainer.max_steps 20 --trainer.limit_test_batches 0"
     assert run(f"{line} --data.batch_size 16 --run_dir one", task) == 0
     two = f"{line} --trainer.devices 2 --trainer.strategy ddp --data.batch_size 8 --run_dir r"
     before = (
         "from tests.tasks.training.test_loss_weighting import *; "
-        "Masker._random = staticmethod(same_draws)"
+        "Masker._random = staticmethod(fixed_numbers)"
     )
     server.run(two, tmp_path, task, before=before, ranks=2)
     assert_equal_runs("r", "one", 20)

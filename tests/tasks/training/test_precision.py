@@ -17,7 +17,7 @@ from modules.masks import causal
 from modules.norm import NORMS
 from tasks.base import Task
 from tasks.vit.task import ViTTask
-from tests.helpers.cases import CASES, assert_same, at, fill, first
+from tests.helpers.cases import CASES, assert_same, fill, first, signal_at
 from tests.helpers.command import Capture, Patch, run
 from tests.helpers.faults import scale_gradients
 from tests.helpers.forked import Server
@@ -162,7 +162,7 @@ def test_softmax_sums_in_float32(recorded: bool, precision: str) -> None:
 # A gradient scaler --------------------------------------------------------------------------------
 
 FEW = f"{SHORT} --data.batch_size 16 --trainer.limit_test_batches 0"
-CALM = (
+OPTIMIZER = (
     "--model.optimizer.eps 1e-3 --model.optimizer.gradient_clip 0.2 --model.optimizer.warmup 0 "
     "--trainer.accumulate_grad_batches 2"
 )
@@ -174,19 +174,19 @@ def test_scaled_run_is_killed_and_resumed(
     case: str, ranks: int, scale: int, server: Server, tmp_path: Path
 ) -> None:
     """Steps overflow before the kill and after it."""
-    whole = fill(tmp_path / "whole")
+    uninterrupted = fill(tmp_path / "uninterrupted")
     folder = fill(tmp_path / "here")
     task = CASES[case][0]
     line = first(case, ranks).replace("--trainer.precision bf16-mixed", "")
     scaled = f"scale_gradients(init_scale=2.0**{scale}, growth_interval=2)\n"
-    server.run(line, whole, task, before=scaled, ranks=ranks)
-    end(server.start(line, folder, task, scaled + at("step"), ranks), 0)
+    server.run(line, uninterrupted, task, before=scaled, ranks=ranks)
+    end(server.start(line, folder, task, scaled + signal_at("step"), ranks), 0)
     killed = checkpoint(folder / "r")
     server.run("fit --resume r", folder, task, before=scaled, ranks=ranks)
-    assert_same(folder / "r", whole / "r")
-    ours, theirs = (checkpoint(place / "r")["MixedPrecision"] for place in (folder, whole))
+    assert_same(folder / "r", uninterrupted / "r")
+    ours, theirs = (checkpoint(path / "r")["MixedPrecision"] for path in (folder, uninterrupted))
     assert ours == theirs != killed["MixedPrecision"] and ours["scale"] < 2.0**scale
-    norms = logged(whole / "r", "train/grad_norm")
+    norms = logged(uninterrupted / "r", "train/grad_norm")
     left_out = [step for step, norm in enumerate(norms) if not math.isfinite(norm)]
     assert min(left_out) < killed["global_step"] <= max(left_out) and len(left_out) < len(norms)
 
@@ -224,7 +224,7 @@ def test_gradients_are_clipped_and_logged_without_the_scale(
     found = []
     for scale in (1.0, 2.0**10):
         scale_gradients(monkeypatch.setattr, init_scale=scale)
-        assert run(f"fit {FEW} {CALM} --run_dir {scale}") == 0
+        assert run(f"fit {FEW} {OPTIMIZER} --run_dir {scale}") == 0
         saved = checkpoint(str(scale))
         weights = torch.cat([one.flatten() for one in saved["state_dict"].values()])
         found.append((logged(str(scale), "train/grad_norm"), weights))
