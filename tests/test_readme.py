@@ -47,6 +47,7 @@ def class_name(code: str) -> str:
     return re.findall(r"class (\w+)", code)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", blocks("python"), ids=class_name)
 def test_examples(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

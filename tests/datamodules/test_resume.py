@@ -16,6 +16,7 @@ from datamodules.base import ResumableDataModule
 from datamodules.utils.errors import UsageError
 from tests.helpers.corpora import corpus, letters, poem
 from tests.helpers.data_modules import MODULES, translations
+from tests.helpers.marks import slow_except
 from tests.helpers.recorder import Recorder, fit, tiny_trainer
 
 BATCHES = 5  # 42 samples in batches of 8, the rest dropped
@@ -63,7 +64,7 @@ DATA: dict[str, Callable[[Path], pl.LightningDataModule]] = {
 }
 
 
-@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("kind", slow_except([*DATA][::3], DATA))
 def test_continues_after_any_step_with_the_same_batches_and_bits(kind: str, tmp_path: Path) -> None:
     whole = fit(DATA[kind](tmp_path), tmp_path, limit_val_batches=0)
     steps = len(whole.seen) // EPOCHS

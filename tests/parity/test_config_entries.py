@@ -252,9 +252,10 @@ ODD: list[Any] = [
 ]
 
 
-@each_model
-def test_odd_values(case: Case) -> None:
+@pytest.mark.parametrize("name", slow_except(PLAIN, MODELS))
+def test_odd_values(name: str) -> None:
     """One sentence that names the file, or the model loads; nothing else, and quickly."""
+    case = CASES[name]
     base = case.written()
     save(case, base)
     samples = [(name, value) for name in {**OLDER, **base} for value in ODD]

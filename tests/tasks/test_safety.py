@@ -335,7 +335,9 @@ EXPANDING = [  # text file, task, options
 ]
 
 
-@pytest.mark.parametrize("ending, codec", [(".gz", "gzip"), (".zst", "zstd")])
+@pytest.mark.parametrize(
+    "ending, codec", [(".gz", "gzip"), pytest.param(".zst", "zstd", marks=pytest.mark.slow)]
+)
 def test_texts_that_expand_beyond_measure(ending: str, codec: str, console: Console) -> None:
     write_pairs(Path("pairs"))
     for name, task, options in EXPANDING:

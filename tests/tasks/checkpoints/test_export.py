@@ -55,7 +55,8 @@ def test_timm(fit: Fit, console: Console) -> None:
         )
 
 
-@pytest.mark.parametrize("options", [ROTARY, pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [ROTARY, ""])
 def test_onnx(options: str, fit: Fit) -> None:
     assert export(fit(options), "onnx", "out.onnx") == 0
     session = onnxruntime.InferenceSession("out.onnx")

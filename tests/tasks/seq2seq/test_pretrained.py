@@ -19,6 +19,7 @@ from tasks.seq2seq.architectures import TranslationModel, folder_tokenizers, loa
 from tasks.seq2seq.decoding import decoding_tokens
 from tests.datamodules.tokenizers.test_sentencepiece import ENGLISH, train
 from tests.helpers.command import Console, run
+from tests.helpers.marks import slow_except
 from tests.helpers.model_folders import (
     NUMBERS,
     TRANSLATORS,
@@ -92,7 +93,10 @@ def test_hugging_face_and_back(family: str, start: int, begin: bool, console: Co
     assert again.tokenizer.encode_sources(NUMBERS, 24) == sources
 
 
-@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+FILES = ("generation_config.json", "config.json")
+
+
+@pytest.mark.parametrize("file", slow_except(FILES[:1], FILES))
 @pytest.mark.parametrize("family", TRANSLATORS)
 def test_beams_are_those_of_generate(family: str, file: str) -> None:
     model = TRANSLATORS[family](Path("theirs"))

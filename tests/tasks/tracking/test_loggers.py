@@ -48,6 +48,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_metrics_have_axes(tracked: Path) -> None:
     found = records(tracked)
     rows = history(found)
@@ -67,6 +68,7 @@ def test_metrics_have_axes(tracked: Path) -> None:
     assert config["tessera"] == __version__ and config["git_commit"] == git_commit() is not None
 
 
+@pytest.mark.slow
 def test_pictures_of_a_vit(tracked: Path) -> None:
     logged_values = {n: value for row in history(records(tracked)) for n, value in row.items()}
     for split in ("val", "test"):
@@ -85,6 +87,7 @@ def test_pictures_of_a_vit(tracked: Path) -> None:
     assert set(events.Tags()["images"]) == {f"{s}/{n}" for s in ("val", "test") for n in names}
 
 
+@pytest.mark.slow
 def test_checkpoints_are_artifacts(tracked: Path) -> None:
     """The last version with each alias is the checkpoint that is there now."""
     sent = [record.artifact for record in records(tracked) if record.artifact.type == "model"]
