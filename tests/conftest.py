@@ -19,6 +19,15 @@ def same_start() -> None:
     torch.manual_seed(0)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
+    """The same random numbers in fixtures of several tests, whichever test is the first."""
+    import torch
+
+    if fixturedef.scope != "function":
+        torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tokenizers and tables of tokens are kept for these tests only."""

@@ -13,8 +13,10 @@ from PIL import Image
 
 from datamodules.sources import LabelledSource
 from tasks.base import Task
+from tasks.tracking import report
 from tasks.tracking.metrics_csv import read_rows
 from tasks.tracking.record import RunRecord
+from tasks.tracking.report import write_png
 from tests.helpers.command import Capture, Console, Patch, run
 from tests.helpers.marks import slow_except
 from tests.helpers.results import checkpoint, logged, metrics, same, summary
@@ -35,8 +37,13 @@ def files(folder: Path) -> dict[Path, bytes]:
 def test_files(finished: Path) -> None:
     assert {str(path.relative_to(finished)) for path in files(finished)} == RUN_FILES
     assert not (finished.parent / "latest").exists()  # that is for runs/vit
+
+
+def test_figures(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(report, "write_png", write_png)  # instead of a blank picture
+    assert run(f"fit {SHORT} --run_dir r") == 0
     for name in ("confusion.png", "curves.png"):
-        with Image.open(finished / name) as image:
+        with Image.open(f"r/{name}") as image:
             assert image.width >= 200 and len(set(image.convert("L").tobytes())) > 2
 
 
