@@ -35,9 +35,8 @@ class ClassifierTask(Task):
 
     monitor = "val/acc"
     monitor_mode = "max"
-    dataset_metadata: tuple[str, ...] = (
-        "class_names",
-    )  # metadata that are options of data.dataset, too
+    # Metadata that are options of `data.dataset`, too.
+    dataset_metadata: tuple[str, ...] = ("class_names",)
 
     def __init__(self, label_smoothing: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

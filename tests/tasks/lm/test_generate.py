@@ -96,7 +96,6 @@ def test_int8_weights_change_the_perplexity_by_little(lm_letters: Path, console:
     assert row["text"] == greedy
 
 
-@pytest.mark.slow
 def test_fewer_texts_than_samples(lm_letters: Path, console: Console) -> None:
     """Beam search finds no more texts of one token than there are tokens."""
     line = f"generate --ckpt_path {lm_letters} --beams 90 --num_samples 90 --max_new_tokens 1"
@@ -107,6 +106,7 @@ def test_fewer_texts_than_samples(lm_letters: Path, console: Console) -> None:
     assert out.count("--- prompt 2, sample 1 --") == 1
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(lm_bytes: Path) -> None:
     command = f"{sys.executable} -m tasks.lm generate --ckpt_path {lm_bytes} --num_samples 4"
     piped = f"{command} --max_new_tokens 400 | head -c 1; exit ${{PIPESTATUS[0]}}"
