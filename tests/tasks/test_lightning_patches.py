@@ -1,6 +1,10 @@
-"""Each patch of Lightning is still needed: a test fails once Lightning does the same by itself."""
+"""Each patch of Lightning is still needed: a test fails once Lightning does the same by itself.
+
+Each patch does what it is for: a test fails without it, here if no other test of a run does.
+"""
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from pytorch_lightning.loggers import WandbLogger
 from torch.utils.data import DataLoader
 
 from tasks.cli.lazy_imports import _UNUSED
+from tasks.lightning_patches import RunCheckpoint, use_exact_loops
 from tests.helpers.command import process
 
 
@@ -35,13 +40,21 @@ class Line(pl.LightningModule):
         self.log("val_loss", self.layer(batch).square().mean())
 
 
-def fit(task: Line, folder: Path, path: Path | None = None, **options: Any) -> pl.Trainer:
+def fit(
+    task: Line, folder: Path, path: Path | None = None, exact: bool = False, **options: Any
+) -> pl.Trainer:
+    """Trains on four batches an epoch, with our loops if `exact`; a checkpoint to resume from."""
     options = {"max_epochs": 1, "enable_checkpointing": False, **options}
     options |= {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     trainer = pl.Trainer(accelerator="cpu", default_root_dir=folder, **options)
+    if exact:
+        use_exact_loops(trainer)
     data = DataLoader(torch.ones(4, 1), batch_size=1)  # type: ignore[arg-type]
     trainer.fit(task, data, data, ckpt_path=path, weights_only=True)
     return trainer
+
+
+# Lightning ----------------------------------------------------------------------------------------
 
 
 def test_a_validation_that_was_due_is_left_out_by_lightning(tmp_path: Path) -> None:
@@ -109,3 +122,59 @@ def test_lightning_imports_what_it_does_not_use() -> None:
     """`import_lightning`."""
     done = process("--version", "import pytorch_lightning")
     assert _UNUSED & set(done.stdout.splitlines()[-1].split())
+
+
+# Ours ---------------------------------------------------------------------------------------------
+
+
+def test_ranks_do_not_wait_for_each_other_within_a_step(tmp_path: Path) -> None:
+    """`EpochLoop._broadcast_sigterm_tensor`: the first rank is still in its first batch when the
+    second rank begins its second.
+    """
+    begun = tmp_path / "begun"
+
+    def begin(trainer: pl.Trainer, task: Any, batch: Any, number: int) -> None:
+        if (trainer.global_rank, number) == (1, 1):
+            begun.touch()
+
+    def end(trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, number: int) -> None:
+        since = time.monotonic()
+        while (trainer.global_rank, number) == (0, 0) and not begun.exists():
+            assert time.monotonic() < since + 20, "the second rank waits for the first"
+            time.sleep(0.01)
+
+    watch = LambdaCallback(on_train_batch_start=begin, on_train_batch_end=end)
+    options = {"devices": 2, "strategy": "ddp_fork", "accumulate_grad_batches": 2}
+    fit(Line(), tmp_path, exact=True, callbacks=[watch], limit_val_batches=0, **options)
+    assert begun.exists()
+
+
+def test_an_epoch_that_had_not_ended_ends_also_at_max_steps(tmp_path: Path) -> None:
+    """`FitLoop.done`: a run killed after its last step, and resumed."""
+    seen: list[str] = []
+    watch = LambdaCallback(
+        on_validation_end=lambda *_: seen.append("validation"),
+        on_train_epoch_end=lambda *_: seen.append("epoch"),
+    )
+    options = {"exact": True, "max_steps": 4, "num_sanity_val_steps": 0}
+    saver = RunCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    fit(Line(), tmp_path, callbacks=[saver], enable_checkpointing=True, **options)
+    fit(Line(), tmp_path, tmp_path / "step=4.ckpt", callbacks=[watch], **options)
+    assert seen == ["validation", "epoch"]
+
+
+def test_every_second_epoch_is_the_second(tmp_path: Path) -> None:
+    """`FitLoop.on_advance_end`."""
+    saver = RunCheckpoint(tmp_path / "own", "{epoch}", every_n_epochs=2, save_top_k=-1)
+    options = {"enable_checkpointing": True, "max_epochs": 3}
+    fit(Line(), tmp_path, exact=True, callbacks=[saver], **options)
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["epoch=1.ckpt"]
+
+
+@pytest.mark.parametrize("kind, step", [(ModelCheckpoint, 4), (RunCheckpoint, 8)])
+def test_the_latest_of_equal_scores_is_the_best(kind: Any, step: int, tmp_path: Path) -> None:
+    """`RunCheckpoint.check_monitor_top_k`; Lightning keeps the first."""
+    saver = kind(tmp_path / "own", monitor="val_loss", save_on_train_epoch_end=False)
+    options = {"enable_checkpointing": True, "max_epochs": 2}
+    fit(Line(lr=0.0), tmp_path, exact=True, callbacks=[saver], **options)
+    assert torch.load(saver.best_model_path, weights_only=True)["global_step"] == step
