@@ -12,16 +12,17 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
-from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.loggers import CSVLogger, WandbLogger
 from torch.utils.data import DataLoader
 
 from tasks.cli.lazy_imports import _UNUSED
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
 from tests.helpers.command import process
+from tests.helpers.results import metrics
 
 
 class Line(pl.LightningModule):
-    """One weight."""
+    """One weight; samples a number in each step."""
 
     def __init__(self, **optimizer: Any) -> None:
         super().__init__()
@@ -33,19 +34,20 @@ class Line(pl.LightningModule):
 
     def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
         loss = self.layer(batch).square().mean()
-        self.log("loss", loss)
+        self.log_dict({"loss": loss, "sampled": torch.rand(())})
         return loss
 
     def validation_step(self, batch: torch.Tensor, number: int) -> None:
-        self.log("val_loss", self.layer(batch).square().mean())
+        loss = self.layer(batch).square().mean()
+        self.log_dict({"val_loss": loss, "val_sampled": torch.rand(())})
 
 
 def fit(
     task: Line, folder: Path, path: Path | None = None, exact: bool = False, **options: Any
 ) -> pl.Trainer:
     """Trains on four batches an epoch, with our loops if `exact`; a checkpoint to resume from."""
-    options = {"max_epochs": 1, "enable_checkpointing": False, **options}
-    options |= {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    options = {"max_epochs": 1, "enable_checkpointing": False, "logger": False, **options}
+    options |= {"enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(accelerator="cpu", default_root_dir=folder, **options)
     if exact:
         use_exact_loops(trainer)
@@ -147,6 +149,29 @@ def test_ranks_do_not_wait_for_each_other_within_a_step(tmp_path: Path) -> None:
     options = {"devices": 2, "strategy": "ddp_fork", "accumulate_grad_batches": 2}
     fit(Line(), tmp_path, exact=True, callbacks=[watch], limit_val_batches=0, **options)
     assert begun.exists()
+
+
+def test_a_resumed_run_logs_the_same(tmp_path: Path) -> None:
+    """`EpochLoop.on_save_checkpoint`: steps, a validation that is due, and random numbers, from
+    checkpoints after a step and in a validation.
+    """
+
+    def logs(name: str, path: Path | None = None, **more: Any) -> list[dict[str, str]]:
+        options = {"max_epochs": 2, "val_check_interval": 2, "num_sanity_val_steps": 0}
+        logger = CSVLogger(tmp_path, name, "")
+        fit(Line(), tmp_path, path, True, logger=logger, log_every_n_steps=1, **options, **more)
+        return metrics(tmp_path / name)
+
+    def save(trainer: pl.Trainer, *_: Any) -> None:
+        trainer.save_checkpoint(tmp_path / f"validation={trainer.global_step}.ckpt")
+
+    saver = RunCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    callbacks = [LambdaCallback(on_validation_batch_end=save), saver]
+    uninterrupted = logs("uninterrupted", callbacks=callbacks, enable_checkpointing=True)
+    for name in ("step=1", "step=2", "step=4", "step=5", "validation=2", "validation=4"):
+        steps = [number for number, row in enumerate(uninterrupted) if "loss" in row]
+        left = uninterrupted[steps[int(name[-1]) - 1] + 1 :]
+        assert logs(name, tmp_path / f"{name}.ckpt") == left, name
 
 
 def test_an_epoch_that_had_not_ended_ends_also_at_max_steps(tmp_path: Path) -> None:
