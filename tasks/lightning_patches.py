@@ -45,14 +45,18 @@ def is_accumulating(trainer: Trainer) -> bool:
 def clippable(optimizer: AdamW) -> AdamW:
     """The same optimizer, whose gradients a gradient scaler unscales before they are clipped.
 
-    torch's fused AdamW says that it unscales them itself, in its step.
+    torch's fused AdamW says that it unscales them itself, in its step; Lightning then refuses to
+    clip, in bfloat16 too: https://github.com/Lightning-AI/pytorch-lightning/issues/21435
     """
     optimizer._step_supports_amp_scaling = False
     return optimizer
 
 
 def without_anonymous(logger: WandbLogger) -> None:
-    """Remove an option that W&B no longer has, and warns about."""
+    """Remove an option that W&B no longer has, and warns about.
+
+    https://github.com/wandb/wandb/pull/10909
+    """
     logger._wandb_init.pop("anonymous", None)
 
 
@@ -69,8 +73,9 @@ class EpochLoop(_TrainingEpochLoop):
 
     A resumed run does what was still to be done, such as a validation that had not ended. Lightning
     guesses that from its counters, and leaves out a validation that was due or shifts the loggers'
-    steps; it also asks all ranks before each batch whether there was a SIGTERM, which
-    `Interruption` does here.
+    steps. Nor does it keep the states of the random generators.
+
+    https://github.com/Lightning-AI/pytorch-lightning/issues/14579
     """
 
     def __init__(self, trainer: Trainer, min_steps: int | None, max_steps: int) -> None:
@@ -125,7 +130,11 @@ class EpochLoop(_TrainingEpochLoop):
             set_random_states(self.states, self.trainer.strategy.root_device)
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Nothing: see the class."""
+        """Nothing: `Interruption` asks all ranks whether one got a signal, once a step.
+
+        Lightning asks before each batch, and waits for the GPU:
+        https://github.com/Lightning-AI/pytorch-lightning/issues/21487
+        """
 
 
 class FitLoop(_FitLoop):
@@ -155,6 +164,7 @@ class FitLoop(_FitLoop):
 
     @property
     def done(self) -> bool:
+        """Not before the loaded epoch has ended, also at `max_steps`."""
         return super().done and not self.epoch_unfinished
 
     def on_run_start(self) -> None:
@@ -174,7 +184,11 @@ class FitLoop(_FitLoop):
         self.epoch_progress.current.completed += 1
 
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Restore the progress; refuse a checkpoint with more epochs than `max_epochs`."""
+        """Restore the progress; refuse a checkpoint with more epochs than `max_epochs`.
+
+        A run that stopped early stays so, as asked for in
+        https://github.com/Lightning-AI/pytorch-lightning/issues/8278
+        """
         super().load_state_dict(state_dict, prefix)
         epochs: Any = self.epoch_progress.current
         done = epochs.processed
@@ -240,6 +254,7 @@ class RunCheckpoint(ModelCheckpoint):
         """Whether to save; with save_top_k=1, the latest of equal scores wins.
 
         Equal scores are common on small validation sets; the later weights have seen more samples.
+        Lightning keeps the first: https://github.com/Lightning-AI/pytorch-lightning/issues/17240
         """
         best = self.best_model_score
         tied = current is not None and best is not None and bool(current == best)
@@ -299,7 +314,11 @@ class RunCheckpoint(ModelCheckpoint):
             self._last_global_step_saved = trainer.global_step
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the scores; paths in the old folder become paths in this one."""
+        """Restore the scores; paths in the old folder become paths in this one.
+
+        Lightning forgets the scores if the folder is moved:
+        https://github.com/Lightning-AI/pytorch-lightning/issues/14443
+        """
         old = str(state_dict["dirpath"])
 
         def moved(value: Any) -> Any:
