@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from tasks.cli.lazy_imports import _UNUSED
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
 from tests.helpers.command import process
-from tests.helpers.results import metrics
+from tests.helpers.results import logged, metrics
 
 
 class Line(pl.LightningModule):
@@ -186,6 +186,41 @@ def test_an_epoch_that_had_not_ended_ends_also_at_max_steps(tmp_path: Path) -> N
     fit(Line(), tmp_path, callbacks=[saver], enable_checkpointing=True, **options)
     fit(Line(), tmp_path, tmp_path / "step=4.ckpt", callbacks=[watch], **options)
     assert seen == ["validation", "epoch"]
+
+
+def test_a_validation_that_has_ended_is_not_repeated(tmp_path: Path) -> None:
+    """`RunCheckpoint.on_validation_end`."""
+    seen: list[int] = []
+    watch = LambdaCallback(on_validation_start=lambda trainer, _: seen.append(trainer.global_step))
+    options = {"exact": True, "val_check_interval": 2, "num_sanity_val_steps": 0}
+    saver = RunCheckpoint(tmp_path, "{step}", save_top_k=-1)
+    fit(Line(), tmp_path, callbacks=[saver], enable_checkpointing=True, **options)
+    fit(Line(), tmp_path, tmp_path / "step=2.ckpt", callbacks=[watch], **options)
+    assert seen == [4]
+
+
+def test_the_end_has_what_a_validation_in_an_epoch_found(tmp_path: Path) -> None:
+    """`RunCheckpoint.after_step`: `last` was also saved before the validation."""
+    best = RunCheckpoint(tmp_path, "best", "val_loss", save_on_train_epoch_end=False)
+    last = RunCheckpoint(tmp_path, save_last=True, save_top_k=0, every_n_train_steps=2)
+    options = {"max_steps": 2, "val_check_interval": 2, "enable_checkpointing": True}
+    fit(Line(), tmp_path, exact=True, callbacks=[best, last], **options)
+    states = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"].values()
+    assert [state["current_score"] for state in states] == [best.current_score, None]
+
+
+def test_an_epoch_is_logged_when_it_is_saved(tmp_path: Path) -> None:
+    """`RunCheckpoint.on_train_epoch_end`."""
+    seen: list[list[float]] = []
+    watch = LambdaCallback(
+        on_train_epoch_end=lambda _, task: task.log("ended", 1.0),
+        on_save_checkpoint=lambda *_: seen.append(logged(tmp_path / "logs", "ended")),
+    )
+    saver = RunCheckpoint(tmp_path, save_last=True, save_top_k=0)
+    options = {"logger": CSVLogger(tmp_path, "logs", ""), "log_every_n_steps": 1}
+    callbacks = [watch, saver]
+    fit(Line(), tmp_path, exact=True, callbacks=callbacks, enable_checkpointing=True, **options)
+    assert seen == [[1.0]]
 
 
 def test_every_second_epoch_is_the_second(tmp_path: Path) -> None:
