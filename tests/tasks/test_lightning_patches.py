@@ -92,13 +92,14 @@ def test_lightning_saves_last_only_beside_another_checkpoint(tmp_path: Path) -> 
     assert seen == [False, False]
 
 
-def test_lightning_replaces_handlers_of_sigterm(tmp_path: Path) -> None:
-    """`use_exact_loops`."""
+@pytest.mark.parametrize("exact", [False, True])
+def test_lightning_replaces_handlers_of_sigterm(exact: bool, tmp_path: Path) -> None:
+    """`use_exact_loops` leaves them."""
     seen: list[Any] = []
     watch = lambda *_: seen.append(signal.getsignal(signal.SIGTERM))  # noqa: E731
     before = signal.getsignal(signal.SIGTERM)
-    fit(Line(), tmp_path, callbacks=[LambdaCallback(on_train_start=watch)])
-    assert seen != [before]
+    fit(Line(), tmp_path, exact=exact, callbacks=[LambdaCallback(on_train_start=watch)])
+    assert (seen == [before]) == exact
 
 
 def test_lightning_refuses_to_clip_with_fused_adamw(tmp_path: Path) -> None:
