@@ -1,29 +1,35 @@
 """Linear layers for inference on CPUs, where most time goes into reading the weights.
 
-Packed weights are laid out as oneDNN reads them; int8 weights take a quarter of the bytes. PyTorch
-has no public names for the operators, `mkldnn._linear_pointwise` and `_int_mm`, which its compiler
-calls, too.
+Packed weights are laid out as oneDNN reads them; int8 weights take a quarter of the bytes and are
+multiplied by FBGEMM. PyTorch has no public names for the operators, which its compiler and
+`torch.ao.quantization` call, too.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import require
-from modules.kernels.linear import HAS_ONEDNN, MIN_PRODUCTS_NO_GRAD, Linear
+from modules.kernels.linear import MIN_PRODUCTS_NO_GRAD, Linear
+from modules.kernels.processor import HAS_FBGEMM, HAS_ONEDNN, HAS_VNNI
 from modules.lm_heads import TokenHead
 
 QuantizationName = Literal["int8"]
 INT8_MAX = 127
-TINY = 1e-9  # least maximum of a row: rows of zeros are not divided by 0
+LARGEST = INT8_MAX if HAS_VNNI else INT8_MAX // 2  # of a rounded x
+TINY = 1e-9  # least step: rows of zeros are not divided by 0
+
+
+if HAS_FBGEMM:
+    INT8_PRODUCT = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (M, K) as int8 (M, K), and the scale of each row (M, 1): 1/127 of its largest number."""
     largest = torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True)
-    steps = largest.clamp_(min=TINY).div_(INT8_MAX)
+    steps = largest.div_(INT8_MAX).clamp_(min=TINY)
     return (rows / steps).round_().to(torch.int8), steps
 
 
@@ -57,12 +63,9 @@ class PackedLinear(nn.Module):
 class QuantizedLinear(nn.Module):
     """x W^T + b with W and each vector x rounded to int8, sums exact in int32 (Dettmers 2022).
 
-    Takes W (N, K) and b (N,) or None, on the CPU. For inference: it has no parameters.
+    Takes W (N, K) and b (N,) or None, on the CPU. For inference: it has no parameters. Without
+    FBGEMM, which has kernels for x86, W is int8 in memory only.
     """
-
-    table: Tensor
-    steps: Tensor
-    bias: Tensor | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -72,21 +75,45 @@ class QuantizedLinear(nn.Module):
             "move them, or do without.",
         )
         table, steps = quantize_rows(weight.detach().float())
-        self.register_buffer("table", table)  # int8 (N, K)
-        self.register_buffer("steps", steps[:, 0])  # (N,)
-        self.register_buffer("bias", None if bias is None else bias.detach().float())
+        zeros = torch.zeros(len(table), dtype=torch.int64)
+        self.table = torch._make_per_channel_quantized_tensor(table, steps[:, 0].double(), zeros, 0)
+        if HAS_FBGEMM:
+            self.table = fbgemm_packed(self.table)
+        self.bias = None if bias is None else bias.detach().float()
 
     @property
     def weight(self) -> Tensor:
         """What W was rounded to, in float32: (N, K)."""
-        return self.table * self.steps[:, None]
+        table = torch.ops.quantized.linear_unpack(self.table)[0] if HAS_FBGEMM else self.table
+        return table.dequantize()
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
-        rows, steps = quantize_rows(x.flatten(0, -2).float())  # (M, K), (M, 1)
-        sums = torch._int_mm(rows, self.table.T) * self.steps  # (M, N)
-        out = sums.mul_(steps) if self.bias is None else torch.addcmul(self.bias, sums, steps)
+        rows = x.flatten(0, -2).float()  # (M, K)
+        out = self._int8_product(rows) if HAS_FBGEMM else F.linear(rows, self.weight)  # (M, N)
+        if self.bias is not None:
+            out += self.bias
         return out.to(x.dtype).unflatten(0, x.shape[:-1])  # (M, N) -> (..., N)
+
+    def _int8_product(self, rows: Tensor) -> Tensor:
+        """(M, K) -> (M, N)."""
+        zero = LARGEST + 1  # unsigned bytes: 0 is in the middle
+        if len(rows) == 1:  # the step as a number saves passes over the row
+            step = max(torch.linalg.vector_norm(rows, torch.inf).item() / LARGEST, TINY)
+            return INT8_PRODUCT(rows, step, zero, self.table)
+        steps = torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True)  # (M, 1)
+        steps.div_(LARGEST).clamp_(min=TINY)
+        return INT8_PRODUCT(rows * steps.reciprocal(), 1.0, zero, self.table).mul_(steps)
+
+
+def fbgemm_packed(table: Tensor) -> Any:
+    """A quantized matrix (N, K), laid out as FBGEMM reads it."""
+    engine = torch.backends.quantized.engine
+    torch.backends.quantized.engine = "fbgemm"
+    try:
+        return torch.ops.quantized.linear_prepack(table, None)
+    finally:
+        torch.backends.quantized.engine = engine
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -1,20 +1,16 @@
-"""Matrix products with weights, on CPUs by oneDNN, which uses AVX-512 where there is.
+"""Matrix products with weights, by oneDNN on the CPUs where it is faster.
 
-PyTorch's own float32 product is MKL's, which stays with AVX2 on processors that are not Intel's:
-half the speed. The operator has no public name; PyTorch's compiler calls it, too.
+The operator has no public name; PyTorch's compiler calls it, too.
 """
 
-import platform
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine().lower() in (
-    "x86_64",
-    "amd64",
-)
+from modules.kernels.processor import PREFERS_ONEDNN
+
 MIN_PRODUCTS = 2**22  # multiplications below which the call itself costs more than oneDNN saves
 MIN_PRODUCTS_NO_GRAD = 2**18  # the same without autograd, which is the larger part of the call
 
@@ -61,7 +57,7 @@ def takes_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether a product goes to oneDNN: float32 on the CPU, large, no compiler, no autocast."""
     least = MIN_PRODUCTS if torch.is_grad_enabled() else MIN_PRODUCTS_NO_GRAD
     return (
-        HAS_ONEDNN
+        PREFERS_ONEDNN
         and x.numel() * weight.shape[0] >= least
         and x.dim() > 1
         and x.device.type == "cpu"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from datamodules.utils.errors import UsageError
@@ -15,6 +15,7 @@ from modules.config import require
 from modules.parameter_groups import parameter_depths, parameter_roles
 from tasks.checkpoints.reading import check_tensor
 from tasks.lightning_patches import clippable
+from tasks.training.muon import Muon
 
 Group = dict[str, Any]
 
@@ -141,7 +142,7 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
 class MuonAdamW(Optimizer):
     """Muon for some groups and AdamW for the others, as one optimizer for Lightning.
 
-    It only holds the groups and the state: a `torch.optim.Muon` and an AdamW work on the very same
+    It only holds the groups and the state: a `Muon` and an `AdamW` work on the very same
     group dicts and state, so a schedule that sets `lr` here sets it there. The `kind` of a group is
     "muon" (2-D parameters) or "adamw".
     """
@@ -183,7 +184,7 @@ def _adamw(groups: list[Group]) -> AdamW:
 
 
 OPTIMIZERS: dict[str, Callable[[list[Group]], Optimizer]] = {
-    "muon": lambda groups: Muon(groups, adjust_lr_fn="match_rms_adamw"),
+    "muon": Muon,
     "adamw": _adamw,
 }
 STATE_NAMES = {  # of a parameter, by kind of optimizer

@@ -80,7 +80,7 @@ DRY = "--model.net.stack.dropout 0"
 TASKS = {
     "bert": f"{TINY['bert']} {DRY}",
     "mlm": f"{TINY['mlm']} {DRY} --data.next_sentence true --model.net.segments 2",
-    "lm": f"{TINY['lm']} {DRY} --model.samples.every 2",
+    "lm": f"{TINY['lm']} {DRY} --model.samples.every 2 --model.optimizer.optimizer muon",
     "seq2seq": TINY["seq2seq"],
 }
 TWO_RANKS = f"{FEW_STEPS} --trainer.accelerator cpu --trainer.devices 2 --run_dir r"

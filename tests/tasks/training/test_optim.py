@@ -18,6 +18,7 @@ from modules.config import StackConfig
 from modules.models.gpt import Decoder, DecoderConfig
 from modules.models.vit import ViT, ViTConfig
 from modules.parameter_groups import parameter_depths, parameter_roles
+from tasks.training import muon
 from tasks.training.optim import (
     OPTIMIZERS,
     SCHEDULES,
@@ -27,6 +28,7 @@ from tasks.training.optim import (
     lr_factor,
     parameter_groups,
 )
+from tests.helpers.tiny_models import close
 
 STACK = {"width": 16, "depth": 2, "heads": 2}
 
@@ -137,7 +139,8 @@ def test_layer_decay_slows_lower_layers(optimizer: Any, make: Callable[[], nn.Mo
 # optimizers ---------------------------------------------------------------------------------------
 
 
-def test_equals_separate_torch_optimizers() -> None:
+def test_equals_separate_torch_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon, "matmul_dtype", lambda device: torch.bfloat16)  # as torch's Muon
     ours, theirs = tiny_vit(), tiny_vit()
     options = {"momentum": 0.9, "betas": (0.8, 0.95), "schedule": "constant", "warmup": 0}
     built = build(ours, OptimConfig(optimizer="muon", lr=1e-2, muon_lr=3e-2, **options), 5)
@@ -160,6 +163,32 @@ def test_equals_separate_torch_optimizers() -> None:
             optimizer.step()
     train(ours, built, range(5))
     assert same_weights(ours, theirs) and not same_weights(ours, tiny_vit())
+
+
+@pytest.mark.parametrize("shape", [(3, 20, 20), (2, 8, 40), (1, 40, 8)])
+def test_singular_values_come_near_one(shape: tuple[int, ...]) -> None:
+    matrices = torch.randn(shape, dtype=torch.float64)
+    u, s, v = torch.linalg.svd(matrices, full_matrices=False)
+    s /= s.norm(dim=1, keepdim=True)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    expected = u * s[:, None] @ v
+    close(muon.orthogonalize(matrices), expected, atol=1e-10)
+    close(muon.orthogonalize(matrices.float()), expected.float(), atol=1e-4)
+    assert s.min() > 0.3 and s.max() < 1.3
+    assert not muon.orthogonalize(torch.zeros(shape)).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_matrices_of_one_shape_do_not_mix(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muon, "matmul_dtype", lambda device: dtype)
+    nets = [tiny_vit(), tiny_vit()]
+    for net, values in zip(nets, (1, muon.VALUES_AT_ONCE), strict=True):
+        monkeypatch.setattr(muon, "VALUES_AT_ONCE", values)  # 1: one matrix after the other
+        train(net, build(net, OptimConfig(optimizer="muon"), 5), range(3))
+    close(nets[0].state_dict().values(), nets[1].state_dict().values(), atol=1e-4)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
