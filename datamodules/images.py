@@ -10,6 +10,7 @@ import torch
 from datamodules.base import BatchedDataset, ResumableDataModule, require_same
 from datamodules.sources import SOURCES, DatasetOptions, LabelledSource, find_source
 from datamodules.sources.readers.folders import files_below
+from datamodules.utils.cores import usable_cores
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import path_fault
 from datamodules.vision.image_datasets import (
@@ -17,7 +18,6 @@ from datamodules.vision.image_datasets import (
     StreamedImages,
     channel_statistics,
     decode_all,
-    usable_cores,
 )
 from datamodules.vision.records import IMAGE_ENDINGS, Records
 

@@ -1,6 +1,5 @@
 """Token ids of many texts, computed once and cached in a file that their hash names."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -11,6 +10,7 @@ from datamodules.sources.documents import Documents, Piece
 from datamodules.tokenizers import BoundaryTokens, Tokenizer
 from datamodules.tokens.token_file import TokenChunk, TokenFile, write_tokens
 from datamodules.utils.cache import Texts, cache_folder, content_key, text_digest, unwritable
+from datamodules.utils.cores import usable_cores
 from datamodules.utils.errors import DataError
 from datamodules.utils.progress import progress_bar
 
@@ -124,10 +124,11 @@ def _batches(documents: Documents) -> Iterator[list[Piece]]:
     """As many pieces as are tokenised at once."""
     batch: list[Piece] = []
     characters = 0
+    enough = CHARACTERS_PER_CORE * usable_cores()
     for piece in documents:
         batch.append(piece)
         characters += len(piece.text)
-        if characters >= CHARACTERS_PER_CORE * (os.cpu_count() or 1):
+        if characters >= enough:
             yield batch
             batch = []
             characters = 0

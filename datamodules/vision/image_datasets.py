@@ -1,6 +1,5 @@
 """A split as whole batches of pixels: decoded into memory, or streamed."""
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +10,7 @@ from torch.utils.data import get_worker_info
 
 from datamodules.base import BatchedDataset
 from datamodules.utils.batching import epoch_permutation
+from datamodules.utils.cores import usable_cores
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.progress import progress_bar
 from datamodules.vision.records import Records
@@ -140,11 +140,6 @@ def decode_all(
             advance(count)
     good = [i for i in indices if i not in bad]
     return pixels[good] if bad else pixels, good
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def channel_statistics(dataset: BatchedDataset) -> tuple[list[float], list[float]]:

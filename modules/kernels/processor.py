@@ -5,30 +5,24 @@ bits. `python -m tests.benchmarks.kernels` shows all choices beside each other.
 """
 
 import platform
-from functools import cache
 from typing import Any
 
 import torch
 
-
-@cache
-def _features() -> dict[str, Any]:
-    """What PyTorch knows about the processor; nothing where it cannot tell."""
-    return dict(getattr(torch.cpu, "get_capabilities", dict)())
-
-
-def _has_avx512() -> bool:
-    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+# What PyTorch knows about the processor; nothing where it cannot tell.
+_FEATURES: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
+NAME = str(_FEATURES.get("cpu_name", "unknown processor"))
+HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _has(*names: str) -> bool:
-    return _has_avx512() and any(_features().get(name) for name in names)
+    return HAS_AVX512 and any(_FEATURES.get(name) for name in names)
 
 
 # PyTorch's own float32 product is MKL's, which stays with AVX2 on AMD's processors: half the speed
 # where they have AVX-512. Without it, MKL is faster (measured on AMD).
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
-PREFERS_ONEDNN = HAS_ONEDNN and _has_avx512() and "AMD" in _features().get("cpu_name", "")
+PREFERS_ONEDNN = HAS_ONEDNN and HAS_AVX512 and "AMD" in NAME
 # Emulated, a product in bfloat16 takes 5 to 10 times as long as in float32.
 HAS_BFLOAT16 = _has("avx512_bf16", "amx_bf16")
 HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines

@@ -14,11 +14,16 @@ from tasks.cli.signals import SIGNALS
 from tasks.cli.text_io import open_standard_streams
 from tasks.errors import UsageError, exit_status, unknown_name
 
+# Threads of OpenMP that wait for work spin for a moment, then sleep: other jobs need the core.
+THREADS = {"GOMP_SPINCOUNT": "10000"}
+
 
 def main(app: App, argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of this process, and return its exit code."""
     if argv is None:
         SIGNALS.install()  # before anything slow is imported
+        for name, value in THREADS.items():
+            os.environ.setdefault(name, value)  # read when torch is imported
     open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
@@ -45,7 +50,9 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
     tune_allocator()  # glibc's malloc
     if command in app.extra_commands:
         from tasks.cli.parsing import parse_function
+        from tasks.distributed.environment import share_cores
 
+        share_cores()
         return parse_function(
             f"{program(app)} {command}", load(app.extra_commands[command][1]), arguments
         )

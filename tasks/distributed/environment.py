@@ -1,4 +1,6 @@
-"""The program that started the processes of a run: torchrun, SLURM's srun or Lightning."""
+"""The program that started the processes of a run (torchrun, SLURM's srun or Lightning), and the
+cores of each.
+"""
 
 import os
 import socket
@@ -11,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.distributed import Store, TCPStore
 
+from datamodules.utils.cores import usable_cores
 from tasks.errors import RunError
 
 
@@ -41,6 +44,22 @@ def by_slurm() -> bool:
     """Whether srun started this process and not torchrun; Lightning looks at the same variables."""
     interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
     return "SLURM_NTASKS" in os.environ and not interactive and not by_torchrun()
+
+
+def share_cores(processes: int = 1) -> None:
+    """Gives each of the processes on this machine an equal part of the usable cores as threads.
+
+    `OMP_NUM_THREADS` comes first, then the number of cores that SLURM gave to each process.
+    """
+    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+        return
+    threads = max(1, usable_cores() // processes)
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if by_slurm() and given.isdecimal():
+        threads = int(given)
+    torch.set_num_threads(threads)
+    if processes > 1:  # for the processes that Lightning starts; it would count all cores
+        os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 def with_launcher(command: str) -> str:

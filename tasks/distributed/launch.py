@@ -27,7 +27,13 @@ from torch.distributed import DistError, TCPStore
 
 from tasks.checkpoints.reading import Checkpoint
 from tasks.cli.parsing import take_option
-from tasks.distributed.environment import by_slurm, by_torchrun, external_launcher, fresh_store
+from tasks.distributed.environment import (
+    by_slurm,
+    by_torchrun,
+    external_launcher,
+    fresh_store,
+    share_cores,
+)
 from tasks.errors import RunError, UsageError, is_local_rank_zero
 from tasks.tracking.run_folder import choose_run_folder
 
@@ -60,7 +66,7 @@ def resolve_devices(options: Any, command: str) -> None:
     """Set a Trainer's numbers of devices and machines; refuse what cannot work.
 
     They follow from what torchrun or srun started. On a machine without GPUs, a strategy for
-    several processes has two by default.
+    several processes has two by default. The processes share the cores.
 
     Args:
         options: The Trainer's, which are changed.
@@ -98,6 +104,16 @@ def resolve_devices(options: Any, command: str) -> None:
             raise UsageError(
                 f"--trainer.devices {options.devices}: on CPUs it is from 1 to {maximum}"
             )
+    share_cores(_processes(options.devices, has_gpus))
+
+
+def _processes(devices: Any, has_gpus: bool) -> int:
+    """Processes on this machine: one for each device."""
+    if isinstance(devices, list):
+        return len(devices)
+    if devices in ("auto", -1, "-1"):
+        return max(1, torch.cuda.device_count()) if has_gpus else 1
+    return int(devices) if str(devices).isdecimal() else 1
 
 
 def _resolve_number(options: Any, name: str, value: int, why: str) -> None:
@@ -126,10 +142,6 @@ def slurm_plugins() -> list[Any]:
     """
     if not by_slurm():
         return []
-    # Otherwise Lightning takes all cores of the machine, not those of the job.
-    if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
-        os.environ.setdefault("OMP_NUM_THREADS", cores)
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     return [SLURMEnvironment(auto_requeue=False)]
 
 

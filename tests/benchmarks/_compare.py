@@ -12,6 +12,7 @@ from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpForm
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class Result:
     rounds: list[dict[str, float]] = field(default_factory=list)
     idle: float = 0.0
     peak: float = 0.0
+    flops: float = 0.0  # of the matrix products for one item, if counted
 
     @property
     def rates(self) -> list[float]:
@@ -90,7 +92,11 @@ def serve(run: Round) -> None:
     idle = memory_mib()[0]
     for line in sys.stdin:
         start = time.perf_counter()
-        found = {"idle": idle, "peak": memory_mib()[1]} if line.strip() == "memory" else run()
+        if line.strip() == "memory":
+            flops = getattr(run, "flops", 0.0)
+            found = {"idle": idle, "peak": memory_mib()[1], "flops": flops}
+        else:
+            found = run()
         if not isinstance(found, dict):
             found = {"rate": found / (time.perf_counter() - start)}
         print(json.dumps(found), flush=True)
@@ -143,9 +149,12 @@ def our_optimizer(net: Any, **settings: Any) -> Any:
 
 
 def training(optimizer: Any, loss: Callable[[], tuple[Any, int]], steps: int = 1) -> Round:
-    """Rounds of training steps; `loss` gives that of the next batch and its number of items."""
+    """Rounds of training steps; `loss` gives that of the next batch and its number of items.
 
-    def run() -> int:
+    The first counts the FLOP of the matrix products.
+    """
+
+    def train() -> int:
         items = 0
         for _ in range(steps):
             found, count = loss()
@@ -155,7 +164,28 @@ def training(optimizer: Any, loss: Callable[[], tuple[Any, int]], steps: int = 1
             items += count
         return items
 
+    def run() -> int:
+        if hasattr(run, "flops"):
+            return train()
+        from torch.utils.flop_counter import FlopCounterMode
+
+        counter = FlopCounterMode(display=False, custom_mapping=own_products())
+        with counter:
+            items = train()
+        run.flops = counter.get_total_flops() / items  # type: ignore[attr-defined]
+        return items
+
     return run
+
+
+def own_products() -> dict[Any, Callable[..., int]]:
+    """The FLOP of operators that PyTorch's counter does not know."""
+    import torch
+
+    def linear(x: Any, weight: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+        return 2 * int(torch.Size(x).numel()) * int(weight[0])
+
+    return {torch.ops.mkldnn._linear_pointwise: linear}
 
 
 def fit_medians(line: str, names: Iterable[str], **environment: str) -> dict[str, float]:
@@ -180,16 +210,49 @@ def require_equal(differences: Mapping[str, float]) -> None:
         raise SystemExit("The outputs are not equal: the times say nothing.")
 
 
+@cache
+def matmul_flops() -> float:
+    """FLOP/s of a large matrix product in float32 with two threads."""
+    import torch
+
+    from tasks.training.throughput import matmul_peak
+
+    torch.set_num_threads(2)
+    return matmul_peak(torch.device("cpu"), "32-true")
+
+
+def machine() -> str:
+    """The processor, its instructions, the threads, the load, and its fastest matrix product."""
+    import torch
+
+    from modules.kernels import processor
+
+    instructions = torch.backends.cpu.get_cpu_capability() + ", bfloat16" * processor.HAS_BFLOAT16
+    load = os.getloadavg()[0]  # of the last minute: the benchmark's own is part of it
+    return (
+        f"{processor.NAME} ({instructions}), 2 threads, load {load:.1f}, "
+        f"matmul {matmul_flops() / 1e9:.0f} GFLOP/s"
+    )
+
+
 def table(results: Mapping[str, Result], unit: str) -> str:
-    """The results as lines of text; ratios are those of medians against the first."""
+    """The machine, and the results as lines of text; ratios are those of medians to the first.
+
+    "of matmul" is the share of the FLOP/s that a large matrix product reaches.
+    """
     has_memory = any(found.peak for found in results.values())
+    has_flops = any(found.flops for found in results.values())
     base = next(iter(results.values())).median
     head = f"{'':<24}{f'median {unit}':>18}{'lowest':>10}{'highest':>10}{'ratio':>8}"
-    lines = [head + f"{'peak MiB':>10}{'taken MiB':>11}" * has_memory]
+    head += f"{'of matmul':>11}" * has_flops
+    lines = [machine(), head + f"{'peak MiB':>10}{'taken MiB':>11}" * has_memory]
     for name, found in results.items():
         line = f"{name:<24}{found.median:>18.1f}{min(found.rates):>10.1f}{max(found.rates):>10.1f}"
+        line += f"{found.median / base:>8.2f}"
+        if has_flops:
+            line += f"{found.median * found.flops / matmul_flops():>11.2f}"
         memory = f"{found.peak:>10.0f}{found.taken:>11.0f}" * has_memory
-        lines.append(f"{line}{found.median / base:>8.2f}{memory}")
+        lines.append(line + memory)
     return "\n".join(lines)
 
 
