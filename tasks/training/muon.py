@@ -47,8 +47,12 @@ class Muon(Optimizer):
         super().__init__(groups, {})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
-        """Updates all parameters that have a gradient."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates all parameters that have a gradient; returns the loss of `closure`."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = {}
             for parameter in group["params"]:
@@ -58,6 +62,7 @@ class Muon(Optimizer):
                 count = max(1, VALUES_AT_ONCE // shape.numel())
                 for start in range(0, len(parameters), count):
                     self._update(parameters[start : start + count], group)
+        return loss
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         """Updates parameters of one shape, (M, N) each."""

@@ -1,0 +1,109 @@
+"""What the kernels compute that a processor can be given, all choices beside each other.
+
+    python -m tests.benchmarks.kernels
+
+Shapes of the README's models: a ViT step of 64 images, a language model's step of 2,048 tokens, one
+token and eight of its generation, its vocabulary, and matrices of its optimizer. Two threads, in
+turns; medians in microseconds, and "*" at what this processor is given.
+"""
+
+import statistics
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modules.generation.quantized import PackedLinear, QuantizedLinear
+from modules.kernels import processor
+from modules.kernels.linear import product
+from tasks.training import muon
+from tests.benchmarks import _compare
+
+Choices = dict[str, Callable[[], object]]
+SIZES = {  # rows, width, outputs
+    "ViT, qkv": (64 * 65, 192, 576),
+    "ViT, feedforward": (64 * 65, 192, 768),
+    "ViT, weight's gradient": (192, 64 * 65, 768),
+    "language model, qkv": (2048, 384, 1152),
+    "language model, feedforward": (2048, 384, 1536),
+    "language model, vocabulary": (512, 384, 50_257),
+    "generation, one text": (1, 384, 1536),
+    "generation, eight texts": (8, 384, 1536),
+    "generation, vocabulary": (1, 384, 50_257),
+}
+MATRICES = {"12 of 64 x 64": (12, 64, 64), "24 of 128 x 128": (24, 128, 128)}
+MATRICES |= {"6 of 384 x 1536": (6, 384, 1536)}
+
+
+def products(rows: int, width: int, outputs: int) -> tuple[Choices, str]:
+    """Ways to multiply (M, K) by (N, K), and the one that is used."""
+    x = torch.randn(rows, width)
+    weight = torch.randn(outputs, width)
+    choices: Choices = {"PyTorch": lambda: F.linear(x, weight)}
+    if processor.HAS_ONEDNN:
+        choices["oneDNN"] = lambda: product(x, weight)
+    used = "oneDNN" if processor.PREFERS_ONEDNN else "PyTorch"
+    if rows <= 8:  # inference
+        if processor.HAS_ONEDNN:
+            choices["oneDNN, packed"] = _of(PackedLinear(weight), x)
+            used = "oneDNN, packed"
+        choices["int8"] = _of(QuantizedLinear(weight), x)
+    return choices, used
+
+
+def _of(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
+    return lambda: layer(x)
+
+
+def orthogonalizations(count: int, height: int, width: int) -> tuple[Choices, str]:
+    """Types in which Muon can orthogonalize matrices, one by one or at once."""
+    x = torch.randn(count, height, width)
+    choices: Choices = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        values = x.to(dtype)
+        name = str(dtype).removeprefix("torch.")
+        choices[f"{name}, one by one"] = lambda values=values: [
+            muon.orthogonalize(one[None]) for one in values
+        ]
+        choices[name] = lambda values=values: muon.orthogonalize(values)
+    return choices, processor.kernels()["Muon"]
+
+
+def cases() -> Iterator[tuple[str, Choices, str]]:
+    """What is computed, the ways to do it, and the one that is used."""
+    for name, sizes in SIZES.items():
+        yield name, *products(*sizes)
+    for name, shape in MATRICES.items():
+        yield f"Muon, {name}", *orthogonalizations(*shape)
+
+
+def medians(choices: Choices, rounds: int) -> dict[str, float]:
+    """Microseconds of each, measured in turns after one that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in choices}
+    for _ in range(rounds + 1):
+        for name, run in choices.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(1e6 * (time.perf_counter() - start))
+    return {name: statistics.median(found[1:]) for name, found in times.items()}
+
+
+def main() -> None:
+    """Parses the command line and prints the table."""
+    options: Namespace = _compare.arguments(__doc__, 15).parse_args()
+    torch.set_num_threads(2)
+    print(_compare.machine())
+    with torch.no_grad():
+        for what, choices, used in cases():
+            found = medians(choices, options.rounds)
+            row = "  ".join(
+                f"{name} {micro:.0f}{'*' * (name == used)}" for name, micro in found.items()
+            )
+            print(f"{what:<30}{row}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
