@@ -1,10 +1,14 @@
-"""Progress on a terminal as a bar, elsewhere as plain lines."""
+"""Progress on a terminal as a bar, elsewhere as plain lines, and how long training will take."""
 
+import math
 import sys
 import time
+from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback, RichProgressBar
+from pytorch_lightning.callbacks import Callback, ProgressBar, RichProgressBar
+
+from tasks.base import Task
 
 
 def progress_bar_callbacks(wanted: bool | None) -> list[Callback]:
@@ -12,8 +16,8 @@ def progress_bar_callbacks(wanted: bool | None) -> list[Callback]:
     if wanted is False:
         return []
     if sys.stdout.isatty():
-        return [RichProgressBar(leave=False, refresh_rate=10)]
-    return [ProgressLines()]
+        return [RichProgressBar(leave=False, refresh_rate=10), TimeEstimate()]
+    return [ProgressLines(), TimeEstimate()]
 
 
 class ProgressLines(Callback):
@@ -44,3 +48,95 @@ class ProgressLines(Callback):
             f"{values}",
             flush=True,
         )
+
+
+class TimeEstimate(Callback):
+    """Says how long training will take: after some seconds, and again if a validation takes longer.
+
+    Args:
+        seconds: Of training steps before the first estimate.
+    """
+
+    def __init__(self, seconds: float = 4.0) -> None:
+        self.seconds = seconds
+        self.batches = -1  # of training, in `train_seconds`; the first one only warms up
+        self.train_seconds = 0.0
+        self.validations = 0
+        self.validation_seconds = 0.0
+        self.clock = 0.0
+        self.end = 0.0  # expected, as last said
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.clock = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
+        passed = self._passed()
+        if self.batches >= 0:
+            self.train_seconds += passed
+        self.batches += 1
+        if not self.end and self.train_seconds >= self.seconds:
+            self._say(trainer, pl_module)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.train_seconds += self._passed() if self.batches > 0 else 0.0
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.validation_seconds += self._passed()
+        self.validations += 1
+        if self.end and self.validations == 1:
+            self._say(trainer, pl_module)
+
+    def _passed(self) -> float:
+        """Seconds since it was last asked."""
+        now = time.monotonic()
+        passed = now - self.clock
+        self.clock = now
+        return passed
+
+    def _say(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Prints the estimate, if it is not within 10 % of what was said."""
+        left = self.seconds_left(trainer, pl_module)
+        now = time.monotonic()
+        if not trainer.is_global_zero or not 0 < left < math.inf or self.batches < 1:
+            return
+        if self.end and abs(now + left - self.end) < 0.1 * left:
+            return
+        self.end = now + left
+        text = f"training takes about {duration(left)} more"
+        bar = trainer.progress_bar_callback
+        if isinstance(bar, ProgressBar):
+            bar.print(text)
+        else:
+            print(text, flush=True)
+
+    def seconds_left(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:
+        """Of training steps and validations, at their speed until now; infinity without an end.
+
+        Until there was a validation, its batches are taken to cost a third of those of training.
+        """
+        assert isinstance(pl_module, Task)
+        per_batch = self.train_seconds / max(1, self.batches)
+        left = pl_module.total_steps() - trainer.global_step
+        if left == math.inf:
+            return left
+        left_batches = left * trainer.accumulate_grad_batches
+        if self.validations:
+            per_validation = self.validation_seconds / self.validations
+        else:
+            data = pl_module.datamodule
+            size = data.eval_batch_size / data.batch_size
+            per_validation = sum(trainer.num_val_batches) * size * per_batch / 3
+        every = (trainer.val_check_batch or math.inf) * (trainer.check_val_every_n_epoch or 1)
+        return left_batches * per_batch + left_batches / every * per_validation
+
+
+def duration(seconds: float) -> str:
+    """45 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
