@@ -11,15 +11,21 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 NAMES = sorted(set(re.findall(r"python -m tests\.benchmarks\.(\w+)", README)))
 SHORT = {  # others: one round
-    "checkpoints": "--rounds 1 --largest 10M",
+    "checkpoints": "--rounds 0 --largest 10M",
     "cifar_peer": "--minutes 0.1",
     "gpu": "--rounds 1 --tiny",
     "growth": "--rounds 1 --axes length --smallest 512 --plot plot.png",
     "imdb_baseline": "--every 20",
     "input": "--rounds 1 --seconds 1",
+    "loop": "--rounds 0",
     "nanogpt_peer": "--steps 100",
+    "savings": "--rounds 0",
+    "seq2seq_step": "--rounds 0",
+    "startup": "--rounds 0",
+    "threads": "--rounds 1 --tasks vit --jobs 1 --steps 8",
     "tokenise": "--rounds 1 --texts 2000",
     "tokenised_bleu": "translations.tsv",
+    "vit_step": "--rounds 0",
 }
 FASTER = {  # row that is faster than the first of its table; head and ratio of its memory
     "bert_step": ("train: tessera", "", 0.0),

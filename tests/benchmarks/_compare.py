@@ -70,7 +70,7 @@ def arguments(doc: str | None, rounds: int = 0, plot: bool = False) -> ArgumentP
     """A parser with the options that the benchmark needs of those that several have."""
     parser = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
     if rounds:
-        text = "rounds of each, after one that does not count"
+        text = "rounds of each, after one that does not count; 0: only that one, which counts"
         parser.add_argument("--rounds", type=int, default=rounds, help=text)
         parser.add_argument("--worker", help=SUPPRESS)
     if plot:
@@ -116,7 +116,7 @@ def ask(worker: subprocess.Popen[str], line: str) -> dict[str, float]:
 def interleave(names: Iterable[str], rounds: int) -> dict[str, Result]:
     """Starts this benchmark as a worker for each name, with two threads, and measures in turns.
 
-    The first round of each does not count.
+    The first round of each does not count, unless it is the only one.
     """
     command = [sys.executable, "-m", sys.modules["__main__"].__spec__.name, *sys.argv[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
@@ -130,7 +130,7 @@ def interleave(names: Iterable[str], rounds: int) -> dict[str, Result]:
         for number in range(rounds + 1):
             for name, worker in workers.items():
                 found = ask(worker, "round")
-                if number:
+                if number or not rounds:
                     results[name].rounds.append(found)
         for name, worker in workers.items():
             results[name] = Result(results[name].rounds, **ask(worker, "memory"))

@@ -140,7 +140,7 @@ def main() -> None:
     for number in range(options.rounds + 1):
         alone = bare()
         rate, seconds = fit()
-        if number:
+        if number or not options.rounds:
             results["bare loop"].rounds.append({"rate": alone})
             results["fit"].rounds.append({"rate": rate})
             saving.append(seconds)

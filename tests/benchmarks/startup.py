@@ -50,7 +50,7 @@ def main() -> None:
         for number in range(options.rounds + 1):
             for name, (arguments, _, _) in COMMANDS.items():
                 taken = seconds(arguments, folder)
-                if number:
+                if number or not options.rounds:
                     times[name].append(taken)
     medians = {name: statistics.median(found) for name, found in times.items()}
     print(f"{'':<26}{'median s':>10}{'lowest':>8}{'highest':>9}{'ratio':>8}  at most, of")
