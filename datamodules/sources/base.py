@@ -80,10 +80,10 @@ class Source:
         Raises `UsageError` if a path is named, but these data come with the program.
         """
         if self.embedded and self.path is not None:
-            others = ", ".join(dict.fromkeys(self.sources_by_suffix.values()))
+            others = " or ".join(dict.fromkeys(self.sources_by_suffix.values()))
             hint = self.suggest_source(Path(self.path)) or f"; try --data.source {others}"
             raise UsageError(
-                f"the source {self.noun} has no files, but --data.path is {self.path}{hint}."
+                f"--data.source {self.noun} takes no --data.path, which is {self.path}{hint}."
             )
 
     def has(self, split: str) -> bool:

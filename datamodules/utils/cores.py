@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
@@ -16,17 +17,17 @@ def usable_cores() -> int:
 def cgroup_quota() -> float:
     """Cores that Linux control groups allow, such as 1.5; the number of cores if there is no limit.
 
-    A limit of a group holds for those below it. In a container its own group is the top one.
+    A limit of a group holds for those below it. A container sees its own group as the root.
     """
     quotas = [float(os.cpu_count() or 1)]
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = OWN_GROUPS.read_text().splitlines()
     except OSError:
         lines = []
     for line in lines:
         _, controllers, path = line.split(":", 2)  # version 2 names no controllers
         if not controllers or "cpu" in controllers.split(","):
-            group = Path(CGROUPS, controllers, path.lstrip("/"))
+            group = Path(CGROUPS, "cpu" if controllers else "", path.lstrip("/"))
             quotas += [quota(folder) for folder in (group, *group.parents)]
     return min(quotas)
 

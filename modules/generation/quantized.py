@@ -5,6 +5,7 @@ multiplied by FBGEMM. PyTorch has no public names for the operators, which its c
 `torch.ao.quantization` call, too.
 """
 
+import warnings
 from typing import Any, Literal
 
 import torch
@@ -12,25 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import require
+from modules.kernels.cpu import HAS_FBGEMM, HAS_ONEDNN, HAS_VNNI
 from modules.kernels.linear import MIN_PRODUCTS_NO_GRAD, Linear
-from modules.kernels.processor import HAS_FBGEMM, HAS_ONEDNN, HAS_VNNI
 from modules.lm_heads import TokenHead
 
 QuantizationName = Literal["int8"]
 INT8_MAX = 127
-LARGEST = INT8_MAX if HAS_VNNI else INT8_MAX // 2  # of a rounded x
-TINY = 1e-9  # least step: rows of zeros are not divided by 0
-
-
-if HAS_FBGEMM:
-    INT8_PRODUCT = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+X_MAX = INT8_MAX if HAS_VNNI else INT8_MAX // 2  # largest absolute value of a rounded x
+TINY = 1e-9  # least scale: rows of zeros are not divided by 0
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (M, K) as int8 (M, K), and the scale of each row (M, 1): 1/127 of its largest number."""
     largest = torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True)
-    steps = largest.div_(INT8_MAX).clamp_(min=TINY)
-    return (rows / steps).round_().to(torch.int8), steps
+    scales = largest.div_(INT8_MAX).clamp_(min=TINY)
+    return (rows / scales).round_().to(torch.int8), scales
 
 
 class PackedLinear(nn.Module):
@@ -64,7 +61,7 @@ class QuantizedLinear(nn.Module):
     """x W^T + b with W and each vector x rounded to int8, sums exact in int32 (Dettmers 2022).
 
     Takes W (N, K) and b (N,) or None, on the CPU. For inference: it has no parameters. Without
-    FBGEMM, which has kernels for x86, W is int8 in memory only.
+    FBGEMM, whose kernels are for x86, only W is rounded, and products are in float32.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -74,18 +71,17 @@ class QuantizedLinear(nn.Module):
             f'int8 weights are for CPUs, but these are on "{weight.device}"; '
             "move them, or do without.",
         )
-        table, steps = quantize_rows(weight.detach().float())
-        zeros = torch.zeros(len(table), dtype=torch.int64)
-        self.table = torch._make_per_channel_quantized_tensor(table, steps[:, 0].double(), zeros, 0)
-        if HAS_FBGEMM:
-            self.table = fbgemm_packed(self.table)
+        rows, scales = quantize_rows(weight.detach().float())  # (N, K), (N, 1)
+        self.packed = fbgemm_packed(rows, scales[:, 0]) if HAS_FBGEMM else (rows, scales)
         self.bias = None if bias is None else bias.detach().float()
 
     @property
     def weight(self) -> Tensor:
         """What W was rounded to, in float32: (N, K)."""
-        table = torch.ops.quantized.linear_unpack(self.table)[0] if HAS_FBGEMM else self.table
-        return table.dequantize()
+        if HAS_FBGEMM:
+            return torch.ops.quantized.linear_unpack(self.packed)[0].dequantize()
+        rows, scales = self.packed
+        return rows * scales
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
@@ -97,21 +93,28 @@ class QuantizedLinear(nn.Module):
 
     def _int8_product(self, rows: Tensor) -> Tensor:
         """(M, K) -> (M, N)."""
-        zero = LARGEST + 1  # unsigned bytes: 0 is in the middle
-        if len(rows) == 1:  # the step as a number saves passes over the row
-            step = max(torch.linalg.vector_norm(rows, torch.inf).item() / LARGEST, TINY)
-            return INT8_PRODUCT(rows, step, zero, self.table)
-        steps = torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True)  # (M, 1)
-        steps.div_(LARGEST).clamp_(min=TINY)
-        return INT8_PRODUCT(rows * steps.reciprocal(), 1.0, zero, self.table).mul_(steps)
+        product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        zero_point = X_MAX + 1  # of unsigned bytes
+        if len(rows) == 1:  # a scale that is a number saves two passes over the row
+            scale = max(torch.linalg.vector_norm(rows, torch.inf).item() / X_MAX, TINY)
+            return product(rows, scale, zero_point, self.packed)
+        scales = torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True)  # (M, 1)
+        scales.div_(X_MAX).clamp_(min=TINY)
+        return product(rows * scales.reciprocal(), 1.0, zero_point, self.packed).mul_(scales)
 
 
-def fbgemm_packed(table: Tensor) -> Any:
-    """A quantized matrix (N, K), laid out as FBGEMM reads it."""
+def fbgemm_packed(rows: Tensor, scales: Tensor) -> Any:
+    """int8 rows (N, K) with scales (N,), laid out as FBGEMM reads them."""
+    zero_points = torch.zeros(len(rows), dtype=torch.int64)
     engine = torch.backends.quantized.engine
     torch.backends.quantized.engine = "fbgemm"
     try:
-        return torch.ops.quantized.linear_prepack(table, None)
+        with warnings.catch_warnings():  # a type that a later PyTorch may not have
+            warnings.simplefilter("ignore", UserWarning)
+            quantized = torch._make_per_channel_quantized_tensor(
+                rows, scales.double(), zero_points, 0
+            )
+            return torch.ops.quantized.linear_prepack(quantized, None)
     finally:
         torch.backends.quantized.engine = engine
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.kernels.processor import PREFERS_ONEDNN
+from modules.kernels.cpu import PREFERS_ONEDNN
 
 MIN_PRODUCTS = 2**22  # multiplications below which the call itself costs more than oneDNN saves
 MIN_PRODUCTS_NO_GRAD = 2**18  # the same without autograd, which is the larger part of the call

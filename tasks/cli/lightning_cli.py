@@ -281,7 +281,8 @@ class TaskCLI(LightningCLI):
             folder = self.folder
             seconds = time.perf_counter() - self.start_time
             print_texts(self.record.finish(self.trainer, self.model, metrics, seconds))
-        lines = [*self.app.next_commands, "fit --resume {folder} --trainer.max_epochs N"]
+        limit = "max_steps" if self.trainer.max_steps > 0 else "max_epochs"
+        lines = [*self.app.next_commands, f"fit --resume {{folder}} --trainer.{limit} N"]
         commands = [with_launcher(f"{program(self.app)} {line}") for line in lines]
         print_results(metrics, folder, commands)
 

@@ -14,16 +14,15 @@ from tasks.cli.signals import SIGNALS
 from tasks.cli.text_io import open_standard_streams
 from tasks.errors import UsageError, exit_status, unknown_name
 
-# Threads of OpenMP that wait for work spin for a moment, then sleep: other jobs need the core.
-THREADS = {"GOMP_SPINCOUNT": "10000"}
-
 
 def main(app: App, argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of this process, and return its exit code."""
     if argv is None:
         SIGNALS.install()  # before anything slow is imported
-        for name, value in THREADS.items():
-            os.environ.setdefault(name, value)  # read when torch is imported
+        if "OMP_WAIT_POLICY" not in os.environ:  # both are read when torch is imported
+            # OpenMP's threads that wait for work spin for a moment, then sleep: other jobs need
+            # the core.
+            os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments

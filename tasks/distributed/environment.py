@@ -49,14 +49,17 @@ def by_slurm() -> bool:
 def share_cores(processes: int = 1) -> None:
     """Gives each of the processes on this machine an equal part of the usable cores as threads.
 
-    `OMP_NUM_THREADS` comes first, then the number of cores that SLURM gave to each process.
+    `OMP_NUM_THREADS` takes precedence, then the number of cores that SLURM gives to each process;
+    without that number, srun has bound each process to its own cores.
     """
-    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+    if os.environ.get("OMP_NUM_THREADS"):
         return
-    threads = max(1, usable_cores() // processes)
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if by_slurm() and given.isdecimal():
-        threads = int(given)
+    threads = min(torch.get_num_threads(), usable_cores())  # torch leaves out logical cores
+    if by_slurm():
+        threads = int(given) if given.isdecimal() else threads
+    else:
+        threads = max(1, threads // processes)
     torch.set_num_threads(threads)
     if processes > 1:  # for the processes that Lightning starts; it would count all cores
         os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -66,7 +66,7 @@ def resolve_devices(options: Any, command: str) -> None:
     """Set a Trainer's numbers of devices and machines; refuse what cannot work.
 
     They follow from what torchrun or srun started. On a machine without GPUs, a strategy for
-    several processes has two by default. The processes share the cores.
+    several processes has two by default. Processes that Lightning starts share the cores.
 
     Args:
         options: The Trainer's, which are changed.
@@ -104,16 +104,17 @@ def resolve_devices(options: Any, command: str) -> None:
             raise UsageError(
                 f"--trainer.devices {options.devices}: on CPUs it is from 1 to {maximum}"
             )
-    share_cores(_processes(options.devices, has_gpus))
+    share_cores(1 if command == "predict" else _processes(options.devices, has_gpus))
 
 
 def _processes(devices: Any, has_gpus: bool) -> int:
-    """Processes on this machine: one for each device."""
-    if isinstance(devices, list):
-        return len(devices)
-    if devices in ("auto", -1, "-1"):
-        return max(1, torch.cuda.device_count()) if has_gpus else 1
-    return int(devices) if str(devices).isdecimal() else 1
+    """Processes on this machine: one for each device, such as 2, "2", "0,1", [0, 1] or "auto"."""
+    number = len(devices) if isinstance(devices, list) else devices
+    if isinstance(number, str) and "," in number:
+        number = number.count(",") + 1
+    if str(number) in ("auto", "-1"):
+        number = torch.cuda.device_count() if has_gpus else 1
+    return max(1, int(number)) if str(number).isdecimal() else 1
 
 
 def _resolve_number(options: Any, name: str, value: int, why: str) -> None:

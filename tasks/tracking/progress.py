@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback, ProgressBar, RichProgressBar
+from pytorch_lightning.callbacks import Callback, RichProgressBar, Timer
 
 from tasks.base import Task
 
@@ -51,7 +51,10 @@ class ProgressLines(Callback):
 
 
 class TimeEstimate(Callback):
-    """Says how long training will take: after some seconds, and again if a validation takes longer.
+    """Says how long training will take: after some seconds, and again after the first validation.
+
+    The second time only if it changes by more than 10 %. Says nothing if training has no end, or
+    one by `--trainer.max_time`.
 
     Args:
         seconds: Of training steps before the first estimate.
@@ -64,6 +67,7 @@ class TimeEstimate(Callback):
         self.validations = 0
         self.validation_seconds = 0.0
         self.clock = 0.0
+        self.is_due = True
         self.end = 0.0  # expected, as last said
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -76,13 +80,17 @@ class TimeEstimate(Callback):
         if self.batches >= 0:
             self.train_seconds += passed
         self.batches += 1
-        if not self.end and self.train_seconds >= self.seconds:
+        if self.is_due and self.train_seconds >= self.seconds:
+            self.is_due = False
             self._say(trainer, pl_module)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.train_seconds += self._passed() if self.batches > 0 else 0.0
+        if self.batches > 0:
+            self.train_seconds += self._passed()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
         self.validation_seconds += self._passed()
         self.validations += 1
         if self.end and self.validations == 1:
@@ -97,16 +105,19 @@ class TimeEstimate(Callback):
 
     def _say(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints the estimate, if it is not within 10 % of what was said."""
+        is_timed = any(isinstance(callback, Timer) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        if not trainer.is_global_zero or is_timed or self.batches < 1:
+            return
         left = self.seconds_left(trainer, pl_module)
         now = time.monotonic()
-        if not trainer.is_global_zero or not 0 < left < math.inf or self.batches < 1:
+        if not 0 < left < math.inf:
             return
         if self.end and abs(now + left - self.end) < 0.1 * left:
             return
         self.end = now + left
         text = f"training takes about {duration(left)} more"
         bar = trainer.progress_bar_callback
-        if isinstance(bar, ProgressBar):
+        if bar:
             bar.print(text)
         else:
             print(text, flush=True)

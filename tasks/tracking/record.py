@@ -13,6 +13,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.trainer.states import TrainerFn
 
 from datamodules.utils.files import write_text
+from modules.kernels.cpu import NAME, kernels
 from tasks import __version__
 from tasks.base import Task
 from tasks.lightning_patches import is_accumulating
@@ -186,6 +187,7 @@ class RunRecord(Callback):
             "steps": trainer.global_step,
         }
         summary["versions"] = versions()
+        summary["processor"] = {"name": NAME, "threads": torch.get_num_threads(), **kernels()}
         write_text(self.folder / "summary.json", json.dumps(summary, indent=2))
         if self.lock:
             self.lock.close()

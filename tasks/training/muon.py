@@ -1,13 +1,13 @@
 """Muon, with all matrices of one shape at once, in a type that is fast on the device."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from modules.kernels.processor import matmul_dtype
+from modules.kernels.cpu import matmul_dtype
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5 (Jordan 2024)
 ITERATIONS = 5
@@ -47,12 +47,8 @@ class Muon(Optimizer):
         super().__init__(groups, {})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates all parameters that have a gradient; returns the loss of `closure`."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:  # type: ignore[override]
+        """Updates all parameters that have a gradient."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = {}
             for parameter in group["params"]:
@@ -62,7 +58,6 @@ class Muon(Optimizer):
                 count = max(1, VALUES_AT_ONCE // shape.numel())
                 for start in range(0, len(parameters), count):
                     self._update(parameters[start : start + count], group)
-        return loss
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         """Updates parameters of one shape, (M, N) each."""

@@ -151,7 +151,7 @@ def our_optimizer(net: Any, **settings: Any) -> Any:
 def training(optimizer: Any, loss: Callable[[], tuple[Any, int]], steps: int = 1) -> Round:
     """Rounds of training steps; `loss` gives that of the next batch and its number of items.
 
-    The first counts the FLOP of the matrix products.
+    On CPUs the first counts the FLOP of the matrix products.
     """
 
     def train() -> int:
@@ -165,9 +165,11 @@ def training(optimizer: Any, loss: Callable[[], tuple[Any, int]], steps: int = 1
         return items
 
     def run() -> int:
-        if hasattr(run, "flops"):
-            return train()
+        import torch
         from torch.utils.flop_counter import FlopCounterMode
+
+        if hasattr(run, "flops") or torch.cuda.is_initialized():
+            return train()
 
         counter = FlopCounterMode(display=False, custom_mapping=own_products())
         with counter:
@@ -181,11 +183,24 @@ def training(optimizer: Any, loss: Callable[[], tuple[Any, int]], steps: int = 1
 def own_products() -> dict[Any, Callable[..., int]]:
     """The FLOP of operators that PyTorch's counter does not know."""
     import torch
+    from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-    def linear(x: Any, weight: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    aten = torch.ops.aten
+
+    def linear(x: Any, weight: Any, *_: Any, **__: Any) -> int:
         return 2 * int(torch.Size(x).numel()) * int(weight[0])
 
-    return {torch.ops.mkldnn._linear_pointwise: linear}
+    def attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+        return int(sdpa_flop_count(q, k, v))
+
+    def attention_grad(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+        return int(sdpa_backward_flop_count(grad, q, k, v))
+
+    return {
+        torch.ops.mkldnn._linear_pointwise: linear,
+        aten._scaled_dot_product_flash_attention_for_cpu: attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_grad,
+    }
 
 
 def fit_medians(line: str, names: Iterable[str], **environment: str) -> dict[str, float]:
@@ -225,12 +240,12 @@ def machine() -> str:
     """The processor, its instructions, the threads, the load, and its fastest matrix product."""
     import torch
 
-    from modules.kernels import processor
+    from modules.kernels import cpu
 
-    instructions = torch.backends.cpu.get_cpu_capability() + ", bfloat16" * processor.HAS_BFLOAT16
+    instructions = torch.backends.cpu.get_cpu_capability() + ", bfloat16" * cpu.HAS_BFLOAT16
     load = os.getloadavg()[0]  # of the last minute: the benchmark's own is part of it
     return (
-        f"{processor.NAME} ({instructions}), 2 threads, load {load:.1f}, "
+        f"{cpu.NAME} ({instructions}), 2 threads, load {load:.1f}, "
         f"matmul {matmul_flops() / 1e9:.0f} GFLOP/s"
     )
 

@@ -84,7 +84,7 @@ def main() -> None:
         for number in range(options.rounds + 1):
             for side, result in results.items():
                 rate = images_per_second(batches[side], options.seconds)
-                if number:
+                if number or not options.rounds:
                     result.rounds.append({"rate": rate})
         print(f"\n{name}\n{_compare.table(results, 'images/s')}", flush=True)
 

@@ -1,15 +1,14 @@
-"""What the kernels compute that a processor can be given, all choices beside each other.
+"""Times of all kernels that are available on this CPU, beside each other.
 
     python -m tests.benchmarks.kernels
 
 Shapes of the README's models: a ViT step of 64 images, a language model's step of 2,048 tokens, one
 token and eight of its generation, its vocabulary, and matrices of its optimizer. Two threads, in
-turns; medians in microseconds, and "*" at what this processor is given.
+turns; medians in microseconds, and "*" at what is used on this CPU.
 """
 
 import statistics
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 
 import torch
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modules.generation.quantized import PackedLinear, QuantizedLinear
-from modules.kernels import processor
+from modules.kernels import cpu
 from modules.kernels.linear import product
 from tasks.training import muon
 from tests.benchmarks import _compare
@@ -43,11 +42,11 @@ def products(rows: int, width: int, outputs: int) -> tuple[Choices, str]:
     x = torch.randn(rows, width)
     weight = torch.randn(outputs, width)
     choices: Choices = {"PyTorch": lambda: F.linear(x, weight)}
-    if processor.HAS_ONEDNN:
+    if cpu.HAS_ONEDNN:
         choices["oneDNN"] = lambda: product(x, weight)
-    used = "oneDNN" if processor.PREFERS_ONEDNN else "PyTorch"
+    used = "oneDNN" if cpu.PREFERS_ONEDNN else "PyTorch"
     if rows <= 8:  # inference
-        if processor.HAS_ONEDNN:
+        if cpu.HAS_ONEDNN:
             choices["oneDNN, packed"] = _of(PackedLinear(weight), x)
             used = "oneDNN, packed"
         choices["int8"] = _of(QuantizedLinear(weight), x)
@@ -69,7 +68,7 @@ def orthogonalizations(count: int, height: int, width: int) -> tuple[Choices, st
             muon.orthogonalize(one[None]) for one in values
         ]
         choices[name] = lambda values=values: muon.orthogonalize(values)
-    return choices, processor.kernels()["Muon"]
+    return choices, cpu.kernels()["orthogonalization"]
 
 
 def cases() -> Iterator[tuple[str, Choices, str]]:
@@ -88,12 +87,12 @@ def medians(choices: Choices, rounds: int) -> dict[str, float]:
             start = time.perf_counter()
             run()
             times[name].append(1e6 * (time.perf_counter() - start))
-    return {name: statistics.median(found[1:]) for name, found in times.items()}
+    return {name: statistics.median(found[1:] or found) for name, found in times.items()}
 
 
 def main() -> None:
     """Parses the command line and prints the table."""
-    options: Namespace = _compare.arguments(__doc__, 15).parse_args()
+    options = _compare.arguments(__doc__, 15).parse_args()
     torch.set_num_threads(2)
     print(_compare.machine())
     with torch.no_grad():

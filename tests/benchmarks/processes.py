@@ -41,7 +41,7 @@ def main() -> None:
     counts = [count for count in range(1, options.cores + 1) if options.cores % count == 0]
     ways = [f"{count} x {options.cores // count}" for count in counts]
     results = {name: _compare.Result() for name in [*ways, "1 x 1"]}
-    for _ in range(options.rounds):
+    for _ in range(max(1, options.rounds)):
         for name, result in results.items():
             processes, threads = map(int, name.split(" x "))
             result.rounds.append({"rate": rate(processes, threads)})

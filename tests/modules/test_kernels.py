@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from modules.embedding import TokenDropout
 from modules.generation import quantized
 from modules.generation.quantized import (
-    LARGEST,
+    X_MAX,
     PackedLinear,
     QuantizedLinear,
     prepare,
     quantize_rows,
 )
 from modules.kernels import cross_entropy
+from modules.kernels.cpu import HAS_FBGEMM, HAS_ONEDNN
 from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import LEVELS, Dropout, dropout, random_int16
 from modules.kernels.linear import MIN_PRODUCTS, Linear, OneDnnLinear, linear, takes_onednn
-from modules.kernels.processor import HAS_ONEDNN
 from tests.helpers.tiny_models import VARIANTS, VOCAB, close, label, random_tokens, tiny
 
 COUNT = 2**20
@@ -327,10 +327,10 @@ def test_weights_that_onednn_does_not_take_stay() -> None:
 def test_int8_multiplies_whole_numbers_exactly(
     rows: int, width: int, outputs: int, biased: bool
 ) -> None:
-    x = torch.randint(-LARGEST, LARGEST + 1, (rows, width)).float()
+    x = torch.randint(-X_MAX, X_MAX + 1, (rows, width)).float()
     weight = torch.randint(-127, 128, (outputs, width)).float()
     bias = torch.randn(outputs) if biased else None
-    x[:, 0] = LARGEST  # so that the steps are 1
+    x[:, 0] = X_MAX  # so that the scales are 1
     weight[:, 0] = -127
     plain = nn.Linear(width, outputs, bias=biased).double()
     plain.weight.data = weight.double()
@@ -339,17 +339,17 @@ def test_int8_multiplies_whole_numbers_exactly(
     close(QuantizedLinear(weight, bias)(x), plain(x.double()).float())
 
 
-def test_int8_rounds_to_half_a_step_and_each_row_alone() -> None:
+def test_int8_rounds_to_half_a_scale_and_each_row_alone() -> None:
     rows = torch.randn(50, 40) * torch.logspace(-4, 4, 50)[:, None]
-    found, steps = quantize_rows(rows)
+    found, scales = quantize_rows(rows)
     assert found.dtype == torch.int8
     assert torch.equal(found.abs().amax(1), torch.full((50,), 127))
-    assert ((found * steps - rows).abs() <= 0.5001 * steps).all()
+    assert ((found * scales - rows).abs() <= 0.5001 * scales).all()
     weight = torch.randn(9, 40)
     bias = torch.randn(9)
     layer = QuantizedLinear(weight, bias)
-    steps *= 127 / LARGEST
-    rounded = (rows / steps).round() * steps
+    scales *= 127 / X_MAX
+    rounded = (rows / scales).round() * scales if HAS_FBGEMM else rows
     close(layer(rows), F.linear(rounded, layer.weight, bias), rtol=1e-4)
     assert (layer.weight - weight).abs().max() <= weight.abs().max() / 253
     close(layer(rows), torch.cat([layer(row[None]) for row in rows]))

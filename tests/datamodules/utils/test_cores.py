@@ -14,41 +14,60 @@ from datamodules.utils import cores
 from datamodules.utils.cores import cgroup_quota, usable_cores
 from tests.helpers.command import ROOT
 
-ALL = os.cpu_count() or 1
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of the machine's control groups; four cores."""
+    monkeypatch.setattr(cores, "CGROUPS", tmp_path)
+    monkeypatch.setattr(cores, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    (tmp_path / "own").write_text("3:memory:/\n2:cpuacct,cpu:/a/b\n0::/c/d\n")
+    (tmp_path / "cpu" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "c" / "d").mkdir(parents=True)
+    return tmp_path
 
 
+@pytest.mark.parametrize("folder", [".", "c", "c/d"])
 @pytest.mark.parametrize(
-    "text, expected",
+    "text, quota, usable",
     [
-        ("max 100000", ALL),
-        ("50000 100000", 0.5),
-        ("20000 50000", 0.4),
-        ("nonsense", ALL),
-        ("100000 0", ALL),
-        ("", ALL),
+        ("max 100000", 4, 4),
+        ("50000 100000", 0.5, 1),
+        ("60000 40000", 1.5, 2),
+        ("900000 100000", 4, 4),
+        ("nonsense", 4, 4),
+        ("100000 0", 4, 4),
+        ("", 4, 4),
     ],
 )
-def test_quota_of_a_group(
-    text: str, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cores, "CGROUPS", tmp_path)
-    (tmp_path / "cpu.max").write_text(text)
-    assert cgroup_quota() == expected
-    assert usable_cores() == max(1, min(round(expected), len(os.sched_getaffinity(0))))
+def test_quota_of_a_group(text: str, quota: float, usable: int, folder: str, groups: Path) -> None:
+    (groups / folder / "cpu.max").write_text(text)
+    assert cgroup_quota() == quota
+    assert usable_cores() == usable
 
 
-def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "CGROUPS", tmp_path)
-    (tmp_path / "cpu.max").mkdir()
-    assert cgroup_quota() == ALL
+@pytest.mark.parametrize("folder", ["cpu", "cpu/a", "cpu/a/b"])
+@pytest.mark.parametrize("allowed, quota", [("-1", 4), ("250000", 2.5), ("x", 4)])
+def test_quota_of_version_1(allowed: str, quota: float, folder: str, groups: Path) -> None:
+    (groups / folder / "cpu.cfs_quota_us").write_text(f"{allowed}\n")
+    (groups / folder / "cpu.cfs_period_us").write_text("100000\n")
+    assert cgroup_quota() == quota
+
+
+def test_files_that_cannot_be_read(groups: Path) -> None:
+    (groups / "c" / "cpu.max").mkdir()
+    assert cgroup_quota() == 4
+    (groups / "own").unlink()
+    assert cgroup_quota() == 4
 
 
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A real control group that allows half a core."""
-    parent = Path("/sys/fs/cgroup/cpu")
-    if not parent.is_dir():
-        parent = parent.parent
+    parent = Path("/sys/fs/cgroup")
+    if (parent / "cpu").is_dir():
+        parent /= "cpu"
     folder = parent / f"tessera_{uuid.uuid4().hex}"
     try:
         folder.mkdir()

@@ -15,7 +15,7 @@ from tests.helpers.command import Console, Patch
 LINE = (
     "fit --data.batch_size 16 --data.loading.eval_batch_size 16 --model.net.stack.width 8"
     " --model.net.stack.depth 1 --model.net.stack.heads 1 --trainer.limit_train_batches 40"
-    " --trainer.limit_val_batches 4 --trainer.limit_test_batches 1"
+    " --trainer.limit_val_batches 4 --trainer.limit_test_batches 1 --trainer.num_sanity_val_steps 2"
 )
 
 

@@ -1,7 +1,7 @@
-"""The kernels that this processor is given.
+"""Which kernels are used on this CPU.
 
-They follow from what the processor is, not from a measurement: a resumed run computes the same
-bits. `python -m tests.benchmarks.kernels` shows all choices beside each other.
+They follow from what the CPU is, not from a measurement: a run that is resumed on the same kind of
+machine computes the same bits. `python -m tests.benchmarks.kernels` times all of them.
 """
 
 import platform
@@ -19,14 +19,17 @@ def _has(*names: str) -> bool:
     return HAS_AVX512 and any(_FEATURES.get(name) for name in names)
 
 
-# PyTorch's own float32 product is MKL's, which stays with AVX2 on AMD's processors: half the speed
-# where they have AVX-512. Without it, MKL is faster (measured on AMD).
+# On x86 only; oneDNN's kernels for ARM have not been measured.
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
+# MKL, which computes PyTorch's own float32 products, does not use AVX-512 on AMD's CPUs: it takes
+# twice as long there. On CPUs without AVX-512, MKL is faster than oneDNN.
 PREFERS_ONEDNN = HAS_ONEDNN and HAS_AVX512 and "AMD" in NAME
-# Emulated, a product in bfloat16 takes 5 to 10 times as long as in float32.
+# Where it is emulated, a product in bfloat16 takes 5 to 10 times as long as in float32.
 HAS_BFLOAT16 = _has("avx512_bf16", "amx_bf16")
-HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
-# Without it, products of int8 are added in pairs in int16, which must not overflow.
+HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
+    torch.ops.quantized, "linear_with_input_q_dq_qweight_dq_output_fp32"
+)
+# CPUs without VNNI instructions add pairs of int8 products in int16, which must not overflow.
 HAS_VNNI = _has("avx512_vnni")
 
 
@@ -35,16 +38,16 @@ def matmul_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         native = HAS_BFLOAT16
     elif device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        native = torch.cuda.get_device_capability(device) >= (8, 0)
     else:
         native = True
     return torch.bfloat16 if native else torch.float32
 
 
 def kernels() -> dict[str, str]:
-    """What computes what on this processor, for the record of a run."""
+    """What computes what on this CPU."""
     return {
         "float32 products": "oneDNN" if PREFERS_ONEDNN else "PyTorch",
         "int8 products": "FBGEMM" if HAS_FBGEMM else "PyTorch, in float32",
-        "Muon": str(matmul_dtype(torch.device("cpu"))).removeprefix("torch."),
+        "orthogonalization": "bfloat16" if HAS_BFLOAT16 else "float32",
     }
