@@ -83,7 +83,7 @@ class Source:
             others = " or ".join(dict.fromkeys(self.sources_by_suffix.values()))
             hint = self.suggest_source(Path(self.path)) or f"; try --data.source {others}"
             raise UsageError(
-                f"--data.path is {self.path}, but the source of the {self.noun} reads no files{hint}."
+                f"--data.path is {self.path}, but the {self.noun} are not read from files{hint}."
             )
 
     def has(self, split: str) -> bool:

@@ -26,7 +26,7 @@ from tasks.lightning_patches import RunCheckpoint, use_exact_loops
 from tasks.options import Options, as_list, flat
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
-from tasks.tracking.progress import progress_bar_callbacks
+from tasks.tracking.progress import progress_callbacks
 from tasks.tracking.record import RunRecord
 from tasks.tracking.report import print_results, print_texts, skipped_samples
 from tasks.tracking.run_folder import check_writable, choose_run_folder, remove_unless_started
@@ -165,7 +165,7 @@ class TaskCLI(LightningCLI):
         options = self.config_init.trainer
         callbacks: list[Callback] = [
             *as_list(options.callbacks),
-            *progress_bar_callbacks(options.enable_progress_bar),
+            *progress_callbacks(options.enable_progress_bar, options.max_time),
         ]
         plugins = [*as_list(options.plugins), *launch.slurm_plugins()]
         kwargs |= {

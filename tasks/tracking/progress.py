@@ -6,18 +6,22 @@ import time
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback, RichProgressBar, Timer
+from pytorch_lightning.callbacks import Callback, RichProgressBar
 
 from tasks.base import Task
 
 
-def progress_bar_callbacks(wanted: bool | None) -> list[Callback]:
-    """The progress display: none if `wanted` is false, a rich bar on a terminal, else lines."""
+def progress_callbacks(wanted: bool | None, max_time: Any) -> list[Callback]:
+    """The progress display: none if `wanted` is false, a rich bar on a terminal, else lines.
+
+    With an estimate of the time, if none was given as the limit.
+    """
     if wanted is False:
         return []
+    estimates: list[Callback] = [TimeEstimate()] if max_time is None else []
     if sys.stdout.isatty():
-        return [RichProgressBar(leave=False, refresh_rate=10), TimeEstimate()]
-    return [ProgressLines(), TimeEstimate()]
+        return [RichProgressBar(leave=False, refresh_rate=10), *estimates]
+    return [ProgressLines(), *estimates]
 
 
 class ProgressLines(Callback):
@@ -53,8 +57,7 @@ class ProgressLines(Callback):
 class TimeEstimate(Callback):
     """Says how long training will take: after some seconds, and again after the first validation.
 
-    The second time only if it changes by more than 10 %. Says nothing if training has no end, or
-    one by `--trainer.max_time`.
+    The second time only if it changes by more than 10 %. Says nothing if training has no end.
 
     Args:
         seconds: Of training steps before the first estimate.
@@ -105,8 +108,7 @@ class TimeEstimate(Callback):
 
     def _say(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints the estimate, if it is not within 10 % of what was said."""
-        is_timed = any(isinstance(callback, Timer) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        if not trainer.is_global_zero or is_timed or self.batches < 1:
+        if not trainer.is_global_zero or self.batches < 1:
             return
         left = self.seconds_left(trainer, pl_module)
         now = time.monotonic()
