@@ -22,7 +22,7 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
         if "OMP_WAIT_POLICY" not in os.environ:  # both are read when torch is imported
             # OpenMP's threads that wait for work spin for a moment, then sleep: other jobs need
             # the core.
-            os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+            os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
