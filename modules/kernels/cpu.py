@@ -22,7 +22,7 @@ def _has(*names: str) -> bool:
 # On x86 only; oneDNN's kernels for ARM have not been measured.
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 # MKL, which computes PyTorch's own float32 products, does not use AVX-512 on AMD's CPUs: it takes
-# twice as long there. On CPUs without AVX-512, MKL is faster than oneDNN.
+# up to twice as long there. On CPUs without AVX-512, MKL is faster than oneDNN.
 PREFERS_ONEDNN = HAS_ONEDNN and HAS_AVX512 and "AMD" in NAME
 # Where it is emulated, a product in bfloat16 takes 5 to 10 times as long as in float32.
 HAS_BFLOAT16 = _has("avx512_bf16", "amx_bf16")

@@ -11,9 +11,9 @@ from modules.kernels.cpu import matmul_dtype
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5 (Jordan 2024)
 ITERATIONS = 5
-TINY = 1e-7  # added to norms, so that a gradient of zeros is not divided by 0
+TINY = 1e-7  # least norm: a gradient of zeros is not divided by 0
 RMS = 0.2  # of the values of an update, as AdamW's (Liu 2025)
-VALUES_AT_ONCE = 2**22  # more take memory and save no time
+VALUES_AT_ONCE = 2**22  # limits the memory for copies of matrices
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
