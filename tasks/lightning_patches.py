@@ -17,10 +17,12 @@ from pytorch_lightning.callbacks.early_stopping import EarlyStopping, EarlyStopp
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from pytorch_lightning.strategies.launchers import _SubprocessScriptLauncher
 from pytorch_lightning.utilities import rank_zero_only
 from torch.optim import AdamW
 
 from datamodules.base import training_position
+from tasks.cli.signals import blocked
 from tasks.errors import UsageError
 from tasks.training.seeds import States, random_states, set_random_states
 
@@ -30,6 +32,23 @@ def use_exact_loops(trainer: Trainer) -> Trainer:
     trainer.fit_loop = FitLoop(trainer)
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     return trainer
+
+
+def block_signals_at_launch(trainer: Trainer) -> None:
+    """Block SIGTERM and SIGINT in the processes that Lightning launches until they handle them.
+
+    A signal to all processes would end one that is still starting; Lightning then kills the others.
+    """
+    launcher = trainer.strategy.launcher
+    if not isinstance(launcher, _SubprocessScriptLauncher):
+        return
+    launch = launcher._call_children_scripts
+
+    def launch_blocked() -> None:
+        with blocked():
+            launch()
+
+    launcher._call_children_scripts = launch_blocked  # type: ignore[method-assign]
 
 
 def logged_step(trainer: Trainer) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from tasks import __version__
 from tasks.cli.app import App, load, program
-from tasks.cli.signals import SIGNALS
+from tasks.cli.signals import SIGNALS, unblock
 from tasks.cli.text_io import open_standard_streams
 from tasks.errors import UsageError, exit_status, unknown_name
 
@@ -23,6 +23,7 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
             # OpenMP's threads that wait for work spin for a moment, then sleep: other jobs need
             # the core.
             os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    unblock()  # the process that launched this one may have blocked them
     open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments

@@ -94,6 +94,24 @@ class SignalHandler:
             self.mode = before
 
 
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Block the signals in the `with` block, and in processes that start in it until `unblock`.
+
+    Python has no handlers yet while it starts: a signal would end such a process.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock() -> None:
+    """Let the signals through again."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
 def _ignore_signals() -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -83,6 +83,7 @@ def group() -> Iterator[Path]:
             folder.rmdir()
 
 
+@pytest.mark.slow
 def test_a_real_group_and_the_threads_of_a_command(group: Path) -> None:
     code = f"""
 from pathlib import Path

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,15 @@ def catches(pid: int) -> bool:
     return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
 
+def has_launched(pid: int) -> bool:
+    """Whether this process has launched the other one of the run."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(OSError):  # it has ended
+            if b"LOCAL_RANK=1" in Path(f"/proc/{child}/environ").read_bytes():
+                return True
+    return False
+
+
 def signal_after(line: str, delay: float, number: int, folder: Path, group: bool = False) -> None:
     """Start a command, send it a signal after some seconds, and look at how it ends."""
     process = start(line, folder)
@@ -76,6 +86,18 @@ def test_a_few_moments(
     line: str, delay: float, number: int, lm_letters: Path, tmp_path: Path
 ) -> None:
     signal_after(line.format(lm_letters), delay, number, tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_launched_process_that_starts(tmp_path: Path) -> None:
+    """It has no handlers yet, and the process that launched it waits for it in C++."""
+    process = start(TWO, tmp_path / "here")
+    while process.poll() is None and not has_launched(process.pid):
+        time.sleep(0.001)
+    time.sleep(0.015)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(90) == 128 + signal.SIGTERM
+    assert (tmp_path / "here" / "err").read_text() == "terminated\n"
 
 
 @pytest.mark.slow

@@ -14,12 +14,14 @@ from tests.helpers.command import Console, Patch
 
 LINE = (
     "fit --data.batch_size 16 --data.loading.eval_batch_size 16 --model.net.stack.width 8"
-    " --model.net.stack.depth 1 --model.net.stack.heads 1 --trainer.limit_train_batches 40"
-    " --trainer.limit_val_batches 4 --trainer.limit_test_batches 1 --trainer.num_sanity_val_steps 2"
+    " --model.net.stack.depth 1 --model.net.stack.heads 1 --trainer.limit_train_batches 30"
+    " --trainer.limit_val_batches 4 --trainer.limit_test_batches 1 --trainer.num_sanity_val_steps 1"
 )
 
 
-@pytest.mark.parametrize("validation, least", [(0.02, 1), (0.8, 2)])
+@pytest.mark.parametrize(
+    "validation, least", [pytest.param(0.02, 1, marks=pytest.mark.slow), (0.4, 2)]
+)
 def test_the_estimate(validation: float, least: int, console: Console, monkeypatch: Patch) -> None:
     """Steps of 60 ms, and validation batches that take a third of that, or much longer."""
     expected: list[float] = []  # ends
