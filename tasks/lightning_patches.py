@@ -28,27 +28,18 @@ from tasks.training.seeds import States, random_states, set_random_states
 
 
 def use_exact_loops(trainer: Trainer) -> Trainer:
-    """The same trainer with the loops below, and without Lightning's signal handlers."""
+    """The same trainer with the loops below, and without Lightning's signal handlers.
+
+    Processes that it launches have SIGTERM and SIGINT blocked until they handle them: a signal to
+    all would end one that is still starting, and Lightning then kills the others.
+    """
     trainer.fit_loop = FitLoop(trainer)
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-    return trainer
-
-
-def block_signals_at_launch(trainer: Trainer) -> None:
-    """Block SIGTERM and SIGINT in the processes that Lightning launches until they handle them.
-
-    A signal to all processes would end one that is still starting; Lightning then kills the others.
-    """
     launcher = trainer.strategy.launcher
-    if not isinstance(launcher, _SubprocessScriptLauncher):
-        return
-    launch = launcher._call_children_scripts
-
-    def launch_blocked() -> None:
-        with blocked():
-            launch()
-
-    launcher._call_children_scripts = launch_blocked  # type: ignore[method-assign]
+    if isinstance(launcher, _SubprocessScriptLauncher):
+        launch = blocked()(launcher._call_children_scripts)
+        launcher._call_children_scripts = launch  # type: ignore[method-assign]
+    return trainer
 
 
 def logged_step(trainer: Trainer) -> int:

@@ -35,7 +35,6 @@ from tasks.distributed.environment import (
     share_cores,
 )
 from tasks.errors import RunError, UsageError, is_local_rank_zero
-from tasks.lightning_patches import block_signals_at_launch
 from tasks.tracking.run_folder import choose_run_folder
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
@@ -196,7 +195,6 @@ def fail_together(trainer: pl.Trainer) -> Iterator[None]:
         SystemExit: Another process prints the message.
     """
     watch_parent()
-    block_signals_at_launch(trainer)
     try:
         yield
     except Exception as error:
