@@ -19,6 +19,7 @@ SHORT = {  # others: one round
     "input": "--rounds 1 --seconds 1",
     "loop": "--rounds 0",
     "nanogpt_peer": "--steps 100",
+    "processes": "--rounds 0 --steps 10",
     "savings": "--rounds 0",
     "seq2seq_step": "--rounds 0",
     "startup": "--rounds 0",

@@ -16,16 +16,16 @@ from tests.benchmarks import _compare
 TOKENS = "train/tokens_per_s"
 WINDOWS = 32  # in a step of all processes
 FIT = (
-    "tasks.lm fit --trainer.accelerator cpu --trainer.max_steps 30 --trainer.log_every_n_steps 5"
+    "tasks.lm fit --trainer.accelerator cpu --trainer.max_steps {} --trainer.log_every_n_steps 5"
     " --trainer.limit_val_batches 0 --trainer.limit_test_batches 0 --data.max_length 128"
     " --model.samples.every null --data.tokenizer.vocabulary 2000 --model.net.stack.width 128"
     " --model.net.stack.depth 4 --model.net.stack.heads 4"
 )
 
 
-def rate(processes: int, threads: int) -> float:
+def rate(processes: int, threads: int, steps: int) -> float:
     """Tokens per second of one run."""
-    line = f"{FIT} --trainer.devices {processes} --data.batch_size {WINDOWS // processes}"
+    line = f"{FIT.format(steps)} --trainer.devices {processes} --data.batch_size {WINDOWS // processes}"
     if processes > 1:
         line += " --trainer.strategy ddp"
     found = _compare.fit_medians(line, [TOKENS], OMP_NUM_THREADS=str(threads))
@@ -37,6 +37,7 @@ def main() -> None:
     parser = _compare.arguments(__doc__, 3)
     all_cores = len(os.sched_getaffinity(0))
     parser.add_argument("--cores", type=int, default=all_cores, help="cores to share")
+    parser.add_argument("--steps", type=int, default=30, help="training steps of a run")
     options = parser.parse_args()
     counts = [count for count in range(1, options.cores + 1) if options.cores % count == 0]
     ways = [f"{count} x {options.cores // count}" for count in counts]
@@ -44,7 +45,7 @@ def main() -> None:
     for _ in range(max(1, options.rounds)):
         for name, result in results.items():
             processes, threads = map(int, name.split(" x "))
-            result.rounds.append({"rate": rate(processes, threads)})
+            result.rounds.append({"rate": rate(processes, threads, options.steps)})
     print("processes x threads")
     print(_compare.table(results, "tokens/s"))
 

@@ -1,6 +1,6 @@
 """Marks of single cases of a parametrized test."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -11,4 +11,12 @@ def slow_except(plain: Collection[Any], cases: Iterable[Any]) -> list[Any]:
     return [
         pytest.param(case, id=str(case), marks=[] if case in plain else pytest.mark.slow)
         for case in cases
+    ]
+
+
+def every(step: int, cases: Iterable[Sequence[Any]]) -> list[Any]:
+    """Cases of several values each; all but every `step`-th are slow."""
+    return [
+        pytest.param(*case, marks=pytest.mark.slow if number % step else [])
+        for number, case in enumerate(cases)
     ]

@@ -11,6 +11,7 @@ from pyarrow import parquet
 
 from datamodules.images import ImageData
 from tests.helpers.command import Console, run
+from tests.helpers.marks import slow_except
 from tests.helpers.results import summary
 from tests.helpers.tables import write
 from tests.helpers.tiny import NET, SMALL_LM, SMALL_S2S, picture, write_images, write_pairs
@@ -168,7 +169,7 @@ def reviewer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run" / "checkpoints" / "best.ckpt"
 
 
-@pytest.mark.parametrize("command", ASKED)
+@pytest.mark.parametrize("command", slow_except([*ASKED][::3], ASKED))
 def test_only_regular_files_are_asked_for(
     command: str, request: pytest.FixtureRequest, console: Console
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from tasks.errors import UsageError
 from tests.helpers.command import Console, Patch, run
+from tests.helpers.marks import every
 from tests.helpers.results import summary
 from tests.helpers.tiny import (
     SHORT,
@@ -317,7 +318,9 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "task, code, line, named", ROWS, ids=lambda value: value[:70] if isinstance(value, str) else ""
+    "task, code, line, named",
+    every(3, ROWS),
+    ids=lambda value: value[:70] if isinstance(value, str) else "",
 )
 def test_one_sentence_names_it(
     task: str, code: int, line: str, named: Any, folder: Path, console: Console, monkeypatch: Patch

@@ -15,6 +15,7 @@ from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.cache import content_key
 from modules.pretrained.bert import FAMILIES
 from tests.helpers.command import Console, Patch, run
+from tests.helpers.marks import slow_except
 from tests.helpers.model_folders import encoder_folder
 from tests.helpers.results import checkpoint
 from tests.helpers.tiny import NET, NO_UPDATES, write_reviews
@@ -119,7 +120,7 @@ def test_a_cache_that_takes_no_tokenizer(
     assert run(line, "bert") == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_except([*FAMILIES][:1], FAMILIES))
 @pytest.mark.parametrize(
     "task, head", [("bert", "ForSequenceClassification"), ("mlm", "ForMaskedLM")]
 )

@@ -104,7 +104,7 @@ def test_a_launched_process_that_starts(tmp_path: Path) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     "line, most, count",
-    [(FIT, 10, 12), (GENERATE, 4, 8), (EXPORT, 4, 5), (WORKERS, 12, 8), (TWO, 10, 6)],
+    [(FIT, 10, 6), (GENERATE, 4, 4), (EXPORT, 4, 3), (WORKERS, 12, 4), (TWO, 10, 4)],
 )
 def test_many_moments(line: str, most: float, count: int, lm_letters: Path, tmp_path: Path) -> None:
     rng = random.Random(0)
@@ -130,7 +130,9 @@ threading.Timer(2, os.kill, (os.getpid(), {0})).start()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("module, code, line", [
     ("pytorch_lightning", HALF_A_MODULE, "fit"), ("sitecustomize", WAITS_AT_ITS_END, "--version"),
 ])  # fmt: skip

@@ -57,7 +57,7 @@ def test_the_estimate(validation: float, least: int, console: Console, monkeypat
 
 def test_no_estimate_without_an_end(console: Console, monkeypatch: Patch) -> None:
     monkeypatch.setattr(TimeEstimate.__init__, "__defaults__", (0.0,))
-    endless = "--trainer.max_epochs -1 --trainer.max_time 00:00:00:02"
+    endless = "--trainer.max_epochs -1 --trainer.max_time 00:00:00:01"
     schedule = "--model.optimizer.schedule constant --model.optimizer.warmup 0"
     out, _ = console.printed(f"{LINE} {endless} {schedule}")
     assert "training takes" not in out
