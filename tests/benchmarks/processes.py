@@ -25,7 +25,8 @@ FIT = (
 
 def rate(processes: int, threads: int, steps: int) -> float:
     """Tokens per second of one run."""
-    line = f"{FIT.format(steps)} --trainer.devices {processes} --data.batch_size {WINDOWS // processes}"
+    line = FIT.format(steps)
+    line += f" --trainer.devices {processes} --data.batch_size {WINDOWS // processes}"
     if processes > 1:
         line += " --trainer.strategy ddp"
     found = _compare.fit_medians(line, [TOKENS], OMP_NUM_THREADS=str(threads))
