@@ -144,7 +144,7 @@ def choose_way(by_embedding_bag: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @both_ways
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
 @every_decoder
 @every_variant
 def test_each_beam_gives_what_it_gives_alone(

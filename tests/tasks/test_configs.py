@@ -6,6 +6,7 @@ import pytest
 
 from tasks.cli.config_files import read_config
 from tests.helpers.command import ROOT, run
+from tests.helpers.marks import slow_except
 from tests.helpers.results import metrics
 from tests.helpers.tiny import write_corpus, write_images, write_pairs, write_reviews
 from tests.test_readme import write_parquet
@@ -14,12 +15,6 @@ EVERY = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob(
 ELSEWHERE = ("configs/trainer", "configs/sweep")  # see test_launch.py and test_loggers.py
 CONFIGS = [config for config in EVERY if not config.startswith(ELSEWHERE)]
 TASKS = ("vit", "bert", "mlm", "lm", "seq2seq")
-FIRST = {Path(config).parts[1]: config for config in reversed(CONFIGS)}  # one of each folder
-OTHERS = [
-    pytest.param(config, marks=pytest.mark.slow)
-    for config in CONFIGS
-    if config not in FIRST.values()
-]
 FEW = (
     "--trainer.limit_train_batches 2 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
     "--trainer.max_epochs 1 --trainer.max_time null --data.batch_size 4 "
@@ -58,7 +53,7 @@ def write_data(task: str, config: str) -> str:
     return "--data.path hub"
 
 
-@pytest.mark.parametrize("config", [*FIRST.values(), *OTHERS])
+@pytest.mark.parametrize("config", slow_except(CONFIGS[::8], CONFIGS))
 def test_config(config: str) -> None:
     folder = Path(config).parts[1]
     task = folder if folder in TASKS else "vit"

@@ -89,7 +89,9 @@ SETTINGS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "LlamaForCausalLM"])
+@pytest.mark.parametrize(
+    "kind", ["GPT2LMHeadModel", pytest.param("LlamaForCausalLM", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tokens_are_those_of_transformers(
     name: str, kind: str, decoders: dict[str, Path], console: Console

@@ -60,7 +60,7 @@ def theirs(model: Any, source: Any, target: Any) -> list[str]:
 # Family -> the decoder's first token, whether [BOS] comes before texts.
 @pytest.mark.parametrize("family, start, begin", [
     ("marian", -1, False),
-    ("bart", 3, True),
+    pytest.param("bart", 3, True, marks=pytest.mark.slow),
     pytest.param("t5", 0, False, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_hugging_face_and_back(family: str, start: int, begin: bool, console: Console) -> None:
