@@ -23,13 +23,14 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
             # OpenMP's threads that wait for work spin for a moment, then sleep: other jobs need
             # the core.
             os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-    unblock()  # the process that launched this one may have blocked them
     open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     command = arguments.pop(0) if arguments else "--help"
     with exit_status(debug, arguments) as status:
+        if SIGNALS.is_launched():
+            unblock()
         if command in ("-h", "--help", "help"):
             print(help_screen(app))
         elif command == "--version":

@@ -96,7 +96,7 @@ class SignalHandler:
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Block the signals in the `with` block, and in processes that start in it until `unblock`.
+    """Block the signals in this thread, and until `unblock` in processes that it starts meanwhile.
 
     Python has no handlers yet while it starts: a signal would end such a process.
     """

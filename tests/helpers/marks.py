@@ -14,9 +14,10 @@ def slow_except(plain: Collection[Any], cases: Iterable[Any]) -> list[Any]:
     ]
 
 
-def every(step: int, cases: Iterable[Sequence[Any]]) -> list[Any]:
-    """Cases of several values each; all but every `step`-th are slow."""
+def every(step: int, cases: Iterable[Sequence[Any]], plain: Collection[Any] = ()) -> list[Any]:
+    """Cases of several values; all but every `step`-th are slow if no value of theirs is plain."""
     return [
-        pytest.param(*case, marks=pytest.mark.slow if number % step else [])
+        pytest.param(*case, marks=[] if is_plain else pytest.mark.slow)
         for number, case in enumerate(cases)
+        for is_plain in [number % step == 0 or any(value in plain for value in case)]
     ]

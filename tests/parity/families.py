@@ -183,7 +183,7 @@ VARIANTS = {  # our network -> its variants: class of theirs, options that diffe
         {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 1e-5},
     ),
 }
-PLAIN = ("LlamaForCausalLM", "BertForMaskedLM")  # others: slow
+PLAIN = ("LlamaForCausalLM", "BertForMaskedLM", "MarianMTModel")  # others: slow
 CASES = {name: Case(name, settings) for name, settings in MODELS.items()}
 CASES |= {name: Case(kind, {**MODELS[kind], **more}) for name, (kind, more) in VARIANTS.items()}
 DECODERS = [case for case in CASES.values() if case.family in decoder.FAMILIES]

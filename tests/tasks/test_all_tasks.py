@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from tests.helpers.command import Console, Patch, process, run
-from tests.helpers.marks import every
+from tests.helpers.marks import every, slow_except
 from tests.helpers.results import checkpoint, logged, summary
 from tests.helpers.tiny import FEW_STEPS, NO_UPDATES, PAIRS, TINY, write_data
 
@@ -73,7 +73,7 @@ LOSSES = {  # of three training steps and of the test, by task and options
 }
 
 
-@pytest.mark.parametrize(("task", "options"), every(2, LOSSES))
+@pytest.mark.parametrize(("task", "options"), every(2, LOSSES, plain=[AVERAGE]))
 def test_losses_of_three_steps(task: str, options: str) -> None:
     write_data()
     assert run(f"fit {TINY[task]} {FEW_STEPS} {options} --run_dir r", task) == 0
@@ -152,7 +152,7 @@ def test_compiled_run(task: str) -> None:
     assert counters["stats"]["unique_graphs"] == graphs
 
 
-@pytest.mark.parametrize("task", ["vit", pytest.param("lm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("task", slow_except(["vit"], ["vit", "mlm", "lm"]))
 def test_compiled_steps(task: str, monkeypatch: Patch) -> None:
     """What the steps call is compiled, here without the minutes in which C++ is."""
     compile = torch.nn.Module.compile

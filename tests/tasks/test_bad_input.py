@@ -319,7 +319,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "task, code, line, named",
-    every(3, ROWS),
+    every(3, ROWS, plain=[f"fit {SHORT} --run_dir done"]),
     ids=lambda value: value[:70] if isinstance(value, str) else "",
 )
 def test_one_sentence_names_it(

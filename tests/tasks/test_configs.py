@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tasks.cli.config_files import read_config
-from tests.helpers.command import ROOT, run
+from tests.helpers.command import ROOT, Console, run
 from tests.helpers.marks import slow_except
 from tests.helpers.results import metrics
 from tests.helpers.tiny import write_corpus, write_images, write_pairs, write_reviews
@@ -31,6 +32,12 @@ SMALL = {
 }
 
 
+def task_of(config: str) -> str:
+    """The task that a config is for; any for the config of a logger."""
+    folder = Path(config).parts[1]
+    return folder if folder in TASKS else "vit"
+
+
 def write_data(task: str, config: str) -> str:
     """Options that name data of the kind that the config reads, written here."""
     data = read_config(config).get("data", {})
@@ -53,10 +60,16 @@ def write_data(task: str, config: str) -> str:
     return "--data.path hub"
 
 
+@pytest.mark.parametrize("config", CONFIGS)
+def test_options(config: str, console: Console) -> None:
+    """A config whose options are all there is printed with the defaults of the others."""
+    out, _ = console.printed(f"fit --config {ROOT / config} --print_config", task_of(config))
+    assert yaml.safe_load(out)["model"]
+
+
 @pytest.mark.parametrize("config", slow_except(CONFIGS[::8], CONFIGS))
 def test_config(config: str) -> None:
-    folder = Path(config).parts[1]
-    task = folder if folder in TASKS else "vit"
+    task = task_of(config)
     more = f"{write_data(task, config)} {SMALL.get(task, SHALLOW)}"
     assert run(f"fit --config {config} {more} {FEW}", task) == 0
     assert sum("train/loss" in row for row in metrics("r")) == 2

@@ -4,6 +4,7 @@ Each patch does what it is for: a test fails without it, here if no other test o
 """
 
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,24 @@ def test_lightning_replaces_handlers_of_sigterm(exact: bool, tmp_path: Path) -> 
     before = signal.getsignal(signal.SIGTERM)
     fit(Line(), tmp_path, exact=exact, callbacks=[LambdaCallback(on_train_start=watch)])
     assert (seen == [before]) == exact
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_lightning_launches_processes_that_signals_end(
+    exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have SIGTERM blocked with our launcher."""
+    blocked: list[bool] = []
+
+    def popen(*_: Any, **__: Any) -> None:
+        blocked.append(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        raise ChildProcessError
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(ChildProcessError):
+        fit(Line(), tmp_path, exact=exact, devices=2, strategy="ddp")
+    assert blocked == [exact]
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_lightning_refuses_to_clip_with_fused_adamw(tmp_path: Path) -> None:

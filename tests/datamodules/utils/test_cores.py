@@ -9,9 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 from datamodules.utils import cores
 from datamodules.utils.cores import cgroup_quota, usable_cores
+from tasks.distributed.environment import share_cores
 from tests.helpers.command import ROOT
 
 
@@ -60,6 +62,18 @@ def test_files_that_cannot_be_read(groups: Path) -> None:
     assert cgroup_quota() == 4
     (groups / "own").unlink()
     assert cgroup_quota() == 4
+
+
+@pytest.mark.parametrize("processes, threads", [(1, 3), (2, 1), (4, 1)])
+def test_threads_of_processes(
+    processes: int, threads: int, groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (groups / "c" / "cpu.max").write_text("250000 100000")
+    torch.set_num_threads(4)
+    share_cores(processes)
+    assert torch.get_num_threads() == threads
+    assert os.environ.get("OMP_NUM_THREADS") == (None if processes == 1 else str(threads))
 
 
 @pytest.fixture

@@ -109,7 +109,6 @@ def test_overfitting_resumes_in_mid_epoch(seen: list[list[int]]) -> None:
 # Kills --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_killed_in_mid_epoch(uninterrupted: Path, tmp_path: Path) -> None:
     done = process(f"fit {EVERYTHING} --run_dir r", KILL, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr

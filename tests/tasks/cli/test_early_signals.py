@@ -37,26 +37,29 @@ def start(line: str, folder: Path) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             command, cwd=folder, env=own(), stdout=out, stderr=err, start_new_session=True
         )
-    while process.poll() is None and not catches(process.pid):
+    while process.poll() is None and not has(process.pid, "SigCgt"):
         time.sleep(0.001)
     # still before anything heavy
     assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
     return process
 
 
-def catches(pid: int) -> bool:
-    """Whether a process has a handler of SIGTERM."""
-    (mask,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+def has(pid: int, name: str) -> bool:
+    """Whether SIGTERM is in a mask of a process: "SigCgt", handled; "SigBlk", blocked."""
+    (mask,) = re.findall(rf"{name}:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def has_launched(pid: int) -> bool:
-    """Whether this process has launched the other one of the run."""
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        with suppress(OSError):  # it has ended
-            if b"LOCAL_RANK=1" in Path(f"/proc/{child}/environ").read_bytes():
-                return True
-    return False
+def launched(process: subprocess.Popen[str]) -> int:
+    """Waits for the process that Lightning launches; returns its id."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while process.poll() is None:
+        for child in children.read_text().split():
+            with suppress(OSError):  # it has ended
+                if b"LOCAL_RANK=1" in Path(f"/proc/{child}/environ").read_bytes():
+                    return int(child)
+        time.sleep(0.001)
+    raise AssertionError("no process was launched")
 
 
 def signal_after(line: str, delay: float, number: int, folder: Path, group: bool = False) -> None:
@@ -92,11 +95,20 @@ def test_a_few_moments(
 def test_a_launched_process_that_starts(tmp_path: Path) -> None:
     """It has no handlers yet, and the process that launched it waits for it in C++."""
     process = start(TWO, tmp_path / "here")
-    while process.poll() is None and not has_launched(process.pid):
-        time.sleep(0.001)
-    time.sleep(0.015)
-    os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(90) == 128 + signal.SIGTERM
+    try:
+        child = launched(process)
+        assert has(child, "SigBlk")
+        time.sleep(0.015)  # until the first process waits
+        os.killpg(process.pid, signal.SIGTERM)
+        unblocked = False
+        while process.poll() is None and not unblocked:
+            with suppress(OSError):  # it has ended
+                unblocked = not has(child, "SigBlk")
+        assert unblocked
+        assert process.wait(90) == 128 + signal.SIGTERM
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
     assert (tmp_path / "here" / "err").read_text() == "terminated\n"
 
 
