@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,19 @@ import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", MPLBACKEND="Agg")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads leave the cores to other workers
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The cases that the mark `plain_every` leaves out of the plain set are slow."""
+    seen: Counter[str] = Counter()
+    for item in sorted(items, key=lambda item: item.nodeid):
+        for mark in item.iter_markers("plain_every"):
+            step, *also = mark.args
+            name, _, case = item.nodeid.partition("[")
+            if seen[name] % step and not any(text in case for text in also):
+                item.add_marker("slow")
+            seen[name] += 1
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ def tokens_of(loader: Any) -> tuple[list[int], int]:
     return targets[targets != -100].tolist(), sum(int(batch["bytes"].sum()) for batch in batches)
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize(
     "tokenizer",
     [

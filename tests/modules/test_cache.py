@@ -41,6 +41,7 @@ def in_pieces(net: Any, tokens: Tensor, cache: KVCache, *pieces: int) -> Tensor:
     return torch.cat([hidden(net, part, cache=cache) for part in tokens.split(pieces, 1)], 1)
 
 
+@pytest.mark.plain_every(4)
 @every_decoder
 @every_variant
 @pytest.mark.parametrize("pieces", [(LENGTH,), (1,) * LENGTH, (5, 1, 1, 6, 1, 2)], ids=str)
@@ -143,8 +144,9 @@ def choose_way(by_embedding_bag: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(beam_cache, "prefers_embedding_bag", lambda *_: False)
 
 
+@pytest.mark.plain_every(5)
 @both_ways
-@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("padded", [False, True])
 @every_decoder
 @every_variant
 def test_each_beam_gives_what_it_gives_alone(

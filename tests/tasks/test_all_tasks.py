@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from tests.helpers.command import Console, Patch, process, run
-from tests.helpers.marks import every, slow_except
+from tests.helpers.marks import slow_except
 from tests.helpers.results import checkpoint, logged, summary
 from tests.helpers.tiny import FEW_STEPS, NO_UPDATES, PAIRS, TINY, write_data
 
@@ -73,7 +73,8 @@ LOSSES = {  # of three training steps and of the test, by task and options
 }
 
 
-@pytest.mark.parametrize(("task", "options"), every(2, LOSSES, plain=[AVERAGE]))
+@pytest.mark.plain_every(2, "average")
+@pytest.mark.parametrize(("task", "options"), LOSSES)
 def test_losses_of_three_steps(task: str, options: str) -> None:
     write_data()
     assert run(f"fit {TINY[task]} {FEW_STEPS} {options} --run_dir r", task) == 0

@@ -11,7 +11,6 @@ import torch
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from tasks.errors import UsageError
 from tests.helpers.command import Console, Patch, run
-from tests.helpers.marks import every
 from tests.helpers.results import summary
 from tests.helpers.tiny import (
     SHORT,
@@ -317,9 +316,10 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.plain_every(5, "--run_dir done")
 @pytest.mark.parametrize(
     "task, code, line, named",
-    every(3, ROWS, plain=[f"fit {SHORT} --run_dir done"]),
+    ROWS,
     ids=lambda value: value[:70] if isinstance(value, str) else "",
 )
 def test_one_sentence_names_it(

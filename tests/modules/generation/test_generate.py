@@ -40,6 +40,7 @@ ways = pytest.mark.parametrize("options", [{"temperature": 0.0}, {"beams": 3}, {
 # Likeliest tokens --------------------------------------------------------------------------------
 
 
+@pytest.mark.plain_every(3)
 @every_decoder
 @every_variant
 def test_the_likeliest_tokens_are_those_without_cache_or_batch(

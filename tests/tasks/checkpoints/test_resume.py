@@ -127,7 +127,7 @@ STOPPING += " --trainer.callbacks.patience 9 --trainer.callbacks.min_delta 9"
 
 
 @pytest.mark.parametrize("options, step, epochs", [
-    ("--trainer.val_check_interval 2", 2, 2),  # after a validation, in an epoch
+    pytest.param("--trainer.val_check_interval 2", 2, 2, marks=SLOW),  # in an epoch
     ("--trainer.val_check_interval 3 --checkpoint.every_n_train_steps 2", 8, 2),
     pytest.param("--trainer.val_check_interval 4 --trainer.max_steps 4", 4, 1, marks=SLOW),
     pytest.param("--trainer.max_steps 7 --checkpoint.every_n_train_steps 1", 7, 2, marks=SLOW),

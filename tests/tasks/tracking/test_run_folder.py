@@ -18,7 +18,7 @@ from tasks.tracking.metrics_csv import read_rows
 from tasks.tracking.record import RunRecord
 from tasks.tracking.report import write_png
 from tests.helpers.command import Capture, Console, Patch, run
-from tests.helpers.marks import every, slow_except
+from tests.helpers.marks import slow_except
 from tests.helpers.results import checkpoint, logged, metrics, same, summary
 from tests.helpers.tiny import FEW_STEPS, SHORT, TINY, picture, write_data
 
@@ -174,9 +174,10 @@ WRITTEN = ("summary.json", "curves.png", "checkpoints/previous.ckpt")
 KINDS = ["link", "hard link", "broken link", "pipe"]
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize(
     ("task", "kind"),
-    every(3, [*(("vit", kind) for kind in KINDS), ("lm", "link"), ("seq2seq", "link")]),
+    [*(("vit", kind) for kind in KINDS), ("lm", "link"), ("seq2seq", "link")],
 )
 def test_what_is_no_file_of_its_own_is_replaced(
     task: str, kind: str, request: pytest.FixtureRequest

@@ -16,7 +16,6 @@ from modules.schema import from_dict
 from tasks.vit.architectures import check_described, load_pretrained, pretrained_options
 from tasks.vit.export import write_timm
 from tests.helpers.command import Capture, Console, Patch, run
-from tests.helpers.marks import every
 from tests.helpers.results import checkpoint
 from tests.helpers.tiny import write_images
 from tests.parity.vit import difference, randomise, timm_model
@@ -155,7 +154,8 @@ UNKNOWN: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("file, config", every(3, UNKNOWN))
+@pytest.mark.plain_every(3)
+@pytest.mark.parametrize("file, config", UNKNOWN)
 def test_a_file_of_an_unknown_model(file: str, config: Any, console: Console) -> None:
     save(timm_model("test_vit"), file, config)
     write_images(Path("images"))
