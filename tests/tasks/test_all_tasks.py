@@ -49,6 +49,7 @@ AVERAGE = "--model.average 2 --trainer.max_epochs 3 --trainer.limit_train_batche
 SAME_BATCH = f"--trainer.overfit_batches 1 --trainer.max_epochs 3 {NO_UPDATES}"
 DOCUMENTS = "--data.packing documents --model.net.position rotary"
 NO_SMOOTHING = "--model.label_smoothing 0 --model.net.position rotary"
+NO_DROPOUT = "--model.net.stack.dropout 0"
 PREFIX = "--model.net.architecture prefix --data.loading.batch_tokens 96"
 LOSSES = {  # of three training steps and of the test, by task and options
     ("vit", ""): [2.6263, 2.5575, 2.3401, 2.4694],
@@ -57,6 +58,7 @@ LOSSES = {  # of three training steps and of the test, by task and options
     ("bert", ""): [0.6841, 0.649, 0.7301, 0.6937],
     ("bert", R_DROP): [0.687, 0.6602, 0.721, 0.6937],
     ("mlm", ""): [4.2726, 4.2206, 4.2328, 4.2278],
+    ("mlm", NO_DROPOUT): [4.271, 4.2166, 4.236, 4.2269],
     ("mlm", MASKS): [4.2647, 4.215, 4.2054, 4.2058],
     ("mlm", "--data.next_sentence true"): [4.9664, 4.8879, 4.9294, 4.9076],
     ("mlm", SAME_BATCH): [4.2726, 4.2585, 4.2703, 4.2654],
@@ -155,11 +157,15 @@ def test_compiled_run(task: str) -> None:
 
 @pytest.mark.parametrize("task", slow_except(["vit"], ["vit", "mlm", "lm"]))
 def test_compiled_steps(task: str, monkeypatch: Patch) -> None:
-    """What the steps call is compiled, here without the minutes in which C++ is."""
+    """What the steps call is compiled, here without the minutes in which C++ is.
+
+    Compiled code draws other numbers for dropout, which only `mlm` has here.
+    """
+    options = NO_DROPOUT if task == "mlm" else ""
     compile = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda part: compile(part, backend="eager"))
     counters.clear()
     write_data()
-    assert run(f"fit {TINY[task]} {FEW_STEPS} --compile --run_dir r", task) == 0
+    assert run(f"fit {TINY[task]} {FEW_STEPS} {options} --compile --run_dir r", task) == 0
     assert counters["stats"]["unique_graphs"] > 0
-    assert logged("r") == pytest.approx(LOSSES[task, ""][:3], rel=5e-4)
+    assert logged("r") == pytest.approx(LOSSES[task, options][:3], rel=5e-4)
