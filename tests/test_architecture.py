@@ -86,6 +86,7 @@ def test_one_place_computes_attention() -> None:
     assert calls == ["modules/attention.py"]
 
 
+@pytest.mark.slow
 def test_the_block_library_needs_torch_only() -> None:
     names = [name.removesuffix(".py").replace("/", ".") for name in TREES if name[0] == "m"]
     code = f"import {', '.join(names)}, sys; print(*sys.modules)"

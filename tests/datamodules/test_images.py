@@ -50,6 +50,7 @@ def everything(data: ImageData, split: str) -> dict[str, Any]:
     return dataset[list(range(len(dataset)))] | {"rows": data._split(split).rows}
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("source", SOURCES)
 def test_batches_and_metadata(source: str, photos: Path, image_table: Path) -> None:
     """The same from memory and from workers; training and validation share nothing."""

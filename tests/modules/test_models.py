@@ -57,6 +57,7 @@ EVERY_MODEL = [(kind, options) for kind in ("bert", *DECODERS) for options in VA
 EVERY_MODEL += OWN_OPTIONS
 
 
+@pytest.mark.plain_every(2)
 @torch.no_grad()
 @pytest.mark.parametrize("kind, options", EVERY_MODEL, ids=str)
 def test_padding_changes_nothing(kind: str, options: dict[str, Any]) -> None:
@@ -76,6 +77,7 @@ def test_padding_changes_nothing(kind: str, options: dict[str, Any]) -> None:
             close(left[row, -length:], hidden(net, alone, rows=[row])[0])
 
 
+@pytest.mark.plain_every(2)
 @torch.no_grad()
 @pytest.mark.parametrize("kind, options", EVERY_MODEL, ids=str)
 def test_what_each_token_sees(kind: str, options: dict[str, Any]) -> None:
@@ -128,6 +130,7 @@ def test_texts_longer_than_max_length(position: str) -> None:
         assert torch.isfinite(net(random_tokens(1, LENGTH + 2))).all()
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("kind, options", [m for m in EVERY_MODEL if m[0] in DECODERS], ids=str)
 def test_the_loss_of_a_decoder_is_that_of_all_logits(kind: str, options: dict[str, Any]) -> None:
     net = tiny(kind, **options).train()

@@ -186,6 +186,7 @@ def test_arguments_that_our_vit_has_too_give_equal_logits(options: dict[str, Any
     assert difference(net, theirs) <= 1e-5
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("options", flattened(OTHER))
 def test_arguments_that_our_vit_does_not_have_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="timm|ViT|Patches|grid"):

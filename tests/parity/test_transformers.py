@@ -52,6 +52,7 @@ def loaded(family: str, net: Any) -> Any:
     return model.eval()
 
 
+@pytest.mark.plain_every(2)
 @each_case
 def test_models_come_here_and_go_back(case: Case) -> None:
     """Their random model has equal logits here, and all of it is the same back there."""

@@ -126,6 +126,7 @@ ODD += [("vit folder", link_to("/tmp")), ("bert txt", link_to("/dev/zero"))]
 ODD += [("lm files", not_utf8), ("bert hub", link_to("test-bad.parquet"))]
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize(("command", "odd"), ODD)
 def test_what_is_no_file_is_named(command: str, odd: Make, console: Console) -> None:
     make, name = ODD_FILES[command]
@@ -206,6 +207,7 @@ OUTSIDE += [".folder/good.png"]
 NO_FILES = ["pipe", "zero", "a\0b", "", "."]
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize("path", [*OUTSIDE, *NO_FILES])
 def test_rows_name_files_in_the_data_folder_only(path: str, console: Console) -> None:
     write_pictures(path)
@@ -247,6 +249,7 @@ UNUSED = [  # task and source, an option
 ]
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize(("command", "option"), UNUSED)
 def test_options_that_a_source_does_not_use(command: str, option: str, console: Console) -> None:
     Path("d").mkdir()

@@ -66,6 +66,7 @@ def test_tokenizer_and_sizes_come_from_pretraining_and_dropout_from_the_run(
         assert rates == (rate, rate, rate)
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("task", ["bert", "mlm"])
 def test_another_tokenizer_is_refused_with_both_sizes(
     task: str, pretrained: str, console: Console
@@ -82,6 +83,7 @@ def test_another_tokenizer_is_refused_with_both_sizes(
     assert run(f"{line} same.json --run_dir r", task) == 0
 
 
+@pytest.mark.slow
 def test_options_that_would_train_a_tokenizer(pretrained: str, console: Console) -> None:
     size = checkpoint("m", "best")["tessera"]["metadata"]["vocabulary"]
     line = f"{FIT} hub --model.pretrained {pretrained}"
@@ -174,6 +176,7 @@ def test_a_head_that_fits_is_kept_unless_it_is_reset() -> None:
         assert (reset[name] - kept[name]).abs().mean() > 0.01, name
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("names, settings, rows", [
     (("neg", "pos"), {}, [0, 1]),
     (("pos", "neg"), {}, [1, 0]),

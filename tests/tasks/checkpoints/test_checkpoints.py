@@ -172,6 +172,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in ("adamw", "muon")}
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize("optimizer, keys, value, named", TRAINING, ids=str)
 def test_state_of_training_is_named(
     optimizer: str, keys: Keys, value: Any, named: str, trained: dict[str, Path], console: Console

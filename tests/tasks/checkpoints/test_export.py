@@ -89,6 +89,7 @@ def test_a_folder_that_cannot_be_filled_leaves_nothing() -> None:
     assert sorted(str(path) for path in Path("x/y").rglob("*")) == ["x/y/z", "x/y/z/file"]
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize("output", [".", "..", "there", "here/..", "/proc/model"])
 def test_places_that_take_no_file(
     output: str, best: Path, lm_letters: Path, console: Console

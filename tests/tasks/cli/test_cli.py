@@ -46,6 +46,7 @@ def write(name: str, **content: Any) -> None:
     Path(name).write_text(yaml.safe_dump(content))
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize("line, depth", [
     ("--config a.yaml --config b.yaml", 3),
     ("--config b.yaml --config=a.yaml", 2),

@@ -40,6 +40,7 @@ CONFIGS = {  # the content of a file, and what the sentence names beside the fil
 }
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize("text", CONFIGS, ids=lambda text: text[:60])
 def test_config_files(text: str, console: Console) -> None:
     Path("c.yaml").write_text(text)

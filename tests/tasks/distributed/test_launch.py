@@ -174,6 +174,7 @@ NCCL = "NCCL error in: c10d.cpp:1, invalid usage\nLast error:\nDuplicate GPU det
 DIST = torch.distributed
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("connected, error, kind, said", [
     (False, DIST.DistStoreError("timed out\nframe 0"), RunError, r"here:1 \(timed out\)"),
     (False, ValueError("of the data"), ValueError, "^of the data$"),

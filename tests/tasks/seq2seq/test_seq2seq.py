@@ -107,6 +107,7 @@ def test_decoding_options(monkeypatch: Patch) -> None:
     assert seen == {(4, 24, 0.5)}
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize(
     ("options", "joint"),
     [

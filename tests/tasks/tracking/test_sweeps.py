@@ -34,6 +34,7 @@ SWEEPS = {  # more options, so that it is short
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task", ["vit", *(pytest.param(task, marks=pytest.mark.slow) for task in list(SWEEPS)[1:])]
 )

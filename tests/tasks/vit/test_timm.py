@@ -99,6 +99,7 @@ def test_a_model_by_name(timms: Any, console: Console) -> None:
     assert not torch.equal(net.head.linear.weight, timms.head.weight)
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("ending", ["safetensors", "pth"])
 def test_a_file_that_options_describe(ending: str, timms: Any) -> None:
     if ending == "pth":
@@ -135,6 +136,7 @@ KNOWN: list[tuple[str, str, Any, Any]] = [  # model, file, config.json beside it
 ]
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("name, file, config, options", KNOWN)
 def test_a_file_of_a_known_model(name: str, file: str, config: Any, options: Any) -> None:
     theirs = timm_model(name, **options)
