@@ -1,5 +1,6 @@
 """What all tests share: a seed, no network, no accounts, a cache of their own, real data sets."""
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -10,6 +11,7 @@ import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", MPLBACKEND="Agg")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads leave the cores to other workers
+gc.disable()  # until all tests are imported
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,6 +25,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[name] % step and not any(text in case for text in also):
                 item.add_marker("slow")
             seen[name] += 1
+
+
+def pytest_collection_finish() -> None:
+    """Garbage collections need not look through what the tests imported."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
