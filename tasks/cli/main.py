@@ -4,6 +4,7 @@ This module answers `--help`, `--version` and mistyped commands without heavy im
 imports what it needs when it runs.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of this process, and return its exit code."""
     if argv is None:
         SIGNALS.install()  # before anything slow is imported
+        gc.disable()  # until all is imported: a collection looks through every object
         if "OMP_WAIT_POLICY" not in os.environ:  # both are read when torch is imported
             # OpenMP's threads that wait for work spin for a moment, then sleep: other jobs need
             # the core.
@@ -39,6 +41,9 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
             raise UsageError(unknown_name(command, app.commands, "command"))
         else:
             run = build_command(app, command, arguments)
+            if not gc.isenabled():
+                gc.freeze()  # nothing that is imported is garbage
+                gc.enable()
             with SIGNALS.raising():  # a signal raises an exception, so that files are cleaned up
                 run()
     return status.code
