@@ -40,7 +40,7 @@ def same_start() -> None:
     """The same random numbers in whatever order the tests run."""
     import torch
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -49,7 +49,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
     import torch
 
     if fixturedef.scope != "function":
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

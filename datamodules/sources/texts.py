@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -211,17 +211,22 @@ class EmbeddedTexts(TextSource):
         return text_samples(texts, torch.arange(len(texts)), where, torch.tensor(labels))
 
 
+@cache
+def generated_reviews() -> dict[str, tuple[list[str], list[int]]]:
+    from datamodules.embedded.reviews import generate
+
+    return generate()
+
+
 class Reviews(EmbeddedTexts):
     """Generated reviews, positive or negative by the order of their words."""
 
     noun = "reviews"
     class_names = ["negative", "positive"]
 
-    @cached_property
+    @property
     def splits(self) -> dict[str, tuple[list[str], list[int]]]:
-        from datamodules.embedded.reviews import generate
-
-        return generate()
+        return generated_reviews()
 
 
 class Reference(EmbeddedTexts):

@@ -7,7 +7,7 @@ those sets the later one wins.
 
 import os
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from inspect import signature
 from typing import Any, NoReturn, get_type_hints
 
@@ -40,9 +40,15 @@ jsonargparse.set_parsing_settings(
 plain_yaml = jsonargparse.get_loader("yaml")
 
 
+@lru_cache(maxsize=1024)  # jsonargparse reads every value several times
+def check_yaml(text: str) -> None:
+    """Raises `yaml.YAMLError` for a text that `load_yaml` refuses."""
+    load_yaml(text)
+
+
 def checked_yaml(text: str) -> Any:
     """The value of a YAML text by jsonargparse's rules, after our checks."""
-    load_yaml(text)
+    check_yaml(text)
     return plain_yaml(text)
 
 

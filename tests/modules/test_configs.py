@@ -54,6 +54,7 @@ def test_options_name_the_entries_of_their_family(entries: dict[str, Any], liter
     assert tuple(entries) == get_args(literal)
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize(
     "preset",
     [

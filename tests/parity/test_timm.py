@@ -178,6 +178,7 @@ def test_each_argument_of_timm_is_tried() -> None:
     assert SAME.keys() | OTHER.keys() == signature(VisionTransformer).parameters.keys()
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize("options", flattened(SAME))
 def test_arguments_that_our_vit_has_too_give_equal_logits(options: dict[str, Any]) -> None:
     theirs = tiny_timm(**options)

@@ -78,6 +78,7 @@ def test_each_option_of_ours_is_tried() -> None:
     assert EXPORTED.keys() | NOT_EXPORTED.keys() | NEVER == options
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize("option, value", pairs(EXPORTED))
 def test_an_export_to_timm_loads_there_and_here(option: str, value: Any) -> None:
     net = randomise(changed(option, value))

@@ -190,6 +190,7 @@ CLASSES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.usefixtures("evil")
 @pytest.mark.parametrize("options", CLASSES, ids=str)
 def test_options_import_nothing(options: dict[str, Any], run_copy: Path, console: Console) -> None:

@@ -237,7 +237,7 @@ def check_ids(file: Path, texts: list[str]) -> None:
         assert encode(ours, text) == encode(again, text) == expected, text
 
 
-@pytest.mark.plain_every(3)
+@pytest.mark.plain_every(9)
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_settings_are_followed_or_refused(family: str, name: str, tmp_path: Path) -> None:
     make_folder(family, tmp_path)

@@ -125,6 +125,7 @@ def steps(samplers: list[BucketBatchSampler], epoch: int) -> list[list[list[int]
     return [list(step) for step in zip(*samplers, strict=True)]
 
 
+@pytest.mark.plain_every(4)
 @pytest.mark.parametrize(("size", "world_size", "limit", "seed"), BUCKETS)
 def test_steps_of_similar_length_take_each_sample_once(
     size: int, world_size: int, limit: Limit, seed: int
@@ -168,6 +169,7 @@ def test_steps_of_similar_length_take_each_sample_once(
     assert longest == sorted(longest, reverse=True)
 
 
+@pytest.mark.plain_every(4)
 @pytest.mark.parametrize(("size", "world_size", "limit", "seed"), BUCKETS[::2])
 def test_pairs_are_batched_by_the_longer_side(
     size: int, world_size: int, limit: Limit, seed: int

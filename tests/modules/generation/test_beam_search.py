@@ -14,6 +14,7 @@ from tests.helpers.generation import NEW, PROMPTS, STOP, score, scored, sequence
 from tests.helpers.tiny_models import LENGTH, every_decoder, tiny
 
 
+@pytest.mark.plain_every(3)
 @every_decoder
 @pytest.mark.parametrize("penalty", [1.0, 0.0, 2.0, -1.0])
 def test_enough_beams_find_the_best_of_all_sequences(kind: str, penalty: float) -> None:

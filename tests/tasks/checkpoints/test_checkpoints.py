@@ -62,6 +62,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_resumes_from_the_one_before(damage: str, run_copy: Path, console: Console) -> None:
     folder = run_copy / "checkpoints"

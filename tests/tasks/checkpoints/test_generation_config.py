@@ -89,6 +89,7 @@ SETTINGS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize(
     "kind", ["GPT2LMHeadModel", pytest.param("LlamaForCausalLM", marks=pytest.mark.slow)]
 )

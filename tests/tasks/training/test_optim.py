@@ -232,6 +232,7 @@ def test_resume_with_another_optimizer_is_refused() -> None:
 # schedules ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize("total", [1, 2, 50, 1000])
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 1, 20, 5000])
 @pytest.mark.parametrize("schedule", SCHEDULES)
