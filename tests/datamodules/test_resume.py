@@ -64,6 +64,7 @@ DATA: dict[str, Callable[[Path], pl.LightningDataModule]] = {
 }
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("kind", slow_except([*DATA][::3], DATA))
 def test_continues_after_any_step_with_the_same_batches_and_bits(kind: str, tmp_path: Path) -> None:
     whole = fit(DATA[kind](tmp_path), tmp_path, limit_val_batches=0)

@@ -235,6 +235,7 @@ def change_each(case: Case, names: Collection[str]) -> set[str]:
     return taken
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize("name", slow_except(PLAIN, MODELS))
 def test_entries_that_decide(name: str) -> None:
     change_each(CASES[name], DECISIVE)

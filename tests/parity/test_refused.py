@@ -176,6 +176,7 @@ def check_options(name: str, options: Settings, family: str) -> bool:
     return True
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize("name", slow_except(PLAIN, MODELS))
 def test_options_of_ours_are_refused_by_name_or_come_back(name: str) -> None:
     own = CASES[name].family

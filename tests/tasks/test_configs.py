@@ -60,6 +60,7 @@ def write_data(task: str, config: str) -> str:
     return "--data.path hub"
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_options(config: str, console: Console) -> None:
     """A config whose options are all there is printed with the defaults of the others."""

@@ -122,6 +122,7 @@ def test_a_cache_that_takes_no_tokenizer(
     assert run(line, "bert") == 0
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("family", slow_except(["bert", "distilbert"], FAMILIES))
 @pytest.mark.parametrize(
     "task, head", [("bert", "ForSequenceClassification"), ("mlm", "ForMaskedLM")]

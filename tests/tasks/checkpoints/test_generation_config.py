@@ -126,6 +126,7 @@ def test_settings_in_an_older_config(gpt2: Path, console: Console) -> None:
 FILTERS = {"do_sample": True, "top_k": 7, "top_p": 0.9, "min_p": 0.01}
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("settings, options", [
     ({"do_sample": True}, "--top_k 50"),
     ({"do_sample": True, "top_k": 0, "temperature": 0.5}, "--temperature 0.5"),

@@ -82,6 +82,7 @@ def signal_after(line: str, delay: float, number: int, folder: Path, group: bool
     assert not list(folder.rglob(".*.tmp"))
 
 
+@pytest.mark.plain_every(3)
 @pytest.mark.parametrize("line, delay, number", [
     (FIT, 0.0, signal.SIGINT), (FIT, 0.6, signal.SIGTERM), (GENERATE, 1.5, signal.SIGINT),
 ])  # fmt: skip

@@ -75,6 +75,7 @@ class Parts:
                 yield {name: value[start:stop] for name, value in batch.items()}
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("case", [
     "vit", "lm",
     *(pytest.param(case, marks=pytest.mark.slow) for case in TASKS if case not in ("vit", "lm")),

@@ -57,6 +57,7 @@ PLAIN = [("lm", "bf16-true"), *PRECISIONS]
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in EVERY if case not in PLAIN]
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize("task, precision", [*PLAIN, *SLOW])
 def test_few_steps(task: str, precision: str, monkeypatch: Patch) -> None:
@@ -245,6 +246,7 @@ def assert_finite(folder: str = "r") -> None:
         assert all(torch.isfinite(value).all() for value in values)
 
 
+@pytest.mark.plain_every(2)
 @pytest.mark.parametrize("ema", ["", "--model.ema 0.9"])
 def test_a_loss_that_is_nan_stops_the_run(ema: str, monkeypatch: Patch, capsys: Capture) -> None:
     step = ViTTask.step
