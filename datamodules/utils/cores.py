@@ -2,8 +2,10 @@
 
 import math
 import os
+import time
 from pathlib import Path
 
+STAT = Path("/proc/stat")
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 
@@ -12,6 +14,32 @@ def usable_cores() -> int:
     """Cores that this process may use: by its affinity, and by the CPU quota of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(cores or 1, math.ceil(cgroup_quota())))
+
+
+def free_cores(seconds: float = 0.1) -> float:
+    """Cores that no process used while this one slept; infinity if the system does not tell."""
+    try:
+        before = _core_times()
+        time.sleep(seconds)
+        after = _core_times()
+        idle = [
+            (after[core][0] - idle) / max(1, after[core][1] - total)
+            for core, (idle, total) in before.items()
+        ]
+    except (OSError, ValueError, IndexError, KeyError):
+        return math.inf
+    return sum(idle) if idle else math.inf
+
+
+def _core_times() -> dict[int, tuple[int, int]]:
+    """Of each core in this process's affinity: time without work, and all time, in ticks."""
+    found = {}
+    for line in STAT.read_text().splitlines():
+        name, *values = line.split()
+        if name.startswith("cpu") and name != "cpu" and int(name[3:]) in os.sched_getaffinity(0):
+            ticks = [int(value) for value in values[:8]]  # those of guests are part of the first
+            found[int(name[3:])] = ticks[3] + ticks[4], sum(ticks)  # idle, and waiting for disks
+    return found
 
 
 def cgroup_quota() -> float:

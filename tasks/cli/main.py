@@ -21,10 +21,6 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
     if argv is None:
         SIGNALS.install()  # before anything slow is imported
         gc.disable()  # until all is imported: a collection looks through every object
-        if "OMP_WAIT_POLICY" not in os.environ:  # both are read when torch is imported
-            # OpenMP's threads that wait for work spin for a moment, then sleep: other jobs need
-            # the core.
-            os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
@@ -54,6 +50,8 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
     from tasks.training.allocator import tune_allocator
 
     tune_allocator()  # glibc's malloc
+    if "torch" not in sys.modules:
+        set_waiting_policy()
     if command in app.extra_commands:
         from tasks.cli.parsing import parse_function
         from tasks.distributed.environment import share_cores
@@ -69,6 +67,19 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
 
     method: Callable[[], object] = getattr(TaskCLI(app, command, arguments), command)
     return method
+
+
+def set_waiting_policy() -> None:
+    """Chooses how OpenMP's threads wait for work; it must come before torch is imported.
+
+    Spinning answers faster, but takes time from other jobs that want the core, and so from the
+    thread that is waited for. With all cores free, threads spin for a moment before they sleep.
+    """
+    from datamodules.utils.cores import free_cores, usable_cores
+
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        is_busy = free_cores() < usable_cores() - 0.5
+        os.environ["GOMP_SPINCOUNT"] = "0" if is_busy else "3000"
 
 
 def help_screen(app: App) -> str:

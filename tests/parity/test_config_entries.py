@@ -126,7 +126,8 @@ def write(settings: Settings) -> None:
 
 
 def save(case: Case, settings: Settings) -> None:
-    """A new model of a config, and the config word for word."""
+    """A new model of a config, the same whatever was drawn before; the config word for word."""
+    torch.manual_seed(0)
     model = randomise(case.kind(case.kind.config_class.from_dict(json.loads(json.dumps(settings)))))
     model.save_pretrained("model")
     Path("model/generation_config.json").unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Cores that a process may use, in control groups as containers have them."""
 
+import math
 import os
 import subprocess
 import sys
@@ -114,3 +115,44 @@ print(cgroup_quota(), torch.get_num_threads())
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.stdout.split() == ["0.5", "1"], done.stderr
+
+
+def test_free_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of cores 1 and 2, the first was half idle meanwhile; core 3 is another process's."""
+    stat = tmp_path / "stat"
+    before = "cpu 9 9 9 9 9 9 9 9 9 9\ncpu1 10 0 10 60 5 0 0 0 0 0\ncpu2 7 0 0 4 0 0 0 0 7 0\n"
+    after = "cpu 9 9 9 9 9 9 9 9 9 9\ncpu1 13 0 11 63 6 0 0 0 0 0\ncpu2 12 0 0 4 0 0 0 3 9 0\n"
+    stat.write_text(f"{before}cpu3 1 0 0 1 0 0 0 0 0 0\nintr 5\n")
+    monkeypatch.setattr(cores, "STAT", stat)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2}, raising=False)
+    monkeypatch.setattr(cores.time, "sleep", lambda seconds: stat.write_text(after))
+    assert cores.free_cores() == 0.5
+    for text in ("", "cpu1 nonsense\n", "cpu1\n", "cpux 1 2 3\n"):
+        stat.write_text(text)
+        monkeypatch.setattr(cores.time, "sleep", lambda seconds: None)
+        assert cores.free_cores() == math.inf, text
+    stat.unlink()
+    assert cores.free_cores() == math.inf
+
+
+@pytest.mark.slow
+def test_threads_do_not_spin_on_busy_cores() -> None:
+    code = "from tasks.cli.main import set_waiting_policy as s; s(); import os; print(os.environ)"
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY",)}
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    finally:
+        for process in busy:
+            process.kill()
+    assert "'GOMP_SPINCOUNT': '0'" in done.stdout
