@@ -46,17 +46,19 @@ def record(name: str, *options: str) -> None:
     import torch
 
     kind = "avx512" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "avx2"
-    line = " ".join(["python -m", f"tests.benchmarks.{name}", *options])
-    print(line, flush=True)
-    done = subprocess.run([sys.executable, *line.split()[1:]], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", f"tests.benchmarks.{name}", *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     print(done.stdout)
     if done.returncode:
         raise SystemExit(done.returncode)
     changed = git("status", "--porcelain", "--", "modules", "datamodules", "tasks", "tests/*.py")
     commit = git("rev-parse", "--short=9", "HEAD") + ", with changes" * bool(changed)
+    shown = ["FOLDER" if Path(option).exists() else option for option in options]
+    line = " ".join(["python -m", f"tests.benchmarks.{name}", *shown])
     given = " ".join(f"{key}={os.environ[key]}" for key in IMITATED if key in os.environ)
     head = f"{f'{given} {line}'.strip()}\ncommit {commit}, {date.today()}\n\n"
-    file = RESULTS / kind / f"{'_'.join([name, *re.findall(r'[a-z0-9]+', ' '.join(options))])}.txt"
+    words = re.findall(r"[a-z0-9]+", " ".join(shown))
+    file = RESULTS / kind / f"{'_'.join([name, *words])}.txt"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(head + done.stdout)
 
