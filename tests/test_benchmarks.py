@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks import record
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 NAMES = sorted(set(re.findall(r"python -m tests\.benchmarks\.(\w+)", README)))
@@ -20,6 +22,7 @@ SHORT = {  # others: one round
     "loop": "--rounds 0",
     "nanogpt_peer": "--steps 100",
     "processes": "--rounds 0 --steps 10",
+    "record": "",
     "savings": "--rounds 0",
     "seq2seq_step": "--rounds 0",
     "startup": "--rounds 0",
@@ -77,6 +80,20 @@ def rows(text: str, name: str) -> list[dict[str, float]]:
     found = [lines[start + 1], next(line for line in lines[start:] if line.startswith(f"{name} "))]
     numbers = [line.split()[-len(heads) :] for line in found]
     return [dict(zip(heads, map(float, values), strict=True)) for values in numbers]
+
+
+def test_stored_results() -> None:
+    """Each has its commit, and the row that the table is about."""
+    text = "python -m b\ncommit 0a1b2c3d4, 2026-01-02\n\ncpu, 2 threads\n"
+    text += f"{'':<24}{'median images/s':>18}{'ratio':>8}\n"
+    text += f"{'timm':<24}{10:>18}{1:>8}\n{'tessera':<24}{12.34:>18}{1.23:>8}\n"
+    assert record.cell(text) == "tessera 12.34 images/s, 1.23x timm (0a1b2c3d4)"
+    stored = sorted(record.RESULTS.glob("*/*.txt"))
+    assert stored
+    for path in stored:
+        assert re.fullmatch(
+            r"tessera .*\d [a-z]+.*x .* \([0-9a-f]{9}\)|train: .*", record.cell(path.read_text())
+        ), path
 
 
 def test_every_benchmark_is_named() -> None:
