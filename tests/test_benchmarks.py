@@ -63,23 +63,14 @@ def test_benchmark(name: str, request: pytest.FixtureRequest, tmp_path: Path) ->
     assert (tmp_path / "plot.png").exists() == ("plot" in options)
     if name in FASTER:
         own, head, most = FASTER[name]
-        first, ours = rows(done.stdout, own)
+        found = {row.name: row for row in record.rows(done.stdout)}
+        ours, first = found[own].numbers, found[found[own].base].numbers
         assert ours["ratio"] > 1, done.stdout
         assert not head or ours[head] <= most * first[head], done.stdout
     if name == "growth":  # of 512 to 4,096 tokens, with the gaps that the allocator leaves
         taken = [float(found) for found in re.findall(r"^length \d+ .* (\d+)$", done.stdout, re.M)]
         assert len(taken) == 4
         assert taken[3] / taken[0] < 8.8, done.stdout
-
-
-def rows(text: str, name: str) -> list[dict[str, float]]:
-    """Numbers by their heads in the first row of a benchmark's table, and in that of `name`."""
-    lines = text.splitlines()
-    start = next(number for number, line in enumerate(lines) if "ratio" in line)
-    heads = re.split(r"\s{2,}", lines[start].strip())
-    found = [lines[start + 1], next(line for line in lines[start:] if line.startswith(f"{name} "))]
-    numbers = [line.split()[-len(heads) :] for line in found]
-    return [dict(zip(heads, map(float, values), strict=True)) for values in numbers]
 
 
 def test_stored_results() -> None:

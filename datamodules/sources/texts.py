@@ -213,6 +213,7 @@ class EmbeddedTexts(TextSource):
 
 @cache
 def generated_reviews() -> dict[str, tuple[list[str], list[int]]]:
+    """Texts and labels of each split, generated once in a process."""
     from datamodules.embedded.reviews import generate
 
     return generate()

@@ -37,7 +37,7 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
             raise UsageError(unknown_name(command, app.commands, "command"))
         else:
             run = build_command(app, command, arguments)
-            if not gc.isenabled():
+            if argv is None:
                 gc.freeze()  # nothing that is imported is garbage
                 gc.enable()
             with SIGNALS.raising():  # a signal raises an exception, so that files are cleaned up

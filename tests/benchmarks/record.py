@@ -20,16 +20,14 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 KINDS = {"avx512": "AVX-512", "avx2": "AVX2"}
-IMITATED = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")  # of the instructions that are used
 
 
 class Row(NamedTuple):
-    """A line of a benchmark's table: its name, the median, its unit, and the ratio to `base`."""
+    """A line of a table: its name, numbers by their heads, and the name of the first line."""
 
     name: str
-    median: float
-    unit: str
-    ratio: float
+    numbers: dict[str, float]
     base: str
 
 
@@ -46,16 +44,16 @@ def record(name: str, *options: str) -> None:
     import torch
 
     kind = "avx512" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "avx2"
+    changed = git("status", "--porcelain", "--", "modules", "datamodules", "tasks", "tests/*.py")
+    commit = git("rev-parse", "--short=9", "HEAD") + ", with changes" * bool(changed)
     command = [sys.executable, "-m", f"tests.benchmarks.{name}", *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     print(done.stdout)
     if done.returncode:
         raise SystemExit(done.returncode)
-    changed = git("status", "--porcelain", "--", "modules", "datamodules", "tasks", "tests/*.py")
-    commit = git("rev-parse", "--short=9", "HEAD") + ", with changes" * bool(changed)
     shown = ["FOLDER" if Path(option).exists() else option for option in options]
     line = " ".join(["python -m", f"tests.benchmarks.{name}", *shown])
-    given = " ".join(f"{key}={os.environ[key]}" for key in IMITATED if key in os.environ)
+    given = " ".join(f"{key}={os.environ[key]}" for key in LIMITS if key in os.environ)
     head = f"{f'{given} {line}'.strip()}\ncommit {commit}, {date.today()}\n\n"
     words = re.findall(r"[a-z0-9]+", " ".join(shown))
     file = RESULTS / kind / f"{'_'.join([name, *words])}.txt"
@@ -83,7 +81,11 @@ def lines() -> Iterator[str]:
 def cell(text: str) -> str:
     """Our rows of a stored result, and its commit."""
     ours = [row for row in rows(text) if "tessera" in row.name]
-    parts = [f"{row.name} {row.median:,.4g} {row.unit}, {row.ratio}x {row.base}" for row in ours]
+    parts = []
+    for name, numbers, base in ours:
+        head, median = next(iter(numbers.items()))  # such as "median images/s"
+        unit = head.removeprefix("median ")
+        parts.append(f"{name} {median:,.4g} {unit}, {numbers['ratio']}x {base}")
     commit = re.search(r"^commit (\w+)", text, re.M)
     return f"{'; '.join(parts)} ({commit and commit[1]})"
 
@@ -91,15 +93,15 @@ def cell(text: str) -> str:
 def rows(text: str) -> Iterator[Row]:
     """All lines of all tables in a benchmark's output."""
     heads: list[str] = []
-    unit, base = "", ""
+    base = ""
     for line in text.splitlines():
         cells = re.split(r"\s{2,}", line.strip())
         if "ratio" in cells:
-            heads, unit, base = cells, cells[0].removeprefix("median "), ""
+            heads, base = cells, ""
         elif heads and len(cells) == len(heads) + 1:
             numbers = dict(zip(heads, map(float, cells[1:]), strict=True))
             base = base or cells[0]
-            yield Row(cells[0], numbers[heads[0]], unit, numbers["ratio"], base)
+            yield Row(cells[0], numbers, base)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,11 @@ import torch
 
 from datamodules.utils import cores
 from datamodules.utils.cores import cgroup_quota, usable_cores
+from tasks.cli.main import set_waiting_policy
 from tasks.distributed.environment import share_cores
 from tests.helpers.command import ROOT
+
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
 @pytest.fixture
@@ -104,6 +107,7 @@ def test_a_real_group_and_the_threads_of_a_command(group: Path) -> None:
 from pathlib import Path
 Path({str(group / "cgroup.procs")!r}).write_text("0")
 from datamodules.utils.cores import cgroup_quota
+from tasks.cli.main import set_waiting_policy
 from tasks.distributed.environment import share_cores
 share_cores()
 import torch
@@ -135,10 +139,27 @@ def test_free_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cores.free_cores() == math.inf
 
 
+@pytest.mark.parametrize(
+    "free, given, spins",
+    [(2.0, {}, "3000"), (1.6, {}, "3000"), (1.4, {}, "0"), (math.inf, {}, "3000")]
+    + [(0.0, {"GOMP_SPINCOUNT": "7"}, "7"), (0.0, {"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_waiting_follows_free_cores_unless_it_is_set(
+    free: float, given: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "free_cores", lambda: free)
+    monkeypatch.setattr(cores, "usable_cores", lambda: 2)
+    for name in WAITING:
+        monkeypatch.delenv(name, raising=False)
+    os.environ.update(given)
+    set_waiting_policy()
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
 @pytest.mark.slow
 def test_threads_do_not_spin_on_busy_cores() -> None:
     code = "from tasks.cli.main import set_waiting_policy as s; s(); import os; print(os.environ)"
-    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY",)}
+    environment = {key: value for key, value in os.environ.items() if key not in WAITING}
     busy = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
         for _ in range(os.cpu_count() or 1)

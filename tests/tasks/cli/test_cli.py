@@ -20,7 +20,7 @@ from tasks.cli.main import help_screen
 from tasks.cli.parsing import names_data
 from tasks.options import flat
 from tasks.vit.__main__ import APP
-from tests.helpers.command import Console, Patch, environment, process, run
+from tests.helpers.command import ROOT, Console, Patch, environment, process, run
 from tests.helpers.tiny import SHORT, picture
 
 UNUSED = {"timm", "wandb", "transformers", "datasets", "onnx", "onnxruntime", "tensorboard"}
@@ -190,3 +190,16 @@ def test_progress_bar_on_a_terminal(tmp_path: Path) -> None:
         assert re.search(rf"Epoch {epoch}/1 +━+.* [1-4]/4 .*train/loss: \d+\.\d+", screen), screen
     assert re.search(r"val/acc: \d\.\d+", screen) and "epoch 2/2" not in screen
     assert re.search(r"Results.*test/acc.*run folder.*best checkpoint", screen, re.DOTALL)
+
+
+@pytest.mark.slow
+def test_garbage_is_collected_once_a_command_runs() -> None:
+    """Not before, and what was imported is left out."""
+    code = (
+        "import gc, sys; from tasks.cli.main import main; import tasks.vit.__main__ as vit\n"
+        "from tasks.cli import lightning_cli as cli\n"
+        "cli.TaskCLI.fit = lambda self: print(gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
+        "sys.argv = ['vit', 'fit']; main(vit.APP)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True"], done.stderr
