@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from modules.attention import NO_ATTENTION_CACHE, AttentionCache
+from modules.convolution import NO_CONV_CACHE, ConvCache
 from modules.masks import Mask, causal, none_if_no_padding, padding
 
 
@@ -18,6 +19,8 @@ class BlockCache(NamedTuple):
 
     self_attn: AttentionCache = NO_ATTENTION_CACHE
     cross_attn: AttentionCache = NO_ATTENTION_CACHE
+    conv1: ConvCache = NO_CONV_CACHE
+    conv2: ConvCache = NO_CONV_CACHE
 
 
 class TokenPositions(NamedTuple):

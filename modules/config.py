@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
 NormName = Literal["layernorm", "rmsnorm"]
-FeedForwardName = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh"]
+FeedForwardName = Literal[
+    "relu", "relu2", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh"
+]
 OrderName = Literal["pre", "post", "parallel"]
 AttentionName = Literal["dot", "additive"]
-InitName = Literal["trunc_normal", "xavier", "gpt2"]
+InitName = Literal["trunc_normal", "xavier", "gpt2", "zero_residual"]
 StemName = Literal["patch", "conv", "convpool"]
 PoolName = Literal["cls", "mean", "max", "attention"]
 PoolerName = Literal["none", "tanh", "relu"]
@@ -71,8 +73,8 @@ class StackConfig:
         mlp_width: Hidden size F of the feed-forward part; null: 4 x width, or with a gate
             8/3 x width rounded up to a multiple of 8.
         attention: Kind of attention: "dot" (Vaswani 2017) or "additive" (Bahdanau 2015).
-        feedforward: Activation of the feed-forward part; "swiglu", "geglu" and "geglu_tanh" are
-            gated (Shazeer 2020).
+        feedforward: Activation of the feed-forward part; "relu2" is ReLU squared (So 2021);
+            "swiglu", "geglu" and "geglu_tanh" are gated (Shazeer 2020).
         norm: Kind of normalisation: "layernorm" (Ba 2016) or "rmsnorm" (Zhang 2019).
         norm_eps: Constant added to the variance inside the norms.
         order: Block layout: "pre" (norm before each sub-layer), "post" (norm after each residual
@@ -93,12 +95,14 @@ class StackConfig:
         layer_scale: Start value of a learned scale on each sub-layer's output (Touvron 2021);
             null: none.
         causal: Tokens see only themselves and earlier ones.
+        conv_kernel: Size of convolutions of each channel over a token and those before it, on what
+            attention and feed-forward read (So 2021, Allen-Zhu 2025); needs `causal`; null: none.
         cross_attention: A second attention, to other tokens, in each block (decoders).
         context_width: Vector size of those other tokens; null: `width`.
         checkpoint_activations: Recompute activations in the backward pass: less memory, about a
             third more time.
-        init: Start values of the weights: "trunc_normal" (std 0.02), "xavier", or "gpt2" (smaller
-            for residual layers).
+        init: Start values of the weights: "trunc_normal" (std 0.02), "xavier", "gpt2" (smaller
+            for residual layers) or "zero_residual" (zero for residual layers).
     """
 
     width: int = 192
@@ -123,6 +127,7 @@ class StackConfig:
     drop_path: float = 0.0
     layer_scale: float | None = None
     causal: bool = False
+    conv_kernel: int | None = None
     cross_attention: bool = False
     context_width: int | None = None
     checkpoint_activations: bool = False
@@ -146,6 +151,10 @@ class StackConfig:
         require(
             self.context_width is None or self.cross_attention,
             "context_width needs cross_attention; switch it on or leave context_width out.",
+        )
+        require(
+            self.conv_kernel is None or (self.conv_kernel >= 2 and self.causal),
+            f"conv_kernel is {self.conv_kernel}; give null, or in a causal stack 2 or more.",
         )
         check_rates(self, "dropout", "mlp_dropout", "attention_dropout", "drop_path")
 

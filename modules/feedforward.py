@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import GATED
@@ -41,8 +42,17 @@ class FeedForward(nn.Module):
         return self.down(self.dropout(hidden))
 
 
+class ReLUSquared(nn.Module):
+    """max(x, 0)^2, the activation of Primer (So 2021)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, F) -> (B, N, F)."""
+        return F.relu(x).square()
+
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
+    "relu2": ReLUSquared,
     "gelu": nn.GELU,
     "gelu_tanh": partial(nn.GELU, approximate="tanh"),
     "silu": nn.SiLU,

@@ -33,10 +33,22 @@ def gpt2(weight: Tensor, residual_scale: float) -> None:
     nn.init.normal_(weight, std=0.02 * residual_scale)
 
 
+def zero_residual(weight: Tensor, residual_scale: float) -> None:
+    """Normal with variance 1 / inputs; zero where the result joins the residual stream.
+
+    Each block starts as the identity (Zhang 2019, Fixup; Yang 2022 for the variance).
+    """
+    if residual_scale < 1:
+        nn.init.zeros_(weight)
+    else:
+        nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+
+
 INITS: dict[str, Callable[[Tensor, float], None]] = {
     "trunc_normal": trunc_normal,
     "xavier": xavier,
     "gpt2": gpt2,
+    "zero_residual": zero_residual,
 }
 
 

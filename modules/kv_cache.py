@@ -1,4 +1,6 @@
-"""The cache of generation: keys and values of earlier tokens, each computed once."""
+"""The cache of generation: keys and values of earlier tokens, each computed once, and the last
+inputs of convolutions.
+"""
 
 import torch
 from torch import Tensor
@@ -6,6 +8,7 @@ from torch import Tensor
 from modules.attention import AttentionCache
 from modules.cache import BlockCache, StackCache, TokenPositions, positions_without_padding
 from modules.config import StackConfig, require
+from modules.convolution import ConvCache
 from modules.masks import none_if_no_padding
 
 
@@ -36,6 +39,9 @@ class KVCache(StackCache):
         sizes = config.resolved
         shape = (config.depth, 2, batch, sizes.kv_heads, max_length, sizes.head_dim)
         self.data = torch.empty(shape, device=device, dtype=dtype)
+        earlier = (config.conv_kernel or 1) - 1
+        conv_shape = (config.depth, 2, batch, earlier, config.width)
+        self.conv_inputs = torch.empty(conv_shape, device=device, dtype=dtype)
         self.positions = torch.empty(batch, max_length, 1, device=device, dtype=torch.int64)
         self.padding_mask = torch.empty(batch, max_length, device=device, dtype=torch.bool)
         self.contexts = [ContextCache() for _ in range(config.depth)]
@@ -58,10 +64,12 @@ class KVCache(StackCache):
         device = self.positions.device
         self.positions[:] = torch.arange(self.max_length, device=device)[:, None]  # (max_length, 1)
         self.padding_mask.fill_(True)
+        self.conv_inputs.zero_()
 
     def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
-        return BlockCache(KVLayerCache(self, *self.data[index]), self.contexts[index])
+        convs = [LastTokens(inputs) for inputs in self.conv_inputs[index]]
+        return BlockCache(KVLayerCache(self, *self.data[index]), self.contexts[index], *convs)
 
     def add_tokens(
         self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
@@ -114,6 +122,7 @@ class KVCache(StackCache):
         other.has_padding = self.has_padding
         filled = self.data[..., : self.length, :]
         other.data[..., : self.length, :] = filled.index_select(2, rows)
+        other.conv_inputs = self.conv_inputs.index_select(2, rows)
         other.positions = self.positions[rows]
         other.padding_mask = self.padding_mask[rows]
         other.contexts = [context.select(rows) for context in self.contexts]
@@ -134,6 +143,19 @@ class KVLayerCache(AttentionCache):
         self.keys[:, :, self.cache.past : length] = k
         self.values[:, :, self.cache.past : length] = v
         return self.keys[:, :, :length], self.values[:, :, :length]
+
+
+class LastTokens(ConvCache):
+    """The last inputs of one convolution, (B, K, E), overwritten by the next ones."""
+
+    def __init__(self, inputs: Tensor) -> None:
+        self.inputs = inputs
+
+    def update(self, x: Tensor, count: int) -> Tensor:
+        """New tokens (B, N, E) -> the K before them, then the new ones, (B, K + N, E)."""
+        joined = torch.cat((self.inputs, x), 1)  # (B, K + N, E)
+        self.inputs.copy_(joined[:, x.shape[1] :])
+        return joined
 
 
 class ContextCache(AttentionCache):

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from modules.attention import ATTENTIONS
 from modules.cache import NO_CACHE, BlockCache, StackCache
 from modules.config import StackConfig, default
+from modules.convolution import NoConv, causal_conv, visible_before
 from modules.feedforward import FEEDFORWARDS
 from modules.init import initialise
 from modules.kernels.dropout import Dropout
@@ -34,12 +35,16 @@ NO_CONTEXT = Context(None)  # type: ignore[arg-type]  # cross-attention refuses 
 
 
 class BlockInputs(NamedTuple):
-    """What a block gets besides the tokens' vectors; arguments as in `Stack.forward`."""
+    """What a block gets besides the tokens' vectors; arguments as in `Stack.forward`.
+
+    `visible` is that of `CausalConv.forward`.
+    """
 
     mask: Mask
     rotary: Rotation | None
     context: Context
     cache: BlockCache
+    visible: Tensor | None
 
 
 class LayerScale(nn.Module):
@@ -104,6 +109,7 @@ class Block(nn.Module):
         )
         self.has_cross = config.cross_attention
         self.norm1 = norm(config.width)
+        self.conv1 = causal_conv(config)
         self.attention = attention()
         self.residual1 = residual_branch(config, drop_path)
         if config.cross_attention:
@@ -112,6 +118,7 @@ class Block(nn.Module):
             self.cross_attention = attention(context_width=context_width)
             self.cross_residual = residual_branch(config, drop_path)
         self.norm2 = norm(config.width)
+        self.conv2 = causal_conv(config)
         self.feedforward = FEEDFORWARDS[config.feedforward](
             config.width, sizes.mlp_width, sizes.mlp_bias, sizes.mlp_dropout
         )
@@ -119,14 +126,16 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache = inputs
-        y = self.attention(self.norm1(x), None, mask, rotary, cache.self_attn)
+        mask, rotary, context, cache, visible = inputs
+        y = self.conv1(self.norm1(x), visible, cache.conv1)
+        y = self.attention(y, None, mask, rotary, cache.self_attn)
         x = x + self.residual1(y)
         if self.has_cross:
             y = self.cross_norm(x)
             y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
             x = x + self.cross_residual(y)
-        return x + self.residual2(self.feedforward(self.norm2(x)))
+        y = self.conv2(self.norm2(x), visible, cache.conv2)
+        return x + self.residual2(self.feedforward(y))
 
 
 class PostBlock(Block):
@@ -134,13 +143,15 @@ class PostBlock(Block):
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache = inputs
-        y = self.attention(x, None, mask, rotary, cache.self_attn)
+        mask, rotary, context, cache, visible = inputs
+        y = self.conv1(x, visible, cache.conv1)
+        y = self.attention(y, None, mask, rotary, cache.self_attn)
         x = self.norm1(x + self.residual1(y))
         if self.has_cross:
             y = self.cross_attention(x, context.states, context.mask, None, cache.cross_attn)
             x = self.cross_norm(x + self.cross_residual(y))
-        return self.norm2(x + self.residual2(self.feedforward(x)))
+        y = self.conv2(x, visible, cache.conv2)
+        return self.norm2(x + self.residual2(self.feedforward(y)))
 
 
 class ParallelBlock(Block):
@@ -149,12 +160,13 @@ class ParallelBlock(Block):
     def __init__(self, config: StackConfig, drop_path: float = 0.0) -> None:
         super().__init__(config, drop_path)
         self.norm2 = nn.Identity()
+        self.conv2 = NoConv()
         self.cross_norm = nn.Identity()
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache = inputs
-        normed = self.norm1(x)
+        mask, rotary, context, cache, visible = inputs
+        normed = self.conv1(self.norm1(x), visible, cache.conv1)
         x = x + self.residual1(self.attention(normed, None, mask, rotary, cache.self_attn))
         if self.has_cross:
             y = self.cross_attention(normed, context.states, context.mask, None, cache.cross_attn)
@@ -196,9 +208,12 @@ class Stack(nn.Module):
         """
         if self.config.causal and x.shape[1] > 1:  # a single new token has no later ones
             mask = mask & cache.causal_mask(x.shape[1], x.device)
+        visible = None
+        if self.config.conv_kernel is not None:
+            visible = visible_before(mask, x.shape[1], self.config.conv_kernel - 1)
         recompute = self.config.checkpoint_activations and torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):
-            inputs = BlockInputs(mask, rotary, context, cache.block(index))
+            inputs = BlockInputs(mask, rotary, context, cache.block(index), visible)
             if recompute and cache is NO_CACHE:
                 x = checkpoint(block, x, inputs, use_reentrant=False)
             else:

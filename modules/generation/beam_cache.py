@@ -17,7 +17,7 @@ from modules.attention import AttentionCache, ScoreFunction, attention
 from modules.cache import BlockCache, StackCache, TokenPositions
 from modules.config import StackConfig, require
 from modules.kernels.upcast import upcast
-from modules.kv_cache import ContextCache, KVCache
+from modules.kv_cache import ContextCache, KVCache, LastTokens
 from modules.masks import Mask
 
 SLOT_STEP = 64  # slots by which tables of keys grow; a multiple of what a vector register holds
@@ -60,11 +60,13 @@ class BeamCache(StackCache):
             self.keys = [grown(layer, 1, self.slot_count) for layer in data[:, 0]]  # as values
         self.values = [grown(layer, 1, self.slot_count) for layer in data[:, 1]]  # (B, slots, G, D)
         self.contexts = [self.share(context) for context in cache.contexts]
+        self.conv_inputs = cache.conv_inputs.repeat_interleave(beams, 2)  # (depth, 2, B * K, ...)
 
     def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
         layer_cache = EmbeddingBagLayerCache if self.use_embedding_bag else GatheredLayerCache
-        return BlockCache(layer_cache(self, index), self.contexts[index])
+        convs = [LastTokens(inputs) for inputs in self.conv_inputs[index]]
+        return BlockCache(layer_cache(self, index), self.contexts[index], *convs)
 
     def add_tokens(
         self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
@@ -107,6 +109,8 @@ class BeamCache(StackCache):
     def reorder(self, beams: Tensor) -> None:
         """Each sequence continues that of its row with the index in `beams`, (B, K)."""
         self.slots = self.slots.gather(1, beams[..., None].expand_as(self.slots))
+        first = torch.arange(len(beams), device=beams.device)[:, None] * self.beams
+        self.conv_inputs = self.conv_inputs.index_select(2, (first + beams).flatten())
 
     def select(self, rows: Tensor) -> "BeamCache":
         """Keeps only the sequences of the rows at the indices `rows`, (R,)."""
@@ -117,6 +121,8 @@ class BeamCache(StackCache):
             other.positions = self.positions[rows]
         if self.padding_mask is not None:
             other.padding_mask = self.padding_mask[rows]
+        by_row = self.conv_inputs.unflatten(2, (-1, self.beams))  # (depth, 2, B, K, ...)
+        other.conv_inputs = by_row[:, :, rows].flatten(2, 3)
         other.keys = [layer[rows] for layer in self.keys]
         other.values = [layer[rows] for layer in self.values]
         other.contexts = [other.share(context.select(rows)) for context in self.contexts]
