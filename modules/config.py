@@ -96,7 +96,7 @@ class StackConfig:
             null: none.
         causal: Tokens see only themselves and earlier ones.
         conv_kernel: Size of convolutions of each channel over a token and those before it, on what
-            attention and feed-forward read (So 2021, Allen-Zhu 2025); needs `causal`; null: none.
+            attention and feed-forward read (So 2021, Allen-Zhu 2025); null: none.
         cross_attention: A second attention, to other tokens, in each block (decoders).
         context_width: Vector size of those other tokens; null: `width`.
         checkpoint_activations: Recompute activations in the backward pass: less memory, about a
@@ -153,8 +153,8 @@ class StackConfig:
             "context_width needs cross_attention; switch it on or leave context_width out.",
         )
         require(
-            self.conv_kernel is None or (self.conv_kernel >= 2 and self.causal),
-            f"conv_kernel is {self.conv_kernel}; give null, or in a causal stack 2 or more.",
+            self.conv_kernel is None or self.conv_kernel >= 2,
+            f"conv_kernel is {self.conv_kernel}; give null, or 2 or more.",
         )
         check_rates(self, "dropout", "mlp_dropout", "attention_dropout", "drop_path")
 

@@ -81,6 +81,6 @@ def visible_before(mask: Mask, new: int, count: int) -> Tensor | None:
     past = allowed.shape[-1] - new
     visible = []
     for k in range(1, count + 1):
-        keys = past + rows - k  # (N,)
-        visible.append(allowed[:, rows, keys.clamp(min=0)] & (keys >= 0))  # (B, N)
+        keys = (past + rows - k).clamp(min=0)  # (N,); before the first token there are zeros
+        visible.append(allowed[:, rows, keys])  # (B, N)
     return torch.stack(visible)[..., None]  # (count, B, N, 1)

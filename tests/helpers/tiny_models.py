@@ -44,6 +44,9 @@ VARIANTS: list[dict[str, Any]] = [
     {"order": "parallel"},
     {"qk_norm": True, "position": "rotary", "position_options": {"fraction": 0.34}},
     {"norm": "rmsnorm", "feedforward": "swiglu", "bias": False, "qkv_bias": False},
+    {"conv_kernel": 4, "position": "rotary"},
+    {"conv_kernel": 2, "order": "post"},
+    {"conv_kernel": 3, "order": "parallel"},
 ]
 
 

@@ -86,9 +86,9 @@ def test_padding_and_positions_may_come_later(position: str) -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@every_position
-def test_rows_can_be_selected(position: str, padded: bool) -> None:
-    net = tiny("gpt", position=position)
+@every_variant
+def test_rows_can_be_selected(options: dict[str, Any], padded: bool) -> None:
+    net = tiny("gpt", **options)
     tokens = random_tokens(3, 9)
     rows = torch.tensor([2, 2, 0])
     mask = None
@@ -102,6 +102,16 @@ def test_rows_can_be_selected(position: str, padded: bool) -> None:
     continued = torch.cat((tokens[rows, :6], tokens[:, 6:]), 1)
     close(in_pieces(net, tokens[:, 6:], selected, 1, 2), net(continued, whole_mask)[:, 6:])
     assert (selected.length, cache.length) == (9, 6)
+
+
+@every_variant
+def test_a_cleared_cache_is_as_new(options: dict[str, Any]) -> None:
+    net = tiny("gpt", **options)
+    cache = net.make_cache(3, LENGTH)
+    net(random_tokens(), (torch.arange(LENGTH) >= 2).expand(3, -1), cache=cache)
+    cache.clear()
+    tokens = random_tokens()
+    close(in_pieces(net, tokens, cache, 4, 1, LENGTH - 5), net(tokens))
 
 
 def test_a_cache_is_freed_at_once_with_its_beams() -> None:

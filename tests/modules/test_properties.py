@@ -44,6 +44,9 @@ CHOICES: list[dict[str, Any]] = [
     {"cross_attention": True, "context_width": 10},
     {"cross_attention": True, "order": "post"},
     {"cross_attention": True, "order": "parallel"},
+    {"conv_kernel": 3},
+    {"conv_kernel": 3, "order": "post"},
+    {"conv_kernel": 3, "order": "parallel", "causal": True},
     {"checkpoint_activations": True},
 ]
 every_choice = pytest.mark.parametrize("options", CHOICES, ids=label)
@@ -137,7 +140,7 @@ def test_gradients_of_a_training_step(kind: str) -> None:
 
 @every_choice
 def test_every_parameter_of_a_stack_learns(options: dict[str, Any]) -> None:
-    net = Stack(replace(SMALL, **options))
+    net = shaken(Stack(replace(SMALL, **options)))
     out = net(torch.randn(B, N, E), context=context_for(options))
     assert_all_learn(net, (out * torch.randn_like(out)).sum())
 

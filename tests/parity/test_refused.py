@@ -96,7 +96,7 @@ def test_configs_of_theirs(name: str, entries: Settings, named: str) -> None:
 
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "t5", "none")
-FEEDFORWARDS = ("relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh")
+FEEDFORWARDS = ("relu", "relu2", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh")
 SWITCHES = ("embedding_norm", "scale_embedding", "output_bias", "tied", "next_sentence")
 SWITCHES += ("final_norm", "bias", "qk_norm")
 BIASES: list[Settings] = [
@@ -128,6 +128,7 @@ OPTIONS: list[Settings] = [  # of our configs, or of both stacks, or of one
     {"norm": "layernorm"},
     {"norm_eps": 1e-3},
     {"layer_scale": 0.1},
+    {"conv_kernel": 4},
     {"tying": "target", "target_vocabulary": 9},
     {"encoder.feedforward": "gelu"},
     {"encoder.mlp_width": 40},
