@@ -163,15 +163,17 @@ class MultiHeadAttention(nn.Module):
                 "Cross-attention needs a context and self-attention takes none; see context_width."
             )
         if context is None:
-            heads = self.split_heads(self.qkv(x))  # (B, H + G + G, N, D)
-            q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-            return self.q_norm(q), self.k_norm(k), v
-        q = self.q_norm(self.split_heads(self.query(x)))
-        cached = cache.cached_context()
-        if cached is not None:
-            return q, *cached
-        k, v = self.split_heads(self.key_value(context)).chunk(2, dim=1)
-        return q, self.k_norm(k), v
+            kv_width = self.kv_heads * self.head_dim
+            sizes = (self.heads * self.head_dim, kv_width, kv_width)
+            q, k, v = self.qkv(x).split(sizes, dim=-1)  # (B, N, H D), (B, N, G D), (B, N, G D)
+            q = self.q_norm(self.split_heads(q))
+        else:
+            q = self.q_norm(self.split_heads(self.query(x)))
+            cached = cache.cached_context()
+            if cached is not None:
+                return q, *cached
+            k, v = self.key_value(context).chunk(2, dim=-1)  # (B, M, G D) each
+        return q, self.k_norm(self.split_heads(k)), self.split_heads(v)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """(B, N, heads x D) -> (B, heads, N, D), a view."""

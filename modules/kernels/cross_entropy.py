@@ -29,6 +29,13 @@ def cast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
+def is_largest(logits: Tensor, target: Tensor) -> Tensor:
+    """Whether each row's logit (C, V) of the target (C, 1) is its largest: boolean, (C,)."""
+    if logits.device.type == "cpu":  # many times faster there than argmax
+        return logits.gather(1, target)[:, 0] == logits.amax(1)
+    return logits.argmax(1) == target[:, 0]
+
+
 def logits_grad(
     log_probs: Tensor,
     target: Tensor,
@@ -102,7 +109,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             chunk_x = cast(x[chunk])  # (C, E)
             logits = linear(chunk_x, matrix, bias)  # (C, V)
             target_logits = logits.gather(1, target)[:, 0] if z_loss else None  # (C,)
-            correct += ((logits.argmax(1) == target[:, 0]) & valid).sum()
+            correct += (is_largest(logits, target) & valid).sum()
             log_probs = logits.log_softmax(1, dtype=dtype)  # (C, V)
             del logits
             target_log_probs = log_probs.gather(1, target)[:, 0]  # (C,)
