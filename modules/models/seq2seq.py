@@ -182,7 +182,7 @@ class PrefixLM(Seq2Seq):
     """One stack for the source, then the target (Raffel 2020, section 3.2.1).
 
     Source tokens attend to each other, target tokens to the source and to earlier ones. Arguments
-    and methods as `Seq2Seq`; `encode` embeds only. Has no convolutions, which would read the padding
+    and methods as `Seq2Seq`; `encode` embeds only. No convolutions: they would read the padding
     between source and target.
     """
 
