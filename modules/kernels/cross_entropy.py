@@ -30,10 +30,15 @@ def cast(x: Tensor) -> Tensor:
 
 
 def is_largest(logits: Tensor, target: Tensor) -> Tensor:
-    """Whether each row's logit (C, V) of the target (C, 1) is its largest: boolean, (C,)."""
-    if logits.device.type == "cpu":  # many times faster there than argmax
-        return logits.gather(1, target)[:, 0] == logits.amax(1)
-    return logits.argmax(1) == target[:, 0]
+    """Whether each row's logit (C, V) of the target (C, 1) is the largest: boolean, (C,).
+
+    In 16 bits, where equal logits are common, the first of them counts as the largest.
+    """
+    if logits.device.type != "cpu" or logits.dtype.itemsize < 4:
+        return logits.argmax(1) == target[:, 0]
+    largest = logits.amax(1)  # several times faster than argmax on CPUs
+    not_constant = largest > logits.amin(1)
+    return (logits.gather(1, target)[:, 0] == largest) & not_constant
 
 
 def logits_grad(

@@ -182,18 +182,13 @@ class PrefixLM(Seq2Seq):
     """One stack for the source, then the target (Raffel 2020, section 3.2.1).
 
     Source tokens attend to each other, target tokens to the source and to earlier ones. Arguments
-    and methods as `Seq2Seq`; `encode` embeds only. No convolutions: they would read the padding
-    between source and target.
+    and methods as `Seq2Seq`; `encode` embeds only.
     """
 
     def build_stacks(self, length: int) -> None:
         """Makes one stack for source and target in a row, of up to `length` tokens each."""
         stack = replace(
-            self.config.decoder,
-            causal=False,
-            cross_attention=False,
-            context_width=None,
-            conv_kernel=None,
+            self.config.decoder, causal=False, cross_attention=False, context_width=None
         )
         self.decoder = TextStack(self.config, stack, 2 * length)
 

@@ -66,6 +66,11 @@ class Seq2SeqConfig:
             "The decoder needs decoder.causal and decoder.cross_attention on.",
         )
         require(
+            self.architecture != "prefix" or self.decoder.conv_kernel is None,
+            "A prefix language model has no convolutions, which would read the padding between "
+            "source and target; leave decoder.conv_kernel out.",
+        )
+        require(
             self.encoder.width == self.decoder.width
             and self.decoder.context_width in (None, self.encoder.width),
             f"The encoder is {self.encoder.width} wide and the decoder {self.decoder.width}; give "

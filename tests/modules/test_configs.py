@@ -148,6 +148,12 @@ IMPOSSIBLE: list[tuple[Any, dict[str, Any], str]] = [
     (Seq2SeqConfig(), {"encoder": StackConfig(12, 1, 2)}, "width"),
     (Seq2SeqConfig(), {"decoder": replace(CROSS, context_width=5)}, "context_width"),
     (Seq2SeqConfig(), {"source_vocabulary": 5, "target_vocabulary": 6}, "tying"),
+    (
+        Seq2SeqConfig(architecture="prefix"),
+        {"decoder": replace(CROSS, conv_kernel=3)},
+        "decoder.conv_kernel",
+    ),
+    (StackConfig(), {"conv_kernel": 1}, "conv_kernel is 1"),
 ]
 
 

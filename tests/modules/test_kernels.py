@@ -239,6 +239,13 @@ def test_products_of_the_loss_fit_into_a_chunk_and_none_is_idle(
     assert sum(sizes) == S * V
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_equal_logits_are_no_correct_predictions(dtype: torch.dtype) -> None:
+    weight = torch.zeros(V, E, dtype=dtype)
+    targets = torch.arange(1, V)
+    assert chunked_cross_entropy(torch.randn(V - 1, E, dtype=dtype), weight, None, targets)[1] == 0
+
+
 @pytest.mark.parametrize("rows", [0, 4])
 def test_a_loss_of_no_targets_is_zero(rows: int) -> None:
     x, weight, bias, targets = loss_inputs(rows=rows)
