@@ -41,9 +41,9 @@ class CausalConv(nn.Module):
             cache: Keeps the last K tokens.
         """
         count = len(self.weight)
-        before = cache.update(x, count)  # (B, K + N, E)
+        joined = cache.update(x, count)  # (B, K + N, E)
         for k, weight in enumerate(self.weight, 1):
-            shifted = before[:, count - k : before.shape[1] - k]  # (B, N, E)
+            shifted = joined[:, count - k : joined.shape[1] - k]  # (B, N, E)
             if visible is not None:
                 shifted = shifted * visible[k - 1]
             x = torch.addcmul(x, shifted, weight)
@@ -71,8 +71,7 @@ def visible_before(mask: Mask, new: int, count: int) -> Tensor | None:
     """Which of the `count` tokens before each of `new` tokens it may attend to.
 
     Returns:
-        1 or 0, (count, B, N, 1): entry k - 1 is about the token k places before. None: all, or the
-        mask has no tensor.
+        Boolean, (count, B, N, 1): entry k - 1 is about the token k places before. None: all.
     """
     if mask.allowed is None:
         return None

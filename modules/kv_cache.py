@@ -1,6 +1,4 @@
-"""The cache of generation: keys and values of earlier tokens, each computed once, and the last
-inputs of convolutions.
-"""
+"""The cache of generation: keys, values and inputs of convolutions, each computed once."""
 
 import torch
 from torch import Tensor
