@@ -10,7 +10,7 @@ FeedForwardName = Literal[
 OrderName = Literal["pre", "post", "parallel"]
 AttentionName = Literal["dot", "additive"]
 InitName = Literal["trunc_normal", "xavier", "gpt2", "zero_residual"]
-StemName = Literal["patch", "conv", "convpool"]
+StemName = Literal["patch", "conv", "convpool", "resnet"]
 PoolName = Literal["cls", "mean", "max", "attention"]
 PoolerName = Literal["none", "tanh", "relu"]
 

@@ -6,6 +6,7 @@ from typing import Literal
 from torch import nn
 
 from modules.heads import ClassifierHead
+from modules.patch_embedding import PatchEmbedding
 
 Role = Literal["matrix", "table", "scalar"]
 
@@ -13,25 +14,25 @@ Role = Literal["matrix", "table", "scalar"]
 def parameter_roles(net: nn.Module) -> dict[str, Role]:
     """One role for each parameter of `net`, by name (shared ones under their first name).
 
-    - "matrix": weights of hidden linear layers; for Muon, with weight decay.
-    - "table": weights of input and output layers: convolutions, embeddings, classifiers; for AdamW,
-      with weight decay.
+    - "matrix": weights of hidden linear layers and convolutions; for Muon, with weight decay.
+    - "table": weights of input and output layers: convolutions of pixels, embeddings, classifiers;
+      for AdamW, with weight decay.
     - "scalar": all others: biases, norms, scales, positions, class and register tokens, learned
       queries; for AdamW, without weight decay.
     """
-    heads = {
-        id(part)
-        for head in net.modules()
-        if isinstance(head, ClassifierHead)
-        for part in head.modules()
-    }
+    ends: set[int] = set()  # the first and last layers
+    for module in net.modules():
+        if isinstance(module, PatchEmbedding):
+            ends.add(id(next(m for m in module.modules() if isinstance(m, nn.Conv2d))))
+        elif isinstance(module, ClassifierHead):
+            ends |= {id(part) for part in module.modules()}
     roles: dict[int, Role] = {}
     for module in net.modules():
         for name, parameter in module.named_parameters(recurse=False):
             role: Role = "scalar"
-            if name == "weight" and isinstance(module, nn.Linear):
-                role = "table" if id(module) in heads else "matrix"
-            elif name == "weight" and isinstance(module, nn.Conv2d | nn.Embedding):
+            if name == "weight" and isinstance(module, nn.Linear | nn.Conv2d):
+                role = "table" if id(module) in ends else "matrix"
+            elif name == "weight" and isinstance(module, nn.Embedding):
                 role = "table"
             roles.setdefault(id(parameter), role)
     return {name: roles[id(parameter)] for name, parameter in net.named_parameters()}

@@ -63,10 +63,51 @@ class ConvStem(nn.Module):
         return self.layers(images).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
 
 
+class ResidualConv(nn.Module):
+    """x + GELU(BatchNorm(3 x 3 convolution of x)), C channels (He 2016)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.activation = nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H, W)."""
+        return x + self.activation(self.norm(self.conv(x)))
+
+
+class ResidualStem(nn.Module):
+    """Two 3 x 3 convolutions with BatchNorm and GELU for each halving of the image.
+
+    The first is followed by a 2 x 2 max pool, the second is a `ResidualConv`. Channels and `patch`
+    are as in `ConvStem`.
+    """
+
+    def __init__(self, channels: int, width: int, patch: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in pairwise(channel_steps(channels, width, patch)):
+            layers += [
+                nn.Conv2d(before, after, 3, padding=1, bias=False),
+                nn.MaxPool2d(2),
+                nn.BatchNorm2d(after),
+                nn.GELU(),
+                ResidualConv(after),
+            ]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, N, E)."""
+        images = images.contiguous(memory_format=torch.channels_last)  # faster on CPUs
+        return self.layers(images).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
+
+
 STEMS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "patch": PatchStem,
     "conv": ConvStem,
     "convpool": partial(ConvStem, pool=True),
+    "resnet": ResidualStem,
 }
 
 

@@ -45,7 +45,8 @@ class ViTConfig:
             such as learned, sincos2d or rotary2d; class and register tokens have none.
         position_options: Options of that encoding, such as {base: 100}.
         stem: Patches by one linear map ("patch"), by 3x3 convolutions of stride 2 ("conv",
-            Xiao 2021), or by 3x3 convolutions and max pools ("convpool", Hassani 2021).
+            Xiao 2021), by 3x3 convolutions and max pools ("convpool", Hassani 2021), or by these
+            with a residual convolution after each ("resnet", He 2016).
         norm_after_pool: Put the final norm after the pooling instead of before it.
         head_dropout: Probability of dropping values before the classifier.
         stack: The Transformer blocks.
@@ -183,7 +184,7 @@ VIT_PRESETS: dict[str, ViTConfig] = {
         num_classes=10,
         pool="mean",
         position="rotary2d",
-        stem="convpool",
-        stack=StackConfig(192, 4, 4, init="xavier"),
+        stem="resnet",
+        stack=StackConfig(256, 2, 4, init="xavier"),
     ),
 }

@@ -40,7 +40,8 @@ class Muon(Optimizer):
     other, and always computes in bfloat16: on CPUs without it that takes 5 to 10 times as long.
 
     Args:
-        groups: Each with `params` (2-D), `lr`, `momentum` and `weight_decay`.
+        groups: Each with `params` (weights of linear layers, or of convolutions, one row per
+            output channel), `lr`, `momentum` and `weight_decay`.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
@@ -60,17 +61,17 @@ class Muon(Optimizer):
                     self._update(parameters[start : start + count], group)
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Updates parameters of one shape, (M, N) each."""
+        """Updates parameters of one shape, (M, N) or (M, C, H, W)."""
         momenta = [self._momentum(parameter, group["momentum"]) for parameter in parameters]
-        matrices = torch.stack(momenta)  # (K, M, N)
+        matrices = torch.stack(momenta).flatten(2)  # (K, M, N); N: values of a filter
         updates = orthogonalize(matrices.to(matmul_dtype(matrices.device)))
         rate = group["lr"] * RMS * max(matrices.shape[1:]) ** 0.5
         for parameter, update in zip(parameters, updates, strict=True):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(update, alpha=-rate)
+            parameter.add_(update.reshape(parameter.shape), alpha=-rate)
 
     def _momentum(self, parameter: nn.Parameter, decay: float) -> Tensor:
-        """Nesterov momentum, with the gradient of this step: (M, N)."""
+        """Nesterov momentum, with the gradient of this step."""
         assert parameter.grad is not None
         state = self.state[parameter]
         if not state:

@@ -26,7 +26,7 @@ class OptimConfig:
 
     Args:
         optimizer: "adamw" for all weights (Loshchilov & Hutter 2019), or "muon" for the matrices
-            inside the blocks (Jordan 2024) with AdamW for the rest.
+            inside the network (Jordan 2024) with AdamW for the rest.
         lr: Peak learning rate.
         muon_lr: Peak learning rate of the matrices under "muon"; null means `lr`, since Muon's
             updates are scaled to the size of AdamW's (Liu 2025).
@@ -103,10 +103,10 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
     """Sorts the trainable parameters of `net` by their role into groups for the optimizer.
 
     Returns:
-        One group per role that occurs, in this order: "matrix" (hidden linear weights), "table"
-        (embeddings, convolutions, classifiers), "scalar" (all others). Each has `name` (the role),
-        `kind` ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With `layer_decay`, one per
-        role and depth, named "matrix/3".
+        One group per role that occurs, in this order: "matrix" (hidden weights), "table"
+        (embeddings, first convolutions, classifiers), "scalar" (all others). Each has `name` (the
+        role), `kind` ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With `layer_decay`,
+        one per role and depth, named "matrix/3".
     """
     roles = parameter_roles(net)
     depths = parameter_depths(net)
@@ -144,7 +144,7 @@ class MuonAdamW(Optimizer):
 
     It only holds the groups and the state: a `Muon` and an `AdamW` work on the very same
     group dicts and state, so a schedule that sets `lr` here sets it there. The `kind` of a group is
-    "muon" (2-D parameters) or "adamw".
+    "muon" or "adamw".
     """
 
     def __init__(self, groups: Iterable[Group]) -> None:

@@ -281,9 +281,10 @@ def test_roles_and_depths_of_a_vit() -> None:
     first = {name: role for name, role in roles.items() if "blocks.1" not in name}
     by_role = {role: {n for n, r in first.items() if r == role} for role in roles.values()}
     stem = "embed.stem.layers"
-    assert by_role["table"] == {f"{stem}.0.weight", f"{stem}.3.weight", "head.linear.weight"}
+    assert by_role["table"] == {f"{stem}.0.weight", "head.linear.weight"}
     block = "stack.blocks.0"
     assert by_role["matrix"] == {
+        f"{stem}.3.weight",
         *(f"{block}.attention.{name}.weight" for name in ("qkv", "output")),
         *(f"{block}.feedforward.{name}.weight" for name in ("up", "down")),
         *(f"pool.attention.{name}.weight" for name in ("query", "key_value", "output")),

@@ -48,7 +48,7 @@ EXPORTED: dict[str, list[Any]] = {  # option: values that timm has, too
 NOT_EXPORTED: dict[str, list[Any]] = {  # option: values that it does not have
     "pool": ["attention"],
     "position": ["none", "sinusoidal", "sincos2d", "rotary2d", "alibi", "t5"],
-    "stem": ["conv", "convpool"],
+    "stem": ["conv", "convpool", "resnet"],
     "stack.kv_heads": [2],
     "stack.head_dim": [8],
     "stack.attention": ["additive"],

@@ -180,6 +180,17 @@ def test_singular_values_come_near_one(shape: tuple[int, ...]) -> None:
     assert not muon.orthogonalize(torch.zeros(shape)).any()
 
 
+def test_filters_are_rows() -> None:
+    convolution = nn.Conv2d(4, 6, 3, bias=False)
+    linear = nn.Linear(36, 6, bias=False)
+    linear.weight.data = convolution.weight.detach().flatten(1).clone()
+    for net in (convolution, linear):
+        net.weight.grad = torch.linspace(-1, 1, 216).sin().view_as(net.weight)
+        group = {"params": [net.weight], "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
+        muon.Muon([group]).step()
+    assert torch.equal(convolution.weight.flatten(1), linear.weight)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_matrices_of_one_shape_do_not_mix(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
