@@ -20,6 +20,7 @@ SHORT = {  # others: one round
     "imdb_baseline": "--every 20",
     "input": "--rounds 1 --seconds 1",
     "loop": "--rounds 0",
+    "muon": "--rounds 0 --steps 8 --recipes lm/reference",
     "nanogpt_peer": "--steps 100",
     "processes": "--rounds 0 --steps 10",
     "record": "",
