@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import StackConfig
+from modules.kernels.add_earlier import add_earlier
 from modules.masks import Mask
 
 
@@ -40,14 +41,8 @@ class CausalConv(nn.Module):
             visible: Made by `visible_before`; None: all tokens before.
             cache: Keeps the last K tokens.
         """
-        count = len(self.weight)
-        joined = cache.update(x, count)  # (B, K + N, E)
-        for k, weight in enumerate(self.weight, 1):
-            shifted = joined[:, count - k : joined.shape[1] - k]  # (B, N, E)
-            if visible is not None:
-                shifted = shifted * visible[k - 1]
-            x = torch.addcmul(x, shifted, weight)
-        return x
+        joined = cache.update(x, len(self.weight))  # (B, K + N, E)
+        return add_earlier(joined, self.weight, visible)  # (B, N, E)
 
 
 class NoConv(nn.Module):
