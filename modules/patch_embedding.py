@@ -81,7 +81,8 @@ class ResidualStem(nn.Module):
     """Two 3 x 3 convolutions with BatchNorm and GELU for each halving of the image.
 
     The first is followed by a 2 x 2 max pool, the second is a `ResidualConv`. Channels and `patch`
-    are as in `ConvStem`.
+    are as in `ConvStem`. Each process has its own batch statistics, unless
+    `--trainer.sync_batchnorm true`.
     """
 
     def __init__(self, channels: int, width: int, patch: int) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def earlier(x: Tensor, k: int, count: int, visible: Tensor | None) -> Tensor:
-    """Those k places before the last N of (B, count + N, E), 0 where not visible: (B, N, E)."""
+    """The k-th tokens before the last N of (B, count + N, E), 0 if not visible: (B, N, E)."""
     tokens = x[:, count - k : x.shape[1] - k]  # (B, N, E)
     return tokens if visible is None else tokens * visible[k - 1]
 

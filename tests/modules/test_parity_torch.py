@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from modules.attention import AdditiveAttention, MultiHeadAttention
 from modules.config import StackConfig
 from modules.masks import NO_MASK, Mask, causal, padding
+from modules.patch_embedding import ResidualStem
 from modules.position import POSITIONS, build_position, grid_positions
 from modules.record import WeightRecorder
 from modules.transformer import Stack
@@ -184,3 +185,29 @@ def test_positions_on_two_axes_are_timms() -> None:
     row_sin, column_sin, row_cos, column_cos = theirs.chunk(4, -1)
     ours = POSITIONS["sincos2d"](StackConfig(E, heads=H), (2, 3)).embed(torch.zeros(1, 6, E))[0]
     close(ours, torch.cat((row_sin, row_cos, column_sin, column_cos), -1))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_residual_stem_by_functions_of_torch(training: bool) -> None:
+    stem = shaken(ResidualStem(3, 32, 4)).train(training)
+    images = torch.randn(B, 3, 16, 16)
+    values = copy.deepcopy(stem.state_dict())  # before the statistics change
+    found = stem(images)
+
+    def normalised(x: Tensor, conv: str, norm: str, pool: int) -> Tensor:
+        x = F.conv2d(x, values[f"layers.{conv}.weight"], padding=1)
+        x = F.max_pool2d(x, pool)
+        names = ("running_mean", "running_var", "weight", "bias")
+        mean, variance, scale, bias = (values[f"layers.{norm}.{name}"] for name in names)
+        if training:
+            mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
+        shape = (1, -1, 1, 1)
+        x = (x - mean.view(shape)) / (variance.view(shape) + 1e-5).sqrt()
+        return F.gelu(x * scale.view(shape) + bias.view(shape))
+
+    x = images
+    for first in (0, 5):  # numbers of the layers that halve the image
+        x = normalised(x, f"{first}", f"{first + 2}", 2)
+        x = x + normalised(x, f"{first + 4}.conv", f"{first + 4}.norm", 1)
+    assert found.shape == (B, 16, 32)
+    close(found, x.flatten(2).mT, atol=1e-5)
