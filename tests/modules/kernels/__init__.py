@@ -1,0 +1,1 @@
+"""Decoders: greedy, sampling, and beam search."""

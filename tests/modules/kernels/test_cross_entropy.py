@@ -1,0 +1,118 @@
+"""Cross entropy in chunks equals the plain one."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modules.kernels import cross_entropy
+from modules.kernels.cross_entropy import chunked_cross_entropy
+from modules.kernels.linear import linear
+from tests.helpers.tiny_models import close
+
+S, E, V = 23, 8, 17
+
+
+def loss_inputs(dtype: torch.dtype = torch.float32, rows: int = S) -> tuple[Tensor, ...]:
+    """Vectors, table, biases and targets, some of which do not count."""
+    x = torch.randn(rows, E, dtype=dtype).requires_grad_()
+    weight = torch.randn(V, E, dtype=dtype).requires_grad_()
+    bias = torch.randn(V, dtype=dtype).requires_grad_()
+    targets = torch.randint(V, (rows,))
+    targets[1::5] = -100
+    return x, weight, bias, targets
+
+
+@pytest.mark.parametrize("logits_per_chunk", [V, 4 * V, 2**23])
+@pytest.mark.parametrize("smoothing, z_loss", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.01)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_cross_entropy_in_chunks_equals_the_plain_one(
+    logits_per_chunk: int,
+    smoothing: float,
+    z_loss: float,
+    biased: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", logits_per_chunk)
+    x, weight, bias, targets = loss_inputs()
+    leaves = [x, weight, bias][: 2 + biased]
+    logits = F.linear(*leaves)
+    plain = F.cross_entropy(logits, targets, label_smoothing=smoothing)
+    plain = plain + z_loss * logits.logsumexp(1)[targets >= 0].square().mean()
+    loss, correct = chunked_cross_entropy(
+        x, weight, bias if biased else None, targets, smoothing, z_loss=z_loss
+    )
+    close(loss, plain)
+    close(torch.autograd.grad(3 * loss, leaves), torch.autograd.grad(3 * plain, leaves))
+    assert correct == (logits.argmax(1) == targets).sum()
+    assert not correct.requires_grad
+
+
+def test_products_of_the_loss_fit_into_a_chunk_and_none_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+
+    def counted(*inputs: Tensor) -> Tensor:
+        product = linear(*inputs)
+        sizes.append(product.numel())
+        return product
+
+    monkeypatch.setattr(cross_entropy, "linear", counted)
+    monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 4 * V)
+    x, weight, bias, targets = loss_inputs()
+    chunked_cross_entropy(x, weight, bias, targets)[0].backward()
+    assert max(sizes) == 4 * V  # all scores are S x V, and the gradient of the table is V x E
+    assert sum(sizes) == S * V + S * E + 6 * V * E  # six chunks
+    sizes.clear()
+    chunked_cross_entropy(x, weight.detach(), bias.detach(), targets)
+    assert sum(sizes) == S * V + S * E
+    sizes.clear()
+    with torch.no_grad():
+        assert not chunked_cross_entropy(x, weight, bias, targets)[0].requires_grad
+    assert sum(sizes) == S * V
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_equal_logits_are_no_correct_predictions(dtype: torch.dtype) -> None:
+    weight = torch.zeros(V, E, dtype=dtype)
+    targets = torch.arange(1, V)
+    assert chunked_cross_entropy(torch.randn(V - 1, E, dtype=dtype), weight, None, targets)[1] == 0
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_a_loss_of_no_targets_is_zero(rows: int) -> None:
+    x, weight, bias, targets = loss_inputs(rows=rows)
+    loss, correct = chunked_cross_entropy(x, weight, bias, targets.fill_(-100))
+    loss.backward()
+    assert loss == correct == 0
+    assert all(leaf.grad is not None and not leaf.grad.any() for leaf in (x, weight, bias))
+
+
+@pytest.mark.parametrize("target", [-5, V])
+def test_targets_outside_the_table_are_errors(target: int) -> None:
+    x, weight, bias, targets = loss_inputs()
+    targets[2] = target
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        chunked_cross_entropy(x, weight, bias, targets)
+
+
+def test_losses_in_16_bits_are_summed_in_32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 5 * V)
+    x, weight, bias, targets = loss_inputs(torch.bfloat16)
+    loss, _ = chunked_cross_entropy(x, weight, bias, targets)
+    close(loss, F.cross_entropy(F.linear(x, weight, bias).float(), targets))
+    loss.backward()
+    assert x.grad is not None
+    assert x.grad.dtype == torch.bfloat16
+
+
+def test_autocast_learns_from_the_table_twice() -> None:
+    x, weight, bias, targets = loss_inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = chunked_cross_entropy(x, weight, bias, targets)
+        again = F.linear(x.detach(), weight).float().sum()
+    plain = F.cross_entropy(F.linear(x, weight, bias), targets)
+    close(loss, plain, atol=0.02, rtol=0.02)  # bfloat16 has three digits
+    close(torch.autograd.grad(loss, weight), torch.autograd.grad(plain, weight), 0.01, 0.05)
+    close(torch.autograd.grad(again, weight)[0][0], x.detach().sum(0), 0.1, 0.02)

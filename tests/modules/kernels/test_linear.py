@@ -1,0 +1,89 @@
+"""Linear layers by oneDNN equal those by PyTorch."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modules.kernels.cpu import HAS_ONEDNN
+from modules.kernels.linear import MIN_PRODUCTS, Linear, OneDnnLinear, linear, takes_onednn
+from tests.helpers.tiny_models import close
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products go to oneDNN, also on processors that are given another kernel."""
+    if not HAS_ONEDNN:
+        pytest.skip("torch has no oneDNN here")
+    monkeypatch.setattr("modules.kernels.linear.PREFERS_ONEDNN", True)
+
+
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    "shape, outputs", [((4, 65, 192), 768), ((4, 65, 768), 192), ((300, 256), 64)]
+)
+def test_products_equal_plain_ones(shape: tuple[int, ...], outputs: int, biased: bool) -> None:
+    x = torch.randn(*shape, requires_grad=True)
+    weight = (torch.randn(outputs, shape[-1]) * shape[-1] ** -0.5).requires_grad_()
+    leaves = [x, weight] + [torch.randn(outputs, requires_grad=True)] * biased
+    assert takes_onednn(x, weight)
+    ours = linear(*leaves)
+    plain = F.linear(*leaves)
+    close(ours, plain)
+    close(
+        torch.autograd.grad(ours.square().sum(), leaves),
+        torch.autograd.grad(plain.square().sum(), leaves),
+        atol=1e-3,
+    )
+
+
+@pytest.mark.usefixtures("onednn")
+def test_second_derivatives_of_products_equal_plain_ones() -> None:
+    x = torch.randn(300, 128, requires_grad=True)
+    weight = (torch.randn(128, 128) / 12).requires_grad_()
+
+    def penalty(product: Any) -> tuple[Tensor, ...]:
+        slope = torch.autograd.grad(product(x, weight).square().sum(), x, create_graph=True)[0]
+        return torch.autograd.grad(slope.square().mean(), (x, weight))
+
+    close(penalty(linear), penalty(F.linear), rtol=1e-4)
+
+
+@pytest.mark.usefixtures("onednn")
+def test_a_frozen_weight_costs_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    forward = OneDnnLinear.forward
+    counted = staticmethod(lambda *inputs: calls.append(1) or forward(*inputs))
+    monkeypatch.setattr(OneDnnLinear, "forward", counted)
+    frozen = Linear(256, 256).requires_grad_(False)
+    frozen(torch.randn(100, 256, requires_grad=True)).sum().backward()
+    assert len(calls) == 2  # forward, and the gradient of the input
+
+
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize(
+    "x, outputs",
+    [
+        (torch.randn(8, 8), 8),
+        (torch.randn(MIN_PRODUCTS), 4),
+        (torch.randn(512, 128, dtype=torch.float64), 128),
+        (torch.randn(512, 128, device="meta"), 128),
+    ],
+    ids=("small", "vector", "float64", "meta"),
+)
+def test_other_products_are_left_to_torch(x: Tensor, outputs: int) -> None:
+    weight = torch.empty(outputs, x.shape[-1], dtype=x.dtype, device=x.device)
+    assert not takes_onednn(x, weight)
+    assert linear(x, weight).shape == (*x.shape[:-1], outputs)
+
+
+def test_autocast_and_the_compiler_keep_their_own_products() -> None:
+    x = torch.randn(512, 128)
+    layer = Linear(128, 128)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    assert layer(x).dtype == torch.float32
+    close(torch.compile(layer, backend="eager")(x), layer(x))
