@@ -79,7 +79,7 @@ def lines() -> Iterator[str]:
 
 
 def cell(text: str) -> str:
-    """Our rows of a stored result, and its commit."""
+    """Our rows of a stored result, if it compares with others, and its commit."""
     ours = [row for row in rows(text) if "tessera" in row.name]
     parts = []
     for name, numbers, base in ours:
@@ -87,7 +87,7 @@ def cell(text: str) -> str:
         unit = head.removeprefix("median ")
         parts.append(f"{name} {median:,.4g} {unit}, {numbers['ratio']}x {base}")
     commit = re.search(r"^commit (\w+)", text, re.M)
-    return f"{'; '.join(parts)} ({commit and commit[1]})"
+    return f"{'; '.join(parts) or 'a table'} ({commit and commit[1]})"
 
 
 def rows(text: str) -> Iterator[Row]:
