@@ -80,12 +80,15 @@ def test_stored_results() -> None:
     text += f"{'':<24}{'median images/s':>18}{'ratio':>8}\n"
     text += f"{'timm':<24}{10:>18}{1:>8}\n{'tessera':<24}{12.34:>18}{1.23:>8}\n"
     assert record.cell(text) == "tessera 12.34 images/s, 1.23x timm (0a1b2c3d4)"
+    text = "python -m b\ncommit 0a1b2c3d4, 2026-01-02\n\ncpu, 2 threads\n"
+    text += f"{'':<24}{'step ms':>12}{'Muon ms':>12}{'share %':>12}\n"
+    text += f"{'lm/a':<24}{80:>12}{4:>12}{5.0:>12}\n{'vit/b':<24}{10:>12}{2:>12}{20.0:>12}\n"
+    assert record.cell(text) == "lm/a 5.0 %; vit/b 20.0 % (0a1b2c3d4)"
     stored = sorted(record.RESULTS.glob("*/*.txt"))
     assert stored
     for path in stored:
-        assert re.fullmatch(
-            r"tessera .*\d [a-z]+.*x .* \([0-9a-f]{9}\)|train: .*", record.cell(path.read_text())
-        ), path
+        ours = r"tessera .*\d [a-z]+.*x .*|train: .*|(\w+/\w+ [\d.]+ %(; )?)+"
+        assert re.fullmatch(rf"({ours}) \([0-9a-f]{{9}}\)", record.cell(path.read_text())), path
 
 
 def test_every_benchmark_is_named() -> None:

@@ -5,7 +5,8 @@
 
 The first line runs `python -m tests.benchmarks.vit_step` and writes its output to a file in
 `tests/benchmarks/results/avx512/` or, if PyTorch has or may use AVX2 only, `avx2/`. The second
-prints the table in Markdown: of each benchmark, our rows and how they compare with the first row.
+prints the table in Markdown: of each benchmark, our rows and how they compare with the first row,
+or the share of Muon in the step of each recipe.
 """
 
 import os
@@ -20,6 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 KINDS = {"avx512": "AVX-512", "avx2": "AVX2"}
+SHARE = "share %"  # the column of tests.benchmarks.muon
 LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")  # of the instructions that are used
 
 
@@ -79,15 +81,17 @@ def lines() -> Iterator[str]:
 
 
 def cell(text: str) -> str:
-    """Our rows of a stored result, if it compares with others, and its commit."""
-    ours = [row for row in rows(text) if "tessera" in row.name]
+    """Our rows of a stored result, or each recipe's share of Muon; and the commit."""
     parts = []
-    for name, numbers, base in ours:
+    for name, numbers, base in rows(text):
         head, median = next(iter(numbers.items()))  # such as "median images/s"
         unit = head.removeprefix("median ")
-        parts.append(f"{name} {median:,.4g} {unit}, {numbers['ratio']}x {base}")
+        if SHARE in numbers:
+            parts.append(f"{name} {numbers[SHARE]} %")
+        elif "tessera" in name:
+            parts.append(f"{name} {median:,.4g} {unit}, {numbers['ratio']}x {base}")
     commit = re.search(r"^commit (\w+)", text, re.M)
-    return f"{'; '.join(parts) or 'a table'} ({commit and commit[1]})"
+    return f"{'; '.join(parts)} ({commit and commit[1]})"
 
 
 def rows(text: str) -> Iterator[Row]:
@@ -96,7 +100,7 @@ def rows(text: str) -> Iterator[Row]:
     base = ""
     for line in text.splitlines():
         cells = re.split(r"\s{2,}", line.strip())
-        if "ratio" in cells:
+        if "ratio" in cells or SHARE in cells:
             heads, base = cells, ""
         elif heads and len(cells) == len(heads) + 1:
             numbers = dict(zip(heads, map(float, cells[1:]), strict=True))
